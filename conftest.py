@@ -1,0 +1,50 @@
+"""For the repository's own tests only: golden files, Hypothesis profiles, where the shared models are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parent
+MODELS = ROOT / "specs" / "models"
+
+settings.register_profile("ci", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "soak", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="Rewrite the golden files with what was seen."
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden("room/name.txt", text)`` compares text with tests/golden/room/name.txt."""
+
+    def compare(name: str, text: str) -> None:
+        path = ROOT / "tests" / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"no golden file {path}; make it with --update-golden and read it"
+        assert text == path.read_text(encoding="utf-8"), (
+            f"{path} differs; renew it with --update-golden if meant"
+        )
+
+    return compare
+
+
+@pytest.fixture
+def models() -> Path:
+    """The folder of the example models."""
+    return MODELS

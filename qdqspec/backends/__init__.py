@@ -1,0 +1,1 @@
+"""Who runs a model. One file a backend; `base` holds the seam. May import floors 0 and 1."""

@@ -1,0 +1,110 @@
+"""The seam between qdqspec and a runtime. May import floor 0 and numpy's types only.
+
+A backend builds a model file into an engine; an engine runs, times and explains itself. Neither knows
+of placements, searches or specs. A backend that fails raises `BackendError`; one that crashes is
+contained by `qdqspec.measure.isolate`, which offers this same seam from a child process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.types import DeviceKey, Label, LayerTime, Samples
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Whether a backend works on this machine; if not, ``why`` and ``install`` say what is missing."""
+
+    usable: bool
+    why: str = ""
+    install: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)  # versions, instruction sets: what `doctor` prints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a backend can do with Q/DQ on this device.
+
+    ``labels[op_type]`` lists the labels (besides ``fp``) under which an op runs in integers;
+    ``activations[format]`` and ``weights[format]`` give the dtypes that a format is stored in, as names of
+    `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on ONNX Runtime);
+    ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q stands after them;
+    ``weighted`` maps an op to (weight input, output-channel axis of the weight).
+    """
+
+    formats: tuple[str, ...]
+    labels: Mapping[str, tuple[Label, ...]]
+    activations: Mapping[str, str]
+    weights: Mapping[str, str]
+    absorbs: frozenset[str] = frozenset()
+    reduce_range: bool = False  # 7-bit weights: 8-bit products would saturate on this CPU
+    symmetric_activations: bool = False
+    float_bias: bool = True
+    per_layer_profile: bool = True
+    dynamic_shapes: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """How to build: worker threads and backend-specific words from configuration."""
+
+    threads: int = 1
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """A model ready to run. Not thread-safe; close it when done."""
+
+    graph_hash: str  # of the optimized graph: equal hashes run the same kernels on the same values
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        ...
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        """Fix the inputs that `time` and `layers` use."""
+        ...
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        """Time single runs on both clocks, in milliseconds, after ``warmup`` untimed ones."""
+        ...
+
+    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+        """Time per executed kernel, mapped back to node names of the model without Q/DQ; empty if unknown."""
+        ...
+
+    def close(self) -> None:
+        """Free the engine; closing twice does no harm."""
+        ...
+
+
+class Backend(Protocol):
+    """A runtime. Constructing one imports nothing heavy; `probe` and `build` do."""
+
+    name: str
+    target: str  # backend and variant, as budgets and lint name it: onnxruntime-cpu
+
+    def probe(self) -> Availability:
+        """Say whether it is usable here, and how to get it if not. Never raises."""
+        ...
+
+    def device(self) -> DeviceKey:
+        """What results are keyed by: product, instruction set, backend major.minor."""
+        ...
+
+    def capabilities(self) -> Capabilities:
+        """What may be quantized, and how."""
+        ...
+
+    def build(self, model: Path, options: BuildOptions) -> Engine:
+        """Build the ONNX file into an engine; raise `BackendError` with the runtime's reason."""
+        ...

@@ -1,0 +1,68 @@
+"""The seam of a check: typed parameters in the spec, evidence in, a verdict out."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Protocol
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from qdqspec.types import Evidence, EvidenceKind, Severity, Verdict
+
+
+class CheckParams(BaseModel):
+    """What every check accepts beside its own keys. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str | None = None
+    severity: Severity = "error"
+
+
+class Check(Protocol):
+    """One kind of check. ``Params`` also extends the spec's JSON Schema; ``needs`` says what to measure."""
+
+    Params: ClassVar[type[CheckParams]]
+    needs: ClassVar[frozenset[EvidenceKind]]
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        """Compare the evidence with what was asked."""
+        ...
+
+
+def _fraction(value: object) -> object:
+    """``5%`` or ``0.05`` as a fraction."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return float(value.strip()[:-1]) / 100
+        except ValueError:
+            raise ValueError(f"'{value}' is not a percentage such as 5%") from None
+    return value
+
+
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def _bytes(value: object) -> object:
+    """``4MiB`` or a plain number of bytes."""
+    if isinstance(value, str):
+        for unit in sorted(_BYTES, key=len, reverse=True):
+            if value.strip().endswith(unit):
+                try:
+                    return int(float(value.strip().removesuffix(unit)) * _BYTES[unit])
+                except ValueError:
+                    break
+        raise ValueError(f"'{value}' is not a size such as 4MiB")
+    return value
+
+
+Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=float | str)]
+ByteSize = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str)]
+
+
+def longest_match(table: dict[str, float], target: str) -> float | None:
+    """The entry for ``target``: the longest name equal to it or to its head up to a dash.
+
+    ``{onnxruntime: 9, onnxruntime-cpu: 8}`` gives 8 for ``onnxruntime-cpu`` and 9 for ``onnxruntime-cuda``.
+    """
+    fits = [name for name in table if target == name or target.startswith(f"{name}-")]
+    return table[max(fits, key=len)] if fits else None

@@ -1,0 +1,60 @@
+"""The family of errors a user can meet.
+
+Every message says what happened, where, why, and what to do. The facts are kept as attributes, so
+that callers need not parse text. This module imports nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class QdqspecError(Exception):
+    """Something about the input or the environment is wrong, and this says what to do about it.
+
+    ``what`` is one complete sentence; ``where`` the file concerned (with line, if known);
+    ``cure`` the next step for the reader.
+    """
+
+    def __init__(self, what: str, *, where: Path | str | None = None, cure: str | None = None) -> None:
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.cure = cure
+        head = what if self.where is None else f"{self.where}: {what}"
+        super().__init__(head if cure is None else f"{head}\n  {cure}")
+
+
+class SpecError(QdqspecError):
+    """A spec file says something that cannot be meant; all its problems are listed together."""
+
+
+class ConfigError(QdqspecError):
+    """An option, environment variable or ``[tool.qdqspec]`` key is unknown or has a wrong value."""
+
+
+class ModelError(QdqspecError):
+    """An ONNX model cannot be read, is invalid, or lacks its external data."""
+
+
+class DataError(QdqspecError):
+    """Calibration or evaluation data is missing, of the wrong shape, or holds NaN."""
+
+
+class PlacementError(QdqspecError):
+    """A placement does not fit the model it is applied to."""
+
+
+class BackendError(QdqspecError):
+    """A backend refused to build or run a model. Inside a search this becomes a failed trial."""
+
+
+class BackendUnavailableError(BackendError):
+    """The backend asked for is not usable on this machine; the cure says how to get it."""
+
+
+class StateError(QdqspecError):
+    """A journal, cache entry or record belongs to something else, or is damaged."""
+
+
+class OutputError(QdqspecError):
+    """An output file or folder cannot be written."""

@@ -1,0 +1,308 @@
+"""A read-only view of an ONNX model: unique node names, producers, consumers, types, hash.
+
+May import floor 0, onnx and numpy. It knows nothing of quantization, backends or specs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import external_data_helper, numpy_helper, shape_inference
+
+from qdqspec.errors import ModelError
+from qdqspec.types import Consumer
+
+PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models travel by path and external data
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the main graph. ``name`` is unique; unnamed and repeated ones are ``OpType#index``."""
+
+    index: int
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    proto: onnx.NodeProto
+
+    @property
+    def attributes(self) -> dict[str, object]:
+        """Attribute values by name, as Python values."""
+        return {a.name: onnx.helper.get_attribute_value(a) for a in self.proto.attribute}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type (a ``onnx.TensorProto`` number) and shape; unknown or symbolic dimensions are ``None``."""
+
+    elem_type: int
+    shape: tuple[int | None, ...] | None
+
+
+class Model:
+    """A loaded model. Nothing here changes ``proto``; build changed copies instead.
+
+    ``sha256`` is over the file's bytes and its external data, so a copy elsewhere is the same model.
+    ``Constant`` nodes count as initializers: see `constants`.
+    """
+
+    def __init__(
+        self, proto: onnx.ModelProto, *, path: Path | None = None, sha256: str | None = None
+    ) -> None:
+        self.proto = proto
+        self.path = path
+        self._sha256 = sha256
+        self.nodes: tuple[Node, ...] = tuple(_unique_nodes(proto.graph.node))
+
+    @property
+    def where(self) -> str:
+        """What an error message calls this model."""
+        return str(self.path) if self.path else "the model"
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the model with its weights."""
+        if self._sha256 is None:
+            self._sha256 = hashlib.sha256(self.proto.SerializeToString(deterministic=True)).hexdigest()
+        return self._sha256
+
+    @cached_property
+    def opset(self) -> int:
+        """Version of the default operator set."""
+        versions = {o.domain: o.version for o in self.proto.opset_import}
+        return int(versions.get("", versions.get("ai.onnx", 1)))
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        """Nodes by their unique name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def producer(self) -> dict[str, Node]:
+        """The node that makes a tensor; graph inputs and initializers have none."""
+        return {out: node for node in self.nodes for out in node.outputs if out}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[Consumer, ...]]:
+        """The inputs of main-graph nodes that read a tensor, in graph order."""
+        found: dict[str, list[Consumer]] = {}
+        for node in self.nodes:
+            for index, tensor in enumerate(node.inputs):
+                if tensor:
+                    found.setdefault(tensor, []).append(Consumer(node.name, index))
+        return {tensor: tuple(ends) for tensor, ends in found.items()}
+
+    @cached_property
+    def subgraph_reads(self) -> frozenset[str]:
+        """Tensors of the main graph that bodies of If, Loop and Scan read."""
+        return frozenset(name for node in self.nodes for name in _names_read_inside(node.proto))
+
+    @cached_property
+    def initializers(self) -> dict[str, onnx.TensorProto]:
+        """Initializers of the main graph by name."""
+        return {t.name: t for t in self.proto.graph.initializer}
+
+    @cached_property
+    def constants(self) -> dict[str, onnx.TensorProto]:
+        """Initializers and the values of ``Constant`` nodes, by tensor name."""
+        found = dict(self.initializers)
+        for node in self.nodes:
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                for attribute in node.proto.attribute:
+                    if attribute.name == "value":
+                        found[node.outputs[0]] = attribute.t
+        return found
+
+    def array(self, tensor: str) -> np.ndarray:
+        """The value of a constant tensor. Its own memory; do not write to it."""
+        base = str(self.path.parent) if self.path else ""
+        return numpy_helper.to_array(self.constants[tensor], base_dir=base)
+
+    @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """Graph inputs that a caller must feed: those without an initializer."""
+        return tuple(i.name for i in self.proto.graph.input if i.name not in self.initializers)
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """Graph outputs."""
+        return tuple(o.name for o in self.proto.graph.output)
+
+    @cached_property
+    def types(self) -> Mapping[str, TensorType]:
+        """Inferred element types and shapes of the main graph's tensors; unknown tensors are missing."""
+        graph = _inferred(self).graph
+        found = {t.name: TensorType(t.data_type, tuple(t.dims)) for t in graph.initializer}
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            if info.type.HasField("tensor_type"):
+                found.setdefault(info.name, _tensor_type(info.type.tensor_type))
+        for name, tensor in self.constants.items():
+            found.setdefault(name, TensorType(tensor.data_type, tuple(tensor.dims)))
+        return found
+
+    def elem_type(self, tensor: str) -> int | None:
+        """Element type of a tensor, or ``None`` where it is not known."""
+        known = self.types.get(tensor)
+        return known.elem_type if known else None
+
+    def shape(self, tensor: str) -> tuple[int | None, ...] | None:
+        """Shape of a tensor (unknown dimensions ``None``), or ``None`` where the rank is not known."""
+        known = self.types.get(tensor)
+        return known.shape if known else None
+
+
+def load_model(path: Path | str) -> Model:
+    """Read a model and check that it is whole.
+
+    Raises `ModelError` naming the file when it is missing, not ONNX, invalid, or lacks external data.
+    External data stays on disk: tensors keep their references.
+    """
+    path = Path(path).absolute()
+    digest = hashlib.sha256()
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+        _hash_file(digest, path)
+    except FileNotFoundError:
+        raise ModelError(
+            "there is no such model file", where=path, cure="check the path in the spec"
+        ) from None
+    except IsADirectoryError:
+        raise ModelError(
+            "this is a folder, not a model file", where=path, cure="name the .onnx file in it"
+        ) from None
+    except OSError as error:
+        raise ModelError(f"the model cannot be read: {error.strerror}", where=path) from None
+    except Exception as error:  # noqa: BLE001 - protobuf raises its own, version-dependent classes
+        raise ModelError(
+            f"this is not a readable ONNX file ({_first_line(error)})",
+            where=path,
+            cure="export the model again",
+        ) from None
+    for file in _external_files(proto, path):
+        _hash_file(digest, file)
+    model = Model(proto, path=path, sha256=digest.hexdigest())
+    _check(model)
+    return model
+
+
+def _check(model: Model) -> None:
+    if not model.proto.graph.node:
+        raise ModelError("the model has no nodes", where=model.where, cure="export the model again")
+    try:
+        onnx.checker.check_model(str(model.path))
+    except onnx.checker.ValidationError as error:
+        # Runtimes accept outputs without a declared shape, and exporters write them; the checker does not.
+        if "Field 'shape' of 'type' is required" in str(error):
+            return
+        raise ModelError(
+            f"the model is not valid ONNX: {_first_line(error)}",
+            where=model.where,
+            cure="export the model again",
+        ) from None
+
+
+def _external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
+    names = set()
+    for tensor in external_data_helper._get_all_tensors(proto):  # noqa: SLF001 - onnx has no public walk
+        if external_data_helper.uses_external_data(tensor):
+            names.add(external_data_helper.ExternalDataInfo(tensor).location)
+    files = []
+    for name in sorted(names):
+        file = path.parent / name
+        if not file.resolve().is_relative_to(path.parent.resolve()):
+            raise ModelError(
+                f"its external data '{name}' lies outside the model's folder",
+                where=path,
+                cure="move it beside the model",
+            )
+        if not file.is_file():
+            raise ModelError(
+                f"its external data '{name}' is missing", where=path, cure=f"put the file at {file}"
+            )
+        files.append(file)
+    return files
+
+
+def _hash_file(digest: hashlib._Hash, path: Path) -> None:
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _unique_nodes(protos: Iterable[onnx.NodeProto]) -> Iterable[Node]:
+    seen: set[str] = set()
+    for index, proto in enumerate(protos):
+        name = proto.name
+        if not name or name in seen:
+            name = f"{proto.op_type}#{index}"
+        seen.add(name)
+        yield Node(index, name, proto.op_type, proto.domain, tuple(proto.input), tuple(proto.output), proto)
+
+
+def _names_read_inside(node: onnx.NodeProto) -> set[str]:
+    read: set[str] = set()
+    for attribute in node.attribute:
+        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+            for inner in graph.node:
+                read.update(name for name in inner.input if name)
+                read |= _names_read_inside(inner)
+            read.update(output.name for output in graph.output)
+    return read
+
+
+def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:
+    if not proto.HasField("shape"):
+        return TensorType(proto.elem_type, None)
+    dims = (d.dim_value if d.HasField("dim_value") else None for d in proto.shape.dim)
+    return TensorType(proto.elem_type, tuple(dims))
+
+
+def _inferred(model: Model) -> onnx.ModelProto:
+    """Shape inference on a copy without big weights, so that it costs no memory and knows no 2 GB limit."""
+    light = onnx.ModelProto()
+    light.CopyFrom(_without_weights(model.proto))
+    try:
+        return shape_inference.infer_shapes(light, data_prop=True)
+    except Exception:  # noqa: BLE001 - inference is best effort: unknown tensors are simply not offered
+        return light
+
+
+def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with big initializers turned into typed inputs."""
+    light = onnx.ModelProto()
+    for field in proto.DESCRIPTOR.fields:
+        if field.name == "graph" or not (
+            len(getattr(proto, field.name)) if field.is_repeated else proto.HasField(field.name)
+        ):
+            continue
+        if field.is_repeated:
+            getattr(light, field.name).extend(getattr(proto, field.name))
+        else:
+            setattr(light, field.name, getattr(proto, field.name))
+    graph = light.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
+    declared = {i.name for i in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        if int(np.prod(tensor.dims)) <= 1024 and not external_data_helper.uses_external_data(tensor):
+            graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+    return light

@@ -1,0 +1,69 @@
+"""Finds a backend, strategy, check or report format by name.
+
+A name is looked up as a file of the room first (``backends/onnxruntime.py``), then as an entry point
+of an installed package, and an unknown one is answered with the nearest known. Listing names imports
+nothing. Standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+from functools import cache
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from qdqspec.errors import ConfigError
+
+Kind: TypeAlias = Literal["backend", "strategy", "check", "format"]
+
+# Room (module path below qdqspec), entry-point group, and the attribute a room's module defines.
+_ROOMS: dict[Kind, tuple[str, str, str]] = {
+    "backend": ("backends", "qdqspec.backends", "backend"),
+    "strategy": ("search", "qdqspec.strategies", "strategy"),
+    "check": ("checks", "qdqspec.checks", "check"),
+    "format": ("report.formats", "qdqspec.formats", "report_format"),
+}
+# Modules of a room that are not one of its kind carry a leading underscore or stand in this list.
+_NOT_ENTRIES = frozenset({"base", "blocks", "loop", "select"})
+
+
+@cache
+def _built_in(kind: Kind) -> tuple[str, ...]:
+    folder = Path(__file__).parent.joinpath(*_ROOMS[kind][0].split("."))
+    stems = {path.stem for path in folder.glob("*.py")} | {
+        path.parent.name for path in folder.glob("*/__init__.py")
+    }
+    return tuple(sorted(s for s in stems if not s.startswith("_") and s not in _NOT_ENTRIES))
+
+
+@cache
+def _entry_points(kind: Kind) -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=_ROOMS[kind][1])}
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """All names of a kind, built-in and installed, sorted. Imports none of them."""
+    return tuple(sorted({*_built_in(kind), *_entry_points(kind)}))
+
+
+def resolve(kind: Kind, name: str) -> object:
+    """Return what ``name`` stands for; raise `ConfigError` with the nearest known name if nothing does.
+
+    A built-in file ``x.py`` defines it as an attribute named after its room (``backend``,
+    ``strategy``, ``check``, ``report_format``): a class or an instance with the seam's protocol.
+    """
+    room, _, attribute = _ROOMS[kind]
+    if name in _built_in(kind):
+        return getattr(importlib.import_module(f"qdqspec.{room}.{name}"), attribute)
+    if name in _entry_points(kind):
+        return _entry_points(kind)[name].load()
+    near = did_you_mean(name, names(kind))
+    raise ConfigError(f"unknown {kind} '{name}'{near}", cure=f"known: {', '.join(names(kind))}")
+
+
+def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
+    """`` (did you mean 'x'?)`` where something near is known, else nothing."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,0 +1,1 @@
+"""One file a report format, found by name."""

@@ -1,0 +1,50 @@
+"""The seam of a search strategy: it is asked for placements and told how they fared. It never measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.types import Clock, Placement, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A placement to build, and why: ``phase`` enters the journal, ``profile`` asks for layer times."""
+
+    placement: Placement
+    phase: str
+    profile: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSetup:
+    """All a strategy may know before its first question. ``eps`` is the smallest difference that counts."""
+
+    space: SchemeSpace
+    clock: Clock
+    preset: str = "default"
+    trials: int = 60
+    seeds: tuple[Placement, ...] = ()
+
+
+class Strategy(Protocol):
+    """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials."""
+
+    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...
+
+    def ask(self, n: int = 1) -> Sequence[Proposal]:
+        """Return at most ``n`` placements not asked for before; none when it has nothing more to ask."""
+        ...
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Take in what was measured, failures included."""
+        ...
+
+    def done(self) -> bool:
+        """Whether it would ask for nothing more."""
+        ...
