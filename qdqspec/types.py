@@ -375,6 +375,23 @@ class SearchResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a search is, for progress bars and heartbeat lines. ``best`` is the ratio to the reference."""
+
+    case: str
+    phase: str
+    done: int
+    total: int
+    best: float | None = None
+    kept: int = 0
+    dropped: int = 0
+    undecided: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyEvidence:
     """Final interleaved measurement over fresh builds, by role.
 

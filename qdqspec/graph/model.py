@@ -18,6 +18,7 @@ from onnx import external_data_helper, numpy_helper, shape_inference
 from qdqspec.errors import ModelError
 from qdqspec.types import Consumer
 
+QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models travel by path and external data
 
 
@@ -242,13 +243,24 @@ def _first_line(error: Exception) -> str:
 
 
 def _unique_nodes(protos: Iterable[onnx.NodeProto]) -> Iterable[Node]:
+    """Give every node a unique name.
+
+    The number in ``OpType#number`` counts nodes that are not Q or DQ, so that inserting and stripping
+    pairs leaves the names of all other nodes as they are. Q and DQ nodes are counted on their own.
+    """
     seen: set[str] = set()
+    plain = pairs = 0
     for index, proto in enumerate(protos):
+        number = pairs if proto.op_type in QDQ_OPS else plain
         name = proto.name
         if not name or name in seen:
-            name = f"{proto.op_type}#{index}"
+            name = f"{proto.op_type}#{number}"
         seen.add(name)
         yield Node(index, name, proto.op_type, proto.domain, tuple(proto.input), tuple(proto.output), proto)
+        if proto.op_type in QDQ_OPS:
+            pairs += 1
+        else:
+            plain += 1
 
 
 def _names_read_inside(node: onnx.NodeProto) -> set[str]:
