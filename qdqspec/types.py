@@ -493,6 +493,7 @@ class Evidence:
     parity: ParityEvidence | None = None
     accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
+    node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()
 

@@ -1,0 +1,94 @@
+"""Numbers and names as people read them, the same in verdicts, tables and reports. Standard library only."""
+
+from __future__ import annotations
+
+import math
+
+from qdqspec.types import Interval
+
+_SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def ms_text(milliseconds: float, extra_digits: int = 0) -> str:
+    """Milliseconds with about three digits that mean something: ``0.066``, ``1.31``, ``26.5``, ``312``."""
+    if not math.isfinite(milliseconds):
+        return "unknown"
+    whole = abs(milliseconds)
+    decimals = 0 if whole >= 100 else 1 if whole >= 10 else 2 if whole >= 1 else 3
+    if 0 < whole < 0.0095:
+        decimals = 1 - math.floor(math.log10(whole))
+    return f"{milliseconds:.{decimals + extra_digits}f}"
+
+
+def ms_texts_apart(left: float, right: float) -> tuple[str, str]:
+    """Both times, with as many more digits as it takes to see which one is larger."""
+    for extra in range(5):
+        texts = ms_text(left, extra), ms_text(right, extra)
+        if texts[0] != texts[1] or left == right:
+            break
+    return texts
+
+
+def ratio_text(ratio: float) -> str:
+    """A factor with two decimals, three where it is below 0.1."""
+    return f"{ratio:.3f}" if abs(ratio) < 0.1 else f"{ratio:.2f}"
+
+
+def interval_text(interval: Interval) -> str:
+    """The bounds of a 95 % interval of a factor: ``1.28 to 1.36``."""
+    return f"{ratio_text(interval.low)} to {ratio_text(interval.high)}"
+
+
+def percent_text(fraction: float) -> str:
+    """A signed percentage: ``+9.2 %``; digits are dropped where they mean nothing."""
+    value = 100 * fraction
+    return f"{value:+.0f} %" if abs(value) >= 100 else f"{value:+.1f} %"
+
+
+def share_text(fraction: float) -> str:
+    """A fraction as a percentage without a sign: ``97.2 %``."""
+    return f"{100 * fraction:.1f} %"
+
+
+def db_text(decibel: float) -> str:
+    """Decibels; ``exact`` where there is no noise at all."""
+    if math.isnan(decibel):
+        return "not a number"
+    return "exact" if decibel == math.inf else f"{decibel:.1f}"
+
+
+def size_text(size_bytes: float) -> str:
+    """Bytes with a binary unit: ``4.76 MiB``."""
+    for unit, factor in _SIZES:
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.2f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def count_text(number: int, noun: str) -> str:
+    """A number with its noun: ``1 pair``, ``12 pairs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def plain(text: object, width: int | None = None) -> str:
+    """One printable line of any text: control characters escaped, the middle cut out where it is too long.
+
+    Names of nodes and tensors come from model files and may hold anything.
+    """
+    line = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in str(text)
+    )
+    if width is None or len(line) <= width:
+        return line
+    head = (width - 3) // 2
+    return f"{line[:head]}...{line[len(line) - (width - 3 - head) :]}"
