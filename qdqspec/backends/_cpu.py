@@ -1,0 +1,136 @@
+"""What this machine's processor is, and how it multiplies 8-bit integers. Standard library only.
+
+The instruction set decides whether quantization pays at all, and whether 8-bit weights are safe:
+without a dot-product instruction x86 adds pairs of u8 x s8 products in 16 bits, which saturates.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+# Best first: flag names of /proc/cpuinfo, the slug used in device keys, the words `doctor` prints.
+_INT8_PATHS: tuple[tuple[str, str, str], ...] = (
+    ("amx_int8", "amx", "AMX int8 tiles"),
+    ("avx512_vnni", "avx512-vnni", "AVX512-VNNI"),
+    ("avx_vnni", "avx-vnni", "AVX-VNNI"),
+    ("i8mm", "i8mm", "NEON i8mm"),
+    ("asimddp", "neon-dotprod", "NEON dot product"),
+    ("avx512bw", "avx512", "AVX512 without VNNI (u8 x s8 saturates: 7-bit weights)"),
+    ("avx2", "avx2", "AVX2 without VNNI (u8 x s8 saturates: 7-bit weights)"),
+    ("asimd", "neon", "NEON without dot product (7-bit weights)"),
+)
+_DOT_PRODUCT = frozenset({"amx_int8", "avx512_vnni", "avx_vnni", "i8mm", "asimddp"})
+_SYSCTL_FLAGS = {
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.neon": "asimd",
+    "hw.optional.avx512vnni": "avx512_vnni",
+    "hw.optional.avx512bw": "avx512bw",
+    "hw.optional.avx2_0": "avx2",
+}
+_NOISE = re.compile(
+    r"\((?:r|tm)\)|@.*$|\b(?:cpu|processor|version|with radeon.*|\d+-core|\d+(?:st|nd|rd|th) gen)\b", re.I
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """A processor: its brand string, instruction-set flags as Linux names them, and usable cores."""
+
+    product: str
+    flags: frozenset[str]
+    cores: int
+
+    @property
+    def isa(self) -> str:
+        """The instruction set that 8-bit products run on, as a slug: ``avx512-vnni``."""
+        return next((slug for flag, slug, _ in _INT8_PATHS if flag in self.flags), platform_slug())
+
+    @property
+    def int8_path(self) -> str:
+        """The same in words for `doctor`."""
+        return next(
+            (text for flag, _, text in _INT8_PATHS if flag in self.flags), "not known (7-bit weights)"
+        )
+
+    @property
+    def saturates(self) -> bool:
+        """Whether 8-bit weights may overflow; true as well where the instruction set is not known."""
+        return not self.flags & _DOT_PRODUCT
+
+    @property
+    def slug(self) -> str:
+        """Product and instruction set for device keys: ``intel-xeon-platinum-8480c-amx``."""
+        return f"{slug_from_text(_NOISE.sub(' ', self.product))}-{self.isa}"
+
+
+@cache
+def detect() -> Cpu:
+    """The processor we run on. Reads the system once; never raises."""
+    cores = _usable_cores()
+    try:
+        if platform.system() == "Linux":
+            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+            return cpu_from_cpuinfo(text, cores, machine=platform.machine())
+        if platform.system() == "Darwin":
+            return cpu_from_sysctl(_sysctl_text(), cores)
+    except (OSError, subprocess.SubprocessError):
+        pass  # a sandbox may hide both sources; the fallback says less but is never wrong
+    return Cpu(product=platform.processor() or platform.machine(), flags=frozenset(), cores=cores)
+
+
+def cpu_from_cpuinfo(text: str, cores: int, *, machine: str = "") -> Cpu:
+    """Read the first processor of ``/proc/cpuinfo``, x86 or ARM."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), value.strip())
+    flags = frozenset(fields.get("flags", fields.get("Features", "")).split())
+    return Cpu(product=_product(fields, machine), flags=flags, cores=cores)
+
+
+def _product(fields: dict[str, str], machine: str) -> str:
+    """The brand string; where a hypervisor or ARM hides it, the numbers that tell generations apart."""
+    if "CPU part" in fields:
+        return f"{machine or 'arm'} {fields.get('CPU implementer', '')} {fields['CPU part']}"
+    brand = fields.get("model name", machine or "unknown")
+    if re.search(r"\d", _NOISE.sub(" ", brand)) or "cpu family" not in fields:
+        return brand
+    return f"{brand} family {fields['cpu family']} model {fields.get('model', '0')}"
+
+
+def cpu_from_sysctl(text: str, cores: int) -> Cpu:
+    """Read the output of ``sysctl machdep.cpu hw.optional`` (macOS)."""
+    fields = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    flags = frozenset(flag for key, flag in _SYSCTL_FLAGS.items() if fields.get(key, "0").strip() == "1")
+    return Cpu(product=fields.get("machdep.cpu.brand_string", platform.machine()), flags=flags, cores=cores)
+
+
+def slug_from_text(text: str) -> str:
+    """Lower case words joined by hyphens, fit for file names."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unknown"
+
+
+def platform_slug() -> str:
+    """The machine architecture, where no instruction set is known."""
+    return slug_from_text(platform.machine())
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _sysctl_text() -> str:
+    done = subprocess.run(
+        ["sysctl", "machdep.cpu", "hw.optional"], capture_output=True, text=True, timeout=10, check=False
+    )
+    return done.stdout

@@ -1,0 +1,232 @@
+"""ONNX Runtime on the CPU: the default backend, present wherever qdqspec is. May import floors 0 and 1.
+
+``onnxruntime`` itself is imported inside functions, so that naming the backend costs nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qdqspec.backends import _cpu
+from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.types import DeviceKey, Label, LayerTime, Samples
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_INSTALL = "pip install onnxruntime"
+_FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
+_INLINE_BYTES = "1024"  # larger constants of the optimized graph go to a file beside it
+
+
+class OnnxRuntime:
+    """ONNX Runtime's CPU provider with every optimization on.
+
+    ``threads`` is what `device` is keyed by, because ratios with one thread say nothing of eight;
+    `build` takes its own from `BuildOptions`, and a session passes the same number to both.
+    """
+
+    name = "onnxruntime"
+    target = "onnxruntime-cpu"
+
+    def __init__(self, *, threads: int = 1) -> None:
+        self.threads = threads
+
+    def probe(self) -> Availability:
+        """Say whether ONNX Runtime can be imported, and which integer path this processor has."""
+        cpu = _cpu.detect()
+        facts = {"cpu": cpu.product, "int8 path": cpu.int8_path, "cores": str(cpu.cores)}
+        try:
+            import onnxruntime as ort
+
+            facts = {
+                "onnxruntime": ort.__version__,
+                "providers": ", ".join(ort.get_available_providers()),
+            } | facts
+        except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
+            why = f"onnxruntime cannot be imported: {_one_line(error)}"
+            return Availability(usable=False, why=why, install=_INSTALL, facts=facts)
+        return Availability(usable=True, facts=facts)
+
+    def device(self) -> DeviceKey:
+        """Processor, integer instruction set, ONNX Runtime major.minor and threads."""
+        cpu = _cpu.detect()
+        version = importlib.metadata.version("onnxruntime")
+        major_minor = ".".join(version.split(".")[:2])
+        details = {
+            "cpu": cpu.product,
+            "int8_path": cpu.int8_path,
+            "cores": str(cpu.cores),
+            "threads": str(self.threads),
+            "onnxruntime": version,
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        }
+        return DeviceKey(key=f"{cpu.slug}-onnxruntime-{major_minor}-t{self.threads}", details=details)
+
+    def capabilities(self) -> Capabilities:
+        """What runs in integers here; the table is verified against the installed version by our tests."""
+        full: tuple[Label, ...] = ("in+out",)
+        linear: tuple[Label, ...] = ("in+out", "in-only")
+        labels = {"Conv": full, "MatMul": linear, "Gemm": linear, "Add": full, "MaxPool": full}
+        return Capabilities(
+            formats=("int8",),
+            labels=labels,
+            activations={"int8": "uint8"},
+            weights={"int8": "int8"},
+            absorbs=frozenset({"Relu", "Clip"}),
+            reduce_range=_cpu.detect().saturates,
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:
+        """Load and optimize a model file; raise `BackendError` with ONNX Runtime's reason on one line."""
+        return OnnxRuntimeEngine(model, options)
+
+
+class OnnxRuntimeEngine:
+    """A session on one thread or several. The model file must stay in place while `layers` is wanted."""
+
+    def __init__(self, model: Path, options: BuildOptions) -> None:
+        self.model = model
+        self._options = options
+        with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
+            optimized = Path(folder) / "optimized.onnx"
+            self._session: ort.InferenceSession | None = _session(model, options, optimized=optimized)
+            from qdqspec.backends._ort_graph import read_graph
+
+            self._graph, self.graph_hash = read_graph(optimized)
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self._feeds: dict[str, ort.OrtValue] = {}
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        try:
+            values = self._open().run(self._outputs, dict(feeds))
+        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
+            raise _refused("the model could not be run", self.model, error) from None
+        return dict(zip(self._outputs, values, strict=True))
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        """Fix the inputs that `time` and `layers` use; they are copied once, here."""
+        import onnxruntime as ort
+
+        self._feeds = {
+            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
+            for name, value in feeds.items()
+        }
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        """Time single runs, in milliseconds. Thread CPU time only where one thread does all the work."""
+        session = self._open()
+        binding = self._binding(session)
+        try:
+            for _ in range(warmup):
+                session.run_with_iobinding(binding)
+            wall, cpu = _time_runs(session, binding, runs)
+        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
+            raise _refused("the model could not be run", self.model, error) from None
+        return Samples(wall_ms=wall, cpu_ms=cpu if self._options.threads == 1 else ())
+
+    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+        """Time per kernel."""
+        return ()
+
+    def close(self) -> None:
+        """Free the session; closing twice does no harm."""
+        self._session = None
+        self._feeds = {}
+
+    def _open(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise BackendError("the engine is closed", where=self.model, cure="build it again")
+        return self._session
+
+    def _binding(self, session: ort.InferenceSession) -> ort.IOBinding:
+        if not self._feeds and session.get_inputs():
+            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
+        binding = session.io_binding()
+        for name, value in self._feeds.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self._outputs:
+            binding.bind_output(name)
+        return binding
+
+
+def _time_runs(
+    session: ort.InferenceSession, binding: ort.IOBinding, runs: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Wall and thread CPU milliseconds of each run, without garbage collection in between."""
+    wall, cpu = [], []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(runs):
+            start_cpu, start = time.thread_time_ns(), time.perf_counter_ns()
+            session.run_with_iobinding(binding)
+            stop, stop_cpu = time.perf_counter_ns(), time.thread_time_ns()
+            wall.append((stop - start) / 1e6)
+            cpu.append((stop_cpu - start_cpu) / 1e6)
+    finally:
+        if collecting:
+            gc.enable()
+    return tuple(wall), tuple(cpu)
+
+
+def _session(model: Path, options: BuildOptions, *, optimized: Path | None = None) -> ort.InferenceSession:
+    """Open a session; with ``optimized``, also write the graph it runs there."""
+    try:
+        import onnxruntime as ort
+    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
+        raise BackendUnavailableError(
+            f"onnxruntime cannot be imported: {_one_line(error)}", cure=_INSTALL
+        ) from None
+    if not model.is_file():
+        raise BackendError("there is no such model file", where=model, cure="check the path")
+    settings = _session_options(options.threads)
+    if optimized is not None:
+        settings.optimized_model_filepath = str(optimized)
+        external = "session.optimized_model_external_initializers_"
+        settings.add_session_config_entry(f"{external}file_name", f"{optimized.stem}.weights")
+        settings.add_session_config_entry(f"{external}min_size_in_bytes", _INLINE_BYTES)
+    try:
+        return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
+        raise _refused("ONNX Runtime could not build the model", model, error) from None
+
+
+def _session_options(threads: int) -> ort.SessionOptions:
+    import onnxruntime as ort
+
+    settings = ort.SessionOptions()
+    settings.intra_op_num_threads = threads
+    settings.inter_op_num_threads = 1
+    settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    settings.log_severity_level = _FATAL
+    if threads == 1:
+        settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return settings
+
+
+def _refused(what: str, model: Path, error: Exception) -> BackendError:
+    return BackendError(
+        f"{what}: {_one_line(error)}", where=model, cure="see the reason above; it is ONNX Runtime's own"
+    )
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text.removeprefix("[ONNXRuntimeError] : ")[:500] or type(error).__name__
+
+
+backend = OnnxRuntime
