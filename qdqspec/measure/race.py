@@ -1,0 +1,109 @@
+"""Interleaved comparison of two open engines. May import floor 0, `stats` and the backend seam.
+
+Two builds timed one after the other are told apart wrongly up to 83 times in a hundred on a shared
+machine; the same runs interleaved and ranked, a few times in a hundred. So a challenger is timed in
+pairs with the incumbent, in random order inside each pair, in growing rounds, and dropped or accepted as
+soon as the rank test allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdqspec.backends.base import Engine
+from qdqspec.measure.stats import log_ratios, wilcoxon_p
+from qdqspec.types import Clock, Race, Samples
+
+LOOKS = (6, 12, 24, 48)  # pairs after which a decision is tried
+ALPHA = 0.02  # a look; four looks stay near 5 % together
+HOPELESS = 1.15  # slower than this after three pairs: dropped
+FLOOR_MS = 1.0  # a pair's turn is repeated until it lasts about this long, so that the clock is no noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """An engine in a race, under the digest of its placement."""
+
+    digest: str
+    engine: Engine
+    graph_hash: str = ""
+
+
+def race(
+    challenger: Entrant, incumbent: Entrant, *, clock: Clock, eps: float, random: np.random.Generator
+) -> tuple[Race, Samples, Samples]:
+    """Decide whether the challenger is faster than ``1 - eps`` times the incumbent.
+
+    Returns the verdict and the samples of challenger and incumbent. Engines with the same optimized graph
+    run the same kernels: they are not raced.
+    """
+    if challenger.graph_hash and challenger.graph_hash == incumbent.graph_hash:
+        same = Race(opponent=incumbent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
+        return same, Samples(), Samples()
+    turn = _turns(challenger.engine, incumbent.engine, clock)
+    ours, theirs = Samples(), Samples()
+    for look in LOOKS:
+        while len(theirs.wall_ms) < look:
+            first_ours, first_theirs = _pair(
+                turn, challenger.engine, incumbent.engine, bool(random.integers(2))
+            )
+            ours, theirs = ours + first_ours, theirs + first_theirs
+            if len(theirs.wall_ms) == 3 and _ratio(ours, theirs, clock) > HOPELESS:
+                return _verdict(incumbent.digest, ours, theirs, clock, eps), ours, theirs
+        outcome = _verdict(incumbent.digest, ours, theirs, clock, eps)
+        if outcome.verdict != "no difference" or _settled(outcome, eps):
+            break
+    return outcome, ours, theirs
+
+
+def _turns(first: Engine, second: Engine, clock: Clock) -> Callable[[Engine], Samples]:
+    """A function that times one turn of an engine: the median of as many runs as fill the floor."""
+    slowest = max(engine.time(3, warmup=1).median_ms(clock) for engine in (first, second))
+    runs = max(1, min(25, math.ceil(FLOOR_MS / max(slowest, 1e-6))))
+
+    def turn(engine: Engine) -> Samples:
+        return median_sample(engine.time(runs, warmup=1))
+
+    return turn
+
+
+def median_sample(samples: Samples) -> Samples:
+    """Several runs of one turn as one sample: the median on each clock."""
+    cpu = (float(np.median(samples.cpu_ms)),) if samples.cpu_ms else ()
+    return Samples(wall_ms=(float(np.median(samples.wall_ms)),), cpu_ms=cpu)
+
+
+def _pair(
+    turn: Callable[[Engine], Samples], ours: Engine, theirs: Engine, ours_first: bool
+) -> tuple[Samples, Samples]:
+    if ours_first:
+        mine = turn(ours)
+        return mine, turn(theirs)
+    other = turn(theirs)
+    return turn(ours), other
+
+
+def _ratio(ours: Samples, theirs: Samples, clock: Clock) -> float:
+    return math.exp(float(np.median(log_ratios(ours.on(clock), theirs.on(clock)))))
+
+
+def _verdict(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: float) -> Race:
+    differences = log_ratios(ours.on(clock), theirs.on(clock))
+    ratio, p_value = _ratio(ours, theirs, clock), wilcoxon_p(differences)
+    proved = p_value < ALPHA
+    if proved and ratio < 1 - eps:
+        verdict = "faster"
+    elif (proved and ratio > 1 + eps) or (len(differences) == 3 and ratio > HOPELESS):
+        verdict = "slower"
+    else:
+        verdict = "no difference"
+    return Race(opponent=opponent, ratio=ratio, p_value=p_value, pairs=len(differences), verdict=verdict)
+
+
+def _settled(outcome: Race, eps: float) -> bool:
+    """Whether more pairs cannot help: half way, and still within half of what would count."""
+    return outcome.pairs >= LOOKS[2] and abs(math.log(outcome.ratio)) < eps / 2

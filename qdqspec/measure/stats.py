@@ -1,0 +1,146 @@
+"""Small statistics for paired timings, on numpy alone. Pure functions; may import floor 0 and numpy.
+
+scipy gives the same numbers (the tests compare) but costs a second to import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.types import Interval
+
+Floats = npt.NDArray[np.float64]
+
+EXACT_LIMIT = 30  # pairs up to which the signed-rank distribution is counted out
+
+
+def trimmed_mean(values: Sequence[float] | Floats, share: float = 0.2) -> float:
+    """The mean without the lowest and highest ``share`` of the values (each side)."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    cut = int(len(ordered) * share)
+    return float(ordered[cut : len(ordered) - cut].mean())
+
+
+def log_ratios(challenger: Sequence[float], incumbent: Sequence[float]) -> Floats:
+    """Natural logarithms of the pairwise time ratios."""
+    return np.log(np.asarray(challenger, dtype=np.float64)) - np.log(np.asarray(incumbent, dtype=np.float64))
+
+
+def wilcoxon_p(differences: Sequence[float] | Floats) -> float:
+    """Two-sided p-value of Wilcoxon's signed-rank test that the differences centre on zero.
+
+    Exact for up to 30 differences without ties, else the normal approximation with tie correction.
+    Zero differences are dropped (Wilcoxon 1945); with none left the answer is 1.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    values = values[values != 0]
+    if not len(values):
+        return 1.0
+    ranks, tie_sizes = _ranks(np.abs(values))
+    statistic = min(float(ranks[values > 0].sum()), float(ranks[values < 0].sum()))
+    if len(values) <= EXACT_LIMIT and not len(tie_sizes):
+        return min(1.0, 2 * _signed_rank_cdf(len(values), statistic))
+    return _normal_p(len(values), statistic, tie_sizes)
+
+
+def _ranks(magnitudes: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Mid-ranks of the values, and the sizes of groups of equal values above one."""
+    _, inverse, counts = np.unique(magnitudes, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    middle = last - (counts - 1) / 2
+    return middle[inverse], counts[counts > 1]
+
+
+def _signed_rank_cdf(count: int, statistic: float) -> float:
+    """P(W <= statistic): subsets of 1..count by their sum, counted by adding one rank at a time."""
+    ways = np.zeros(count * (count + 1) // 2 + 1)
+    ways[0] = 1
+    for rank in range(1, count + 1):
+        ways[rank:] = ways[rank:] + ways[: len(ways) - rank]
+    return float(ways[: int(statistic) + 1].sum() / 2.0**count)
+
+
+def _normal_p(count: int, statistic: float, tie_sizes: npt.NDArray[np.int64]) -> float:
+    mean = count * (count + 1) / 4
+    variance = count * (count + 1) * (2 * count + 1) / 24 - float((tie_sizes**3 - tie_sizes).sum()) / 48
+    if variance <= 0:
+        return 1.0
+    return math.erfc(abs(statistic - mean) / math.sqrt(variance) / math.sqrt(2))
+
+
+def student_t(confidence: float, freedom: int) -> float:
+    """Two-sided quantile of Student's t: the multiple of a standard error that covers ``confidence``.
+
+    Found by bisection on the distribution function, which is a finite sum for whole degrees of freedom
+    (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    """
+    low, high = 0.0, 1000.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_inside(middle, freedom) < confidence else (low, middle)
+    return high
+
+
+def _t_inside(t: float, freedom: int) -> float:
+    """P(-t < T < t) for Student's t with whole degrees of freedom."""
+    angle = math.atan(t / math.sqrt(freedom))
+    term = 1.0 if freedom % 2 == 0 else math.cos(angle)
+    total = 0.0
+    for step in range(2 if freedom % 2 == 0 else 3, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (step - 1) / step
+    if freedom % 2 == 0:
+        return math.sin(angle) * total
+    return 2 / math.pi * (angle + math.sin(angle) * total)
+
+
+def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Standard deviation within groups, pooled over them, and its degrees of freedom."""
+    freedom = sum(len(group) - 1 for group in groups)
+    if freedom < 1:
+        return 0.0, 0
+    squares = sum(float(((np.asarray(group) - np.mean(group)) ** 2).sum()) for group in groups)
+    return math.sqrt(squares / freedom), freedom
+
+
+def ratio_intervals(roles: Mapping[str, Sequence[Sequence[float]]], base: str) -> dict[str, Interval]:
+    """Every role's time over the base role's, with 95 % intervals that count run noise and build noise.
+
+    Each role holds one sequence of samples per fresh build; position ``i`` of every sequence belongs to
+    the same round. The level of a build is the trimmed mean of its logarithms, less the round's mean over
+    all builds, which takes out drift. Builds are the unit of replication: the deviation between builds of
+    one role, pooled over the roles, already contains what run noise is left after averaging. With a single
+    build a role nothing is known of that deviation, and the interval is (0, infinity).
+    """
+    logs = {role: np.log(np.asarray(builds, dtype=np.float64)) for role, builds in roles.items()}
+    rounds = np.concatenate(list(logs.values())).mean(axis=0)
+    levels = {role: [trimmed_mean(build - rounds) for build in builds] for role, builds in logs.items()}
+    deviation, freedom = pooled_deviation(list(levels.values()))
+    reach = student_t(0.95, freedom) * deviation if freedom else math.inf
+    return {
+        role: _interval(levels[role], levels[base], reach)
+        if role != base
+        else Interval(median=1, low=1, high=1)
+        for role in roles
+    }
+
+
+def _interval(side: Sequence[float], base: Sequence[float], reach: float) -> Interval:
+    difference = float(np.mean(side) - np.mean(base))
+    half = reach * math.sqrt(1 / len(side) + 1 / len(base))
+    return Interval(
+        median=math.exp(difference), low=math.exp(difference - half), high=math.exp(difference + half)
+    )
+
+
+def inverse(interval: Interval) -> Interval:
+    """The interval of the reciprocal: a speed-up from a ratio of times."""
+    return Interval(
+        median=1 / interval.median,
+        low=1 / interval.high,
+        high=math.inf if interval.low == 0 else 1 / interval.low,
+    )
