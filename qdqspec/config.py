@@ -1,0 +1,334 @@
+"""Where and how a run happens: options, environment, ``[tool.qdqspec]``, defaults, in this order.
+
+`OPTIONS` is the one table behind ``--qdq-x-y`` of pytest, ``--x-y`` of the command line,
+``QDQSPEC_X_Y`` and the keys of ``[tool.qdqspec]``. Standard library and `qdqspec.errors` only. What must
+hold of a model is never said here: that is the spec's business.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from qdqspec.errors import ConfigError
+from qdqspec.registry import did_you_mean
+from qdqspec.types import Case
+
+Mode = Literal["run", "measure", "verify", "plan"]
+
+ENVIRONMENT_PREFIX = "QDQSPEC_"
+MODES: tuple[Mode, ...] = ("run", "measure", "verify", "plan")
+REQUIREMENTS = ("device", "conclusive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The values of a run. Relative paths are taken from ``root``.
+
+    ``time_limit`` is in seconds. ``require`` turns skips into failures: ``device`` those for a missing
+    backend, ``conclusive`` those for an undecided measurement. ``origins`` tells for each option that
+    was given where it came from; ``layout`` is how `folder` divides ``output``.
+    """
+
+    root: Path = field(default_factory=Path.cwd)
+    backend: str = "onnxruntime"
+    mode: Mode = "run"
+    cache_dir: Path = Path(".qdqspec/cache")
+    no_cache: bool = False
+    seed: int = 0
+    threads: int = 1
+    time_limit: float | None = None
+    require: tuple[str, ...] = ()
+    scheme: str | None = None
+    output: Path = Path("reports")
+    report: tuple[Path, ...] = ()
+    json: Path | None = None
+    allow_path: tuple[Path, ...] = ()
+    layout: Literal["spec/case", "case", ""] = "spec/case"
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("cache_dir", "output"):
+            object.__setattr__(self, name, self.root / getattr(self, name))
+
+    def folder(self, case: Case) -> Path:
+        """Where the files of a case go: ``output/<spec>/<case>``, or as ``layout`` says."""
+        names = {"spec/case": (case.spec_name, case.id), "case": (case.id,), "": ()}[self.layout]
+        return self.output.joinpath(*names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One value with its origin, as ``qdqspec config`` shows it."""
+
+    name: str
+    value: object
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option: ``parse`` makes a value of what was written, or raises ``ValueError`` saying what fits.
+
+    ``kind`` is ``one`` value, ``many`` (repeatable) or a ``switch``.
+    """
+
+    name: str  # with dashes
+    parse: Callable[[object], Any]
+    help: str
+    metavar: str = ""
+    kind: Literal["one", "many", "switch"] = "one"
+
+    @property
+    def key(self) -> str:
+        """The field of `Settings`, and the key in TOML."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return ENVIRONMENT_PREFIX + self.key.upper()
+
+
+# ---- what values look like ----------------------------------------------------------------------
+
+
+def _word(value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value.strip()
+    raise ValueError("a word is expected")
+
+
+def _one_of(known: Iterable[str]) -> Callable[[object], str]:
+    names = tuple(known)
+
+    def parse(value: object) -> str:
+        if value in names:
+            return str(value)
+        raise ValueError(f"one of {', '.join(names)} is expected{did_you_mean(str(value), names)}")
+
+    return parse
+
+
+def _whole(least: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        text = str(value)
+        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
+            raise ValueError(f"a whole number of at least {least} is expected")
+        return int(text)
+
+    return parse
+
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _duration(value: object) -> float:
+    """``90s``, ``20m``, ``1h30m`` in seconds."""
+    text = str(value).strip()
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh])", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError("a time with its unit is expected, such as 90s, 20m or 1h30m")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def _switch(value: object) -> bool:
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+    if str(value).lower() not in words:
+        raise ValueError("true or false is expected")
+    return words[str(value).lower()]
+
+
+def _path(value: object) -> Path:
+    return Path(_word(value)).expanduser()
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(name="backend", parse=_word, metavar="NAME", help="Who runs the models (default: onnxruntime)."),
+    Option(
+        name="mode",
+        parse=_one_of(MODES),
+        metavar="MODE",
+        help="run: tune unless a cached winner still verifies; measure: time the known winner anew; "
+        "verify: only what needs no timing; plan: list candidates and cost, build nothing (default: run).",
+    ),
+    Option(name="cache-dir", parse=_path, metavar="DIR", help="What was measured (default: .qdqspec/cache)."),
+    Option(name="no-cache", parse=_switch, kind="switch", help="Neither read nor write the cache."),
+    Option(name="seed", parse=_whole(0), metavar="N", help="Seed of search and random inputs (default: 0)."),
+    Option(name="threads", parse=_whole(1), metavar="N", help="Threads a model runs with (default: 1)."),
+    Option(
+        name="time-limit",
+        parse=_duration,
+        metavar="TIME",
+        help="Time for the whole run, such as 20m; what is not decided by then is inconclusive.",
+    ),
+    Option(
+        name="require",
+        parse=_one_of(REQUIREMENTS),
+        metavar="WHAT",
+        kind="many",
+        help="device: a missing backend fails instead of skipping; conclusive: so does an undecided "
+        "measurement. Repeatable.",
+    ),
+    Option(name="scheme", parse=_word, metavar="DIGEST", help="Judge this known placement; no search."),
+    Option(name="output", parse=_path, metavar="DIR", help="Models and results (default: reports)."),
+    Option(
+        name="report",
+        parse=_path,
+        metavar="PATH",
+        kind="many",
+        help="Write a report; the suffix chooses the format. Repeatable.",
+    ),
+    Option(name="json", parse=_path, metavar="PATH", help="Write the run record as JSON."),
+    Option(
+        name="allow-path",
+        parse=_path,
+        metavar="DIR",
+        kind="many",
+        help="A folder outside the root that specs may name files in. Repeatable.",
+    ),
+)
+_BY_KEY = {option.key: option for option in OPTIONS}
+
+
+def add_options(
+    add: Callable[..., Any], *, prefix: str, only: Iterable[str] | None = None, skip: Iterable[str] = ()
+) -> None:
+    """Add the options to a parser through its ``add_argument`` or ``addoption``; ``dest`` is ``qdq_<key>``."""
+    chosen = {option.name for option in OPTIONS} if only is None else set(only)
+    for option in OPTIONS:
+        if option.name not in chosen - set(skip):
+            continue
+        words: dict[str, Any] = {"dest": f"qdq_{option.key}", "default": None, "help": option.help}
+        if option.kind == "switch":
+            words["action"] = "store_true"
+        else:
+            words["metavar"] = option.metavar
+            if option.kind == "many":
+                words["action"] = "append"
+        add(f"{prefix}{option.name}", **words)
+
+
+def flags_given(values: Mapping[str, object]) -> dict[str, object]:
+    """The options that were written on a command line, by key, out of a namespace's values."""
+    given = {option.key: values.get(f"qdq_{option.key}") for option in OPTIONS}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+def load_settings(
+    root: Path,
+    *,
+    flags: Mapping[str, object] | None = None,
+    prefix: str = "--qdq-",
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    layout: Literal["spec/case", "case", ""] = "spec/case",
+) -> Settings:
+    """Settings from flags, then environment, then ``pyproject.toml`` of ``root``, then defaults.
+
+    ``flags`` holds unparsed values by key. Relative paths of flags and environment start at ``cwd``
+    (default: the current folder), those of the file at ``root``. Raises `ConfigError` naming the place of
+    an unknown key or a value that does not fit.
+    """
+    here = cwd or Path.cwd()
+    layers = (
+        _from_file(root / "pyproject.toml"),
+        _from_environment(os.environ if environ is None else environ),
+        [(key, value, f"{prefix}{_BY_KEY[key].name}") for key, value in (flags or {}).items()],
+    )
+    found: dict[str, Setting] = {}
+    for layer, base in zip(layers, (root, here, here), strict=True):
+        for key, value, origin in layer:
+            found[key] = Setting(name=key, value=_parsed(_BY_KEY[key], value, origin, base), origin=origin)
+    values: dict[str, Any] = {key: setting.value for key, setting in found.items()}
+    origins = {key: setting.origin for key, setting in found.items()}
+    return Settings(root=root, layout=layout, origins=origins, **values)
+
+
+def list_settings(settings: Settings) -> tuple[Setting, ...]:
+    """Every option with its value and origin, in the order of the table."""
+    return tuple(
+        Setting(
+            name=option.name,
+            value=getattr(settings, option.key),
+            origin=settings.origins.get(option.key, "default"),
+        )
+        for option in OPTIONS
+    )
+
+
+def find_root(start: Path) -> Path:
+    """The nearest folder at or above ``start`` with a ``pyproject.toml`` or ``.git``; else ``start``."""
+    start = start.absolute()
+    for folder in (start, *start.parents):
+        if (folder / "pyproject.toml").is_file() or (folder / ".git").exists():
+            return folder
+    return start
+
+
+_Layer = list[tuple[str, object, str]]
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Layer:
+    by_variable = {option.variable: option for option in OPTIONS}
+    layer: _Layer = []
+    for name in sorted(environ):
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if name not in by_variable:
+            near = did_you_mean(name, list(by_variable))
+            raise ConfigError(
+                f"unknown environment variable {name}{near}", cure="unset it, or correct its name"
+            )
+        option = by_variable[name]
+        many = option.kind == "many"
+        layer.append((option.key, environ[name].split(os.pathsep) if many else environ[name], name))
+    return layer
+
+
+def _from_file(path: Path) -> _Layer:
+    if not path.is_file():
+        return []
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("qdqspec", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"this is not valid TOML: {error}", where=path, cure="correct the file") from None
+    except OSError as error:
+        raise ConfigError(f"it cannot be read: {error.strerror}", where=path) from None
+    if not isinstance(table, dict):
+        raise ConfigError("[tool.qdqspec] must be a table", where=path, cure="write [tool.qdqspec] on a line")
+    layer: _Layer = []
+    for name, value in table.items():
+        key = name.replace("-", "_")
+        if key not in _BY_KEY:
+            known = [option.name for option in OPTIONS]
+            near = did_you_mean(name, known)
+            raise ConfigError(
+                f"[tool.qdqspec] has an unknown key '{name}'{near}",
+                where=path,
+                cure=f"known: {', '.join(known)}",
+            )
+        layer.append((key, value, f"{path.name} [tool.qdqspec] {name}"))
+    return layer
+
+
+def _parsed(option: Option, value: object, origin: str, base: Path) -> object:
+    many = option.kind == "many"
+    values = value if many and isinstance(value, list | tuple) else [value]
+    try:
+        parsed = [_based(option.parse(one), base) for one in values]
+    except ValueError as error:
+        raise ConfigError(f"{origin}: '{value}' does not fit: {error}", cure=option.help) from None
+    return tuple(parsed) if many else parsed[0]
+
+
+def _based(value: object, base: Path) -> object:
+    return base / value if isinstance(value, Path) else value
