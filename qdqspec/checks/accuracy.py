@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec.checks._params import require_a_limit
+from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
-from qdqspec.types import EvidenceKind
+from qdqspec.types import AccuracyEvidence, Evidence, EvidenceKind, Section, Verdict
+from qdqspec.units import plain
 
 
 class AccuracyParams(CheckParams):
@@ -42,6 +44,93 @@ class AccuracyCheck:
 
     Params: ClassVar[type[CheckParams]] = AccuracyParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"accuracy"})
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        """Pass where every limit given holds. The drop is reference minus tuned, in the metric's unit."""
+        assert isinstance(params, AccuracyParams)
+        measured = evidence.accuracy.get(params.evidence_key)
+        if measured is None or measured.samples == 0:
+            return unmeasured(
+                f"no {plain(params.evidence_key, 40)} was measured",
+                "Give labelled data in inputs.evaluation: one array per input, and one with the labels.",
+            )
+        return _compare(params, measured)
+
+
+_Limit = tuple[str, bool, tuple[str, str, str]]  # headline, whether it holds, table row
+_SLACK = 1e-9  # 0.97 - 0.96 is 0.010000000000000009: the limit itself must pass
+
+
+def _compare(params: AccuracyParams, measured: AccuracyEvidence) -> Verdict:
+    limits = _limits(params, measured)
+    broken = [words for words, holds, _ in limits if not holds]
+    return verdict(
+        "fail" if broken else "pass",
+        broken[0] if broken else limits[0][0],
+        Section(
+            title="Budget",
+            headers=("metric", "value", "budget", "verdict"),
+            rows=tuple((*row, "pass" if holds else "fail") for _, holds, row in limits),
+        ),
+        _measured(params, measured),
+        numbers={
+            "tuned": measured.tuned,
+            "reference": measured.reference,
+            "drop": measured.reference - measured.tuned,
+            "samples": measured.samples,
+        },
+        advice="Exclude the most sensitive nodes (patterns.nodes.exclude), set tune.min_sqnr_db, try another "
+        "quantize.calibration, or accept a lower limit.",
+    )
+
+
+def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[_Limit]:
+    name = plain(params.evidence_key, 24)
+    found: list[_Limit] = []
+    if params.min is not None:
+        holds = measured.tuned >= params.min - _SLACK
+        value, least = _texts_apart(params, measured.tuned, params.min)
+        sign = ">=" if holds else "<"
+        found.append((f"{name} {value} {sign} {least}", holds, (name, value, f"at least {least}")))
+    if params.max_drop is not None:
+        drop = measured.reference - measured.tuned
+        holds = drop <= params.max_drop + _SLACK
+        value, most = _texts_apart(params, drop, params.max_drop)
+        moved = f"{_text(params, measured.reference)} to {_text(params, measured.tuned)}"
+        words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
+        found.append((f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}")))
+    return found
+
+
+def _text(params: AccuracyParams, value: float, more: int = 0) -> str:
+    """Shares are percentages; what a custom metric means is not known, so that it stays a number."""
+    if params.metric in ("top1", "top5"):
+        return f"{100 * value:.{1 + more}f} %"
+    return f"{value:.{4 + more}g}"
+
+
+def _texts_apart(params: AccuracyParams, value: float, limit: float) -> tuple[str, str]:
+    """Both numbers, with enough digits to see which one is larger."""
+    for more in range(5):
+        texts = _text(params, value, more), _text(params, limit, more)
+        if texts[0] != texts[1] or abs(value - limit) <= _SLACK:
+            break
+    return texts
+
+
+def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
+    return Section(
+        title=f"Measured on {measured.samples} samples",
+        headers=("metric", "reference", "tuned", "one sample"),
+        rows=(
+            (
+                plain(params.evidence_key),
+                _text(params, measured.reference),
+                _text(params, measured.tuned),
+                f"{100 / measured.samples:.2g} %",
+            ),
+        ),
+    )
 
 
 check = AccuracyCheck()

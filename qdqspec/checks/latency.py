@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from qdqspec.checks._params import Positive
-from qdqspec.checks.base import CheckParams
-from qdqspec.types import EvidenceKind
+from qdqspec.checks._verdicts import faster_advice, unmeasured, verdict
+from qdqspec.checks.base import CheckParams, longest_match
+from qdqspec.types import Clock, Evidence, EvidenceKind, LatencyEvidence, Outcome, Section, Verdict
+from qdqspec.units import interval_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text
 
 ANY = "any"  # the budget table's entry for every target without one of its own
 
@@ -43,6 +45,82 @@ class LatencyCheck:
 
     Params: ClassVar[type[CheckParams]] = LatencyParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        """Pass where the percentile is not above the budget."""
+        assert isinstance(params, LatencyParams)
+        latency = evidence.latency
+        if latency is None or not latency.samples.get("tuned"):
+            return unmeasured(
+                "no latency was measured", "Run without --qdq-mode=plan, so that it is measured."
+            )
+        budget = longest_match(params.max_ms, evidence.target) or params.max_ms.get(ANY)
+        if budget is None:
+            return _no_budget(params, evidence.target)
+        clock = latency.clock if params.clock == "auto" else params.clock
+        if clock == "cpu" and not latency.samples["tuned"].cpu_ms:
+            return unmeasured(
+                f"{plain(evidence.target, 30)} takes no thread CPU time",
+                "Judge this target with clock: wall.",
+            )
+        return _compare(params, evidence, latency, budget, clock)
+
+
+def _compare(
+    params: LatencyParams, evidence: Evidence, latency: LatencyEvidence, budget: float, clock: Clock
+) -> Verdict:
+    name = "median" if params.percentile == 50 else f"p{params.percentile:g}"
+    value = percentile(latency.samples["tuned"].on(clock), params.percentile)
+    over = value / budget - 1
+    shown, allowed = ms_texts_apart(value, budget)
+    sign = ">" if value > budget else "<="
+    outcome: Outcome = "fail" if value > budget else "pass"
+    table = Section(
+        title="Budget",
+        headers=("metric", "value", "budget", "difference", "clock", "target", "verdict"),
+        rows=((f"{name} ms", shown, allowed, percent_text(over), clock, plain(evidence.target), outcome),),
+    )
+    return verdict(
+        outcome,
+        f"{name} {shown} ms {sign} budget {allowed} ms ({percent_text(over)})",
+        table,
+        measured_section(latency, clock),
+        numbers={"value_ms": value, "budget_ms": budget, "over": over, "percentile": params.percentile},
+        advice=faster_advice(evidence, "raise the budget"),
+    )
+
+
+def _no_budget(params: LatencyParams, target: str) -> Verdict:
+    known = ", ".join(plain(name) for name in params.max_ms)
+    return verdict(
+        "inconclusive",
+        f"no budget for {plain(target, 30)} in max_ms",
+        Section(title="Budget", text=f"max_ms names {known}; this run is on {plain(target)}."),
+        advice=f"Add '{plain(target)}: <milliseconds>' (or '{ANY}: <milliseconds>') to max_ms.",
+    )
+
+
+def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
+    """Every measured role with its median and its time against the reference."""
+    rows = []
+    for role, samples in latency.samples.items():
+        ratio = latency.ratios.get(role)
+        against = ("", "") if ratio is None else (ratio_text(ratio.median), interval_text(ratio))
+        rows.append((role, ms_text(samples.median_ms(clock)), *against, str(len(samples.on(clock)))))
+    return Section(
+        title=f"Measured ({latency.provenance}, {latency.builds} builds each, {clock} clock)",
+        headers=("role", "median ms", "of reference", "95 % interval", "runs"),
+        rows=tuple(rows),
+    )
+
+
+def percentile(values: tuple[float, ...], percent: float) -> float:
+    """The percentile of at least one value, interpolated linearly between neighbours."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 check = LatencyCheck()

@@ -7,8 +7,10 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec.checks._params import Positive, require_a_limit
+from qdqspec.checks._verdicts import left_alone, unmeasured, verdict
 from qdqspec.checks.base import ByteSize, CheckParams
-from qdqspec.types import EvidenceKind
+from qdqspec.types import Evidence, EvidenceKind, Outcome, Section, Verdict
+from qdqspec.units import ratio_text, size_text
 
 
 class SizeParams(CheckParams):
@@ -31,6 +33,64 @@ class SizeCheck:
 
     Params: ClassVar[type[CheckParams]] = SizeParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"size"})
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        """Pass where every limit given holds."""
+        assert isinstance(params, SizeParams)
+        tuned, reference = evidence.size_bytes.get("tuned"), evidence.size_bytes.get("reference")
+        if tuned is None or not reference:
+            return unmeasured("the model's size is not known", "Run the case again with its output folder.")
+        limits = _limits(params, tuned, reference)
+        broken = [words for words, holds, _ in limits if not holds]
+        return verdict(
+            "fail" if broken else "pass",
+            broken[0] if broken else limits[0][0],
+            Section(
+                title="Budget",
+                headers=("metric", "value", "budget", "verdict"),
+                rows=tuple((*row, _outcome(holds)) for _, holds, row in limits),
+            ),
+            numbers={"tuned_bytes": tuned, "reference_bytes": reference, "ratio": tuned / reference},
+            advice=_advice(evidence),
+        )
+
+
+_Limit = tuple[str, bool, tuple[str, str, str]]  # headline, whether it holds, table row
+
+
+def _limits(params: SizeParams, tuned: int, reference: int) -> list[_Limit]:
+    found: list[_Limit] = []
+    if params.max_bytes is not None:
+        holds = tuned <= params.max_bytes
+        shown, allowed = size_text(tuned), size_text(params.max_bytes)
+        if shown == allowed and tuned != params.max_bytes:
+            shown, allowed = f"{tuned} B", f"{params.max_bytes} B"
+        found.append((f"{shown} {_sign(holds)} budget {allowed}", holds, ("size", shown, allowed)))
+    if params.max_ratio is not None:
+        ratio = tuned / reference
+        holds = ratio <= params.max_ratio
+        shown, allowed = ratio_text(ratio), ratio_text(params.max_ratio)
+        if shown == allowed and ratio != params.max_ratio:
+            shown, allowed = f"{ratio:.5f}", f"{params.max_ratio:.5f}"
+        words = f"{shown} of the reference's size {_sign(holds)} budget {allowed}"
+        found.append((words, holds, ("of the reference", shown, allowed)))
+    return found
+
+
+def _sign(holds: bool) -> str:
+    return "<=" if holds else ">"
+
+
+def _outcome(holds: bool) -> Outcome:
+    return "pass" if holds else "fail"
+
+
+def _advice(evidence: Evidence) -> str:
+    if left_alone(evidence):
+        return (
+            "The search left the model alone, so its weights are float: raise the limit, or quantize by hand."
+        )
+    return "Allow more weighted ops (Conv, MatMul, Gemm), whose weights are stored in 8 bits, or raise the limit."
 
 
 check = SizeCheck()

@@ -7,8 +7,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from qdqspec.checks._params import Positive
+from qdqspec.checks._verdicts import faster_advice, left_alone, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
-from qdqspec.types import EvidenceKind
+from qdqspec.checks.latency import measured_section
+from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
+from qdqspec.units import interval_text, ratio_text
 
 
 class SpeedupParams(CheckParams):
@@ -23,6 +26,71 @@ class SpeedupCheck:
 
     Params: ClassVar[type[CheckParams]] = SpeedupParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        """Pass at or above the minimum, fail where the whole interval is below it, else inconclusive.
+
+        A model that was left alone is the reference itself: its factor is 1, with nothing to measure.
+        """
+        assert isinstance(params, SpeedupParams)
+        if left_alone(evidence):
+            return _left_alone(params, evidence)
+        if evidence.latency is None:
+            return unmeasured(
+                "no latency was measured", "Run without --qdq-mode=plan, so that it is measured."
+            )
+        return _compare(params, evidence, evidence.latency)
+
+
+def judge_interval(speedup: Interval, least: float) -> Outcome:
+    """The rule: what the median says, unless it is below the minimum and the interval is not."""
+    if speedup.median >= least:
+        return "pass"
+    return "fail" if speedup.high < least else "inconclusive"
+
+
+def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence) -> Verdict:
+    speedup = latency.speedup
+    outcome = judge_interval(speedup, params.min)
+    bounds = interval_text(speedup)
+    said = {
+        "pass": f"{ratio_text(speedup.median)}x as fast as the reference (95 %: {bounds}), asked",
+        "fail": f"only {ratio_text(speedup.median)}x as fast as the reference (95 %: {bounds}), asked",
+        "inconclusive": f"{ratio_text(speedup.median)}x as fast (95 %: {bounds}): too noisy to tell from",
+    }[outcome]
+    advice = faster_advice(evidence, "lower min")
+    if outcome == "inconclusive":
+        advice = "Measure again on a quieter machine: the interval reaches over the minimum. " + advice
+    return verdict(
+        outcome,
+        f"{said} {ratio_text(params.min)}x",
+        _budget(ratio_text(speedup.median), bounds, params, outcome),
+        measured_section(latency, latency.clock),
+        numbers={"speedup": speedup.median, "low": speedup.low, "high": speedup.high, "min": params.min},
+        advice=advice,
+    )
+
+
+def _left_alone(params: SpeedupParams, evidence: Evidence) -> Verdict:
+    outcome: Outcome = "pass" if params.min <= 1 else "fail"
+    sections = [_budget("1.00", "the same model", params, outcome)]
+    if evidence.latency is not None:
+        sections.append(measured_section(evidence.latency, evidence.latency.clock))
+    return verdict(
+        outcome,
+        f"1.00x, left alone: nothing proved faster than the reference; asked {ratio_text(params.min)}x",
+        *sections,
+        numbers={"speedup": 1.0, "low": 1.0, "high": 1.0, "min": params.min},
+        advice=faster_advice(evidence, "lower min"),
+    )
+
+
+def _budget(value: str, bounds: str, params: SpeedupParams, outcome: Outcome) -> Section:
+    return Section(
+        title="Budget",
+        headers=("metric", "value", "95 % interval", "minimum", "verdict"),
+        rows=(("reference over tuned", value, bounds, ratio_text(params.min), outcome),),
+    )
 
 
 check = SpeedupCheck()
