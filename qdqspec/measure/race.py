@@ -20,7 +20,8 @@ from qdqspec.types import Clock, Race, Samples
 
 LOOKS = (6, 12, 24, 48)  # pairs after which a decision is tried
 ALPHA = 0.02  # a look; four looks stay near 5 % together
-HOPELESS = 1.15  # slower than this after three pairs: dropped
+HOPELESS = 1.15  # slower than this after so many pairs: dropped
+HOPELESS_AFTER = 3
 FLOOR_MS = 1.0  # a pair's turn is repeated until it lasts about this long, so that the clock is no noise
 
 
@@ -52,7 +53,7 @@ def race(
                 turn, challenger.engine, incumbent.engine, bool(random.integers(2))
             )
             ours, theirs = ours + first_ours, theirs + first_theirs
-            if len(theirs.wall_ms) == 3 and _ratio(ours, theirs, clock) > HOPELESS:
+            if len(theirs.wall_ms) == HOPELESS_AFTER and _ratio(ours, theirs, clock) > HOPELESS:
                 return _verdict(incumbent.digest, ours, theirs, clock, eps), ours, theirs
         outcome = _verdict(incumbent.digest, ours, theirs, clock, eps)
         if outcome.verdict != "no difference" or _settled(outcome, eps):
@@ -95,13 +96,15 @@ def _verdict(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: f
     differences = log_ratios(ours.on(clock), theirs.on(clock))
     ratio, p_value = _ratio(ours, theirs, clock), wilcoxon_p(differences)
     proved = p_value < ALPHA
-    if proved and ratio < 1 - eps:
-        verdict = "faster"
-    elif (proved and ratio > 1 + eps) or (len(differences) == 3 and ratio > HOPELESS):
-        verdict = "slower"
-    else:
-        verdict = "no difference"
-    return Race(opponent=opponent, ratio=ratio, p_value=p_value, pairs=len(differences), verdict=verdict)
+    hopeless = len(differences) == HOPELESS_AFTER and ratio > HOPELESS
+    faster, slower = proved and ratio < 1 - eps, (proved and ratio > 1 + eps) or hopeless
+    return Race(
+        opponent=opponent,
+        ratio=ratio,
+        p_value=p_value,
+        pairs=len(differences),
+        verdict="faster" if faster else "slower" if slower else "no difference",
+    )
 
 
 def _settled(outcome: Race, eps: float) -> bool:

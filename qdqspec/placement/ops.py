@@ -40,8 +40,12 @@ COPY_OPS = frozenset(
 # Operators with a constant weight: input index, and the axis of its output channels.
 WEIGHT_INPUT = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}
 
-NEVER = frozenset({"Constant", "ConstantOfShape", "Shape", "Size", "Range", "If", "Loop", "Scan", "QuantizeLinear",
-                   "DequantizeLinear", "DynamicQuantizeLinear", "Cast", "EyeLike", "NonZero", "RandomNormal"})  # fmt: skip
+NEVER = frozenset(
+    {
+        "Cast", "Constant", "ConstantOfShape", "DequantizeLinear", "DynamicQuantizeLinear", "EyeLike", "If", "Loop",
+        "NonZero", "QuantizeLinear", "RandomNormal", "Range", "Scan", "Shape", "Size",
+    }
+)  # fmt: skip
 
 
 def data_inputs(node: Node) -> tuple[int, ...]:

@@ -1,0 +1,247 @@
+"""Builds, races and confirms candidates. The only place where a search meets a clock.
+
+May import floors 0 to 2 and this room. It is given a backend (normally an isolated one), a way to write a
+placement to a model file, and the inputs to time with; it knows nothing of how placements are chosen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.errors import BackendError
+from qdqspec.measure.race import Entrant, median_sample, race
+from qdqspec.measure.stats import inverse, pooled_deviation, ratio_intervals, trimmed_mean
+from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
+
+WARMUP = 5  # runs before the first timed one; integer kernels settle after five or six
+SCREEN = 3  # runs before the first race
+NOISE_BUILDS = 3
+NOISE_ROUNDS = 12
+CONFIRM_BUILDS = 3
+CONFIRM_ROUNDS = 24
+FLOOR_EPS = 0.01  # no difference below one per cent counts
+TURN_MS = 2.0  # a confirmation turn is repeated until it lasts about this long
+
+
+@dataclass(slots=True)
+class _Incumbent:
+    """The placement to beat. Its engine may be missing after a resume, and is then built when needed."""
+
+    placement: Placement
+    ratio: float
+    engine: Engine | None = None
+
+
+class Bench:
+    """Keeps the incumbent's engine open and races every challenger against it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        write: Callable[[Placement], Path],
+        feeds: Mapping[str, Array],
+        *,
+        clock: Clock,
+        random: np.random.Generator,
+        options: BuildOptions | None = None,
+        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.clock: Clock = clock
+        self.eps = FLOOR_EPS
+        self._backend = backend
+        self._write = write
+        self._feeds = feeds
+        self._random = random
+        self._options = options or BuildOptions()
+        self._exclusive = exclusive
+        self._incumbent: _Incumbent | None = None
+        self._seen: dict[str, tuple[float, Samples]] = {}
+
+    @property
+    def best(self) -> float | None:
+        """The incumbent's time over the reference's, or ``None`` before the first trial."""
+        return self._incumbent.ratio if self._incumbent else None
+
+    def trial(self, number: int, placement: Placement, phase: str, *, profile: bool = False) -> Trial:
+        """Build a candidate and race it. Whatever goes wrong in the backend becomes a failed trial."""
+        start = time.perf_counter()
+        blank = Trial(number=number, phase=phase, placement=placement)
+        engine = None
+        try:
+            engine = self._open(placement)
+            built = replace(blank, build_seconds=time.perf_counter() - start, graph_hash=engine.graph_hash)
+            with self._exclusive():
+                return self._measure(built, engine, profile)
+        except BackendError as error:
+            if engine is not None:
+                engine.close()
+            return replace(
+                blank, status="failed", error=str(error), build_seconds=time.perf_counter() - start
+            )
+
+    def adopt(self, placement: Placement, ratio: float) -> None:
+        """Take a placement as incumbent without measuring it: an earlier run proved it."""
+        self._replace_incumbent(_Incumbent(placement, ratio))
+
+    def measure_noise(self, placement: Placement) -> float:
+        """Build one placement anew a few times and set ``eps`` from how much the builds differ.
+
+        ``eps`` is the larger of one per cent and twice the deviation between builds.
+        """
+        levels = self._interleave({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS)["noise"]
+        logs = [np.log(build.on(self.clock)) for build in levels]
+        rounds = np.mean(logs, axis=0)
+        deviation, _ = pooled_deviation([[trimmed_mean(build - rounds) for build in logs]])
+        self.eps = max(FLOOR_EPS, 2 * deviation)
+        return self.eps
+
+    def compare(
+        self, roles: Mapping[str, Placement], *, builds: int = CONFIRM_BUILDS, rounds: int = CONFIRM_ROUNDS
+    ) -> LatencyEvidence:
+        """Build each role freshly ``builds`` times and time all of them interleaved.
+
+        ``roles`` must name ``reference`` and ``tuned``. Equal placements share their builds. Raises
+        `BackendError` when the reference does not build; a role that fails is left out.
+        """
+        distinct: dict[str, Placement] = {p.digest: p for p in roles.values()}
+        timed = self._interleave({digest: [p] * builds for digest, p in distinct.items()}, rounds)
+        if roles["reference"].digest not in timed:
+            raise BackendError("the reference model could not be built again")
+        ratios = ratio_intervals(
+            {digest: [b.on(self.clock) for b in engines] for digest, engines in timed.items()},
+            roles["reference"].digest,
+        )
+        present = {role: p.digest for role, p in roles.items() if p.digest in timed}
+        return LatencyEvidence(
+            clock=self.clock,
+            samples={role: _joined(timed[digest]) for role, digest in present.items()},
+            ratios={role: ratios[digest] for role, digest in present.items()},
+            speedup=inverse(ratios[present["tuned"]])
+            if "tuned" in present
+            else Interval(median=1, low=1, high=1),
+            builds=builds,
+        )
+
+    def close(self) -> None:
+        """Free the incumbent's engine."""
+        if self._incumbent and self._incumbent.engine:
+            self._incumbent.engine.close()
+            self._incumbent.engine = None
+
+    def _open(self, placement: Placement) -> Engine:
+        engine = self._backend.build(self._write(placement), self._options)
+        engine.bind(self._feeds)
+        return engine
+
+    def _measure(self, trial: Trial, engine: Engine, profile: bool) -> Trial:
+        samples = engine.time(SCREEN, warmup=WARMUP)
+        layers: tuple[LayerTime, ...] = engine.layers() if profile else ()
+        trial = replace(trial, samples=samples, layers=layers)
+        if self._incumbent is None:
+            self._replace_incumbent(_Incumbent(trial.placement, 1.0, engine))
+            return replace(trial, incumbent=True, ratio=1.0)
+        if trial.graph_hash and trial.graph_hash in self._seen:
+            engine.close()
+            return self._same_graph(trial)
+        trial = self._race(trial, engine)
+        self._seen[trial.graph_hash] = (trial.ratio or 1.0, trial.samples)
+        return trial
+
+    def _same_graph(self, trial: Trial) -> Trial:
+        """The runtime made of it what it made of an earlier candidate: nothing new to measure."""
+        ratio, samples = self._seen[trial.graph_hash]
+        outcome = Race(opponent=trial.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
+        return replace(trial, race=outcome, ratio=ratio, samples=samples)
+
+    def _race(self, trial: Trial, engine: Engine) -> Trial:
+        incumbent = self._incumbent
+        assert incumbent is not None
+        if incumbent.engine is None:
+            incumbent.engine = self._open(incumbent.placement)
+        outcome, ours, _ = race(
+            Entrant(digest=trial.placement.digest, engine=engine, graph_hash=trial.graph_hash),
+            Entrant(
+                digest=incumbent.placement.digest,
+                engine=incumbent.engine,
+                graph_hash=incumbent.engine.graph_hash,
+            ),
+            clock=self.clock,
+            eps=self.eps,
+            random=self._random,
+        )
+        ratio = outcome.ratio * incumbent.ratio
+        won = outcome.verdict == "faster"
+        if won:
+            self._replace_incumbent(_Incumbent(trial.placement, ratio, engine))
+        else:
+            engine.close()
+        return replace(
+            trial, race=outcome, samples=ours if ours.wall_ms else trial.samples, ratio=ratio, incumbent=won
+        )
+
+    def _replace_incumbent(self, successor: _Incumbent) -> None:
+        self.close()
+        self._incumbent = successor
+
+    def _interleave(self, groups: Mapping[str, Sequence[Placement]], rounds: int) -> dict[str, list[Samples]]:
+        """Open all engines, then time one turn of each in every round, in random order."""
+        engines: dict[str, list[Engine]] = {}
+        try:
+            for name, placements in groups.items():
+                opened = self._open_all(placements)
+                if opened:
+                    engines[name] = opened
+            with self._exclusive():
+                return self._rounds(engines, rounds)
+        finally:
+            for opened in engines.values():
+                for engine in opened:
+                    engine.close()
+
+    def _open_all(self, placements: Sequence[Placement]) -> list[Engine]:
+        opened: list[Engine] = []
+        try:
+            opened.extend(self._open(placement) for placement in placements)
+        except BackendError:
+            for engine in opened:
+                engine.close()
+            return []
+        return opened
+
+    def _rounds(self, engines: Mapping[str, Sequence[Engine]], rounds: int) -> dict[str, list[Samples]]:
+        flat = [
+            (name, index, engine) for name, group in engines.items() for index, engine in enumerate(group)
+        ]
+        timed = {name: [Samples() for _ in group] for name, group in engines.items()}
+        runs: dict[tuple[str, int], int] = {}
+        for turn in range(rounds + 1):
+            for position in self._random.permutation(len(flat)):
+                name, index, engine = flat[position]
+                if name not in timed:
+                    continue
+                try:
+                    if turn == 0:
+                        runs[name, index] = self._runs_of_a_turn(engine)
+                    else:
+                        timed[name][index] += median_sample(engine.time(runs[name, index], warmup=1))
+                except BackendError:
+                    del timed[name]  # it ran before and fails now: no result for this placement
+        return timed
+
+    def _runs_of_a_turn(self, engine: Engine) -> int:
+        typical = engine.time(SCREEN, warmup=WARMUP).median_ms(self.clock)
+        return max(1, min(25, int(TURN_MS / max(typical, 1e-6))))
+
+
+def _joined(builds: Sequence[Samples]) -> Samples:
+    total = Samples()
+    for build in builds:
+        total += build
+    return total

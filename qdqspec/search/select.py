@@ -1,0 +1,73 @@
+"""Who is confirmed, and what is shipped. Pure; may import floors 0 to 3.
+
+Never ship what is not better than the reference: leaving the model alone is a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qdqspec.types import Interval, Placement, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is shipped, under which role it was confirmed, and why."""
+
+    role: str
+    placement: Placement
+    left_alone: bool
+    reason: str
+
+
+def finalists(trials: Sequence[Trial], everything: Placement) -> dict[str, Placement]:
+    """The roles to confirm: reference, winner, runner-up, and everything quantized."""
+    good = [t for t in trials if t.ok]
+    champions = [t for t in good if t.incumbent]
+    ranked = sorted(
+        (t for t in good if t.number > 0), key=lambda t: t.ratio if t.ratio is not None else float("inf")
+    )
+    roles = {"reference": trials[0].placement, "winner": champions[-1].placement}
+    others = [t.placement for t in ranked if t.placement.digest not in {p.digest for p in roles.values()}]
+    if others:
+        roles["runner-up"] = others[0]
+    if any(t.placement.digest == everything.digest for t in good):
+        roles["everything"] = everything
+    return roles
+
+
+def choose(roles: Mapping[str, Placement], ratios: Mapping[str, Interval]) -> Choice:
+    """The simplest placement inside the best interval, if it is proved faster than the reference.
+
+    Simplest means fewest activation pairs. Proved means that the whole 95 % interval lies below one.
+    """
+    reference = roles["reference"]
+    proved = {
+        role: ratio
+        for role, ratio in ratios.items()
+        if ratio.high < 1 and roles[role].digest != reference.digest
+    }
+    if not proved:
+        return Choice(role="reference", placement=reference, left_alone=True, reason=_why_not(ratios))
+    best = min(proved, key=lambda role: proved[role].median)
+    inside = [role for role in proved if proved[role].median <= proved[best].high]
+    role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
+    ratio = proved[role]
+    reason = f"{role}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
+    if role != best:
+        reason += f"; as fast as {best} within its interval, with fewer Q/DQ pairs"
+    return Choice(role=role, placement=roles[role], left_alone=False, reason=reason)
+
+
+def _why_not(ratios: Mapping[str, Interval]) -> str:
+    rivals = {
+        role: ratio for role, ratio in ratios.items() if role != "reference" and ratio.high != ratio.low
+    }
+    if not rivals:
+        return "no placement was faster than the reference in any race"
+    role = min(rivals, key=lambda name: rivals[name].median)
+    best = rivals[role]
+    return (
+        f"the best ({role}) took {best.median:.3f} of the reference's time [{best.low:.3f}, {best.high:.3f}]"
+    )
