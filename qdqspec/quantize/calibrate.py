@@ -1,0 +1,146 @@
+"""Finds the range of every tensor from sample inputs, one sample at a time.
+
+May import floors 0 and 1, numpy and onnx. It knows no runtime: the caller hands in what runs a model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from qdqspec.errors import DataError
+from qdqspec.graph.model import Model
+from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
+from qdqspec.quantize.ranges import TensorRange
+
+Array: TypeAlias = npt.NDArray[np.generic]
+Feed: TypeAlias = Mapping[str, Array]
+Method: TypeAlias = Literal["max", "percentile", "entropy", "mse"]
+
+# Takes a model and returns what runs it: feed in, outputs by name out. The model comes from
+# `observer_model`; references to external data stay relative to the folder of the original.
+OutputRunner: TypeAlias = Callable[[onnx.ModelProto], Callable[[Feed], Mapping[str, Array]]]
+
+_FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
+    "percentile": percentile_range,
+    "entropy": entropy_range,
+    "mse": mse_range,
+}
+_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE})
+_NEGLIGIBLE = float(np.finfo(np.float32).smallest_normal)  # nothing to gain, and no bins to be had
+_log = logging.getLogger(__name__)
+
+
+def calibrate(
+    model: Model,
+    tensors: Iterable[str],
+    feeds: Callable[[], Iterable[Feed]],
+    method: Method,
+    run: OutputRunner,
+    *,
+    note: Callable[[str], None] = _log.warning,
+) -> dict[str, TensorRange]:
+    """Return the range of each tensor over all feeds.
+
+    ``feeds`` is called once for ``max``, twice for the other methods (range first, then a histogram of
+    fixed size a tensor), and its samples are never kept. Integer tensors, and tensors that no feed ever
+    produced, are left out; ``note`` is told of the latter. Raises `DataError` naming the tensor where a
+    value is not finite, and when there is no sample.
+    """
+    watch = _Watch.over(model, tensors, run)
+    spans = _spans(watch, feeds())
+    if missing := sorted(watch.wanted - spans.keys()):
+        note(f"never produced by the calibration data, so left in floating point: {', '.join(missing)}")
+    if method == "max":
+        return spans
+    histograms = {t: Histogram(span) for t, span in spans.items() if span.largest > _NEGLIGIBLE}
+    for values in map(watch.values, feeds()):
+        for tensor in histograms.keys() & values.keys():
+            histograms[tensor].add(values[tensor])
+    choose = _FROM_HISTOGRAM[method]
+    return spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
+
+
+def observer_model(model: Model, tensors: Iterable[str]) -> onnx.ModelProto:
+    """A copy of the model whose outputs are ``tensors``, in graph order, and nothing else.
+
+    Graph inputs and constants cannot be outputs and are skipped, as is what no node of the main graph makes.
+    """
+    wanted = set(tensors)
+    made = [out for node in model.nodes for out in node.outputs if out in wanted and out in model.producer]
+    outputs = [_output(model, name) for name in made if name not in model.constants]
+    observer = onnx.ModelProto()
+    observer.CopyFrom(model.proto)
+    del observer.graph.output[:]
+    observer.graph.output.extend(outputs)
+    return observer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watch:
+    """Tells the values of the wanted tensors for one feed: from the feed itself, and from running."""
+
+    wanted: frozenset[str]
+    inputs: frozenset[str]
+    execute: Callable[[Feed], Mapping[str, Array]] | None
+
+    @classmethod
+    def over(cls, model: Model, tensors: Iterable[str], run: OutputRunner) -> _Watch:
+        """Watch ``tensors`` that are not known to hold something else than floats."""
+        wanted = {t for t in tensors if model.elem_type(t) in (*_FLOATS, None) and t not in model.constants}
+        observer = observer_model(model, wanted)
+        return cls(
+            wanted=frozenset(wanted),
+            inputs=frozenset(wanted & set(model.inputs)),
+            execute=run(observer) if observer.graph.output else None,
+        )
+
+    def values(self, feed: Feed) -> dict[str, Array]:
+        """Non-empty float values by tensor. Outputs that a branch did not produce are missing."""
+        found = {name: feed[name] for name in self.inputs}
+        if self.execute is not None:
+            found |= {name: value for name, value in self.execute(feed).items() if name in self.wanted}
+        return {name: value for name, value in found.items() if _is_float(value)}
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.size > 0 and np.issubdtype(value.dtype, np.floating)
+
+
+def _spans(watch: _Watch, feeds: Iterable[Feed]) -> dict[str, TensorRange]:
+    spans: dict[str, TensorRange] = {}
+    number = -1
+    for number, feed in enumerate(feeds):
+        for tensor, value in watch.values(feed).items():
+            seen = _span(tensor, value, number)
+            spans[tensor] = spans[tensor].union(seen) if tensor in spans else seen
+    if number < 0:
+        raise DataError(
+            "there is no calibration sample, so no range can be found",
+            cure="give `inputs.calibration` at least one sample",
+        )
+    return spans
+
+
+def _span(tensor: str, value: Array, number: int) -> TensorRange:
+    low, high = float(value.min()), float(value.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise DataError(
+            f"calibration sample {number} makes tensor '{tensor}' NaN or infinite, so it has no range",
+            cure="look at that sample; if the float model is right to do so, exclude the node with `nodes.exclude`",
+        )
+    return TensorRange(low, high)
+
+
+def _output(model: Model, name: str) -> onnx.ValueInfoProto:
+    """An output without a shape: a wrong one inferred for a dynamic model would only cause warnings."""
+    known = model.elem_type(name)
+    if known is None:
+        return onnx.ValueInfoProto(name=name)
+    return onnx.helper.make_tensor_value_info(name, known, None)

@@ -1,0 +1,110 @@
+"""The numbers of every Q/DQ site of a model. May import floors 0 and 1, and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.errors import ModelError, PlacementError
+from qdqspec.graph.model import Model
+from qdqspec.quantize.formats import QuantParams, number_format
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import activation_params, quantize, weight_params
+from qdqspec.types import PlacedPair, Placement, Site
+
+Array = npt.NDArray[np.generic]
+
+
+class Quantizer:
+    """Gives scale and zero point of a site, and the integers of a weight. Each is computed once.
+
+    ``activation`` and ``weight`` name the number formats a backend stores a site's format in;
+    ``reduce_range`` uses 7 bits of an 8-bit weight. ``ranges`` should be tied already (`tie_ranges`).
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ranges: Mapping[str, TensorRange],
+        *,
+        activation: str,
+        weight: str,
+        per_channel: bool = True,
+        reduce_range: bool = False,
+        symmetric_activations: bool = False,
+    ) -> None:
+        self._model = model
+        self._ranges = ranges
+        self._activation = number_format(activation)
+        self._weight = number_format(weight)
+        self._per_channel = per_channel
+        self._reduce_range = reduce_range
+        self._symmetric = symmetric_activations
+        self._params: dict[tuple[str, int | None, bool], QuantParams] = {}
+        self._integers: dict[tuple[str, int | None], Array] = {}
+
+    def params(self, site: Site) -> QuantParams:
+        """Scale and zero point of the site.
+
+        Raises `PlacementError` for an activation that was not calibrated or a weight that is no constant,
+        `ModelError` for a weight that holds NaN or infinity.
+        """
+        key = (site.tensor, self._axis(site), site.weight)
+        if key not in self._params:
+            self._params[key] = self._of_weight(site) if site.weight else self._of_activation(site)
+        return self._params[key]
+
+    def integer_weight(self, site: Site) -> Array:
+        """The weight's integers, in the shape of the weight. Shared memory: do not write to it."""
+        key = (site.tensor, self._axis(site))
+        if key not in self._integers:
+            self._integers[key] = quantize(self._floats(site), self.params(site))
+        return self._integers[key]
+
+    def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
+        """The sites of a placement with their numbers, by tensor name and consumers."""
+        sites = sorted(placement.sites, key=lambda site: (site.tensor, site.consumers))
+        return tuple(self._placed(site) for site in sites)
+
+    def _placed(self, site: Site) -> PlacedPair:
+        params = self.params(site)
+        return PlacedPair(
+            site=site,
+            scale=tuple(np.atleast_1d(params.scale).tolist()),
+            zero_point=tuple(np.atleast_1d(params.zero_point).tolist()),
+        )
+
+    def _axis(self, site: Site) -> int | None:
+        return site.axis if site.weight and self._per_channel else None
+
+    def _of_activation(self, site: Site) -> QuantParams:
+        if site.tensor not in self._ranges:
+            raise PlacementError(
+                f"tensor '{site.tensor}' has no calibrated range, so it cannot be quantized",
+                where=self._model.where,
+                cure="calibrate it, or take the site out of the placement",
+            )
+        return activation_params(self._ranges[site.tensor], self._activation, symmetric=self._symmetric)
+
+    def _of_weight(self, site: Site) -> QuantParams:
+        return weight_params(
+            self._floats(site), self._weight, self._axis(site), reduce_range=self._reduce_range
+        )
+
+    def _floats(self, site: Site) -> npt.NDArray[np.floating]:
+        if site.tensor not in self._model.constants:
+            raise PlacementError(
+                f"'{site.tensor}' is placed as a weight but is no constant of the model",
+                where=self._model.where,
+                cure="place it as an activation",
+            )
+        values = self._model.array(site.tensor).astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise ModelError(
+                f"weight '{site.tensor}' holds NaN or infinite values",
+                where=self._model.where,
+                cure="export the model again; such a weight cannot be quantized",
+            )
+        return values

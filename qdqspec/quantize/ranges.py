@@ -1,0 +1,115 @@
+"""The interval a tensor's values span, and which tensors must share one. May import floors 0 and 1.
+
+It knows nothing of number formats: `scales` turns ranges into scales and zero points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from qdqspec.graph.model import Model, Node
+
+# Ops whose outputs hold values of input 0 only, so that one scale serves both sides without requantizing.
+_COPIES = frozenset(
+    {
+        "DepthToSpace",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "MaxPool",
+        "Pad",
+        "Reshape",
+        "Slice",
+        "SpaceToDepth",
+        "Split",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """The lowest and highest real value to represent. Zero always lies inside, so that it stays exact."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low > self.high:
+            raise ValueError(f"not a range: {self.low} to {self.high}")
+        object.__setattr__(self, "low", min(self.low, 0.0))
+        object.__setattr__(self, "high", max(self.high, 0.0))
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude in it."""
+        return max(-self.low, self.high)
+
+    def union(self, other: TensorRange) -> TensorRange:
+        """The smallest range that holds both."""
+        return TensorRange(min(self.low, other.low), max(self.high, other.high))
+
+
+def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, TensorRange]:
+    """Give the same range, their union, to tensors that a runtime can only merge at equal scales.
+
+    These are the input and outputs of ops that copy values (MaxPool and nearest Resize among them), and
+    all inputs and the output of a Concat. Tensors without a range pass the tie on and get none.
+    """
+    leader = _Leaders()
+    for node in model.nodes:
+        tensors = _tied(node)
+        for tensor in tensors[1:]:
+            leader.join(tensors[0], tensor)
+    union: dict[str, TensorRange] = {}
+    for tensor, seen in ranges.items():
+        key = leader.of(tensor)
+        union[key] = union[key].union(seen) if key in union else seen
+    return {tensor: union[leader.of(tensor)] for tensor in ranges}
+
+
+def _tied(node: Node) -> tuple[str, ...]:
+    if node.domain not in ("", "ai.onnx"):
+        return ()
+    if node.op_type == "Concat":
+        return _named((*node.inputs, *node.outputs))
+    if node.op_type == "MaxPool":
+        return _named((node.inputs[0], node.outputs[0]))  # its second output are indices
+    if node.op_type in _COPIES or (node.op_type == "Resize" and _nearest(node)):
+        return _named((node.inputs[0], *node.outputs))
+    return ()
+
+
+def _nearest(node: Node) -> bool:
+    return node.attributes.get("mode", b"nearest") == b"nearest"
+
+
+def _named(tensors: Iterable[str]) -> tuple[str, ...]:
+    return tuple(tensor for tensor in tensors if tensor)
+
+
+class _Leaders:
+    """Disjoint sets of tensor names, with path halving."""
+
+    def __init__(self) -> None:
+        self._parent: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        """The name that stands for the set ``name`` is in."""
+        parent = self._parent
+        while parent.setdefault(name, name) != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    def join(self, one: str, other: str) -> None:
+        """Make one set of two."""
+        self._parent[self.of(other)] = self.of(one)
