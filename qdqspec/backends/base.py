@@ -55,10 +55,14 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """How to build: worker threads and backend-specific words from configuration."""
+    """How to build: worker threads and backend-specific words from configuration.
+
+    ``serial`` counts the builds of a run; a simulated device draws the deviation of a build from it.
+    """
 
     threads: int = 1
     extra: Mapping[str, str] = field(default_factory=dict)
+    serial: int = 0
 
 
 class Engine(Protocol):

@@ -1,0 +1,201 @@
+"""What a model costs on the simulated device: kernels, their times, and which of them run in integers.
+
+May import floor 0 and 1. Pure: one model and one seed give one answer. The shape of it follows what
+is known of real runtimes: work over throughput, a discount for integer kernels that differs from layer
+to layer and is sometimes a loss, a price for each conversion that no integer kernel takes in, and an
+activation that is free right behind the linear operator it fuses with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.types import Label, LayerTime
+
+LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+FUSED = frozenset({"Relu", "Clip"})
+FREE = frozenset({"Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Dropout"})
+
+_FULL: tuple[Label, ...] = ("in+out",)
+_BOTH: tuple[Label, ...] = ("in+out", "in-only")
+LABELS: dict[str, tuple[Label, ...]] = {
+    **dict.fromkeys(("Conv", "Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"), _FULL),
+    **dict.fromkeys(("Gemm", "MatMul"), _BOTH),
+}
+
+_FLOPS_PER_MS = 2e7  # one float core; only ratios matter
+_ELEMENTS_PER_MS = 1e6  # operators that move or convert values
+_LAUNCH_MS = 0.002  # what any kernel costs, however small
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The executed kernels in graph order. Their times add up to the whole."""
+
+    layers: tuple[LayerTime, ...]
+    structure: str  # digest: equal structures run the same kernels with the same scales
+
+    @property
+    def milliseconds(self) -> float:
+        """Time of one run, without noise."""
+        return math.fsum(layer.milliseconds for layer in self.layers)
+
+
+def cost_of(model: Model, seed: int, scale: float = 1.0) -> Cost:
+    """The kernels this device would run for ``model``; ``scale`` slows all of them alike."""
+    simulation = _Simulation(model, seed)
+    layers = tuple(
+        replace(layer, milliseconds=layer.milliseconds * scale)
+        for node in model.nodes
+        if (layer := simulation.layer(node)) is not None
+    )
+    return Cost(layers=layers, structure=_structure(model, layers))
+
+
+class _Simulation:
+    """Decides for one model which nodes become kernels, and what each costs."""
+
+    def __init__(self, model: Model, seed: int) -> None:
+        self._model = model
+        self._seed = seed
+        self._integer = {node.name for node in model.nodes if self._computes_on_integers(node)}
+
+    def layer(self, node: Node) -> LayerTime | None:
+        """The kernel of a node, or ``None`` where it is free or part of another kernel."""
+        if node.op_type in QDQ_OPS:
+            return self._conversion(node)
+        if node.op_type in FREE or self._is_fused(node):
+            return None
+        integer = node.name in self._integer
+        fused = [self._behind(node)] if self._absorbs(node) else []
+        return LayerTime(
+            name=f"{node.name}_kernel",
+            op_type=f"QLinear{node.op_type}" if integer else node.op_type,
+            milliseconds=_LAUNCH_MS + self._work_ms(node) * (self._discount(node) if integer else 1.0),
+            nodes=(node.name, *(other.name for other in fused)),
+            integer=integer,
+        )
+
+    # ---- integer kernels ------------------------------------------------------------------------
+
+    def _computes_on_integers(self, node: Node) -> bool:
+        if node.op_type not in LABELS or not self._reads_integers(node):
+            return False
+        return "in-only" in LABELS[node.op_type] or self._writes_integers(node)
+
+    def _reads_integers(self, node: Node) -> bool:
+        """Whether every activation and weight comes from a DequantizeLinear; a bias may be float."""
+        inputs = node.inputs[:2] if node.op_type in LINEAR else node.inputs
+        producers = [self._model.producer.get(tensor) for tensor in inputs if tensor]
+        return all(p is not None and p.op_type == "DequantizeLinear" for p in producers)
+
+    def _writes_integers(self, node: Node) -> bool:
+        """Whether its output, behind a fused activation, goes to one QuantizeLinear only."""
+        last = self._behind(node) if self._absorbs(node) else node
+        return self._next_op(last) == "QuantizeLinear"
+
+    def _absorbs(self, node: Node) -> bool:
+        return node.op_type in LINEAR and self._next_op(node) in FUSED
+
+    def _is_fused(self, node: Node) -> bool:
+        before = self._model.producer.get(node.inputs[0]) if node.inputs else None
+        return node.op_type in FUSED and before is not None and self._absorbs(before)
+
+    def _next_op(self, node: Node) -> str | None:
+        """The operator behind a node, where exactly one reads its output and the graph does not."""
+        readers = self._model.consumers.get(node.outputs[0], ())
+        if len(readers) != 1 or node.outputs[0] in self._model.outputs:
+            return None
+        return self._model.by_name[readers[0].node].op_type
+
+    def _behind(self, node: Node) -> Node:
+        return self._model.by_name[self._model.consumers[node.outputs[0]][0].node]
+
+    # ---- conversions ----------------------------------------------------------------------------
+
+    def _conversion(self, node: Node) -> LayerTime | None:
+        """What a Q or DQ costs: nothing where an integer kernel takes it in or its value is constant."""
+        if self._is_taken_in(node):
+            return None
+        if node.op_type == "QuantizeLinear":
+            tensor = node.inputs[0]
+        else:
+            pair = self._model.producer.get(node.inputs[0])
+            tensor = pair.inputs[0] if pair is not None else node.inputs[0]
+        return LayerTime(
+            name=f"{node.op_type}_of_{tensor}",
+            op_type=node.op_type,
+            milliseconds=_LAUNCH_MS + self._elements(node.outputs[0]) / _ELEMENTS_PER_MS,
+            tensors=(tensor,),
+            boundary=True,
+        )
+
+    def _is_taken_in(self, node: Node) -> bool:
+        if node.op_type == "DequantizeLinear":
+            readers = self._model.consumers.get(node.outputs[0], ())
+            return bool(readers) and all(reader.node in self._integer for reader in readers)
+        before = self._model.producer.get(node.inputs[0])
+        if before is None:
+            return node.inputs[0] in self._model.constants
+        if self._is_fused(before):
+            before = self._model.producer[before.inputs[0]]
+        return before.name in self._integer and self._writes_integers(before)
+
+    # ---- work -----------------------------------------------------------------------------------
+
+    def _work_ms(self, node: Node) -> float:
+        if node.op_type in LINEAR:
+            return self._flops(node) / _FLOPS_PER_MS * self._draw(node, "speed", 0.7, 1.4)
+        elements = sum(self._elements(t) for t in (*node.inputs, *node.outputs) if t)
+        return elements / _ELEMENTS_PER_MS * self._draw(node, "speed", 0.5, 2.0)
+
+    def _discount(self, node: Node) -> float:
+        """The integer kernel's time over the float one's. Small operators may lose."""
+        base = self._draw(node, "integer", 0.25, 0.8 if node.op_type in LINEAR else 1.3)
+        return base if self._writes_integers(node) else base * self._draw(node, "in-only", 0.9, 1.3)
+
+    def _flops(self, node: Node) -> float:
+        weight = self._shape(node.inputs[1])
+        if node.op_type in ("Conv", "ConvTranspose"):
+            side = node.outputs[0] if node.op_type == "Conv" else node.inputs[0]
+            return 2.0 * self._elements(side) * math.prod(weight[1:])
+        inner = weight[-2] if len(weight) > 1 else self._elements(node.inputs[1])
+        return 2.0 * self._elements(node.outputs[0]) * inner
+
+    def _elements(self, tensor: str) -> float:
+        return float(math.prod(self._shape(tensor)))
+
+    def _shape(self, tensor: str) -> tuple[int, ...]:
+        """Unknown dimensions count as one."""
+        return tuple(dim or 1 for dim in self._model.shape(tensor) or ())
+
+    def _draw(self, node: Node, what: str, low: float, high: float) -> float:
+        """A number that this seed always gives to this kind of layer: same operator, same shapes."""
+        shapes = [self._shape(tensor) for tensor in (*node.inputs[:2], node.outputs[0])]
+        return low + (high - low) * fraction(self._seed, what, node.op_type, repr(shapes))
+
+
+def fraction(*parts: object) -> float:
+    """A number in [0, 1) that depends on ``parts`` only, evenly spread over different parts."""
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:7], "big") / 2**56
+
+
+def _structure(model: Model, layers: tuple[LayerTime, ...]) -> str:
+    digest = hashlib.sha256()
+    for layer in layers:
+        digest.update(repr((layer.op_type, layer.nodes, layer.tensors, layer.milliseconds)).encode())
+    for node in model.nodes:
+        if node.op_type in QDQ_OPS:
+            digest.update(repr(node.inputs).encode() + _numbers(model, node))
+    return digest.hexdigest()[:16]
+
+
+def _numbers(model: Model, node: Node) -> bytes:
+    """Scale and zero point of a Q or DQ, as far as they are constants."""
+    array: Callable[[str], bytes] = lambda tensor: model.array(tensor).tobytes()  # noqa: E731
+    return b"".join(array(tensor) for tensor in node.inputs[1:3] if tensor in model.constants)

@@ -1,0 +1,266 @@
+"""A simulated device: seeded, instant, and as noisy or as faulty as asked. May import floors 0 and 1.
+
+For tests of searches and statistics, and for dry runs of a spec. Times are made up (see
+`qdqspec.backends._fake_cost`); outputs are real, from the ONNX reference implementation. It takes
+these words from configuration, all optional:
+
+- ``fake.seed``: which device it is (0).
+- ``fake.run_noise``, ``fake.wall_noise``: log standard deviation of single runs on the CPU and the wall
+  clock (0.03 and 0.12: a shared machine). ``fake.build_noise``: the same between builds (0.012).
+- ``fake.drift``, ``fake.drift_period``: amplitude and period in simulated seconds of a slow swing (0, 30).
+- ``fake.scale``: makes everything slower by this factor (1).
+- ``fake.fail_rate``: share of candidates that are refused to be built, always the same ones (0).
+- ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: ``build``, ``run``, ``bind``, ``time`` or
+  ``layers``: raise, die by a segmentation fault, sleep for ever, run out of memory there. Meant for child
+  processes: a crash here is a real one. ``fake.fault_rate``: share of candidates that do so (1).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.errors import BackendError, ConfigError
+from qdqspec.registry import did_you_mean
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+_BUILD_MS = 200.0  # simulated time that passes while building
+_MEMORY_ROOM = 64 << 20  # bytes a process may still take before it runs out, where that is simulated
+_STAGES = ("", "build", "run", "bind", "time", "layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeOptions:
+    """The words after ``fake.`` in configuration; the module says what each means."""
+
+    seed: int = 0
+    run_noise: float = 0.03
+    wall_noise: float = 0.12
+    build_noise: float = 0.012
+    drift: float = 0.0
+    drift_period: float = 30.0
+    scale: float = 1.0
+    fail_rate: float = 0.0
+    fault_rate: float = 1.0
+    raise_: str = ""
+    crash: str = ""
+    hang: str = ""
+    oom: str = ""
+
+
+class FakeDevice:
+    """One simulated device. Deterministic for a seed and a sequence of calls."""
+
+    name = "fake"
+    target = "fake"
+
+    def __init__(self) -> None:
+        self._builds = 0
+        self._now_ms = 0.0  # simulated time, which drift follows
+
+    def probe(self) -> Availability:
+        """Always usable."""
+        return Availability(usable=True, facts={"device": "simulated"})
+
+    def device(self) -> DeviceKey:
+        """One key for all simulated devices: their results are comparable only within one seed."""
+        return DeviceKey(key="fake", details={"note": "simulated times, not measured ones"})
+
+    def capabilities(self) -> Capabilities:
+        """As ONNX Runtime's, on a few more operators."""
+        from qdqspec.backends._fake_cost import FUSED, LABELS
+
+        return Capabilities(
+            formats=("int8",),
+            labels=LABELS,
+            activations={"int8": "uint8"},
+            weights={"int8": "int8"},
+            absorbs=FUSED,
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> FakeEngine:
+        """Read the model and work out its cost; refuse or break down where that was asked for."""
+        from qdqspec.backends._fake_cost import cost_of, fraction
+        from qdqspec.graph.model import load_model
+
+        words = options_from(options.extra)
+        loaded = load_model(model)
+        cost = cost_of(loaded, words.seed, words.scale)
+        if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
+            words = replace(words, raise_="", crash="", hang="", oom="")
+        break_down(words, "build")
+        if fraction(words.seed, "refused", cost.structure) < words.fail_rate:
+            raise BackendError("the simulated device refuses this placement", where=model)
+        random = np.random.default_rng([words.seed, int(cost.structure, 16), options.serial + self._builds])
+        self._builds += 1
+        self.pass_time(_BUILD_MS)
+        return FakeEngine(self, model, words, cost.layers, cost.structure, loaded.inputs, random)
+
+    def pass_time(self, milliseconds: float) -> None:
+        """Let simulated time pass."""
+        self._now_ms += milliseconds
+
+    def drift(self, words: FakeOptions) -> float:
+        """The factor on all times at this moment."""
+        return math.exp(words.drift * math.sin(2 * math.pi * self._now_ms / 1e3 / words.drift_period))
+
+
+class FakeEngine:
+    """A model on the simulated device."""
+
+    def __init__(
+        self,
+        device: FakeDevice,
+        model: Path,
+        words: FakeOptions,
+        layers: tuple[LayerTime, ...],
+        graph_hash: str,
+        inputs: tuple[str, ...],
+        random: np.random.Generator,
+    ) -> None:
+        self.graph_hash = graph_hash
+        self._device = device
+        self._model = model
+        self._words = words
+        self._inputs = inputs
+        self._random = random
+        factor = math.exp(words.build_noise * random.standard_normal())
+        self._layers = tuple(replace(layer, milliseconds=layer.milliseconds * factor) for layer in layers)
+        self._bound = False
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the outputs with the ONNX reference implementation."""
+        from onnx.reference import ReferenceEvaluator
+
+        break_down(self._words, "run")
+        self._check(feeds)
+        evaluator = ReferenceEvaluator(str(self._model))
+        values = evaluator.run(None, dict(feeds))
+        return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        """Check the names of the inputs; their values do not matter to a made-up time."""
+        break_down(self._words, "bind")
+        self._check(feeds)
+        self._bound = True
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        """Draw the times of ``runs`` runs."""
+        break_down(self._words, "time")
+        self._check_bound()
+        self._device.pass_time(warmup * self._milliseconds)
+        cpu, wall = zip(*(self._one_run() for _ in range(runs)), strict=True) if runs else ((), ())
+        return Samples(wall_ms=wall, cpu_ms=cpu)
+
+    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+        """Times per kernel, with the noise that the mean of ``runs`` runs has."""
+        break_down(self._words, "layers")
+        self._check_bound()
+        noise = self._words.run_noise / math.sqrt(max(runs, 1))
+        factors = np.exp(noise * self._random.standard_normal(len(self._layers))) * self._device.drift(
+            self._words
+        )
+        return tuple(
+            replace(layer, milliseconds=layer.milliseconds * float(factor))
+            for layer, factor in zip(self._layers, factors, strict=True)
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def _milliseconds(self) -> float:
+        return math.fsum(layer.milliseconds for layer in self._layers)
+
+    def _one_run(self) -> tuple[float, float]:
+        steady = self._milliseconds * self._device.drift(self._words)
+        cpu = steady * math.exp(self._words.run_noise * self._random.standard_normal())
+        wall = cpu * math.exp(self._words.wall_noise * abs(self._random.standard_normal()))
+        self._device.pass_time(wall)
+        return cpu, wall
+
+    def _check(self, feeds: Mapping[str, Array]) -> None:
+        if missing := sorted(set(self._inputs) - set(feeds)):
+            raise BackendError(f"no value is given for input {', '.join(missing)}", where=self._model)
+
+    def _check_bound(self) -> None:
+        if not self._bound:
+            raise BackendError("no inputs are bound", where=self._model, cure="call bind(feeds) first")
+
+
+def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
+    """What a run of ``model`` takes without any noise, in milliseconds."""
+    from qdqspec.backends._fake_cost import cost_of
+    from qdqspec.graph.model import load_model
+
+    words = options_from(options or {})
+    return cost_of(load_model(model), words.seed, words.scale).milliseconds
+
+
+def options_from(extra: Mapping[str, str]) -> FakeOptions:
+    """Read the words that begin with ``fake.``; raise `ConfigError` for an unknown or unreadable one."""
+    known = {field.name.rstrip("_"): field for field in fields(FakeOptions)}
+    values: dict[str, int | float | str] = {}
+    for word, text in extra.items():
+        if not word.startswith("fake."):
+            continue
+        field = known.get(word.removeprefix("fake."))
+        if field is None:
+            near = did_you_mean(word, [f"fake.{name}" for name in known])
+            raise ConfigError(f"unknown option '{word}'{near}", cure=f"known: {', '.join(known)}")
+        values[field.name] = _value(word, text, type(field.default))
+    return FakeOptions(**values)  # type: ignore[arg-type]  # _value gives each field its own type
+
+
+def _value(word: str, text: str, kind: type) -> int | float | str:
+    if kind is str:
+        if text not in _STAGES:
+            raise ConfigError(f"'{text}' is no stage for {word}", cure=f"one of {', '.join(_STAGES[1:])}")
+        return text
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError:
+        raise ConfigError(f"'{text}' is no number for {word}", cure="write a plain number") from None
+
+
+def break_down(words: FakeOptions, stage: str) -> None:
+    """Raise, crash, hang or run out of memory, where that was asked for at this stage."""
+    if words.raise_ == stage:
+        raise RuntimeError(f"simulated failure in {stage}")
+    if words.crash == stage:
+        _crash()
+    if words.hang == stage:
+        while True:
+            time.sleep(3600)
+    if words.oom == stage:
+        _exhaust_memory()
+
+
+def _crash() -> NoReturn:
+    sys.stderr.write("simulated device: about to crash\n")
+    sys.stderr.flush()
+    ctypes.string_at(0)
+    raise SystemError("reading address 0 did not crash this process")
+
+
+def _exhaust_memory() -> None:
+    """Run into a limit that is set for this process alone, so that the machine keeps its memory."""
+    if sys.platform == "win32":
+        raise MemoryError("simulated")
+    import resource
+
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_ROOM, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    bytearray(4 * _MEMORY_ROOM)
+
+
+backend = FakeDevice

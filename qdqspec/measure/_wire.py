@@ -1,0 +1,113 @@
+"""Frames between qdqspec and its worker processes: a JSON header, then the raw bytes of arrays.
+
+May import floor 0 and numpy. No pickle: whatever a broken or hostile child sends is at worst a wrong
+array or a refused frame, never code.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from qdqspec.backends.base import Array
+from qdqspec.errors import BackendError
+
+Header: TypeAlias = dict[str, Any]
+
+_LENGTH = struct.Struct("<I")
+_NUMERIC_KINDS = "biufc"
+_HEADER_LIMIT = 64 << 20  # bytes; a longer header is noise on the line, not a message
+
+
+class WireClosedError(Exception):
+    """The other end is gone: its process ended, or closed the connection."""
+
+
+class Stream:
+    """Whole frames over one connected socket. ``timeout`` is in seconds for the whole frame; none waits."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(
+        self, header: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
+    ) -> None:
+        """Send one frame. Raises `WireClosedError`, `TimeoutError`, or `BackendError` for an unusable dtype."""
+        arrays = arrays or {}
+        shapes = [[name, _dtype_name(name, array), array.shape] for name, array in arrays.items()]
+        text = json.dumps({**header, "arrays": shapes}).encode()
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.sendall(_LENGTH.pack(len(text)) + text)
+            for array in arrays.values():
+                if array.size:
+                    self._socket.sendall(_bytes_of(array))
+        except (ConnectionError, BrokenPipeError) as error:
+            raise WireClosedError from error
+
+    def receive(self, timeout: float | None = None) -> tuple[Header, dict[str, Array]]:
+        """Wait for one frame. Raises `WireClosedError` or `TimeoutError`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
+        if length > _HEADER_LIMIT:
+            raise WireClosedError(f"a header of {length} bytes")
+        header = json.loads(bytes(self._exactly(length, deadline)))
+        return header, {name: self._array(dtype, shape, deadline) for name, dtype, shape in header["arrays"]}
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+    def _array(self, dtype_name: str, shape: list[int], deadline: float | None) -> Array:
+        dtype = _dtype(dtype_name)
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        return np.frombuffer(self._exactly(size, deadline), dtype=dtype).reshape(shape)
+
+    def _exactly(self, size: int, deadline: float | None) -> bytearray:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        while view:
+            view = view[self._some(view, deadline) :]
+        return buffer
+
+    def _some(self, view: memoryview, deadline: float | None) -> int:
+        self._socket.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
+        try:
+            count = self._socket.recv_into(view)
+        except ConnectionError as error:
+            raise WireClosedError from error
+        if not count:
+            raise WireClosedError
+        return count
+
+
+def _dtype_name(name: str, array: Array) -> str:
+    """The dtype as it travels: ``float32``, ``bfloat16``. Text and objects do not travel."""
+    dtype = array.dtype
+    if dtype.kind in _NUMERIC_KINDS or (dtype.kind == "V" and dtype.type.__module__ == "ml_dtypes"):
+        return dtype.name
+    raise BackendError(
+        f"tensor '{name}' holds {dtype.name} values, and only numbers and booleans can be sent to an engine",
+        cure="feed numeric tensors, or cut the text part off the model",
+    )
+
+
+def _dtype(name: str) -> np.dtype[np.generic]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # bfloat16, float8 and int4, which numpy does not know by itself
+
+        dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+
+
+def _bytes_of(array: Array) -> memoryview:
+    native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
+    return native.reshape(-1).view(np.uint8).data

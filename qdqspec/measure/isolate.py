@@ -1,0 +1,219 @@
+"""A backend whose every engine lives in a process of its own. May import floors 0-2.
+
+`Isolated` offers the seam of `qdqspec.backends.base` and passes each call to a child process: one per
+engine, so that incumbent and challengers are open together and the crash, hang or memory hunger of
+one is a `BackendError` here and nothing to the others. What children print, natively too, goes to
+their log. It must not know of placements, searches or specs.
+"""
+
+from __future__ import annotations
+
+import signal
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from qdqspec import errors
+from qdqspec.backends.base import (
+    Array,
+    Availability,
+    Backend,
+    BuildOptions,
+    Capabilities,
+)
+from qdqspec.errors import BackendError
+from qdqspec.measure._processes import Child, Interpreters, Zygote, can_fork, open_launcher
+from qdqspec.measure._records import layer_from_json, samples_from_json
+from qdqspec.measure._wire import Header, WireClosedError
+from qdqspec.measure.worker import backend_by_name
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+BUILD_TIMEOUT = 600.0
+CALL_TIMEOUT = 120.0
+_SLOWER_THAN_SEEN = (
+    10  # how much slower than the slowest run so far a run may become before it counts as hung
+)
+
+
+class Isolated:
+    """The given backend, or the one of that name, with every engine in its own child process.
+
+    An instance answers `probe`, `device` and `capabilities` itself; children find theirs by its name.
+    ``build_timeout`` and ``call_timeout`` are in seconds; several runs in one call get more, by what a
+    run has taken so far. ``fork`` chooses the launcher: by default a process that has the library loaded
+    is forked where that is safe, and a fresh interpreter is started elsewhere.
+    """
+
+    def __init__(
+        self,
+        backend: str | Backend,
+        *,
+        build_timeout: float = BUILD_TIMEOUT,
+        call_timeout: float = CALL_TIMEOUT,
+        fork: bool | None = None,
+    ) -> None:
+        self._local: Backend = backend_by_name(backend) if isinstance(backend, str) else backend
+        self._registered = backend if isinstance(backend, str) else backend.name
+        self._build_timeout = build_timeout
+        self._call_timeout = call_timeout
+        self._fork = can_fork() if fork is None else fork
+        self._launcher: Zygote | Interpreters | None = None
+        self._close_launcher: weakref.finalize[[], Isolated] | None = None
+        self._builds = 0
+        self.name = self._local.name
+        self.target = self._local.target
+
+    def probe(self) -> Availability:
+        """As the backend itself says."""
+        return self._local.probe()
+
+    def device(self) -> DeviceKey:
+        """As the backend itself says."""
+        return self._local.device()
+
+    def capabilities(self) -> Capabilities:
+        """As the backend itself says."""
+        return self._local.capabilities()
+
+    def build(self, model: Path, options: BuildOptions) -> IsolatedEngine:
+        """Build in a new child process.
+
+        Raises `BackendError` with the backend's reason, or with what became of the child and the last
+        lines it printed.
+        """
+        serial, self._builds = self._builds, self._builds + 1
+        child = self._open_launcher().start()
+        engine = IsolatedEngine(child, model, self._call_timeout)
+        words = {
+            "threads": options.threads,
+            "extra": dict(options.extra),
+            "serial": options.serial + serial,
+        }
+        request = {"do": "build", "model": str(model.absolute()), "options": words}
+        answer, _ = engine.ask(request, timeout=self._build_timeout)
+        engine.graph_hash = str(answer["graph_hash"])
+        return engine
+
+    def close(self) -> None:
+        """End all children. Building again afterwards starts anew."""
+        if self._close_launcher is not None:
+            self._close_launcher()
+        self._launcher = self._close_launcher = None
+
+    def __enter__(self) -> Isolated:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_launcher(self) -> Zygote | Interpreters:
+        if self._launcher is None or not self._launcher.alive:
+            self.close()
+            self._launcher = open_launcher(self._registered, fork=self._fork)
+            self._close_launcher = weakref.finalize(self, self._launcher.close)
+        return self._launcher
+
+
+class IsolatedEngine:
+    """An engine in a child process. After any failure it is closed, and stays closed."""
+
+    graph_hash: str = ""
+
+    def __init__(self, child: Child, model: Path, call_timeout: float) -> None:
+        self.cpu_seconds = 0.0  # processor time that the child has used, as of its last answer
+        self._child = child
+        self._model = model
+        self._call_timeout = call_timeout
+        self._slowest_run = 0.0  # seconds
+        self._bury = weakref.finalize(self, child.bury)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        return self.ask({"do": "run"}, feeds)[1]
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        """Fix the inputs that `time` and `layers` use. They travel once."""
+        self.ask({"do": "bind"}, feeds)
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        """Time single runs on both clocks, in the child, in milliseconds."""
+        request = {"do": "time", "runs": runs, "warmup": warmup}
+        samples = samples_from_json(self.ask(request, timeout=self._patience(runs + warmup))[0]["samples"])
+        self._slowest_run = max(self._slowest_run, max(samples.wall_ms, default=0.0) / 1e3)
+        return samples
+
+    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+        """Time per executed kernel; empty if unknown."""
+        answer, _ = self.ask({"do": "layers", "runs": runs}, timeout=self._patience(runs))
+        return tuple(layer_from_json(layer) for layer in answer["layers"])
+
+    def log(self) -> str:
+        """All that the child has printed so far; empty once it is closed."""
+        return self._child.log()
+
+    def close(self) -> None:
+        """End the child and free what it held; closing twice does no harm."""
+        self._bury()
+
+    def ask(
+        self, request: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
+    ) -> tuple[Header, dict[str, Array]]:
+        """Send one request and wait for its answer. Any failure closes the engine and is a `BackendError`."""
+        if not self._bury.alive:
+            raise BackendError("the engine is closed", where=self._model, cure="build the model again")
+        seconds = self._call_timeout if timeout is None else timeout
+        try:
+            self._child.stream.send(request, arrays, seconds)
+            answer, outputs = self._child.stream.receive(seconds)
+        except TimeoutError:
+            raise self._hung(request["do"], seconds) from None
+        except WireClosedError:
+            raise self._crashed(request["do"]) from None
+        except BaseException:  # an interrupt leaves an answer on the line that nobody will read
+            self.close()
+            raise
+        if "error" in answer:
+            self.close()
+            raise _error_from_json(answer["error"], self._model)
+        self.cpu_seconds = float(answer["cpu_seconds"])
+        return answer, outputs
+
+    def _patience(self, runs: int) -> float:
+        return self._call_timeout + _SLOWER_THAN_SEEN * self._slowest_run * runs
+
+    def _hung(self, what: str, seconds: float) -> BackendError:
+        words = self._child.last_words()
+        self.close()
+        return BackendError(
+            _with_words(f"the engine gave no answer to '{what}' for {seconds:g} s and was ended", words),
+            where=self._model,
+            cure="give it more time, or leave this candidate out",
+        )
+
+    def _crashed(self, what: str) -> BackendError:
+        words = self._child.last_words()
+        fate = _fate(self._bury() or 0)
+        return BackendError(
+            _with_words(f"the engine's process {fate} during '{what}'", words), where=self._model
+        )
+
+
+def _fate(code: int) -> str:
+    """What an exit code means, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def _with_words(what: str, words: str) -> str:
+    return f"{what}; its last words:\n{words}" if words else what
+
+
+def _error_from_json(data: Header, model: Path) -> BackendError:
+    kind = errors.BackendUnavailableError if data["kind"] == "BackendUnavailableError" else BackendError
+    return kind(data["what"], where=data.get("where") or model, cure=data.get("cure"))
