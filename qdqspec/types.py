@@ -428,6 +428,7 @@ class TensorParity:
     max_steps: float
     compared: bool = True  # false where the output is not a float tensor and was compared for equality
     matches: bool = True
+    note: str = ""  # why it could not be compared, or did not match
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,13 +15,15 @@ from qdqspec.quantize.scales import activation_params, quantize, weight_params
 from qdqspec.types import PlacedPair, Placement, Site
 
 Array = npt.NDArray[np.generic]
+_Key = tuple[str, str, int | None, bool]
 
 
 class Quantizer:
     """Gives scale and zero point of a site, and the integers of a weight. Each is computed once.
 
-    ``activation`` and ``weight`` name the number formats a backend stores a site's format in;
-    ``reduce_range`` uses 7 bits of an 8-bit weight. ``ranges`` should be tied already (`tie_ranges`).
+    The site says format and axis. ``ranges`` should be tied already (`tie_ranges`). ``reduce_range`` uses
+    7 bits of an 8-bit weight; ``symmetric_activations`` puts the zero point of unsigned activations that
+    take both signs in the middle.
     """
 
     def __init__(
@@ -29,21 +31,15 @@ class Quantizer:
         model: Model,
         ranges: Mapping[str, TensorRange],
         *,
-        activation: str,
-        weight: str,
-        per_channel: bool = True,
         reduce_range: bool = False,
         symmetric_activations: bool = False,
     ) -> None:
         self._model = model
         self._ranges = ranges
-        self._activation = number_format(activation)
-        self._weight = number_format(weight)
-        self._per_channel = per_channel
         self._reduce_range = reduce_range
         self._symmetric = symmetric_activations
-        self._params: dict[tuple[str, int | None, bool], QuantParams] = {}
-        self._integers: dict[tuple[str, int | None], Array] = {}
+        self._params: dict[_Key, QuantParams] = {}
+        self._integers: dict[_Key, Array] = {}
 
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of the site.
@@ -51,14 +47,14 @@ class Quantizer:
         Raises `PlacementError` for an activation that was not calibrated or a weight that is no constant,
         `ModelError` for a weight that holds NaN or infinity.
         """
-        key = (site.tensor, self._axis(site), site.weight)
+        key = _key(site)
         if key not in self._params:
             self._params[key] = self._of_weight(site) if site.weight else self._of_activation(site)
         return self._params[key]
 
     def integer_weight(self, site: Site) -> Array:
         """The weight's integers, in the shape of the weight. Shared memory: do not write to it."""
-        key = (site.tensor, self._axis(site))
+        key = _key(site)
         if key not in self._integers:
             self._integers[key] = quantize(self._floats(site), self.params(site))
         return self._integers[key]
@@ -76,9 +72,6 @@ class Quantizer:
             zero_point=tuple(np.atleast_1d(params.zero_point).tolist()),
         )
 
-    def _axis(self, site: Site) -> int | None:
-        return site.axis if site.weight and self._per_channel else None
-
     def _of_activation(self, site: Site) -> QuantParams:
         if site.tensor not in self._ranges:
             raise PlacementError(
@@ -86,12 +79,12 @@ class Quantizer:
                 where=self._model.where,
                 cure="calibrate it, or take the site out of the placement",
             )
-        return activation_params(self._ranges[site.tensor], self._activation, symmetric=self._symmetric)
+        fmt = number_format(site.format)
+        return activation_params(self._ranges[site.tensor], fmt, symmetric=self._symmetric)
 
     def _of_weight(self, site: Site) -> QuantParams:
-        return weight_params(
-            self._floats(site), self._weight, self._axis(site), reduce_range=self._reduce_range
-        )
+        fmt = number_format(site.format)
+        return weight_params(self._floats(site), fmt, site.axis, reduce_range=self._reduce_range)
 
     def _floats(self, site: Site) -> npt.NDArray[np.floating]:
         if site.tensor not in self._model.constants:
@@ -108,3 +101,8 @@ class Quantizer:
                 cure="export the model again; such a weight cannot be quantized",
             )
         return values
+
+
+def _key(site: Site) -> _Key:
+    """What the numbers depend on; sites of one tensor with other consumers share them."""
+    return (site.tensor, site.format, site.axis, site.weight)

@@ -41,13 +41,15 @@ def weight_params(
 ) -> QuantParams:
     """Symmetric scales, zero point 0 (the middle for unsigned formats); one a channel where ``axis`` is set.
 
-    ``reduce_range`` uses one bit less, for processors whose 8-bit products saturate.
+    ``reduce_range`` uses one bit less of an 8-bit format, for processors whose 8-bit products saturate.
     """
     axis = None if axis is None else axis % weight.ndim
     others = tuple(d for d in range(weight.ndim) if d != axis) if axis is not None else None
     largest = np.max(np.abs(weight), axis=others, initial=0.0).astype(np.float64)
     steps = (fmt.high - fmt.low) // 2
-    scale = _usable(largest / (steps // 2 if reduce_range else steps))
+    if reduce_range and fmt.dtype.itemsize == 1:
+        steps //= 2
+    scale = _usable(largest / steps)
     middle = 0 if fmt.signed else (fmt.high + 1) // 2
     return QuantParams(
         format=fmt, scale=scale, zero_point=np.full(scale.shape, middle, dtype=fmt.dtype), axis=axis

@@ -1,0 +1,167 @@
+"""Compares outputs of the tuned model with the reference's, sample by sample.
+
+May import floors 0 to 2, numpy, and Polygraphy where it is used. Polygraphy's comparison functions give
+largest difference and cosine of each sample; what needs all samples together (signal and noise power, the
+reference's range) is summed here, in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.errors import DataError
+from qdqspec.types import ParityEvidence, TensorParity
+
+Array = npt.NDArray[np.generic]
+Outputs = Mapping[str, Array]
+Floats = npt.NDArray[np.float64]
+
+_STEPS = 255  # of an 8-bit grid
+
+
+def compare_outputs(pairs: Iterable[tuple[Outputs, Outputs]], data: str) -> ParityEvidence:
+    """Compare (reference, tuned) outputs over all samples; ``data`` names where the inputs came from.
+
+    SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that
+    are no floats must be equal. NaN or infinity where the reference has none, another shape and a missing
+    output are the worst possible result, with the reason in ``note``. Raises `DataError` without a sample.
+    """
+    compared: dict[str, _Output] = {}
+    samples = 0
+    for reference, tuned in pairs:
+        samples += 1
+        for name, value in reference.items():
+            compared.setdefault(name, _Output(name)).add(np.asarray(value), tuned.get(name))
+    if not samples:
+        raise DataError(
+            f"there is no {data} sample to compare outputs on", cure="give `inputs.evaluation` a sample"
+        )
+    return ParityEvidence(
+        outputs=tuple(output.result() for output in compared.values()), samples=samples, data=data
+    )
+
+
+@dataclass(slots=True)
+class _Output:
+    """What is known of one output so far."""
+
+    name: str
+    is_float: bool = True
+    note: str = ""  # of the first sample that cannot be compared
+    unequal: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    max_abs: float = 0.0
+    cosine: float = 1.0
+
+    def add(self, reference: Array, tuned: Array | None) -> None:
+        """Take in one sample. Changes this output."""
+        self.is_float = bool(np.issubdtype(reference.dtype, np.floating))
+        self.note = self.note or _mismatch(reference, tuned)
+        if self.note or tuned is None:
+            return
+        if not self.is_float:
+            self.unequal += int(np.count_nonzero(reference != tuned))
+            return
+        # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
+        finite = np.isfinite(reference)
+        self._add_floats(reference[finite].astype(np.float64), tuned[finite].astype(np.float64))
+
+    def _add_floats(self, reference: Floats, tuned: Floats) -> None:
+        if not reference.size:
+            return
+        self.signal += float(np.square(reference).sum())
+        self.noise += float(np.square(reference - tuned).sum())
+        self.low = min(self.low, float(reference.min()))
+        self.high = max(self.high, float(reference.max()))
+        max_abs, cosine = _polygraphy(reference, tuned)
+        self.max_abs = max(self.max_abs, max_abs)
+        self.cosine = min(self.cosine, cosine)
+
+    def result(self) -> TensorParity:
+        """The parity over all samples taken in."""
+        if not self.is_float:
+            return self._equality()
+        if self.note:
+            return TensorParity(
+                name=self.name,
+                sqnr_db=-math.inf,
+                cosine=-1.0,
+                max_abs=math.inf,
+                max_steps=math.inf,
+                matches=False,
+                note=self.note,
+            )
+        return TensorParity(
+            name=self.name,
+            sqnr_db=sqnr_db(self.signal, self.noise),
+            cosine=self.cosine,
+            max_abs=self.max_abs,
+            max_steps=_ratio(self.max_abs, (self.high - self.low) / _STEPS),
+        )
+
+    def _equality(self) -> TensorParity:
+        note = self.note or (f"{self.unequal} values differ" if self.unequal else "")
+        return TensorParity(
+            name=self.name,
+            sqnr_db=math.inf,
+            cosine=1.0,
+            max_abs=0.0,
+            max_steps=0.0,
+            compared=False,
+            matches=not note,
+            note=note,
+        )
+
+
+def sqnr_db(signal: float, noise: float) -> float:
+    """Ten times the log of signal power over noise power; infinite without noise, even without signal."""
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+
+
+def _ratio(difference: float, step: float) -> float:
+    if difference == 0:
+        return 0.0
+    return difference / step if step > 0 else math.inf
+
+
+def _mismatch(reference: Array, tuned: Array | None) -> str:
+    """Why two outputs cannot be compared value by value; empty where they can."""
+    if tuned is None:
+        return "the tuned model does not give this output"
+    if reference.shape != tuned.shape:
+        return f"shape {list(tuned.shape)} instead of {list(reference.shape)}"
+    if not np.issubdtype(reference.dtype, np.floating):
+        return "" if reference.dtype == tuned.dtype else f"type {tuned.dtype} instead of {reference.dtype}"
+    if not np.issubdtype(tuned.dtype, np.floating):
+        return f"type {tuned.dtype} instead of {reference.dtype}"
+    odd = ~np.isfinite(reference)
+    if not np.isfinite(tuned[~odd]).all():
+        return "NaN or infinite values where the reference has none"
+    if not np.array_equal(reference[odd], tuned[odd], equal_nan=True):
+        return "other values where the reference is NaN or infinite"
+    return ""
+
+
+def _polygraphy(reference: Floats, tuned: Floats) -> tuple[float, float]:
+    """Largest absolute difference and cosine similarity of one sample."""
+    from polygraphy.comparator import CosineSimilarityCompareFunc, IterationResult, SimpleCompareFunc
+    from polygraphy.logger import G_LOGGER
+
+    name = "output"
+    results = [IterationResult({name: values}) for values in (reference, tuned)]
+    # Its verdicts against its own tolerances are not ours; without this it prints them.
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL), np.errstate(all="ignore"):
+        difference = SimpleCompareFunc(check_error_stat="max")(*results)[name]
+        cosine = CosineSimilarityCompareFunc()(*results)[name]
+    similarity = float(cosine.cosine_similarity)
+    return float(difference.max_absdiff), -1.0 if math.isnan(similarity) else similarity

@@ -1,0 +1,256 @@
+"""Sample inputs from .npz files; `random_feeds` stands in where there are none.
+
+May import floors 0 and 1, and numpy. Samples are streamed: one feed is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.errors import DataError
+from qdqspec.parity.npz import Member, read_members
+from qdqspec.parity.random_inputs import random_feeds
+from qdqspec.parity.shapes import InputSpec
+from qdqspec.registry import did_you_mean
+
+__all__ = ["Dataset", "Feeds", "open_data", "random_feeds"]
+
+Array = npt.NDArray[np.generic]
+Feed = dict[str, Array]
+
+LABELS = "labels"  # the one array of a data file that is no model input
+
+
+class Feeds(Protocol):
+    """Inputs for a model, one feed a run; may be gone through as often as one likes.
+
+    ``random`` is true where nothing real stands behind them: parity then proves little, and callers say so.
+    """
+
+    @property
+    def random(self) -> bool:
+        """Whether the values were drawn at random."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results should know about the data."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Feed]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Samples of one .npz file, or of a folder of them in order of name.
+
+    ``len`` counts feeds, ``samples`` the samples in them. ``labels`` are those samples' labels, in order.
+    """
+
+    path: Path
+    samples: int
+    labels: Array | None
+    notes: tuple[str, ...]
+    random: bool = False
+    _columns: tuple[_Column, ...]
+    _feeds: int
+
+    def __len__(self) -> int:
+        return self._feeds
+
+    def __iter__(self) -> Iterator[Feed]:
+        rows = {column.name: column.feeds() for column in self._columns}
+        for _ in range(self._feeds):
+            yield {name: next(feeds) for name, feeds in rows.items()}
+
+    def require_labels(self) -> Array:
+        """The labels; raises `DataError` where the file has none."""
+        if self.labels is None:
+            raise DataError(
+                f"accuracy needs labels, and there is no array '{LABELS}'",
+                where=self.path,
+                cure=f"add {LABELS}=... to numpy.savez: one class number a sample",
+            )
+        return self.labels
+
+
+def open_data(path: Path, inputs: Mapping[str, InputSpec]) -> Dataset:
+    """Open calibration or evaluation data for a model with these inputs.
+
+    An .npz file has one array per model input, its first axis the samples, and may have ``labels``; a folder
+    of such files is read in order of name. A sample is shaped like the input without its first axis, and
+    then as many samples as the batch are stacked (what is left over is dropped, too few are repeated, and
+    ``notes`` says so), or it is shaped like the whole input. Raises `DataError` for anything else; NaN and
+    infinity are found while the samples are read.
+    """
+    files = [read_members(file) for file in _files(path)]
+    for members in files:
+        _check_names(members, inputs)
+    columns = tuple(
+        _column(name, spec, [members[name] for members in files]) for name, spec in inputs.items()
+    )
+    if not columns:
+        raise DataError("the model has no inputs, so it needs no data", where=path)
+    rows, feeds = _count(path, columns)
+    used = feeds * columns[0].group
+    return Dataset(
+        path=path,
+        samples=used,
+        labels=_labels(path, files, inputs, rows, used),
+        notes=(*_batch_notes(path, columns, rows, used), *(n for c in columns for n in c.notes())),
+        _columns=columns,
+        _feeds=feeds,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """The samples of one input over all files. ``group`` samples make a feed."""
+
+    name: str
+    spec: InputSpec
+    members: tuple[Member, ...]
+    stacked: bool
+
+    @property
+    def group(self) -> int:
+        return self.spec.shape[0] if self.stacked else 1
+
+    @property
+    def rows(self) -> int:
+        return sum(member.shape[0] for member in self.members)
+
+    def feeds(self) -> Iterator[Array]:
+        rows: Iterator[Array] = chain.from_iterable(self._rows(member) for member in self.members)
+        if self.rows < self.group:
+            rows = cycle(rows)
+        while group := tuple(islice(rows, self.group)):
+            yield np.stack(group) if self.stacked else group[0]
+
+    def notes(self) -> Iterator[str]:
+        for dtype in sorted({str(m.dtype) for m in self.members if m.dtype != self.spec.dtype}):
+            yield f"array '{self.name}' is {dtype} and is given to the model as {self.spec.dtype}, unscaled"
+
+    def _rows(self, member: Member) -> Iterator[Array]:
+        for index, row in enumerate(member.rows()):
+            with np.errstate(over="ignore"):
+                cast = row.astype(self.spec.dtype)
+            if not _faithful(row, cast):
+                raise DataError(
+                    f"array '{self.name}' holds NaN, infinity or a value outside {self.spec.dtype} "
+                    f"in sample {index}",
+                    where=member.file,
+                    cure="take the sample out, or look at how it was made",
+                )
+            yield cast
+
+
+def _faithful(row: Array, cast: Array) -> bool:
+    """Floats must be finite after the cast, integers must keep their value."""
+    if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
+        return bool((row == cast).all())
+    return bool(np.isfinite(cast).all())
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(path.glob("*.npz"))
+    if not files:
+        raise DataError("this folder holds no .npz file", where=path, cure="put the samples there")
+    return files
+
+
+def _check_names(members: Mapping[str, Member], inputs: Mapping[str, InputSpec]) -> None:
+    file = next(iter(members.values())).file
+    if missing := [name for name in inputs if name not in members]:
+        raise DataError(
+            f"there is no array for the model's input '{missing[0]}'{did_you_mean(missing[0], [*members])}",
+            where=file,
+            cure=f"its arrays: {', '.join(members)}; save one under the name of each input",
+        )
+    known = (*inputs, LABELS)
+    if extra := [name for name in members if name not in known]:
+        raise DataError(
+            f"array '{extra[0]}' is no input of the model{did_you_mean(extra[0], known)}",
+            where=file,
+            cure=f"known: {', '.join(known)}",
+        )
+
+
+def _column(name: str, spec: InputSpec, members: list[Member]) -> _Column:
+    for member in members:
+        if not np.can_cast(member.dtype, spec.dtype, "same_kind"):
+            raise DataError(
+                f"array '{name}' is {member.dtype}, and the model takes {spec.dtype}",
+                where=member.file,
+                cure=f"save it as {spec.dtype}",
+            )
+        if member.shape[1:] not in (spec.shape, spec.shape[1:]):
+            raise _wrong_shape(name, spec, member)
+    stacked = {bool(spec.shape) and member.shape[1:] == spec.shape[1:] for member in members}
+    if len(stacked) > 1:
+        raise _wrong_shape(name, spec, members[-1])
+    return _Column(name=name, spec=spec, members=tuple(members), stacked=stacked.pop())
+
+
+def _wrong_shape(name: str, spec: InputSpec, member: Member) -> DataError:
+    sample, whole = list(spec.shape[1:]), list(spec.shape)
+    return DataError(
+        f"array '{name}' has shape {list(member.shape)}: samples of shape {list(member.shape[1:])}, "
+        f"where the model takes {whole}",
+        where=member.file,
+        cure=f"give each sample the shape {sample}, in every file; its first axis counts samples",
+    )
+
+
+def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
+    """Samples and feeds, which must be the same for all arrays."""
+    counts = {column.name: column.rows for column in columns}
+    if not all(counts.values()):
+        empty = next(name for name, rows in counts.items() if not rows)
+        raise DataError(f"array '{empty}' has no samples", where=path, cure="give it at least one")
+    feeds = {max(column.rows // column.group, 1) for column in columns}
+    same_kind = len({column.rows for column in columns if column.stacked}) <= 1
+    if len(feeds) > 1 or not same_kind:
+        raise DataError(
+            f"arrays have unequal numbers of samples: {_listed(counts)}",
+            where=path,
+            cure="give every array one entry a sample",
+        )
+    return columns[0].rows, feeds.pop()
+
+
+def _labels(
+    path: Path, files: list[dict[str, Member]], inputs: Mapping[str, InputSpec], rows: int, used: int
+) -> Array | None:
+    """The labels of the samples used: fewer or, where samples are repeated, more than the file has."""
+    members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
+    if not members:
+        return None
+    found = np.array(list(chain.from_iterable(member.rows() for member in members)))
+    if len(found) != rows:
+        raise DataError(
+            f"there are {len(found)} {LABELS} for {rows} samples", where=path, cure="give every sample one"
+        )
+    return found[np.arange(used) % rows]
+
+
+def _batch_notes(path: Path, columns: tuple[_Column, ...], rows: int, used: int) -> Iterator[str]:
+    if used > rows:
+        yield f"{path.name}: {rows} samples are repeated to fill a batch of {columns[0].group}"
+    elif used < rows:
+        yield f"{path.name}: the last {rows - used} of {rows} samples do not fill a batch and are not used"
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"'{name}' {rows}" for name, rows in counts.items())

@@ -1,0 +1,128 @@
+"""Reads arrays of an .npz file row by row, without ever holding one in memory.
+
+May import floor 0 and numpy. No pickle: object arrays are refused. It knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.errors import DataError
+
+Array = npt.NDArray[np.generic]
+_HOW = "write it with numpy.savez(path, input_name=array), one array per model input"
+_READERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One array of an .npz file, known by its header. ``shape`` includes the first axis, the samples."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    def rows(self) -> Iterator[Array]:
+        """The array's rows along its first axis, each in memory of its own."""
+        size = int(np.prod(self.shape[1:])) * self.dtype.itemsize
+        with (
+            _reading(self.file, self.name),
+            zipfile.ZipFile(self.file) as archive,
+            archive.open(f"{self.name}.npy") as stream,
+        ):
+            _header(stream, self.file, self.name)
+            for row in range(self.shape[0]):
+                yield self._row(_read_exactly(stream, size), size, row)
+            stream.read(1)  # the archive compares its checksum when it meets the end
+
+    def _row(self, data: bytes, size: int, row: int) -> Array:
+        if len(data) < size:
+            raise _damaged(self.file, self.name, f"it ends in row {row} of {self.shape[0]}")
+        return np.frombuffer(data, dtype=self.dtype).reshape(self.shape[1:])
+
+
+def read_members(file: Path) -> dict[str, Member]:
+    """The arrays of an .npz file by name. Only headers are read.
+
+    Raises `DataError` where the file is missing or no .npz, or an array is pickled, has no first axis, or is
+    stored column by column.
+    """
+    if not file.is_file():
+        raise DataError("there is no such data file", where=file, cure="check the path in the spec")
+    with _reading(file), zipfile.ZipFile(file) as archive:
+        names = [info.filename for info in archive.infolist() if info.filename.endswith(".npy")]
+        if not names:
+            raise DataError("this .npz file holds no array", where=file, cure=_HOW)
+        return {name[:-4]: _member(archive, file, name) for name in names}
+
+
+def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
+    with archive.open(name) as stream:
+        shape, fortran, dtype = _header(stream, file, name[:-4])
+    where = f"array '{name[:-4]}'"
+    if dtype.hasobject or dtype.names is not None:
+        raise DataError(
+            f"{where} holds pickled objects, which are never loaded",
+            where=file,
+            cure="store plain numbers: numpy.asarray(array, dtype=numpy.float32)",
+        )
+    if not shape:
+        raise DataError(
+            f"{where} is a single number; its first axis must count samples",
+            where=file,
+            cure="stack one entry a sample",
+        )
+    if fortran and len(shape) > 1:
+        raise DataError(
+            f"{where} is stored column by column (Fortran order), so its samples cannot be streamed",
+            where=file,
+            cure="save numpy.ascontiguousarray(array)",
+        )
+    return Member(file=file, name=name[:-4], shape=shape, dtype=dtype)
+
+
+def _header(stream: IO[bytes], file: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    try:
+        read = _READERS[np.lib.format.read_magic(stream)]
+        shape, fortran, dtype = read(stream)
+    except (KeyError, ValueError) as error:
+        raise _damaged(file, name, f"its header is not one of numpy's ({error})") from None
+    return shape, fortran, dtype
+
+
+def _read_exactly(stream: IO[bytes], size: int) -> bytes:
+    """Up to ``size`` bytes; fewer only at the end. A zip member may give less than asked for at once."""
+    parts = []
+    while size and (part := stream.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _damaged(file: Path, name: str, why: str) -> DataError:
+    return DataError(f"array '{name}' is damaged: {why}", where=file, cure="write the file again")
+
+
+@contextmanager
+def _reading(file: Path, name: str | None = None) -> Iterator[None]:
+    """Turn what zipfile and zlib raise into a `DataError` that names the file."""
+    subject = "the file" if name is None else f"array '{name}'"
+    try:
+        yield
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise DataError(f"{subject} cannot be read as .npz ({error})", where=file, cure=_HOW) from None
+    except OSError as error:
+        raise DataError(f"the file cannot be read: {error.strerror}", where=file) from None

@@ -1,0 +1,118 @@
+"""The shapes and types of a model's inputs, as one case runs it. May import floors 0 and 1, and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from qdqspec.errors import ModelError, SpecError
+from qdqspec.graph.model import Model
+from qdqspec.registry import did_you_mean
+from qdqspec.types import Inputs
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSpec:
+    """What one input of a case takes: its numpy dtype and its full shape, batch included."""
+
+    dtype: np.dtype[np.generic]
+    shape: Shape
+
+
+def resolve_shapes(model: Model, inputs: Inputs) -> dict[str, Shape]:
+    """The static shape of every model input, for the first profile of a case.
+
+    Declared shapes come first, then the model's own static dimensions. ``inputs.batch`` replaces every
+    dynamic leading dimension. A dynamic leading dimension of an input of rank two or more that nobody
+    declares is 1; any other undeclared dynamic dimension raises `ModelError`, as does a declared one that
+    contradicts the model. Declared names that are no inputs raise `SpecError`.
+    """
+    declared = inputs.profiles[0].opt()
+    if unknown := [name for name in declared if name not in model.inputs]:
+        near = did_you_mean(unknown[0], model.inputs)
+        raise SpecError(
+            f"`inputs.shapes` names '{unknown[0]}', which is no input of the model{near}",
+            where=model.where,
+            cure=f"its inputs: {', '.join(model.inputs)}",
+        )
+    own = {name: _own_shape(model, name, declared.get(name)) for name in model.inputs}
+    _check_batch(model, own, inputs.batch)
+    return {name: _resolve(model, name, own[name], declared.get(name), inputs.batch) for name in own}
+
+
+def input_specs(model: Model, shapes: Mapping[str, Shape]) -> dict[str, InputSpec]:
+    """Dtype and shape of every model input; raises `ModelError` for an input that is no numeric tensor."""
+    return {name: InputSpec(dtype=_dtype(model, name), shape=tuple(shapes[name])) for name in model.inputs}
+
+
+def _own_shape(model: Model, name: str, declared: Shape | None) -> tuple[int | None, ...]:
+    own = model.shape(name)
+    if own is None and declared is None:
+        raise ModelError(
+            f"input '{name}' has no known rank", where=model.where, cure=_declare(name, "a full shape")
+        )
+    if own is None:
+        assert declared is not None
+        return (None,) * len(declared)
+    return tuple(None if dim is not None and dim < 0 else dim for dim in own)
+
+
+def _check_batch(model: Model, own: Mapping[str, tuple[int | None, ...]], batch: int | None) -> None:
+    """A batch must reach an input: one with a dynamic first dimension, or one that has it already."""
+    first = {name: shape[0] for name, shape in own.items() if shape}
+    if batch is None or any(dim in (None, batch) for dim in first.values()):
+        return
+    fixed = ", ".join(f"'{name}' at {dim}" for name, dim in first.items())
+    raise ModelError(
+        f"batch {batch} is asked for, but the model fixes the first dimension of {fixed or 'no input'}",
+        where=model.where,
+        cure="export the model with a dynamic batch, or take `batch` out of the matrix",
+    )
+
+
+def _resolve(
+    model: Model, name: str, own: tuple[int | None, ...], declared: Shape | None, batch: int | None
+) -> Shape:
+    wanted: list[int | None] = list(own if declared is None else declared)
+    if batch is not None and own and own[0] is None:
+        wanted[0] = batch
+    elif declared is None and len(own) > 1 and own[0] is None:
+        wanted[0] = 1
+    if open_dims := [index for index, dim in enumerate(wanted) if dim is None]:
+        raise ModelError(
+            f"dimension {open_dims[0]} of input '{name}' is dynamic and no shape is declared for it",
+            where=model.where,
+            cure=_declare(name, [dim if dim is not None else "?" for dim in wanted]),
+        )
+    shape = tuple(dim for dim in wanted if dim is not None)
+    fits = len(shape) == len(own) and all(a in (None, b) for a, b in zip(own, shape, strict=True))
+    if not fits:
+        raise ModelError(
+            f"input '{name}' is declared with shape {list(shape)}, but the model has {_text(own)}",
+            where=model.where,
+            cure="give `inputs.shapes` what the model takes",
+        )
+    return shape
+
+
+def _dtype(model: Model, name: str) -> np.dtype[np.generic]:
+    known = model.elem_type(name)
+    if known in (None, onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+        raise ModelError(
+            f"input '{name}' is no tensor of numbers, so it cannot be fed from data", where=model.where
+        )
+    return onnx.helper.tensor_dtype_to_np_dtype(known)
+
+
+def _declare(name: str, shape: object) -> str:
+    text = "[" + ", ".join(map(str, shape)) + "]" if isinstance(shape, list) else f"<{shape}>"
+    return f"declare it in the spec: inputs: {{shapes: {{{name}: {text}}}}}"
+
+
+def _text(shape: tuple[int | None, ...]) -> str:
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
