@@ -1,0 +1,201 @@
+"""How a record is written: each class is one JSON object of `result.json` or of the run record.
+
+May import floor 0 and pydantic. Reading ignores unknown keys, so that a newer minor version's records
+stay readable; ``schema_version`` changes where an old reader would misunderstand. Numbers that JSON
+lacks are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``: an SQNR of ``"Infinity"`` means
+that the outputs are equal. No absolute path, user or host name is ever written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from qdqspec.types import (
+    AccuracyEvidence,
+    Clock,
+    Consumer,
+    DeviceKey,
+    Interval,
+    Outcome,
+    Provenance,
+    Race,
+    Samples,
+    Section,
+    Severity,
+    TensorParity,
+)
+
+SCHEMA_VERSION: Final = 1
+
+
+class Part(BaseModel):
+    """One JSON object."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+
+
+class ModelPart(Part):
+    """The model by content; its path is relative to the spec, or its name where it lies elsewhere."""
+
+    sha256: str
+    path: str
+
+
+class SchemePart(Part):
+    """What identifies the placement: equal digests have Q/DQ at the same places."""
+
+    digest: str
+
+
+class TimedPart(Part):
+    """One role's runs, and their median on the gating clock."""
+
+    median_ms: float
+    samples: Samples
+
+
+class OtherPart(TimedPart):
+    """Another candidate of the final measurement: quantize-everything, or the runner-up."""
+
+    role: str
+
+
+class SpeedupPart(Part):
+    """Reference time over tuned time, with the bounds of its 95 % confidence interval."""
+
+    median: float
+    ci95: tuple[float, float]
+
+
+class LatencyPart(Part):
+    """How the times above were taken. ``ratios`` are times over the reference's, by role."""
+
+    clock: Clock
+    builds: int
+    ratios: Mapping[str, Interval]
+    provenance: Provenance
+
+
+class TrialPart(Part):
+    """One build of the search, without its placement and samples, which the journal keeps."""
+
+    number: int
+    phase: str
+    status: Literal["ok", "failed"]
+    error: str | None
+    build_seconds: float
+    ratio: float | None
+    incumbent: bool
+    race: Race | None
+
+
+class TrialsPart(Part):
+    """The search's builds; ``list`` also holds the rebuilds for noise and confirmation."""
+
+    total: int
+    built: int
+    failed: int
+    list: tuple[TrialPart, ...]
+
+
+class SearchPart(Part):
+    """How the winner was found."""
+
+    strategy: str
+    seconds: float
+    cpu_seconds: float
+    eps: float
+    blocks: int
+    left_alone: bool
+    reason: str
+    provenance: Provenance
+
+
+class CountPart(Part):
+    """How many there are."""
+
+    count: int
+
+
+class PairPart(Part):
+    """One Q/DQ pair, in names of the model without Q/DQ. ``consumers`` are (node, input) pairs."""
+
+    tensor: str
+    consumers: tuple[Consumer, ...]
+    format: str
+    axis: int | None
+    weight: bool
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+
+
+class ParityPart(Part):
+    """The worst output's numbers, then every output's."""
+
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    max_steps: float
+    samples: int
+    data: str
+    outputs: tuple[TensorParity, ...]
+
+
+class CheckPart(Part):
+    """What one check said."""
+
+    id: str
+    kind: str
+    severity: Severity
+    verdict: Outcome
+    headline: str
+    numbers: Mapping[str, float]
+    sections: tuple[Section, ...]
+    advice: str
+
+
+class CasePart(Part):
+    """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type."""
+
+    schema_version: Literal[1]
+    case: str
+    id: str
+    spec: str | None
+    title: str
+    tags: tuple[str, ...]
+    matrix: Mapping[str, str | int | float]
+    backend: str
+    target: str
+    device: DeviceKey
+    model: ModelPart
+    scheme: SchemePart | None
+    reference: TimedPart | None
+    tuned: TimedPart | None
+    others: tuple[OtherPart, ...]
+    speedup: SpeedupPart | None
+    latency: LatencyPart | None
+    trials: TrialsPart | None
+    search: SearchPart | None
+    regions: CountPart | None
+    patterns: CountPart | None
+    placement: tuple[PairPart, ...]
+    parity: ParityPart | None
+    accuracy: Mapping[str, AccuracyEvidence]
+    size_bytes: Mapping[str, int]
+    ops: Mapping[str, tuple[str, ...]]
+    checks: tuple[CheckPart, ...]
+    warnings: tuple[str, ...]
+    provenance: Provenance
+
+
+class RunPart(Part):
+    """The run record: every case of a run."""
+
+    schema_version: Literal[1]
+    qdqspec: str
+    started: str
+    seconds: float
+    cases: tuple[CasePart, ...]

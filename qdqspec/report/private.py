@@ -1,0 +1,65 @@
+"""Keeps what is private to a machine out of records: folders, and with them user names. May import floor 0."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from qdqspec.types import Case, DeviceKey, Evidence, Section, Verdict
+
+
+def model_path(case: Case) -> str:
+    """The model's path relative to the spec's folder, or its name alone where it lies elsewhere."""
+    if case.spec is not None and case.model.is_relative_to(case.spec.parent):
+        return case.model.relative_to(case.spec.parent).as_posix()
+    return case.model.name
+
+
+class Redactor:
+    """Replaces this machine's folders in free text: error messages of a runtime name temporary files.
+
+    Names of nodes and tensors are never touched, although they look like paths.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        case = evidence.case
+        named = {
+            "<output>": evidence.output,
+            "<spec folder>": case.spec.parent if case.spec else None,
+            "<model folder>": case.model.parent,
+            "<here>": Path.cwd(),
+            "<temporary>": Path(tempfile.gettempdir()),
+            "<home>": Path.home(),
+        }
+        # The longest first: an output folder often lies in the spec's folder, and that in the home.
+        folders = {str(path): name for name, path in named.items() if path is not None and path.is_absolute()}
+        self._names = {folder: folders[folder] for folder in sorted(folders, key=len, reverse=True)}
+        either = "|".join(re.escape(folder) for folder in self._names if len(folder) > 1)
+        # Whole folders only: with /tmp among them, /tmpfs and node /block/tmp/Conv stay as they are.
+        self._pattern = re.compile(rf"(?<![\w/.-])({either})(?![\w.-])") if either else None
+
+    def text(self, text: str) -> str:
+        """The text without folders of this machine."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda found: self._names[found[1]], text)
+
+    def device(self, device: DeviceKey) -> DeviceKey:
+        """The device, with its details cleaned."""
+        return DeviceKey(
+            key=device.key, details={name: self.text(value) for name, value in device.details.items()}
+        )
+
+    def verdict(self, verdict: Verdict) -> Verdict:
+        """The verdict with its free texts cleaned; table cells hold names and stay."""
+        return replace(
+            verdict,
+            headline=self.text(verdict.headline),
+            advice=self.text(verdict.advice),
+            sections=tuple(self._section(section) for section in verdict.sections),
+        )
+
+    def _section(self, section: Section) -> Section:
+        return replace(section, text=self.text(section.text))

@@ -1,0 +1,101 @@
+"""Records as JSON and back. May import floor 0, pydantic and this room's layout.
+
+``record_from_json(record_to_json(record))`` keeps all that reports show, and a second round trip
+changes nothing. What only the journal and the spec know (trial placements, check parameters, layer
+times) is not in a record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from qdqspec.errors import StateError
+from qdqspec.report.compose import part_from_case
+from qdqspec.report.layout import SCHEMA_VERSION, CasePart, RunPart
+from qdqspec.report.restore import case_from_part
+from qdqspec.types import CaseRecord, RunRecord
+
+_AGAIN = "name a file that --qdq-json wrote, or run the specs again"
+_AnyPart = TypeVar("_AnyPart", RunPart, CasePart)
+
+
+def record_to_json(record: RunRecord) -> dict[str, Any]:
+    """The run record as strict JSON data: `json.dumps` of it needs no NaN or Infinity."""
+    part = RunPart(
+        schema_version=SCHEMA_VERSION,
+        qdqspec=record.version,
+        started=record.started,
+        seconds=record.seconds,
+        cases=tuple(part_from_case(case) for case in record.cases),
+    )
+    return _data(part)
+
+
+def case_to_json(record: CaseRecord) -> dict[str, Any]:
+    """One case as strict JSON data: the content of ``result.json``, and an entry of the run record."""
+    return _data(part_from_case(record))
+
+
+def record_from_json(data: object) -> RunRecord:
+    """The run record that was written; raises `StateError` where the data is damaged or something else."""
+    part = _part(RunPart, data, "run record")
+    with _damage("run record"):
+        cases = tuple(case_from_part(case) for case in part.cases)
+    return RunRecord(version=part.qdqspec, started=part.started, seconds=part.seconds, cases=cases)
+
+
+def case_from_json(data: object) -> CaseRecord:
+    """The case of a ``result.json``; raises `StateError` where the data is damaged or something else."""
+    part = _part(CasePart, data, "case record")
+    with _damage("case record"):
+        return case_from_part(part)
+
+
+def read_record(path: Path) -> RunRecord:
+    """The run record in a file; raises `StateError` naming the file where there is none."""
+    try:
+        return record_from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise StateError(f"the run record cannot be read: {error.strerror}", where=path) from None
+    except (ValueError, RecursionError):
+        raise StateError("this is not a JSON file", where=path, cure=_AGAIN) from None
+    except StateError as error:
+        raise StateError(error.what, where=path, cure=error.cure) from None
+
+
+def json_text(data: dict[str, Any]) -> str:
+    """The data as a file's text: two spaces, sorted keys, strict JSON, a newline at the end."""
+    return json.dumps(data, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _data(part: RunPart | CasePart) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(part.model_dump_json())
+    return data
+
+
+def _part(layout: type[_AnyPart], data: object, name: str) -> _AnyPart:
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        said = f"schema_version {version}" if isinstance(version, int) else "no schema_version"
+        raise StateError(f"this is no {name} of schema_version {SCHEMA_VERSION}: it has {said}", cure=_AGAIN)
+    with _damage(name):
+        return layout.model_validate(data)
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Tell of the first thing that is wrong as a `StateError`."""
+    try:
+        yield
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"])) or "the whole"
+        raise StateError(f"the {name} is damaged: {where}: {problem['msg']}", cure=_AGAIN) from None
+    except ValueError as error:
+        raise StateError(f"the {name} is damaged: {error}", cure=_AGAIN) from None

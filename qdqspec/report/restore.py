@@ -1,0 +1,135 @@
+"""A written case as the record it was. May import floor 0 and this room's layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qdqspec.report.layout import CasePart, CheckPart, PairPart, TrialPart
+from qdqspec.types import (
+    Case,
+    CaseRecord,
+    CheckResult,
+    Evidence,
+    Interval,
+    LatencyEvidence,
+    ParityEvidence,
+    PlacedPair,
+    Placement,
+    SearchResult,
+    Site,
+    Trial,
+    Verdict,
+)
+
+_NOWHERE = Placement(sites=frozenset())  # a record does not keep where a trial put its pairs
+
+
+def case_from_part(part: CasePart) -> CaseRecord:
+    """The case record; raises ``ValueError`` where its parts contradict each other."""
+    evidence = Evidence(
+        case=_case(part),
+        backend=part.backend,
+        target=part.target,
+        device=part.device,
+        model_sha256=part.model.sha256,
+        search=_search(part),
+        pairs=tuple(_pair(pair) for pair in part.placement),
+        latency=_latency(part),
+        parity=_parity(part),
+        accuracy=part.accuracy,
+        size_bytes=part.size_bytes,
+        node_ops={node: op_type for op_type, nodes in part.ops.items() for node in nodes},
+        warnings=part.warnings,
+    )
+    return CaseRecord(evidence=evidence, results=tuple(_check(check) for check in part.checks))
+
+
+def _case(part: CasePart) -> Case:
+    return Case(
+        id=part.id,
+        model=Path(part.model.path),
+        spec=Path(part.spec) if part.spec is not None else None,
+        title=part.title,
+        tags=part.tags,
+        matrix=part.matrix,
+    )
+
+
+def _search(part: CasePart) -> SearchResult | None:
+    search, trials = part.search, part.trials
+    if search is None or trials is None:
+        return None
+    return SearchResult(
+        winner=Placement(sites=frozenset(_pair(pair).site for pair in part.placement)),
+        trials=tuple(_trial(trial) for trial in trials.list),
+        left_alone=search.left_alone,
+        reason=search.reason,
+        strategy=search.strategy,
+        seconds=search.seconds,
+        cpu_seconds=search.cpu_seconds,
+        eps=search.eps,
+        blocks=search.blocks,
+        regions=part.regions.count if part.regions else 0,
+        patterns=part.patterns.count if part.patterns else 0,
+        provenance=search.provenance,
+    )
+
+
+def _trial(part: TrialPart) -> Trial:
+    return Trial(
+        number=part.number,
+        phase=part.phase,
+        placement=_NOWHERE,
+        status=part.status,
+        error=part.error,
+        build_seconds=part.build_seconds,
+        race=part.race,
+        incumbent=part.incumbent,
+        ratio=part.ratio,
+    )
+
+
+def _pair(part: PairPart) -> PlacedPair:
+    site = Site(
+        tensor=part.tensor,
+        consumers=part.consumers,
+        format=part.format,
+        axis=part.axis,
+        weight=part.weight,
+    )
+    return PlacedPair(site=site, scale=part.scale, zero_point=part.zero_point)
+
+
+def _latency(part: CasePart) -> LatencyEvidence | None:
+    if part.latency is None or part.speedup is None:
+        return None
+    roles = {"reference": part.reference, "tuned": part.tuned, **{other.role: other for other in part.others}}
+    samples = {role: timed.samples for role, timed in roles.items() if timed is not None}
+    empty = [role for role, taken in samples.items() if not taken.on(part.latency.clock)]
+    if empty:
+        raise ValueError(f"{empty[0]} has no samples")
+    return LatencyEvidence(
+        clock=part.latency.clock,
+        samples=samples,
+        ratios=part.latency.ratios,
+        speedup=Interval(median=part.speedup.median, low=part.speedup.ci95[0], high=part.speedup.ci95[1]),
+        builds=part.latency.builds,
+        provenance=part.latency.provenance,
+    )
+
+
+def _parity(part: CasePart) -> ParityEvidence | None:
+    if part.parity is None:
+        return None
+    return ParityEvidence(outputs=part.parity.outputs, samples=part.parity.samples, data=part.parity.data)
+
+
+def _check(part: CheckPart) -> CheckResult:
+    verdict = Verdict(
+        outcome=part.verdict,
+        headline=part.headline,
+        sections=part.sections,
+        numbers=part.numbers,
+        advice=part.advice,
+    )
+    return CheckResult(id=part.id, kind=part.kind, severity=part.severity, verdict=verdict)

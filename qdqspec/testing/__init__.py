@@ -1,0 +1,1 @@
+"""Shipped for others: contract suites to inherit, sample records, tiny models."""

@@ -1,0 +1,269 @@
+"""Sample records: a run as reports see it, made without measuring anything. May import floors 0 and 5.
+
+The numbers are invented but plausible, and the same on every machine. The verdicts are those of the
+real checks. ``sample_run()`` holds a model that gained, one that was left alone and one with accuracy.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from qdqspec.checks.base import Check, CheckParams
+from qdqspec.registry import resolve
+from qdqspec.types import (
+    AccuracyEvidence,
+    Case,
+    CaseRecord,
+    CheckResult,
+    CheckSpec,
+    Consumer,
+    DeviceKey,
+    Evidence,
+    Interval,
+    LatencyEvidence,
+    ParityEvidence,
+    PlacedPair,
+    Placement,
+    Provenance,
+    Race,
+    RunRecord,
+    Samples,
+    SearchResult,
+    Site,
+    TensorParity,
+    Trial,
+)
+
+FOLDER = Path("/specs")
+STARTED = "2026-01-15T09:30:00Z"
+DEVICE = DeviceKey(
+    key="x86-64 avx512-vnni onnxruntime-1.31",
+    details={"cpu": "Sample CPU 3.1 GHz", "threads": "1", "onnxruntime": "1.31.1"},
+)
+
+
+def sample_run() -> RunRecord:
+    """Three cases: a gain with one failing check, a model left alone, and one from the cache with accuracy."""
+    return RunRecord(
+        version="0.1.0", started=STARTED, seconds=754.2, cases=(faster_case(), alone_case(), cached_case())
+    )
+
+
+def faster_case() -> CaseRecord:
+    """SqueezeNet, 1.74 times as fast; its latency budget is missed and everything else holds."""
+    case = _case(
+        "squeezenet",
+        "SqueezeNet for the door camera",
+        ("latency", {"max_ms": {"onnxruntime-cpu": 4.5}}),
+        ("speedup", {"min": 1.3}),
+        ("parity", {"min_sqnr_db": 20, "min_cosine": 0.999}),
+        ("placement", {"require": ["Conv"], "forbid": ["Softmax"], "max_pairs": 40}),
+    )
+    pairs = sample_pairs(12, whole=26)
+    evidence = _evidence(
+        case,
+        pairs=pairs,
+        search=sample_search(pairs, (1.0, 0.66, 0.93, 0.81, 0.575, None, 0.60, 0.574)),
+        latency=sample_latency({"reference": 8.31, "tuned": 4.77, "everything": 5.48, "runner-up": 4.81}),
+        parity=_parity(("softmaxout_1", 31.4)),
+        size_bytes={"reference": 4_956_208, "tuned": 1_286_144},
+    )
+    return judged(evidence)
+
+
+def alone_case() -> CaseRecord:
+    """A face detector for which nothing proved faster than the reference."""
+    case = _case("ultraface", "Face detector", ("speedup", {"min": 1.0}), ("parity", {"min_sqnr_db": 40}))
+    evidence = _evidence(
+        case,
+        search=sample_search((), (1.0, 1.31, 1.12, 1.04, 1.02, 1.01), left_alone=True),
+        latency=sample_latency({"reference": 4.12, "tuned": 4.12, "everything": 5.38}),
+        parity=_parity(("scores", float("inf")), ("boxes", float("inf"))),
+        size_bytes={"reference": 1_270_727, "tuned": 1_270_727},
+        warnings=("Calibration used random inputs: parity proves little. Give inputs.calibration.",),
+    )
+    return judged(evidence)
+
+
+def cached_case() -> CaseRecord:
+    """A small classifier whose result came from the cache, with its accuracy on labelled data."""
+    case = _case(
+        "digits",
+        "",
+        ("speedup", {"min": 1.1}),
+        ("accuracy", {"metric": "top1", "min": 0.97, "max_drop": 0.01}),
+        ("size", {"max_ratio": 0.5}),
+    )
+    cached = Provenance(source="cached", age_seconds=7400)
+    pairs = sample_pairs(9, whole=9)
+    evidence = _evidence(
+        case,
+        pairs=pairs,
+        search=replace(sample_search(pairs, (1.0, 0.71, 0.64, 0.95, 0.64)), provenance=cached),
+        latency=replace(
+            sample_latency({"reference": 0.0663, "tuned": 0.0421, "everything": 0.0458}), provenance=cached
+        ),
+        parity=_parity(("logits", 28.2)),
+        accuracy={"top1": AccuracyEvidence(metric="top1", reference=0.9833, tuned=0.9806, samples=360)},
+        size_bytes={"reference": 311_296, "tuned": 86_016},
+    )
+    return judged(evidence)
+
+
+def judged(evidence: Evidence) -> CaseRecord:
+    """The record of a case: every check its spec asks for, judged by the real checks."""
+    results = []
+    for asked in evidence.case.checks:
+        verdict = check_named(asked.kind).judge(asked.params, evidence)
+        results.append(CheckResult(id=asked.id, kind=asked.kind, severity=asked.severity, verdict=verdict))
+    return CaseRecord(evidence=evidence, results=tuple(results))
+
+
+def check_named(kind: str) -> Check:
+    """The check of that kind."""
+    check: Check = resolve("check", kind)  # type: ignore[assignment]  # the registry cannot know the seam
+    return check
+
+
+def params_of(kind: str, **values: object) -> CheckParams:
+    """Parameters of a check, validated as those of a spec are."""
+    return check_named(kind).Params.model_validate({"kind": kind, **values})
+
+
+def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 7) -> LatencyEvidence:
+    """Times around the medians with the long right tail that real ones have, on both clocks."""
+    rng = random.Random(seed)  # noqa: S311 - a sample, not a secret
+    by_median: dict[float, Samples] = {}
+    for median in medians.values():
+        if median not in by_median:
+            by_median[median] = _samples(rng, median, runs)
+    reference, tuned = medians["reference"], medians["tuned"]
+    same = tuned == reference
+    ratios = {
+        role: _interval(median / reference, same=role == "reference") for role, median in medians.items()
+    }
+    return LatencyEvidence(
+        clock="cpu",
+        samples={role: by_median[median] for role, median in medians.items()},
+        ratios=ratios,
+        speedup=_interval(reference / tuned, same=same),
+        builds=3,
+    )
+
+
+def sample_search(
+    pairs: tuple[PlacedPair, ...], ratios: tuple[float | None, ...], *, left_alone: bool = False
+) -> SearchResult:
+    """A search with one trial a ratio; ``None`` is a failed one. The best so far becomes incumbent."""
+    winner = Placement(sites=frozenset(pair.site for pair in pairs))
+    best = 1.0
+    trials = []
+    for number, ratio in enumerate(ratios):
+        faster = ratio is not None and (number == 0 or ratio < best * 0.985)
+        trials.append(_trial(number, ratio, best, faster=faster))
+        best = ratio if faster and ratio is not None else best
+    return SearchResult(
+        winner=winner,
+        trials=tuple(trials),
+        left_alone=left_alone,
+        reason="no candidate was faster than the reference in its race" if left_alone else "confirmed",
+        strategy="attribution",
+        seconds=96.4,
+        cpu_seconds=91.2,
+        eps=0.014,
+        blocks=11,
+        regions=14,
+        patterns=6,
+    )
+
+
+def sample_pairs(count: int, *, whole: int) -> tuple[PlacedPair, ...]:
+    """An activation and a weight pair for each of the first ``count`` of ``whole`` convolutions."""
+    pairs = []
+    for index in range(count):
+        node = f"fire{index}/conv"
+        activation = Site(tensor=f"fire{index}/x", consumers=(Consumer(node, 0),), format="uint8")
+        weight = Site(
+            tensor=f"fire{index}/w", consumers=(Consumer(node, 1),), format="int8", axis=0, weight=True
+        )
+        pairs.append(PlacedPair(site=activation, scale=(0.0235 + index / 1000,), zero_point=(0,)))
+        pairs.append(PlacedPair(site=weight, scale=(0.0021, 0.0034, 0.0019), zero_point=(0, 0, 0)))
+    return tuple(pairs[: 2 * min(count, whole)])
+
+
+def _case(name: str, title: str, *checks: tuple[str, dict[str, object]]) -> Case:
+    specs = tuple(
+        CheckSpec(id=kind, kind=kind, params=params_of(kind, **values), line=20 + index)
+        for index, (kind, values) in enumerate(checks)
+    )
+    return Case(
+        id="default",
+        title=title,
+        model=FOLDER / "models" / f"{name}.onnx",
+        spec=FOLDER / f"{name}.qdq.yaml",
+        checks=specs,
+    )
+
+
+def _evidence(case: Case, **measured: object) -> Evidence:
+    ops = {f"fire{index}/conv": "Conv" for index in range(26)} | {
+        f"fire{index}/relu": "Relu" for index in range(26)
+    }
+    facts: dict[str, object] = {
+        "backend": "onnxruntime",
+        "target": "onnxruntime-cpu",
+        "device": DEVICE,
+        "model_sha256": "3f" * 32,
+        "node_ops": ops | {"pool10": "GlobalAveragePool", "softmax": "Softmax"},
+        **measured,
+    }
+    return Evidence(case=case, **facts)  # type: ignore[arg-type]  # keywords are checked where they are given
+
+
+def _samples(rng: random.Random, median: float, runs: int) -> Samples:
+    cpu = tuple(round(median * (0.985 + rng.expovariate(1 / 0.025)), 6) for _ in range(runs))
+    wall = tuple(round(value * (1.01 + rng.expovariate(1 / 0.06)), 6) for value in cpu)
+    return Samples(wall_ms=wall, cpu_ms=cpu)
+
+
+def _interval(ratio: float, *, same: bool = False) -> Interval:
+    if same:
+        return Interval(median=1.0, low=1.0, high=1.0)
+    return Interval(median=round(ratio, 4), low=round(ratio * 0.982, 4), high=round(ratio * 1.017, 4))
+
+
+def _parity(*outputs: tuple[str, float]) -> ParityEvidence:
+    return ParityEvidence(
+        outputs=tuple(_tensor(*output) for output in outputs), samples=32, data="evaluation"
+    )
+
+
+def _tensor(name: str, sqnr_db: float) -> TensorParity:
+    noise: float = 0.0 if sqnr_db == float("inf") else 10 ** (-sqnr_db / 20)
+    return TensorParity(
+        name=name,
+        sqnr_db=sqnr_db,
+        cosine=1 - noise**2 / 2,
+        max_abs=round(noise, 5),
+        max_steps=round(noise * 90, 2),
+    )
+
+
+def _trial(number: int, ratio: float | None, best: float, *, faster: bool) -> Trial:
+    phase = "pure" if number < 4 else "compose"
+    blank = Trial(number=number, phase=phase, placement=Placement(sites=frozenset()), build_seconds=0.4)
+    if ratio is None:
+        return replace(blank, status="failed", error="Attempt to replace the existing tensor")
+    if number == 0:
+        return replace(blank, ratio=ratio, incumbent=True)
+    race = Race(
+        opponent=f"trial {number - 1}",
+        ratio=round(ratio / best, 4),
+        p_value=0.001 if faster else 0.4,
+        pairs=24,
+        verdict="faster" if faster else "slower" if ratio > best * 1.05 else "no difference",
+    )
+    return replace(blank, ratio=ratio, incumbent=faster, race=race)
