@@ -25,7 +25,12 @@ class QdqspecError(Exception):
 
 
 class SpecError(QdqspecError):
-    """A spec file says something that cannot be meant; all its problems are listed together."""
+    """A spec file says something that cannot be meant; all its problems are listed together.
+
+    ``problems`` holds line, column (both from 1) and message of each, by place; empty without a file.
+    """
+
+    problems: tuple[tuple[int, int, str], ...] = ()
 
 
 class ConfigError(QdqspecError):

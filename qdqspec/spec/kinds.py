@@ -1,0 +1,154 @@
+"""What the registry adds to a spec: check kinds with their parameters, strategy and backend names.
+
+May import floor 0 and pydantic. It knows no check, strategy or backend by name, and imports only the
+checks that a spec asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
+
+from qdqspec import registry
+from qdqspec.spec.vocabulary import BACKENDS, is_id, slug
+
+
+def params_of(kind: str) -> type[BaseModel]:
+    """The parameter model of a check kind that the registry knows."""
+    params: type[BaseModel] = registry.resolve("check", kind).Params  # type: ignore[attr-defined]  # see Check
+    return params
+
+
+def unknown_name(what: str, name: object, known: tuple[str, ...]) -> PydanticCustomError:
+    """The error for a name that is not registered; message and hints are made where it is shown."""
+    return PydanticCustomError(
+        "unknown_name", "unknown {what} '{name}'", {"what": what, "name": str(name), "known": known}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckEntry:
+    """One entry of ``checks``: its kind and the validated parameters of that kind."""
+
+    kind: str
+    params: Any
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validate by the kind's own model; its errors keep their place."""
+        return core_schema.with_info_plain_validator_function(_entry)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """One alternative for each registered kind."""
+        return {"oneOf": [_kind_schema(kind, handler) for kind in registry.names("check")]}
+
+
+def _entry(value: object, info: ValidationInfo) -> CheckEntry:
+    if isinstance(value, CheckEntry):
+        return value
+    if not isinstance(value, Mapping):
+        raise PydanticCustomError("check", "a check is a mapping with a 'kind'")
+    known = registry.names("check")
+    kind = value.get("kind")
+    if kind is None:
+        raise ValidationError.from_exception_data("check", [_missing_kind(value, known)])
+    if kind not in known:
+        error = unknown_name("check kind", kind, known)
+        details = InitErrorDetails(type=error, loc=("kind",), input=kind)
+        raise ValidationError.from_exception_data("check", [details])
+    model = params_of(str(kind))
+    asked = value if "kind" in model.model_fields else {k: v for k, v in value.items() if k != "kind"}
+    return CheckEntry(str(kind), model.model_validate(asked, context=info.context))
+
+
+def _missing_kind(value: object, known: tuple[str, ...]) -> InitErrorDetails:
+    error = PydanticCustomError("check", "a check without a 'kind'", {"known": known})
+    return InitErrorDetails(type=error, loc=(), input=value)
+
+
+def _kind_schema(kind: str, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    model = params_of(kind)
+    reference = handler(model.__pydantic_core_schema__)
+    schema = dict(handler.resolve_ref_schema(reference))
+    properties = {"kind": {"const": kind, "title": "Kind"}, **schema.get("properties", {})}
+    properties["kind"] = {**properties["kind"], "const": kind}
+    required = ["kind", *(name for name in schema.get("required", []) if name != "kind")]
+    return {**schema, "properties": properties, "required": required}
+
+
+def check_ids(entries: tuple[CheckEntry, ...]) -> tuple[str, ...]:
+    """The id of each check: its own, or its kind, counted from the second of a kind on."""
+    ids = []
+    for index, entry in enumerate(entries):
+        nth = sum(other.kind == entry.kind for other in entries[: index + 1])
+        plain = slug(entry.kind) if nth == 1 else f"{slug(entry.kind)}-{nth}"
+        ids.append(getattr(entry.params, "id", None) or plain)
+    return tuple(ids)
+
+
+def _named_apart(entries: tuple[CheckEntry, ...]) -> tuple[CheckEntry, ...]:
+    """Refuse no checks at all, ids outside the grammar, and two checks of one id."""
+    if not entries:
+        raise PydanticCustomError("checks", "'checks' is empty: a spec without a check would prove nothing")
+    ids = check_ids(entries)
+    errors = []
+    for index, name in enumerate(ids):
+        own = getattr(entries[index].params, "id", None) is not None
+        loc = (index, "id") if own else (index,)
+        if not is_id(name):
+            error = bad_id(name)
+        elif name in ids[:index]:
+            error = PydanticCustomError("id", "two checks are called '{name}'", {"name": name})
+        else:
+            continue
+        errors.append(InitErrorDetails(type=error, loc=loc, input=name))
+    if errors:
+        raise ValidationError.from_exception_data("checks", errors)
+    return entries
+
+
+def bad_id(name: str) -> PydanticCustomError:
+    """The error for an id outside the grammar."""
+    hint = "lower-case letters, digits and . _ - only, a letter or digit first"
+    return PydanticCustomError("id", "'{name}' cannot be an id", {"name": name, "hint": hint})
+
+
+def _strategy(name: str) -> str:
+    known = registry.names("strategy")
+    if name not in known:
+        raise unknown_name("strategy", name, known)
+    return name
+
+
+def _backend(name: str) -> str:
+    """A backend or one of its targets: ``onnxruntime``, ``onnxruntime-cpu``."""
+    known = tuple(sorted({*BACKENDS, *registry.names("backend")}))
+    if not any(name == backend or name.startswith(f"{backend}-") for backend in known):
+        raise unknown_name("backend", name, known)
+    return name
+
+
+class _Registered:
+    """Puts the names of a registry kind into the JSON Schema of a text field."""
+
+    def __init__(self, kind: registry.Kind) -> None:
+        self.kind = kind
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The names as an enumeration."""
+        return {**handler(schema), "enum": list(registry.names(self.kind))}
+
+
+Strategy: TypeAlias = Annotated[str, AfterValidator(_strategy), _Registered("strategy")]
+Target: TypeAlias = Annotated[str, AfterValidator(_backend)]
+Checks: TypeAlias = Annotated[tuple[CheckEntry, ...], AfterValidator(_named_apart)]

@@ -1,0 +1,78 @@
+"""Reads a spec file: all its problems at once, or a spec. May import floor 0, ruamel.yaml and pydantic."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from qdqspec.errors import SpecError
+from qdqspec.spec.explain import findings
+from qdqspec.spec.locate import MAX_BYTES, Document, read_yaml
+from qdqspec.spec.models import Spec
+from qdqspec.spec.place import Place, place_of
+from qdqspec.spec.problems import Problem, source_lines, spec_error
+
+
+def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Path] = ()) -> Spec:
+    """Read and validate a spec file; raises `SpecError` with every problem at its line and column.
+
+    Paths in the spec are relative to its folder. They may not lead out of ``root`` (by default the
+    working directory), unless into the spec's own folder or one of ``allow_paths``. Messages name the
+    file relative to ``root``. Models and data need not exist yet; ``allow_file`` and ``deny_file`` must.
+    """
+    path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+    name = _shown_name(path, root or Path.cwd())
+    document = read_yaml(_text(path, name))
+    problems = [*document.problems]
+    spec = None
+    if document.data or not problems:
+        spec = _validated(document, place_of(path, root, allow_paths), problems)
+    if spec is None or problems:
+        raise spec_error(problems, document.lines, name)
+    lines = tuple(document.line(("checks", n)) for n in range(len(spec.checks)))
+    return spec.located(path, document.line(("matrix",)), lines)
+
+
+def _validated(document: Document, place: Place, problems: list[Problem]) -> Spec | None:
+    """The spec, or nothing and more problems."""
+    if "qdqspec" not in document.data:
+        message = "'qdqspec' is missing in the spec"
+        problems.append(document.problem((), message, hint="add 'qdqspec: 1' as the first line"))
+    try:
+        return Spec.model_validate(document.data, context=place)
+    except ValidationError as error:
+        problems += [
+            document.problem(f.loc, f.message, at_key=f.at_key, hint=f.hint, note=f.note)
+            for f in findings(error, Spec, document.data)
+        ]
+    return None
+
+
+def _shown_name(path: Path, root: Path) -> str:
+    """The path relative to the root where it lies below, with forward slashes."""
+    absolute = Path(os.path.abspath(root))  # noqa: PTH100 - as the path itself
+    return path.relative_to(absolute).as_posix() if path.is_relative_to(absolute) else str(path)
+
+
+def _text(path: Path, name: str) -> str:
+    """The file as text; raises where it is no readable, small UTF-8 file."""
+    try:
+        if path.exists() and not path.is_file():
+            raise SpecError("a spec is a file, this is something else", where=name)
+        if path.stat().st_size > MAX_BYTES:
+            raise SpecError(
+                f"a spec is at most {MAX_BYTES:,} bytes, this is {path.stat().st_size:,}", where=name
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise SpecError(f"cannot read the spec: {error.strerror}", where=name) from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = source_lines(data[: error.start].decode("utf-8-sig", errors="replace"))
+        problem = Problem(line=len(before), column=len(before[-1]) + 1, message="the file is not UTF-8 text")
+        lines = source_lines(data.decode("utf-8", errors="replace"))
+        raise spec_error([problem], lines, name) from None

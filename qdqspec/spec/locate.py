@@ -1,0 +1,274 @@
+"""Reads YAML 1.2 as plain data that knows where each part stands. May import floor 0 and ruamel.yaml.
+
+The parser's events are read once, without building nodes: that keeps collection fast, finds all
+duplicate keys and tags of a file at once, and bounds depth and size before memory is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NoReturn, TypeAlias
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    StreamEndEvent,
+)
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.reader import ReaderError
+
+from qdqspec.spec.problems import Problem, source_lines
+
+Loc: TypeAlias = tuple[str | int, ...]
+Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool"
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 50
+MAX_ALIASES = 20
+MAX_NODES = 50_000
+_MAX_DIGITS = 40  # of a number; Python itself refuses to convert more than 4,300
+
+# Resolves and constructs single scalars. It never sees a document, so no directive can change it.
+_SCALARS = YAML(typ="safe", pure=True)
+_CONSTRUCT = {
+    "tag:yaml.org,2002:bool": _SCALARS.constructor.construct_yaml_bool,
+    "tag:yaml.org,2002:int": _SCALARS.constructor.construct_yaml_int,
+    "tag:yaml.org,2002:float": _SCALARS.constructor.construct_yaml_float,
+}
+_NULL = "tag:yaml.org,2002:null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """The data of a file with the place of every key and value; ``problems`` are those of the YAML itself."""
+
+    data: dict[str, Plain]
+    lines: list[str]
+    problems: tuple[Problem, ...]
+    keys: dict[Loc, tuple[StringMark, StringMark]] = field(default_factory=dict)
+    values: dict[Loc, tuple[StringMark, StringMark]] = field(default_factory=dict)
+
+    def line(self, loc: Loc) -> int:
+        """The line of a key or list item, counted from 1."""
+        marks = self.keys.get(loc) or self.values.get(loc)
+        return 1 if marks is None else int(marks[0].line) + 1
+
+    def problem(
+        self, loc: Loc, message: str, *, at_key: bool = False, hint: str = "", note: str = ""
+    ) -> Problem:
+        """A problem at the key or value of ``loc``.
+
+        Parts of ``loc`` that the file does not have (a missing key, a default, a short form) are
+        passed over, so that the nearest thing written in the file is underlined.
+        """
+        here: Loc = ()
+        for part in loc:
+            here = (*here, part) if (*here, part) in self.values else here
+        at_key = at_key or here != loc
+        marks = (self.keys.get(here) if at_key else None) or self.values.get(here)
+        return _problem_at(marks, message, hint=hint, note=note)
+
+
+def read_yaml(text: str) -> Document:
+    """Read one YAML document whose top is a mapping; whatever is wrong with it is listed, not raised."""
+    reader = _Reader(text)
+    data = reader.document()
+    return Document(
+        data=data,
+        lines=source_lines(text),
+        problems=tuple(reader.problems),
+        keys=reader.keys,
+        values=reader.values,
+    )
+
+
+class _StopReading(Exception):  # noqa: N818 - control flow inside this module, never an error of a user
+    """The rest of the text means nothing."""
+
+
+class _Reader:
+    """Turns events into plain data; remembers marks by location, and problems."""
+
+    def __init__(self, text: str) -> None:
+        self.problems: list[Problem] = []
+        self.keys: dict[Loc, tuple[StringMark, StringMark]] = {}
+        self.values: dict[Loc, tuple[StringMark, StringMark]] = {}
+        self._text = text
+        # New for each text: a %YAML directive stays with the object that met it.
+        self._events: Iterator[Event] = YAML(typ="safe", pure=True).parse(text)
+        self._anchors: dict[str, tuple[Plain | None, int]] = {}
+        self._aliases = 0
+        self._nodes = 0
+
+    def document(self) -> dict[str, Plain]:
+        """The top mapping; empty where a problem stopped the reading."""
+        try:
+            return self._document()
+        except _StopReading:
+            return {}
+
+    def _document(self) -> dict[str, Plain]:
+        self._next()
+        start = self._next()
+        if not isinstance(start, DocumentStartEvent):
+            self._stop(None, "the file is empty", hint="a spec begins with 'qdqspec: 1'")
+        if start.version not in (None, (1, 2)):
+            self._note(start, "a spec is YAML 1.2", hint="remove the %YAML directive")
+        first = self._next()
+        data = self._value(first, ())
+        self._next()
+        rest = self._next()
+        if not isinstance(rest, StreamEndEvent):
+            self._stop(rest, "a second document begins here", hint="one spec a file")
+        if not isinstance(data, dict):
+            self._stop(first, "a spec is a mapping of keys to values", hint="it begins with 'qdqspec: 1'")
+        return data
+
+    def _value(self, event: Event, loc: Loc) -> Plain | None:
+        self.values[loc] = (event.start_mark, event.end_mark)
+        self._count(event, 1)
+        if isinstance(event, AliasEvent):
+            return self._alias(event)
+        if event.tag is not None:
+            self._note(event, f"explicit tag '{event.tag}'", hint="a spec is plain data; remove the tag")
+        before = self._nodes
+        value = self._plain(event, loc)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = (value, self._nodes - before + 1)
+        return value
+
+    def _plain(self, event: Event, loc: Loc) -> Plain | None:
+        if isinstance(event, ScalarEvent):
+            return self._scalar(event)
+        if len(loc) >= MAX_DEPTH:
+            self._stop(event, f"nested more than {MAX_DEPTH} deep")
+        if isinstance(event, MappingStartEvent):
+            return self._mapping(loc)
+        return self._sequence(loc)
+
+    def _mapping(self, loc: Loc) -> Plain:
+        found: dict[str, Plain] = {}
+        while not isinstance(event := self._next(), MappingEndEvent):
+            key = self._key(event)
+            here = (*loc, key)
+            again = here in self.keys
+            if again:
+                first = self.keys[here][0].line + 1
+                self._note(event, f"duplicate key '{key}'", hint=f"first on line {first}")
+                here = (*here, "again")  # read, but not kept
+            self.keys[here] = (event.start_mark, event.end_mark)
+            value = self._value(self._next(), here)
+            if value is None:
+                self._note(event, f"'{key}' has no value", hint="give one, or remove the key")
+            elif not again:
+                found[key] = value
+        self.values[loc] = (self.values[loc][0], event.end_mark)
+        return found
+
+    def _key(self, event: Event) -> str:
+        """Keys are always text: an ONNX input may well be called ``1`` or ``on``."""
+        if not isinstance(event, ScalarEvent):
+            self._stop(event, "a key is a plain word, not a list, mapping or alias")
+        if event.tag is not None or event.anchor is not None:
+            self._note(event, "a key has neither tag nor anchor", hint="a spec is plain data")
+        return str(event.value)
+
+    def _sequence(self, loc: Loc) -> Plain:
+        found: list[Plain] = []
+        while not isinstance(event := self._next(), SequenceEndEvent):
+            value = self._value(event, (*loc, len(found)))
+            if value is None:
+                self._note(event, "a list entry has no value", hint="give one, or remove the entry")
+            else:
+                found.append(value)
+        self.values[loc] = (self.values[loc][0], event.end_mark)
+        return found
+
+    def _scalar(self, event: ScalarEvent) -> Plain | None:
+        text = str(event.value)
+        if not event.implicit[0]:
+            return text
+        tag = str(_SCALARS.resolver.resolve(ScalarNode, text, (True, False)))
+        if tag == _NULL:
+            return None
+        if tag not in _CONSTRUCT:
+            return text
+        if len(text) > _MAX_DIGITS:
+            self._note(event, f"a number of more than {_MAX_DIGITS} digits")
+            return text
+        try:
+            value: Plain = _CONSTRUCT[tag](ScalarNode(tag, text))
+        except ValueError:  # ruamel's pattern takes 0b, 0x and such without a digit for numbers
+            return text
+        return value
+
+    def _alias(self, event: AliasEvent) -> Plain | None:
+        self._aliases += 1
+        if self._aliases > MAX_ALIASES:
+            self._stop(event, f"more than {MAX_ALIASES} aliases")
+        if event.anchor not in self._anchors:
+            self._stop(event, f"alias '*{event.anchor}' has no anchor before it")
+        value, nodes = self._anchors[event.anchor]
+        self._count(event, nodes)
+        return value
+
+    def _count(self, event: Event, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            self._stop(event, f"more than {MAX_NODES:,} values", hint="aliases count as what they stand for")
+
+    def _next(self) -> Event:
+        try:
+            return next(self._events)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            self.problems.append(_problem_at((mark, mark), f"not valid YAML: {_reason(error)}"))
+        except ReaderError as error:
+            self.problems.append(self._bad_character(error))
+        except (YAMLError, ValueError, ArithmeticError, LookupError, StopIteration) as error:
+            # ruamel lets plain errors through for a few malformed escapes, such as "\UFFFFFFFF".
+            self.problems.append(_problem_at(None, f"not valid YAML: {error}"))
+        raise _StopReading
+
+    def _bad_character(self, error: ReaderError) -> Problem:
+        before = source_lines(self._text[: error.position])
+        message = f"character U+{ord(self._text[error.position]):04X} is not allowed in YAML"
+        return Problem(line=len(before), column=len(before[-1]) + 1, message=message)
+
+    def _note(self, event: Event | None, message: str, hint: str = "") -> None:
+        marks = None if event is None else (event.start_mark, event.end_mark)
+        self.problems.append(_problem_at(marks, message, hint=hint))
+
+    def _stop(self, event: Event | None, message: str, hint: str = "") -> NoReturn:
+        self._note(event, message, hint)
+        raise _StopReading
+
+
+def _reason(error: MarkedYAMLError) -> str:
+    parts = [part for part in (error.context, error.problem) if part]
+    return ": ".join(parts) + (" (indent with spaces)" if "'\\t'" in (error.problem or "") else "")
+
+
+def _problem_at(
+    marks: tuple[StringMark, StringMark] | None, message: str, *, hint: str = "", note: str = ""
+) -> Problem:
+    if marks is None or marks[0] is None:
+        return Problem(line=1, column=1, message=message, hint=hint, note=note)
+    start, end = marks
+    same_line = end.line == start.line
+    return Problem(
+        line=start.line + 1,
+        column=start.column + 1,
+        width=max(1, end.column - start.column) if same_line else 10**6,
+        message=message,
+        hint=hint,
+        note=note,
+    )

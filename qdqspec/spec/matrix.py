@@ -1,0 +1,78 @@
+"""Combinations of a matrix, with the ``exclude`` and ``include`` that CI users know. Standard library only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from qdqspec.spec.vocabulary import AXES, MAX_CASES, slug
+
+Value: TypeAlias = str | int
+Choice: TypeAlias = dict[str, Value]
+
+
+class MatrixError(ValueError):
+    """A matrix gives no case, too many, or two of one name."""
+
+
+def combinations(
+    axes: Mapping[str, Sequence[Value]],
+    exclude: Sequence[Mapping[str, Value]] = (),
+    include: Sequence[Mapping[str, Value]] = (),
+) -> tuple[Choice, ...]:
+    """All choices of one value an axis, less the excluded, with the included added.
+
+    The rules are those of GitHub Actions: an entry of ``exclude`` removes every combination that has all its
+    values; an entry of ``include`` extends every combination of the axes whose own values it does not
+    change, and becomes a combination of its own where there is none.
+    """
+    originals = list(itertools.islice(_product(axes, exclude), MAX_CASES + 1))
+    extended = [dict(choice) for choice in originals]
+    added: list[Choice] = []
+    for entry in include:
+        fits = [n for n, choice in enumerate(originals) if _agrees(choice, entry)]
+        for n in fits:
+            extended[n].update(entry)
+        if not fits:
+            added.append(dict(entry))
+    return tuple(_ordered(choice) for choice in (*extended, *added))
+
+
+def named_combinations(choices: Sequence[Choice]) -> dict[str, Choice]:
+    """The choices by case id; raises `MatrixError` where they cannot all be told apart."""
+    if not choices:
+        raise MatrixError("the matrix excludes every case")
+    if len(choices) > MAX_CASES:
+        raise MatrixError(f"the matrix gives more than {MAX_CASES} cases")
+    named: dict[str, Choice] = {}
+    for choice in choices:
+        name = case_id(choice)
+        if name in named:
+            raise MatrixError(f"two cases of the matrix are called '{name}'")
+        named[name] = choice
+    return named
+
+
+def case_id(choice: Mapping[str, Value]) -> str:
+    """``int8-b8``: words as they are, numbers with the first letter of their axis."""
+    return "-".join(
+        f"{axis[0]}{value}" if isinstance(value, int) else slug(value) for axis, value in choice.items()
+    )
+
+
+def _product(axes: Mapping[str, Sequence[Value]], exclude: Sequence[Mapping[str, Value]]) -> Iterator[Choice]:
+    if not axes:
+        return
+    for values in itertools.product(*axes.values()):
+        choice = dict(zip(axes, values, strict=True))
+        if not any(entry.items() <= choice.items() for entry in exclude):
+            yield choice
+
+
+def _agrees(choice: Mapping[str, Value], entry: Mapping[str, Value]) -> bool:
+    return all(choice.get(axis, value) == value for axis, value in entry.items())
+
+
+def _ordered(choice: Mapping[str, Value]) -> Choice:
+    return {axis: choice[axis] for axis in AXES if axis in choice}

@@ -1,0 +1,89 @@
+"""The spec as a pydantic model, the same from a file and from Python. May import floor 0 and pydantic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+
+from qdqspec.spec.expand import cases_of
+from qdqspec.spec.explain import error_without_file
+from qdqspec.spec.kinds import Checks
+from qdqspec.spec.place import Place, SpecPath
+from qdqspec.spec.sections import (
+    InputsSection,
+    Listed,
+    MatrixSection,
+    PatternsSection,
+    QuantizeSection,
+    RegionsSection,
+    Section,
+    SkipUnlessSection,
+    TuneSection,
+    Words,
+    Xfail,
+)
+from qdqspec.types import Case
+
+
+class Spec(Section):
+    """What must hold of one quantized model.
+
+    Built from a file by `load_spec`, or in Python with the same keys and the same validation:
+    ``Spec(model="m.onnx", checks=[{"kind": "speedup", "min": 1.2}])``. Paths are relative to the
+    working directory, or to the folder given to `Spec.relative_to`. Raises `SpecError`.
+    """
+
+    qdqspec: Literal[1] = Field(1, description="Version of the spec format; required in a file.")
+    model: SpecPath = Field(description="The ONNX model, relative to the spec.")
+    title: str = Field("", description="For reports only.")
+    tags: Listed[Words] = Field((), description="Also usable with pytest -k.")
+    inputs: InputsSection = Field(InputsSection(), description="Shapes and data.")
+    matrix: MatrixSection | None = Field(None, description="One case for each combination of values.")
+    patterns: PatternsSection = Field(PatternsSection(), description="What may be quantized.")
+    regions: RegionsSection = Field(RegionsSection(), description="How the model is cut into regions.")
+    quantize: QuantizeSection = Field(QuantizeSection(), description="Number formats and calibration.")
+    tune: TuneSection = Field(TuneSection(), description="The search and its budget.")
+    checks: Annotated[Checks, Field(strict=False, description="What must hold; at least one.")]
+    skip: Words | None = Field(None, description="The reason why every case is skipped.")
+    skip_unless: SkipUnlessSection | None = Field(None, description="What the machine must have.")
+    xfail: Xfail | None = Field(None, description="The reason why every case is expected to fail.")
+
+    _source: Path | None = PrivateAttr(None)
+    _case_line: int = PrivateAttr(1)
+    _check_lines: tuple[int, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_family_of_errors(
+        cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
+        """Outside a file, say what is wrong in our own words and class."""
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if isinstance(info.context, Place) and info.context.from_file:
+                raise
+            raise error_without_file(error, cls, value) from None
+
+    @classmethod
+    def relative_to(cls, base: Path, **keys: Any) -> Self:
+        """A spec whose paths are relative to ``base``: ``Spec.relative_to(Path(__file__).parent, ...)``."""
+        return cls.model_validate(keys, context=Place(base=base))
+
+    def cases(self) -> tuple[Case, ...]:
+        """One case for each combination of the matrix; one called ``default`` without a matrix."""
+        return cases_of(self, source=self._source, case_line=self._case_line, check_lines=self._check_lines)
+
+    def located(self, source: Path, case_line: int, check_lines: tuple[int, ...]) -> Self:
+        """Remember the file and the lines (from 1) that cases and checks are reported at."""
+        self._source, self._case_line, self._check_lines = source, case_line, check_lines
+        return self

@@ -1,0 +1,87 @@
+"""Where a spec's paths lead, and whether they may. May import floor 0 and pydantic."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+from pydantic import BeforeValidator, PlainValidator, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from qdqspec.spec.locate import MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Paths are relative to ``base`` and must lie below one of ``roots``; no roots, no fence.
+
+    ``from_file`` is true where problems will be shown at their place in a file.
+    """
+
+    base: Path
+    roots: tuple[Path, ...] = ()
+    from_file: bool = False
+
+    def path(self, text: str) -> Path:
+        """The absolute path; raises where it cannot be one or leads out of the roots, links followed."""
+        if not text.strip() or not text.isprintable():
+            raise PydanticCustomError("path", "{shown} is not a path", {"shown": repr(text)})
+        path = Path(os.path.abspath(self.base / text))  # noqa: PTH100 - resolve() would follow links
+        real = Path(os.path.realpath(path))
+        if self.roots and not any(real.is_relative_to(root) for root in self.roots):
+            raise PydanticCustomError(
+                "path", "path '{text}' leads out of the root directory", {"text": text, "hint": _CURE}
+            )
+        return path
+
+
+_CURE = "move it below, or allow its folder with --qdq-allow-path"
+
+
+def place_of(path: Path, root: Path | None, allow: Sequence[Path]) -> Place:
+    """The place of a spec file: relative to its folder, fenced by the root, its own folder and ``allow``."""
+    base = path.parent
+    roots = (root or Path.cwd(), base, *allow)
+    return Place(base=base, roots=tuple(Path(os.path.realpath(r)) for r in roots), from_file=True)
+
+
+def _place(info: ValidationInfo) -> Place:
+    return info.context if isinstance(info.context, Place) else Place(base=Path.cwd())
+
+
+def _absolute(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, str | os.PathLike):
+        return value
+    return _place(info).path(os.fspath(value))
+
+
+def _listed_names(value: object, info: ValidationInfo) -> tuple[str, ...]:
+    """Node-name wildcards of a text file, one a line; ``#`` begins a comment."""
+    if not isinstance(value, str | os.PathLike):
+        raise PydanticCustomError("path", "a path to a text file is wanted here")
+    path = _place(info).path(os.fspath(value))
+    lines = (line.partition("#")[0].strip() for line in _text(path, value).splitlines())
+    return tuple(line for line in lines if line)
+
+
+def _text(path: Path, name: object) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a file")
+        if path.stat().st_size > MAX_BYTES:
+            raise OSError(f"it is larger than {MAX_BYTES:,} bytes")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        reason = "it is not UTF-8"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise PydanticCustomError(
+        "path", "cannot read '{name}': {reason}", {"name": str(name), "reason": reason.lower()}
+    )
+
+
+SpecPath: TypeAlias = Annotated[Path, BeforeValidator(_absolute, json_schema_input_type=str)]
+NamesFile: TypeAlias = Annotated[tuple[str, ...], PlainValidator(_listed_names, json_schema_input_type=str)]

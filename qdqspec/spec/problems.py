@@ -1,0 +1,109 @@
+"""What is wrong with a spec, shown as the source line with a caret. May import floor 0."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqspec.errors import SpecError
+
+MAX_PROBLEMS = 20
+_MAX_WIDTH = 100  # of a source line; a longer one is cut around the caret
+_LINE_BREAK = re.compile(r"\r\n|\n|\r")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong, and where: ``line`` and ``column`` count from 1, ``width`` is the caret's.
+
+    ``hint`` stands beside the caret, ``note`` on a line of its own.
+    """
+
+    line: int
+    column: int
+    message: str
+    width: int = 1
+    hint: str = ""
+    note: str = ""
+
+
+def source_lines(text: str) -> list[str]:
+    """The lines as the YAML reader counts them; ``str.splitlines`` knows more kinds of line break."""
+    return _LINE_BREAK.split(text)
+
+
+def excerpt(path: Path, line: int, column: int | None = None, context: int = 1) -> str:
+    """Lines of a file around ``line``, numbered, with a caret where a column is given.
+
+    Empty where the file cannot be read any more: an excerpt decorates a message, it never is one.
+    """
+    try:
+        lines = source_lines(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return "\n".join(numbered(lines, line, column, before=context, after=context))
+
+
+def numbered(
+    lines: Sequence[str],
+    line: int,
+    column: int | None = None,
+    *,
+    width: int = 1,
+    hint: str = "",
+    before: int = 1,
+    after: int = 0,
+) -> list[str]:
+    """Source lines around ``line``, each with its number, and a caret line under it where asked."""
+    line = min(max(line, 1), len(lines))
+    shown = range(max(line - before, 1), min(line + after, len(lines)) + 1)
+    gutter = len(str(shown[-1])) + 3
+    start = _window(lines[line - 1], column or 1)
+    rows = []
+    for number in shown:
+        rows.append(f"{number:>{gutter}} | {_visible(lines[number - 1], start)}".rstrip())
+        if number == line and column is not None:
+            indent = " " * (column - 1 - start)
+            carets = "^" * _caret_width(lines[line - 1], column, width, start)
+            rows.append(f"{'':>{gutter}} | {indent}{carets} {hint}".rstrip())
+    return rows
+
+
+def spec_error(problems: Sequence[Problem], lines: Sequence[str], name: str) -> SpecError:
+    """All problems of the file ``name`` as one error, by place; the first line is complete in itself."""
+    ordered = sorted(dict.fromkeys(problems), key=lambda p: (p.line, p.column))
+    count = f" (first of {len(ordered)} problems)" if len(ordered) > 1 else ""
+    rows = [ordered[0].message + count]
+    for number, problem in enumerate(ordered[:MAX_PROBLEMS]):
+        if number:
+            rows.append(f"{name}:{problem.line}:{problem.column}: {problem.message}")
+        rows += numbered(lines, problem.line, problem.column, width=problem.width, hint=problem.hint)
+        rows += [f"   {problem.note}"] if problem.note else []
+    if len(ordered) > MAX_PROBLEMS:
+        rows.append(f"and {len(ordered) - MAX_PROBLEMS} more")
+    error = SpecError(printable("\n".join(rows)), where=f"{name}:{ordered[0].line}:{ordered[0].column}")
+    error.problems = tuple((p.line, p.column, printable(p.message)) for p in ordered)
+    return error
+
+
+def printable(text: str) -> str:
+    """The text with lone surrogates spelled out, so that any terminal and file can take it."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _window(line: str, column: int) -> int:
+    """Where to cut a long line so that the column stays in view."""
+    return 0 if len(line) <= _MAX_WIDTH else max(0, min(column - _MAX_WIDTH // 2, len(line) - _MAX_WIDTH))
+
+
+def _visible(line: str, start: int) -> str:
+    """One column for each character, so that the caret stands right."""
+    cut = line[start : start + _MAX_WIDTH]
+    return "".join(ch if ch.isprintable() else " " if ch == "\t" else "?" for ch in cut)
+
+
+def _caret_width(line: str, column: int, width: int, start: int) -> int:
+    room = min(len(line.rstrip()), start + _MAX_WIDTH) - column + 1
+    return max(1, min(width, room))
