@@ -1,0 +1,82 @@
+"""Raising the version of the default operator set, and nothing else. May import floor 0 and onnx.
+
+onnx's version converter keeps the meaning of a model but not its bytes: it drops node metadata, encodes
+initializers anew and writes inferred shapes into the graph. All that is put back here, so that a raised
+model differs from the original only where an operator's definition changed. Big weights do not pass
+through the converter at all, which makes it cheap and indifferent to models above 2 GB.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import onnx
+from onnx import version_converter
+
+from qdqspec.errors import ModelError
+from qdqspec.graph.protos import copy_model, is_external, refill
+
+_SMALL = 1024  # elements: constants an operator's adapter may want to look into (axes, shapes, bounds)
+IR_WITH_FREE_INITIALIZERS = 4  # before it, every initializer had to be a graph input as well
+
+
+def opset_of(proto: onnx.ModelProto) -> int:
+    """The version of the default operator set; 1 where none is imported, as ONNX rules."""
+    return max((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
+
+
+def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    """The same model at default opset ``version`` or above, as a new proto.
+
+    The IR version rises to 4 where it was lower, so that new initializers need not be graph inputs.
+    Raises `ModelError` saying from, to and why where the converter cannot do it.
+    """
+    if opset_of(proto) >= version:
+        raised = copy_model(proto)
+    else:
+        raised = _converted(proto, version)
+        _put_back(proto, raised)
+    raised.ir_version = max(raised.ir_version, IR_WITH_FREE_INITIALIZERS)
+    return raised
+
+
+def _converted(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    try:
+        return version_converter.convert_version(_with_weights_as_inputs(proto), version)
+    except Exception as error:  # noqa: BLE001 - the C++ converter raises RuntimeError and its own classes
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(
+            f"the opset cannot be raised from {opset_of(proto)} to {version}: {why}",
+            cure=f"export the model with opset {version}, or choose a number format that needs none",
+        ) from None
+
+
+def _with_weights_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    light = copy_model(proto, but={"initializer"})
+    declared = {i.name for i in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        if prod(tensor.dims) <= _SMALL and not is_external(tensor):
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            light.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            )
+    return light
+
+
+def _put_back(original: onnx.ModelProto, raised: onnx.ModelProto) -> None:
+    """Undo what the converter changed beside the operators."""
+    known = {t.name for t in original.graph.initializer}
+    added = [t for t in raised.graph.initializer if t.name not in known]
+    refill(raised.graph.initializer, [*original.graph.initializer, *added])
+    refill(raised.graph.input, original.graph.input)
+    refill(raised.graph.output, original.graph.output)
+    refill(raised.graph.value_info, original.graph.value_info)
+    refill(raised.graph.metadata_props, original.graph.metadata_props)
+    refill(raised.metadata_props, original.metadata_props)
+    refill(raised.functions, original.functions)
+    before = {n.output[0]: n for n in original.graph.node if n.output}
+    for node in raised.graph.node:
+        source = before.get(node.output[0]) if node.output else None
+        if source is not None and source.op_type == node.op_type:
+            refill(node.metadata_props, source.metadata_props)

@@ -1,0 +1,105 @@
+"""Copying models part by part, so that weights are never copied by the way. May import floor 0 and onnx.
+
+Protobuf offers only deep copies, and a deep copy of a model copies its weights. What is built here shares
+nothing with its source but costs only what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from typing import Any, TypeAlias
+
+import onnx
+from onnx import TensorProto, external_data_helper
+
+Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
+
+
+def copy_fields(source: Message, target: Message, *, but: Iterable[str] = ()) -> None:
+    """Write every set field of ``source``, except those named, into the empty message ``target``."""
+    for field, value in source.ListFields():
+        if field.name in but:
+            continue
+        if field.is_repeated:
+            getattr(target, field.name).extend(value)
+        elif field.message_type:
+            getattr(target, field.name).CopyFrom(value)
+        else:
+            setattr(target, field.name, value)
+
+
+def copy_model(proto: onnx.ModelProto, *, but: Iterable[str] = ()) -> onnx.ModelProto:
+    """A copy of a model whose graph lacks the fields named, such as ``initializer``."""
+    copied = onnx.ModelProto()
+    copy_fields(proto, copied, but={"graph"})
+    copied.graph.SetInParent()
+    copy_fields(proto.graph, copied.graph, but=but)
+    return copied
+
+
+def refill(field: Any, values: Iterable[object]) -> None:
+    """Make a repeated field hold just these values (protobuf's containers have no common public type)."""
+    kept = list(values)
+    del field[:]
+    field.extend(kept)
+
+
+def graphs_inside(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The bodies of a control-flow node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """This graph and all bodies below it."""
+    yield graph
+    for node in graph.node:
+        for body in graphs_inside(node):
+            yield from all_graphs(body)
+
+
+def is_external(tensor: TensorProto) -> bool:
+    """Whether the tensor's bytes stand in a file beside the model."""
+    return bool(external_data_helper.uses_external_data(tensor))
+
+
+def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
+    """All tensors of a model: initializers and attribute values, in bodies and functions too."""
+    yield from proto.graph.initializer
+    yield from _tensors_in_nodes(proto.graph.node)
+    for function in proto.functions:
+        yield from _tensors_in_nodes(function.node)
+
+
+def map_tensors(proto: onnx.ModelProto, change: Callable[[TensorProto], TensorProto]) -> onnx.ModelProto:
+    """A copy in which every tensor is what ``change`` makes of it; it returns its argument to leave it."""
+    copied = copy_model(proto, but={"initializer"})
+    copied.graph.initializer.extend(change(tensor) for tensor in proto.graph.initializer)
+    inner = [*_tensors_in_nodes(copied.graph.node)]
+    inner += [tensor for function in copied.functions for tensor in _tensors_in_nodes(function.node)]
+    for tensor in inner:
+        changed = change(tensor)
+        if changed is not tensor:
+            tensor.CopyFrom(changed)
+    return copied
+
+
+def size_of(tensor: TensorProto) -> int:
+    """Bytes of a tensor's elements; sub-byte types are counted as a byte each."""
+    if tensor.data_type == TensorProto.STRING:
+        return sum(len(text) for text in tensor.string_data)
+    return int(prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+
+
+def _tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+        for graph in graphs_inside(node):
+            yield from graph.initializer
+            yield from _tensors_in_nodes(graph.node)

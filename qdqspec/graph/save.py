@@ -1,0 +1,110 @@
+"""Writing files whole or not at all, and never onto the user's own. May import floor 0 and onnx."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx
+
+from qdqspec.errors import OutputError
+from qdqspec.graph.protos import is_external, map_tensors, size_of, tensors
+from qdqspec.graph.weights import WeightStore, with_own_bytes
+
+INLINE_LIMIT = 1_900_000_000  # bytes of weights: protobuf ends at 2 GiB, and nodes need room too
+
+
+def save_model(
+    proto: onnx.ModelProto,
+    path: Path,
+    *,
+    inputs: Sequence[Path] = (),
+    base: Path | None = None,
+    limit_bytes: int = INLINE_LIMIT,
+) -> None:
+    """Write a model so that its file is whole or not there.
+
+    ``inputs`` are files of the user's that must not be touched. With ``base``, external data is read from
+    that folder and taken in; without it, references stay as they are. A model with ``limit_bytes`` of
+    weights or more keeps them in ``<name>.data`` beside it. Raises `OutputError` where it cannot write.
+    """
+    path = Path(path).absolute()
+    data = path.with_name(path.name + ".data")
+    refuse_overwriting(path, inputs)
+    own = sum(size_of(t) for t in tensors(proto) if base is not None or not is_external(t))
+    if own >= limit_bytes:
+        refuse_overwriting(data, (*inputs, *_external_files(proto, base)))
+    with _workshop(path) as folder:
+        if own >= limit_bytes:
+            store = WeightStore(folder, base=base, file_name=data.name)
+            proto = map_tensors(
+                proto, lambda t: t if base is None and is_external(t) else store.externalize(t)
+            )
+        elif base is not None:
+            proto = map_tensors(proto, lambda t: with_own_bytes(t, base))
+        (folder / path.name).write_bytes(proto.SerializeToString(deterministic=True))
+        _move_out(folder, path, data)
+
+
+def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:
+    """Write a text file whole or not at all. Raises `OutputError` as `save_model` does."""
+    path = Path(path).absolute()
+    refuse_overwriting(path, inputs)
+    with _workshop(path) as folder:
+        (folder / path.name).write_text(text, encoding="utf-8")
+        (folder / path.name).replace(path)
+
+
+def refuse_overwriting(path: Path, inputs: Sequence[Path]) -> None:
+    """Raise `OutputError` where ``path`` is one of ``inputs``, by whatever name or link."""
+    for given in inputs:
+        same = path.resolve() == given.resolve()
+        if same or (path.exists() and given.exists() and path.samefile(given)):
+            raise OutputError(
+                f"the output would overwrite the input {given}",
+                where=path,
+                cure="choose another name with -o",
+            )
+
+
+def _external_files(proto: onnx.ModelProto, base: Path | None) -> list[Path]:
+    if base is None:
+        return []
+    entries = [entry for t in tensors(proto) if is_external(t) for entry in t.external_data]
+    return [base / name for name in sorted({e.value for e in entries if e.key == "location"})]
+
+
+def _move_out(folder: Path, path: Path, data: Path) -> None:
+    if (folder / data.name).exists():
+        # An old model must never be read with new weights: for a moment there is no model instead.
+        path.unlink(missing_ok=True)
+        (folder / data.name).replace(data)
+    (folder / path.name).replace(path)
+
+
+@contextmanager
+def _workshop(path: Path) -> Iterator[Path]:
+    """A hidden folder on the same disk as ``path``, gone afterwards; errors of the disk are explained."""
+    if not path.parent.is_dir():
+        raise OutputError("there is no such folder to write to", where=path.parent, cure="make it first")
+    if path.is_dir():
+        raise OutputError("this is a folder, not a file to write", where=path, cure="name a file in it")
+    folder = None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        yield folder
+    except OSError as error:
+        why = error.strerror or str(error)
+        cure = (
+            "free some space or choose another folder"
+            if error.errno == errno.ENOSPC
+            else "choose another folder"
+        )
+        raise OutputError(f"the file cannot be written: {why}", where=path, cure=cure) from None
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,154 @@
+"""Weights written once and referred to by many model files. May import floor 0, onnx and numpy.
+
+A search writes dozens of candidates of one model. Their weights stand in one file beside them, as ONNX
+external data, so that a candidate is a few kilobytes and costs nothing that grows with the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from qdqspec.errors import ModelError, OutputError
+from qdqspec.graph.protos import is_external, map_tensors, size_of
+
+_ALIGNMENT = 64  # bytes: a cache line, and wide enough for any vector load from a memory map
+
+
+class WeightStore:
+    """A file of tensor bytes in ``folder`` that models saved there refer to. It only ever grows.
+
+    Equal bytes are stored once. A file left by an earlier run is kept, since models may refer to it, and
+    where it begins with the very bytes written now, they are not written again. ``base`` is the folder
+    that external data of the tensors given is relative to. Not for several writers at a time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        base: Path | None = None,
+        threshold_bytes: int = 1024,
+        file_name: str = "weights.bin",
+    ) -> None:
+        self.path = folder / file_name
+        self._base = base
+        self._threshold = threshold_bytes
+        self._places: dict[bytes, tuple[int, int]] = {}  # digest of the bytes: offset and length
+        self._cursor = 0
+        try:
+            self.path.touch()
+        except OSError as error:
+            raise OutputError(
+                f"weights cannot be written: {error.strerror}", where=self.path, cure="choose another folder"
+            ) from None
+
+    def externalize(self, tensor: TensorProto) -> TensorProto:
+        """The same tensor with its bytes in the file; strings and small tensors come back as they are.
+
+        Tensors with external data elsewhere are taken over. Raises `OutputError` where it cannot write.
+        """
+        if tensor.data_type == TensorProto.STRING:
+            return tensor
+        if size_of(tensor) < self._threshold and not is_external(tensor):
+            return tensor
+        offset, length = self._place(tensor_bytes(tensor, self._base))
+        return _reference(tensor, self.path.name, offset, length)
+
+    def _place(self, data: bytes) -> tuple[int, int]:
+        digest = hashlib.blake2b(data, digest_size=20).digest()
+        if digest not in self._places:
+            try:
+                self._places[digest] = (self._write(data), len(data))
+            except OSError as error:
+                raise OutputError(
+                    f"weights cannot be written: {error.strerror}",
+                    where=self.path,
+                    cure=f"free {len(data)} bytes there or choose another folder",
+                ) from None
+        return self._places[digest]
+
+    def _write(self, data: bytes) -> int:
+        with self.path.open("r+b") as file:
+            file.seek(self._cursor)
+            if file.read(len(data)) != data:
+                self._cursor = _aligned(file.seek(0, 2))
+                file.seek(self._cursor)
+                file.write(data)
+        offset, self._cursor = self._cursor, _aligned(self._cursor + len(data))
+        return offset
+
+
+def share_weights(
+    proto: onnx.ModelProto, folder: Path, threshold_bytes: int = 1024, *, base: Path | None = None
+) -> onnx.ModelProto:
+    """A light copy of a model, for ``folder``, whose big tensors stand in ``folder/weights.bin``.
+
+    ``base`` is the folder of the original where that has external data itself.
+    """
+    store = WeightStore(folder, base=base, threshold_bytes=threshold_bytes)
+    return map_tensors(proto, store.externalize)
+
+
+def tensor_bytes(tensor: TensorProto, base: Path | None = None) -> bytes:
+    """A tensor's elements as ONNX stores them raw; external ones are read from the folder ``base``."""
+    if is_external(tensor):
+        return _external_bytes(tensor, base)
+    if tensor.HasField("raw_data"):
+        return bytes(tensor.raw_data)
+    return bytes(numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data)
+
+
+def with_own_bytes(tensor: TensorProto, base: Path) -> TensorProto:
+    """The same tensor holding its bytes itself; external ones are read from the folder ``base``."""
+    if not is_external(tensor):
+        return tensor
+    own = _bare(tensor)
+    own.raw_data = _external_bytes(tensor, base)
+    return own
+
+
+def _external_bytes(tensor: TensorProto, base: Path | None) -> bytes:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    path = (base or Path()) / entries["location"]
+    length = int(entries["length"]) if "length" in entries else size_of(tensor)
+    try:
+        with path.open("rb") as file:
+            file.seek(int(entries.get("offset", 0)))
+            data: bytes = file.read(length)
+    except OSError as error:
+        raise ModelError(
+            f"the external data of tensor '{tensor.name}' cannot be read: {error.strerror}",
+            where=path,
+            cure="put the file back beside its model",
+        ) from None
+    if len(data) < length:
+        raise ModelError(
+            f"the external data of tensor '{tensor.name}' ends after {len(data)} of {length} bytes",
+            where=path,
+            cure="copy the file again",
+        )
+    return data
+
+
+def _reference(tensor: TensorProto, location: str, offset: int, length: int) -> TensorProto:
+    reference = _bare(tensor)
+    reference.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        reference.external_data.add(key=key, value=value)
+    return reference
+
+
+def _bare(tensor: TensorProto) -> TensorProto:
+    bare = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    if tensor.HasField("doc_string"):
+        bare.doc_string = tensor.doc_string
+    bare.metadata_props.extend(tensor.metadata_props)
+    return bare
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT
