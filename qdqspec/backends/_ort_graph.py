@@ -13,16 +13,17 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
+from qdqspec.graph.model import Model
 
-def read_graph(path: Path) -> tuple[onnx.GraphProto, str]:
-    """Read an optimized model with its external weights: the graph without them, and its hash."""
-    proto = onnx.load(str(path), load_external_data=False)
-    graph = proto.graph
-    digest = graph_hash(graph, path.parent)
-    for tensor in graph.initializer:
-        if external_data_helper.uses_external_data(tensor):
-            tensor.ClearField("external_data")
-    return graph, digest
+
+def read_graph(path: Path) -> onnx.GraphProto:
+    """Read an optimized model's graph; large weights stay in the file beside it."""
+    return onnx.load(str(path), load_external_data=False).graph
+
+
+def read_source(path: Path) -> Model:
+    """The model as it was given, without its external weights. It was built, so it need not be checked."""
+    return Model(onnx.load(str(path), load_external_data=False), path=path)
 
 
 def graph_hash(graph: onnx.GraphProto, folder: Path) -> str:
@@ -91,7 +92,7 @@ class _ExternalWeights:
         if info.location not in self._files:
             self._files[info.location] = np.memmap(self._folder / info.location, dtype=np.uint8, mode="r")
         start = info.offset or 0
-        return memoryview(self._files[info.location][start : start + (info.length or 0)])
+        return self._files[info.location][start : start + (info.length or 0)].data
 
     def close(self) -> None:
         """Let go of the files, so that their folder can be removed."""

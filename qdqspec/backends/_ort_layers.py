@@ -1,0 +1,210 @@
+"""Maps the kernels of an optimized graph back to the nodes of the model it was made from.
+
+May import floor 0, graph and onnx. It knows nothing of sessions and clocks.
+
+ONNX Runtime fuses, renames and re-lays out. What can be relied on (seen under 1.31.1, all models tried):
+a fused kernel keeps the name of one node it replaced, with ``_token_N`` appended where a graph pass made
+it; a blocked-layout kernel (NCHWc) is called after its *output tensor* with ``_nchwc`` appended; tensors that are
+left keep their names; converting nodes that were inserted have names of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from qdqspec.graph.model import QDQ_OPS, Model, Node
+
+_TOKEN = re.compile(r"_token_\d+$")
+_KERNEL_PREFIXES = ("QLinear", "Nhwc", "Fused", "DynamicQuantize")
+_KERNEL_OPS = {"QGemm": ("Gemm", "MatMul"), "MatMulIntegerToFloat": ("MatMul",), "ConvInteger": ("Conv",)}
+_REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
+_CONVERSIONS = frozenset({"Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze"})  # where they were inserted
+_STATIC = frozenset({"Constant", "Shape", "Size"})
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a kernel stands for: node names of the model without Q/DQ, or the tensors it converts."""
+
+    name: str
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    boundary: bool
+
+
+def map_kernels(graph: onnx.GraphProto, model: Model) -> tuple[Origin, ...]:
+    """The origin of every node of an optimized graph, in its order."""
+    return tuple(_Mapping(graph, _Source(model)).origins())
+
+
+def plain_name(name: str) -> str:
+    """A kernel's name without what ONNX Runtime numbers anew in every build."""
+    return _TOKEN.sub("", name)
+
+
+class _Source:
+    """The model the optimizer was given, seen through its Q/DQ pairs."""
+
+    def __init__(self, model: Model) -> None:
+        self.nodes = {node.name: node for node in model.nodes if node.op_type not in QDQ_OPS}
+        self.tensors = {t for n in model.nodes for t in (*n.inputs, *n.outputs) if t}
+        self.constants = model.constants
+        self._base: dict[str, str] = {}
+        self.producer: dict[str, Node] = {}
+        self.readers: dict[str, list[Node]] = {}
+        self.quantized: set[str] = set()
+        self.static: set[str] = set()
+        for node in model.nodes:  # topological order: a base is known before it is asked for
+            self._add(node)
+
+    def base(self, tensor: str) -> str:
+        """The tensor before its Q/DQ pairs."""
+        return self._base.get(tensor, tensor)
+
+    def _add(self, node: Node) -> None:
+        if node.op_type in QDQ_OPS:
+            self._base[node.outputs[0]] = self.base(node.inputs[0])
+            if node.op_type == "QuantizeLinear":
+                self.quantized.add(self.base(node.inputs[0]))
+            return
+        bases = [self.base(t) for t in node.inputs if t]
+        for tensor in bases:
+            self.readers.setdefault(tensor, []).append(node)
+        self.producer.update((t, node) for t in node.outputs if t)
+        folded = bool(bases) and all(t in self.constants or t in self.static for t in bases)
+        if node.op_type in _STATIC or folded:
+            self.static.update(t for t in node.outputs if t)
+
+    def chain_end(self, node: Node) -> str:
+        """The tensor where an integer kernel that begins at ``node`` is quantized again."""
+        tensor = node.outputs[0]
+        while tensor not in self.quantized and len(self.readers.get(tensor, ())) == 1:
+            follower = self.readers[tensor][0]
+            if follower.inputs[0] != tensor or len(follower.outputs) != 1:
+                break
+            tensor = follower.outputs[0]
+        return tensor if tensor in self.quantized else node.outputs[0]
+
+    def fused_end(self, tensor: str, kernel: onnx.NodeProto) -> str:
+        """The tensor a blocked convolution makes: it keeps its name when an Add, then an activation, join it."""
+        wanted = ["Add"] if len(kernel.input) > 3 and kernel.input[3] else []
+        wanted += [a.s.decode() for a in kernel.attribute if a.name == "activation"]
+        for op_type in wanted:
+            followers = [n for n in self.readers.get(tensor, ()) if n.op_type == op_type]
+            if len(followers) == 1:
+                tensor = followers[0].outputs[0]
+        return tensor
+
+    def slice(self, ends: Iterable[str], stops: set[str]) -> tuple[str, ...]:
+        """Nodes that make ``ends``, back to tensors that others make, in the order they were reached."""
+        found: dict[str, None] = {}
+        todo = list(ends)
+        while todo:
+            node = self.producer.get(todo.pop())
+            if node is None or node.name in found:
+                continue
+            found[node.name] = None
+            bases = (self.base(t) for t in node.inputs if t)
+            todo.extend(t for t in bases if t not in stops and t not in self.static)
+        return tuple(found)
+
+
+class _Mapping:
+    """Gives every tensor of the optimized graph its place in the source, then cuts the source between them.
+
+    Tensors joined by a converting node hold the same values and form one class.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, source: _Source) -> None:
+        self._graph = graph
+        self._source = source
+        self._parent: dict[str, str] = {}
+        self._places: dict[str, dict[str, None]] = {}  # class -> source tensors, in order of discovery
+        for node in graph.node:
+            if self._converts(node):
+                self._join(node.input[0], node.output[0])
+        for tensor in self._tensors():
+            if tensor in source.tensors:
+                self._place(tensor, source.base(tensor))
+        self._named = [self._find_node(node) for node in graph.node]
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for tensor in node.input:
+                self._readers.setdefault(tensor, []).append(node)
+
+    def origins(self) -> Iterator[Origin]:
+        made = {t for places in self._places.values() for t in places}
+        for node, known in zip(self._graph.node, self._named, strict=True):
+            tensors = tuple(dict.fromkeys(t for out in node.output for t in self._at(out)))
+            name = plain_name(node.name) or node.op_type
+            if self._converts(node):
+                yield Origin(name, (), tensors or self._nearest(node), boundary=True)
+                continue
+            nodes = self._source.slice(tensors, made) or ((known.name,) if known else ())
+            if nodes:
+                yield Origin(name, nodes, tensors, boundary=False)
+            else:
+                yield Origin(name, (), self._nearest(node), boundary=True)
+
+    def _find_node(self, node: onnx.NodeProto) -> Node | None:
+        """The source node a kernel is named after or alone can stand for; also places its output."""
+        if self._converts(node):
+            return None
+        blocked = node.name.removesuffix("_nchwc")
+        if blocked != node.name and blocked in self._source.tensors:
+            self._place(node.output[0], self._source.fused_end(self._source.base(blocked), node))
+        found = self._source.nodes.get(node.name) or self._source.nodes.get(plain_name(node.name))
+        found = found or self._by_inputs(node)
+        if found and node.output and not self._at(node.output[0]):
+            self._place(node.output[0], self._source.chain_end(found))
+        return found
+
+    def _by_inputs(self, node: onnx.NodeProto) -> Node | None:
+        """The reader of the same tensors with a like operator; weights tell siblings apart."""
+        wanted = _source_ops(node.op_type)
+        inputs = [place for tensor in node.input if tensor for place in self._at(tensor)]
+        readers = [[n for n in self._source.readers.get(t, ()) if n.op_type in wanted] for t in inputs]
+        single = [found[0] for found in readers if len(found) == 1]
+        return single[-1] if single else None
+
+    def _nearest(self, node: onnx.NodeProto) -> tuple[str, ...]:
+        """Places of a kernel's inputs; of what its readers make where it converts an invented constant."""
+        before = dict.fromkeys(place for tensor in node.input if tensor for place in self._at(tensor))
+        readers = (reader for tensor in node.output for reader in self._readers.get(tensor, ()))
+        return tuple(before) or tuple(
+            dict.fromkeys(p for reader in readers for t in reader.output for p in self._at(t))
+        )
+
+    def _converts(self, node: onnx.NodeProto) -> bool:
+        if node.op_type in QDQ_OPS or node.op_type in _REORDERS:
+            return True
+        inserted = bool(node.name) and not {node.name, plain_name(node.name)} & self._source.nodes.keys()
+        return node.op_type in _CONVERSIONS and inserted
+
+    def _tensors(self) -> Iterator[str]:
+        for node in self._graph.node:
+            yield from (t for t in (*node.input, *node.output) if t)
+
+    def _at(self, tensor: str) -> tuple[str, ...]:
+        return tuple(self._places.get(self._root(tensor), ()))
+
+    def _place(self, tensor: str, source: str) -> None:
+        self._places.setdefault(self._root(tensor), {})[source] = None
+
+    def _join(self, left: str, right: str) -> None:
+        self._parent[self._root(right)] = self._root(left)
+
+    def _root(self, tensor: str) -> str:
+        while tensor in self._parent:
+            tensor = self._parent[tensor]
+        return tensor
+
+
+def _source_ops(kernel: str) -> tuple[str, ...]:
+    for prefix in _KERNEL_PREFIXES:
+        kernel = kernel.removeprefix(prefix)
+    return _KERNEL_OPS.get(kernel, (kernel,))

@@ -1,0 +1,41 @@
+"""Which operators ONNX Runtime's CPU provider runs in integers. A table; may import floor 0 only.
+
+Read off the optimized graphs of single-operator models under ONNX Runtime 1.31.1 (uint8 asymmetric
+activations, int8 weights) and verified entry by entry against whatever version is installed in
+``tests/unit/backends/test_ort_ops.py``. Conditions that an operator type cannot express:
+
+- Conv needs Q/DQ on both sides; a float bias is quantized by ONNX Runtime itself. ConvTranspose never fuses.
+- Gemm and MatMul run with a float output too. Gemm then needs an int32 bias behind a DequantizeLinear
+  (a float one leaves a float Gemm with a weight dequantized in every run), and so does a MatMul whose Add
+  of a one-dimensional constant ONNX Runtime turns into a Gemm. Gemm does not check that the bias scale is
+  the product of the other two: a wrong one gives wrong numbers, silently.
+- Per-channel weights of MatMul must be two-dimensional, with the axis last; others fail when run.
+- Operators that move values, and MaxPool, need equal scale and zero point on both sides; Resize only
+  in ``nearest`` mode, MaxPool from opset 12.
+- A batch normalization between a quantized Conv and its Q stops the fusion: fold it beforehand.
+"""
+
+from __future__ import annotations
+
+from qdqspec.types import Label
+
+_BOTH: tuple[Label, ...] = ("in+out", "in-only")
+_FULL: tuple[Label, ...] = ("in+out",)
+
+LINEAR = ("Gemm", "MatMul")
+COMPUTING = (
+    "Add", "AveragePool", "Concat", "Conv", "GlobalAveragePool", "LeakyRelu", "Mul", "Sigmoid", "Softmax", "Where",
+)  # fmt: skip
+MOVING = (
+    "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "MaxPool", "Reshape", "Resize", "Slice", "Split",
+    "Squeeze", "Tile", "Transpose", "Unsqueeze",
+)  # fmt: skip
+
+LABELS: dict[str, tuple[Label, ...]] = {
+    **dict.fromkeys(LINEAR, _BOTH),
+    **dict.fromkeys(COMPUTING + MOVING, _FULL),
+}
+
+# They vanish into the Q that follows: Relu where its zero point is the format's lowest value, Clip where
+# its bounds enclose all that the scale can represent. Identity and Dropout are removed before.
+ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})
