@@ -118,7 +118,7 @@ def _chosen(params: ParityParams, out: TensorParity) -> bool:
 
 def _badness(out: TensorParity) -> tuple[bool, float]:
     """Sorts the worst output first: unequal ones and those that are not a number, then by SQNR."""
-    lost = math.isnan(out.sqnr_db) if out.compared else not out.matches
+    lost = math.isnan(out.sqnr_db) or not out.matches
     return not lost, 0.0 if lost else out.sqnr_db
 
 
@@ -132,8 +132,8 @@ def _worst(limit: _Limit, judged: list[TensorParity]) -> float:
 def _broken(params: ParityParams, out: TensorParity) -> list[str]:
     """What is said of each limit that an output does not keep."""
     name = plain(out.name, _NAME_WIDTH)
-    if not out.compared:
-        return [] if out.matches else [f"output '{name}' is not float, and is not equal"]
+    if not out.matches:
+        return [f"output '{name}': {out.note or 'not equal'}"]
     said = []
     for limit in _LIMITS:
         allowed, value = getattr(params, limit.param), getattr(out, limit.fact)
@@ -173,12 +173,9 @@ def _bound(params: ParityParams, limit: _Limit) -> str:
 
 def _row(params: ParityParams, out: TensorParity) -> tuple[str, ...]:
     outcome = "fail" if _broken(params, out) else "pass"
-    if not out.compared:
-        return (
-            plain(out.name),
-            *("" for _ in _LIMITS),
-            f"{'equal' if out.matches else 'not equal'}: {outcome}",
-        )
+    if not out.compared or not out.matches:
+        said = plain(out.note or ("equal" if out.matches else "not equal"), 40)
+        return (plain(out.name), said, *("" for _ in _LIMITS[1:]), outcome)
     return (plain(out.name), *(limit.text(getattr(out, limit.fact)) for limit in _LIMITS), outcome)
 
 

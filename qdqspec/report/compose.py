@@ -19,7 +19,7 @@ from qdqspec.report.layout import (
     TrialPart,
     TrialsPart,
 )
-from qdqspec.report.private import Redactor, model_path
+from qdqspec.report.private import Redactor, model_path, spec_path
 from qdqspec.types import (
     CaseRecord,
     CheckResult,
@@ -43,7 +43,7 @@ def part_from_case(record: CaseRecord) -> CasePart:
         schema_version=SCHEMA_VERSION,
         case=found.case.name,
         id=found.case.id,
-        spec=found.case.spec.name if found.case.spec else None,
+        spec=spec_path(found.case),
         title=found.case.title,
         tags=found.case.tags,
         matrix=found.case.matrix,

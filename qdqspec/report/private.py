@@ -17,6 +17,15 @@ def model_path(case: Case) -> str:
     return case.model.name
 
 
+def spec_path(case: Case) -> str | None:
+    """The spec's path from where the run was started, or its name alone where it lies elsewhere."""
+    if case.spec is None:
+        return None
+    if case.spec.is_relative_to(Path.cwd()):
+        return case.spec.relative_to(Path.cwd()).as_posix()
+    return case.spec.name if case.spec.is_absolute() else case.spec.as_posix()
+
+
 class Redactor:
     """Replaces this machine's folders in free text: error messages of a runtime name temporary files.
 

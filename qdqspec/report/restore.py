@@ -45,10 +45,11 @@ def case_from_part(part: CasePart) -> CaseRecord:
 
 
 def _case(part: CasePart) -> Case:
+    spec = Path(part.spec) if part.spec is not None else None
     return Case(
         id=part.id,
-        model=Path(part.model.path),
-        spec=Path(part.spec) if part.spec is not None else None,
+        model=Path(part.model.path) if spec is None else spec.parent / part.model.path,
+        spec=spec,
         title=part.title,
         tags=part.tags,
         matrix=part.matrix,

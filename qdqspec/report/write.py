@@ -1,56 +1,76 @@
-"""Writes a run record to files, in the format that a path's suffix names.
-
-May import floor 0 and this room. Writes beside the target and renames, so that no half report is ever read.
-"""
+"""Reports as files: the format by suffix, whole or not at all. May import floor 0 and this room."""
 
 from __future__ import annotations
 
-import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
-from qdqspec import registry
 from qdqspec.errors import ConfigError, OutputError
+from qdqspec.registry import names, resolve
 from qdqspec.report.formats.base import ReportFormat
-from qdqspec.report.record import record_to_json
+from qdqspec.report.record import json_text, record_from_json, record_to_json
 from qdqspec.types import RunRecord
 
 
 def format_named(name: str) -> ReportFormat:
-    """The format called ``name``; raises `ConfigError` with the nearest known one."""
-    found = registry.resolve("format", name)
-    return cast(ReportFormat, found() if isinstance(found, type) else found)
+    """The format of that name, ``markdown`` for one; raises `ConfigError` with the known ones."""
+    found: ReportFormat = resolve("format", name)  # type: ignore[assignment]  # the registry cannot know the seam
+    return found
 
 
 def format_for(path: Path) -> ReportFormat:
-    """The format whose suffix ``path`` has; raises `ConfigError` with the suffixes there are."""
-    formats = {made.suffix: made for made in map(format_named, registry.names("format"))}
-    if path.suffix not in formats:
-        raise ConfigError(
-            f"no report format writes '{path.suffix}' files",
-            where=path,
-            cure=f"use one of these suffixes: {', '.join(sorted(formats))}",
-        )
-    return formats[path.suffix]
+    """The format whose suffix the path has; raises `ConfigError` with the known ones."""
+    known: dict[str, ReportFormat] = {}
+    for name in names("format"):
+        report_format = format_named(name)
+        known.setdefault(report_format.suffix, report_format)
+    if path.suffix.lower() in known:
+        return known[path.suffix.lower()]
+    suffix = f"the suffix '{path.suffix}'" if path.suffix else "no suffix"
+    raise ConfigError(
+        f"no report format is known by {suffix}", where=path, cure=f"known: {', '.join(sorted(known))}"
+    )
+
+
+def render(record: RunRecord, path: Path) -> bytes:
+    """The report for that path as bytes. It shows what a written record holds, and nothing else.
+
+    So a page made during a run and one made later from the record are the same, and neither names
+    folders of this machine.
+    """
+    text = format_for(path).render(record_from_json(record_to_json(record)))
+    return text.encode("utf-8") if isinstance(text, str) else text
 
 
 def write_report(record: RunRecord, path: Path) -> None:
-    """Render the record and write it; raises `OutputError` where that is impossible."""
-    _write(format_for(path).render(record), path)
+    """Write one report; raises `OutputError` where the file cannot be written."""
+    write_whole(path, render(record, path))
+
+
+def write_reports(record: RunRecord, paths: Iterable[Path]) -> None:
+    """Write several reports; a suffix that no format has is refused before anything is written."""
+    rendered = [(path, render(record, path)) for path in paths]
+    for path, content in rendered:
+        write_whole(path, content)
 
 
 def write_json(record: RunRecord, path: Path) -> None:
-    """Write the record itself, whatever the suffix; raises `OutputError` where that is impossible."""
-    _write(json.dumps(record_to_json(record), indent=1) + "\n", path)
+    """Write the run record, whatever the path's suffix."""
+    write_whole(path, json_text(record_to_json(record)).encode("utf-8"))
 
 
-def _write(content: str | bytes, path: Path) -> None:
-    beside = path.with_name(f".{path.name}.part")
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace the file in one step, so that no reader ever sees half of it. Folders are made."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8"))
+        beside.write_bytes(content)
         beside.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise OutputError(
             f"the report cannot be written: {error.strerror}", where=path, cure="choose another path"
         ) from None

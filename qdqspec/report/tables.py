@@ -1,0 +1,176 @@
+"""The one table a run ends with. May import floor 0 and tabulate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tabulate import SEPARATING_LINE, tabulate
+
+from qdqspec.types import CaseRecord, RunRecord, SearchResult
+from qdqspec.units import db_text, interval_text, ms_text, plain, ratio_text
+
+_NAME_WIDTH = 44
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, what it says of a case (empty where nothing is known), and its alignment.
+
+    The least needed columns have the largest ``rank`` and are dropped first where the table is too wide.
+    """
+
+    title: str
+    cell: Callable[[CaseRecord], str]
+    align: str = "right"
+    rank: int = 0
+
+
+def summary_table(record: RunRecord, *, width: int | None = None) -> str:
+    """One row a case, and below it what holds for all of them.
+
+    Columns that nothing is known for are left out; ``width`` drops more where it must.
+    """
+    if not record.cases:
+        return "No case was run."
+    columns = [column for column in COLUMNS if any(column.cell(case) for case in record.cases)]
+    if len({case.evidence.target for case in record.cases}) == 1:
+        columns = [column for column in columns if column.cell is not backend_text]
+    table = grid(record.cases, columns)
+    while width is not None and _wide(table) > width and any(column.rank for column in columns):
+        columns.remove(max(columns, key=lambda column: column.rank))
+        table = grid(record.cases, columns)
+    return f"{table}\n{_footer(record)}"
+
+
+def grid(cases: Sequence[CaseRecord], columns: Sequence[Column]) -> str:
+    """The columns of the cases as aligned text."""
+    rows = [[column.cell(case) for column in columns] for case in cases]
+    # As a row above a separating line: as headers, tabulate would pad every column by two.
+    heads = [column.title for column in columns]
+    text = tabulate(
+        [heads, SEPARATING_LINE, *rows],
+        colalign=[column.align for column in columns],
+        tablefmt="simple",
+        disable_numparse=True,
+    )
+    return "\n".join(line.rstrip() for line in text.splitlines()[1:-1])
+
+
+def _footer(record: RunRecord) -> str:
+    devices = {
+        f"{plain(case.evidence.target)} on {plain(case.evidence.device.key)}": None for case in record.cases
+    }
+    clocks = {case.evidence.latency.clock: None for case in record.cases if case.evidence.latency}
+    first = "; ".join(devices)
+    if clocks:
+        first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
+    older = [f"{name_text(case)} {said}" for case in record.cases if (said := provenance_text(case))]
+    return "\n".join([first, *([f"Not measured in this run: {', '.join(older)}"] if older else [])])
+
+
+def _wide(text: str) -> int:
+    return max(len(line) for line in text.splitlines())
+
+
+def name_text(case: CaseRecord) -> str:
+    """The case's name, with its middle cut out where it is long."""
+    return plain(case.evidence.case.name, _NAME_WIDTH)
+
+
+def backend_text(case: CaseRecord) -> str:
+    """The backend and its variant."""
+    return plain(case.evidence.target, 24)
+
+
+def median_text(role: str) -> Callable[[CaseRecord], str]:
+    """A role's median in milliseconds; empty where it was not measured."""
+
+    def cell(case: CaseRecord) -> str:
+        latency = case.evidence.latency
+        return ms_text(latency.median_ms(role)) if latency is not None and role in latency.samples else ""
+
+    return cell
+
+
+def left_alone(case: CaseRecord) -> bool:
+    """Whether the reference itself is what is shipped."""
+    search = case.evidence.search
+    return search is not None and search.left_alone
+
+
+def speedup_text(case: CaseRecord) -> str:
+    """The factor with its interval, or that the model was left alone."""
+    if left_alone(case):
+        return "left alone"
+    latency = case.evidence.latency
+    if latency is None or "tuned" not in latency.samples:
+        return ""
+    return f"{ratio_text(latency.speedup.median)}x ({interval_text(latency.speedup)})"
+
+
+def sqnr_text(case: CaseRecord) -> str:
+    """The worst output's SQNR in dB."""
+    parity = case.evidence.parity
+    return "" if parity is None or not parity.outputs else db_text(parity.sqnr_db)
+
+
+def accuracy_text(case: CaseRecord) -> str:
+    """Every metric of the tuned model."""
+    measured = case.evidence.accuracy.items()
+    return ", ".join(f"{plain(name, 16)} {found.tuned:.4g}" for name, found in measured)
+
+
+def trials_text(case: CaseRecord) -> str:
+    """How many candidates were built; where some failed, out of how many."""
+    search: SearchResult | None = case.evidence.search
+    if search is None:
+        return ""
+    return f"{search.built} of {search.total}" if search.failed else str(search.built)
+
+
+def pairs_text(case: CaseRecord) -> str:
+    """How many activation pairs were placed."""
+    search = case.evidence.search
+    return "" if search is None else str(search.winner.pairs)
+
+
+def verdicts_text(case: CaseRecord) -> str:
+    """What the checks said: those that did not pass by id, the others by number."""
+    said = [
+        f"{plain(result.id, 16)} {_LOUD[result.severity, result.verdict.outcome]}"
+        for result in case.results
+        if result.verdict.outcome != "pass"
+    ]
+    passed = len(case.results) - len(said)
+    return ", ".join([*said, *([f"{passed} passed"] if passed else [])])
+
+
+_LOUD = {
+    ("error", "fail"): "FAIL",
+    ("warn", "fail"): "WARN",
+    ("error", "inconclusive"): "inconclusive",
+    ("warn", "inconclusive"): "inconclusive",
+}
+
+
+def provenance_text(case: CaseRecord) -> str:
+    """Where the numbers came from; empty where they were measured in this run."""
+    found = case.evidence.latency or case.evidence.search
+    if found is None or found.provenance.source == "measured":
+        return ""
+    return str(found.provenance)
+
+
+COLUMNS = (
+    Column("case", name_text, "left"),
+    Column("backend", backend_text, "left", rank=4),
+    Column("ref ms", median_text("reference"), rank=1),
+    Column("tuned ms", median_text("tuned"), rank=1),
+    Column("speed-up", speedup_text, "left"),
+    Column("SQNR dB", sqnr_text, rank=2),
+    Column("accuracy", accuracy_text, rank=3),
+    Column("built", trials_text, rank=6),
+    Column("pairs", pairs_text, rank=5),
+    Column("checks", verdicts_text, "left"),
+)
