@@ -12,11 +12,28 @@ from typing import Any
 from qdqspec.types import LABELS, Consumer, LayerTime, Placement, Race, Samples, Site, Trial
 
 Json = Mapping[str, Any]
+Kinds = Mapping[str, tuple[type, ...]]
 
-_LAYER_KEYS = ("name", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer")
-_RACE_KEYS = ("opponent", "ratio", "p_value", "pairs", "verdict")
-_SITE_KEYS = ("tensor", "consumers", "format", "axis", "weight")
-_PLAIN_TRIAL_KEYS = ("phase", "status", "error", "build_seconds", "graph_hash", "incumbent", "ratio")
+# The plain keys of each record, with the types JSON may give them.
+_NUMBER = (int, float)
+_PLAIN_LAYER = {
+    "name": (str,),
+    "op_type": (str,),
+    "milliseconds": _NUMBER,
+    "boundary": (bool,),
+    "integer": (bool,),
+}
+_PLAIN_RACE = {"opponent": (str,), "ratio": _NUMBER, "p_value": _NUMBER, "pairs": (int,), "verdict": (str,)}
+_PLAIN_SITE = {"tensor": (str,), "format": (str,), "axis": (int, type(None)), "weight": (bool,)}
+_PLAIN_TRIAL = {
+    "phase": (str,),
+    "status": (str,),
+    "error": (str, type(None)),
+    "build_seconds": _NUMBER,
+    "graph_hash": (str,),
+    "incumbent": (bool,),
+    "ratio": (*_NUMBER, type(None)),
+}
 
 
 def samples_to_json(samples: Samples) -> dict[str, Any]:
@@ -31,52 +48,42 @@ def samples_from_json(data: Json) -> Samples:
 
 def layer_to_json(layer: LayerTime) -> dict[str, Any]:
     """One kernel's time, keys as in `LayerTime`."""
-    return {key: getattr(layer, key) for key in _LAYER_KEYS}
+    return {**_plain_of(layer, _PLAIN_LAYER), "nodes": list(layer.nodes), "tensors": list(layer.tensors)}
 
 
 def layer_from_json(data: Json) -> LayerTime:
     """The inverse of `layer_to_json`."""
-    return LayerTime(
-        name=data["name"],
-        op_type=data["op_type"],
-        milliseconds=float(data["milliseconds"]),
-        nodes=tuple(data["nodes"]),
-        tensors=tuple(data["tensors"]),
-        boundary=bool(data["boundary"]),
-        integer=bool(data["integer"]),
-    )
+    nodes, tensors = _texts(data["nodes"]), _texts(data["tensors"])
+    return LayerTime(**_plain_from(data, _PLAIN_LAYER), nodes=nodes, tensors=tensors)
 
 
 def placement_to_json(placement: Placement) -> dict[str, Any]:
     """Sites in a fixed order, and the labels a strategy gave its blocks."""
     sites = sorted(placement.sites, key=lambda s: (s.tensor, s.consumers, s.format, str(s.axis), s.weight))
     return {
-        "sites": [{key: getattr(site, key) for key in _SITE_KEYS} for site in sites],
+        "sites": [{**_plain_of(s, _PLAIN_SITE), "consumers": [list(c) for c in s.consumers]} for s in sites],
         "labels": [list(pair) for pair in placement.labels],
     }
 
 
 def placement_from_json(data: Json) -> Placement:
     """The inverse of `placement_to_json`."""
-    for _, label in data["labels"]:
-        if label not in LABELS:
-            raise ValueError(f"unknown label {label!r}")
-    return Placement(
-        sites=frozenset(_site_from_json(site) for site in data["sites"]),
-        labels=tuple((block, label) for block, label in data["labels"]),
-    )
+    labels = tuple((block, label) for block, label in data["labels"])
+    if unknown := [label for _, label in labels if label not in LABELS]:
+        raise ValueError(f"unknown label {unknown[0]!r}")
+    return Placement(sites=frozenset(_site_from_json(site) for site in data["sites"]), labels=labels)
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to."""
     return {
         "trial": trial.number,
-        **{key: getattr(trial, key) for key in _PLAIN_TRIAL_KEYS},
+        **_plain_of(trial, _PLAIN_TRIAL),
         "placement": trial.placement.digest,
         "scheme": placement_to_json(trial.placement),
         "samples": samples_to_json(trial.samples),
         "layers": [layer_to_json(layer) for layer in trial.layers],
-        "race": trial.race and {key: getattr(trial.race, key) for key in _RACE_KEYS},
+        "race": trial.race and _plain_of(trial.race, _PLAIN_RACE),
     }
 
 
@@ -84,7 +91,7 @@ def trial_from_json(data: Json) -> Trial:
     """The inverse of `trial_to_json`. Raises ``ValueError`` where the object is not a trial."""
     try:
         return _trial_from_json(data)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a trial: {error!r}") from error
 
 
@@ -92,25 +99,54 @@ def _trial_from_json(data: Json) -> Trial:
     placement = placement_from_json(data["scheme"])
     if placement.digest != data["placement"]:
         raise ValueError(f"the scheme has digest {placement.digest}, not {data['placement']}")
-    if data["status"] not in ("ok", "failed"):
-        raise ValueError(f"unknown status {data['status']!r}")
+    _one_of(data, "status", ("ok", "failed"))
     return Trial(
-        number=int(data["trial"]),
+        number=_plain_from(data, {"trial": (int,)})["trial"],
         placement=placement,
         samples=samples_from_json(data["samples"]),
         layers=tuple(layer_from_json(layer) for layer in data["layers"]),
         race=_race_from_json(data["race"]) if data["race"] else None,
-        **{key: data[key] for key in _PLAIN_TRIAL_KEYS},
+        **_plain_from(data, _PLAIN_TRIAL),
     )
 
 
 def _race_from_json(data: Json) -> Race:
-    return Race(**{key: data[key] for key in _RACE_KEYS})
+    _one_of(data, "verdict", ("faster", "slower", "no difference", "same graph"))
+    return Race(**_plain_from(data, _PLAIN_RACE))
 
 
 def _site_from_json(data: Json) -> Site:
-    consumers = tuple(Consumer(str(node), int(index)) for node, index in data["consumers"])
-    return Site(**{**{key: data[key] for key in _SITE_KEYS}, "consumers": consumers})
+    consumers = tuple(Consumer(*_checked(end, (str, int))) for end in data["consumers"])
+    return Site(**_plain_from(data, _PLAIN_SITE), consumers=consumers)
+
+
+def _plain_of(record: object, keys: Kinds) -> dict[str, Any]:
+    return {key: getattr(record, key) for key in keys}
+
+
+def _plain_from(data: Json, keys: Kinds) -> dict[str, Any]:
+    for key, kinds in keys.items():
+        # JSON's true is an int to Python, and no number here.
+        if type(data[key]) not in kinds:
+            raise ValueError(f"'{key}' is {data[key]!r:.40}")
+    return {key: data[key] for key in keys}
+
+
+def _one_of(data: Json, key: str, known: tuple[str, ...]) -> None:
+    if data[key] not in known:
+        raise ValueError(f"'{key}' is {data[key]!r:.40}")
+
+
+def _checked(values: Any, kinds: tuple[type, ...]) -> list[Any]:
+    if len(values) != len(kinds) or any(type(v) is not k for v, k in zip(values, kinds, strict=True)):
+        raise ValueError(f"{values!r:.40} is no consumer")
+    return list(values)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{values!r:.40} is no list of names")
+    return tuple(values)
 
 
 def _floats(values: Any) -> tuple[float, ...]:

@@ -1,0 +1,202 @@
+"""The journal of a search: every trial on a line of its own, on disk before the next one starts.
+
+May import floor 0. ``trials.jsonl`` holds one object a line and nothing else; what the run was (model,
+spec, backend, device, seed, versions) stands beside it in ``trials.header.json``, and each line
+carries that header's digest as ``run``, so that lines of another run are recognized. A journal is read
+when it is opened: what a kill tore off is cut and said, anything else that is wrong is a `StateError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from qdqspec.errors import OutputError, StateError
+from qdqspec.measure._records import trial_from_json, trial_to_json
+from qdqspec.types import Trial
+
+__all__ = ["SCHEMA_VERSION", "Journal", "trial_from_json", "trial_to_json"]
+
+SCHEMA_VERSION = 1
+_AWAY = "move the journal away, or choose another output folder, to start anew"
+
+
+class Journal:
+    """An open journal. ``notes`` says what was found on opening that the user should know."""
+
+    def __init__(self, path: Path, run: str, entries: list[dict[str, Any]], notes: tuple[str, ...]) -> None:
+        self.path = path
+        self.notes = notes
+        self._run = run
+        self._entries = entries
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+
+    @classmethod
+    def open(cls, path: Path, header: Mapping[str, object]) -> Journal:
+        """Open or begin the journal of the run that ``header`` describes.
+
+        Every key of the header counts: a journal whose header differs belongs to another run. Raises
+        `StateError` for that and for a damaged line, `OutputError` where the file cannot be written.
+        """
+        header = _plain({"schema_version": SCHEMA_VERSION, **header})
+        run = _digest(header)
+        try:
+            raw = path.read_bytes() if path.exists() else b""
+            if raw:
+                _check_header(path, header)
+            lines, notes = _whole_lines(path, raw, run)
+            entries = [_entry(path, number, line, run) for number, line in enumerate(lines, 1)]
+            _write_whole(_header_path(path), json.dumps(header, indent=2, sort_keys=True).encode() + b"\n")
+            _mend(path, raw, b"".join(lines))
+            return cls(path, run, entries, notes)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+    def append(self, trial: Trial, **more: object) -> None:
+        """Write one trial, and wait until it is on disk. ``more`` are further keys of its line.
+
+        Raises `OutputError` when it cannot be written; what stood before is whole then.
+        """
+        entry = _plain({**trial_to_json(trial), **more, "run": self._run})
+        self._write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        self._entries.append(entry)
+
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        """All lines as JSON objects, oldest first."""
+        return tuple(self._entries)
+
+    def trials(self) -> tuple[Trial, ...]:
+        """All trials, oldest first."""
+        return tuple(trial_from_json(entry) for entry in self._entries)
+
+    def close(self) -> None:
+        """Close the file; closing twice does no harm."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, line: bytes) -> None:
+        if self._file < 0:
+            raise StateError("the journal is closed", where=self.path, cure="open it again")
+        size = os.fstat(self._file).st_size
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a full disk may hold half a line: take it back
+                os.ftruncate(self._file, size)
+            raise _unwritable(self.path, error) from None
+
+
+def _header_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.header.json")
+
+
+def _plain(data: Mapping[str, object]) -> dict[str, Any]:
+    """The same as JSON would give it back: lists for tuples, text for keys."""
+    plain: dict[str, Any] = json.loads(json.dumps(data))
+    return plain
+
+
+def _digest(header: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_header(path: Path, header: Mapping[str, Any]) -> None:
+    """Compare with the header on disk. A missing or damaged one is made anew if the lines are of this run."""
+    try:
+        found = json.loads(_header_path(path).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return
+    if not isinstance(found, dict) or found == header:
+        return
+    differences = [
+        f"{key} was {_short(found.get(key))} and is {_short(header.get(key))}"
+        for key in sorted({*found, *header})
+        if found.get(key) != header.get(key)
+    ]
+    raise StateError(f"this journal belongs to another run: {'; '.join(differences)}", where=path, cure=_AWAY)
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 48 else f"{text[:45]}..."
+
+
+def _whole_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], tuple[str, ...]]:
+    """The lines with their line ends, and a note if the last one was torn by a kill."""
+    *whole, torn = raw.split(b"\n")
+    lines = [line + b"\n" for line in whole]
+    if not torn:
+        return lines, ()
+    try:
+        _entry(path, len(lines) + 1, torn, run)
+    except StateError:
+        note = (
+            f"{path}: the last {len(torn)} bytes were half a line, from a run that was killed; they were cut"
+        )
+        return lines, (note,)
+    # Only its line end is missing: all that was measured is there.
+    return [*lines, torn + b"\n"], (f"{path}: the last line had no end; it was complete and is kept",)
+
+
+def _entry(path: Path, number: int, line: bytes, run: str) -> dict[str, Any]:
+    where = f"{path}:{number}"
+    try:
+        entry = json.loads(line)
+        trial_from_json(entry)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise StateError(
+            f"this line of the journal is damaged ({reason})",
+            where=where,
+            cure=f"delete the line to go on with the others, or {_AWAY}",
+        ) from None
+    if entry.get("run") != run:
+        raise StateError("this line was written by another run", where=where, cure=_AWAY)
+    checked: dict[str, Any] = entry
+    return checked
+
+
+def _mend(path: Path, raw: bytes, whole: bytes) -> None:
+    """Create the file, or cut or complete its end. Whole lines are never rewritten."""
+    with path.open("ab") as file:
+        file.truncate(min(len(raw), len(whole)))
+        file.write(whole[len(raw) :])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a small file so that a kill leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"the journal cannot be written: {error.strerror or error}",
+        where=path,
+        cure="free some space or choose another output folder; the trials before it are kept",
+    )

@@ -1,0 +1,97 @@
+"""Keeps runs out of each other's way: one run in a folder, one timed section on a device.
+
+May import floor 0 and filelock. Both locks end with their process, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from filelock import FileLock, Timeout
+
+from qdqspec.errors import OutputError, StateError
+
+
+class RunLock:
+    """Holds a results folder for this run; raises `StateError` when another run has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._owner = folder / ".lock.owner"  # beside the lock: Windows lets nobody read a locked file
+        self._lock = FileLock(folder / ".lock", thread_local=False)
+
+    def __enter__(self) -> Self:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+            self._owner.write_text(json.dumps({"pid": os.getpid()}), encoding="utf-8")
+        except Timeout:
+            raise StateError(
+                f"another run is writing here{self._by_whom()}",
+                where=self._folder,
+                cure="wait for it to end, or choose another output folder",
+            ) from None
+        except OSError as error:
+            self._lock.release()
+            raise OutputError(
+                f"the folder cannot be written: {error.strerror}",
+                where=self._folder,
+                cure="choose another output folder",
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._owner.unlink()
+        self._lock.release()
+
+    def _by_whom(self) -> str:
+        try:
+            return f" (process {int(json.loads(self._owner.read_text(encoding='utf-8'))['pid'])})"
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+
+class DeviceLock:
+    """Lets one process of this user at a time be timed on a device; the others wait.
+
+    Test workers that run side by side share the processor, and would measure each other. Entering it
+    again inside itself is free.
+    """
+
+    def __init__(self, device_key: str, *, folder: Path | None = None) -> None:
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", device_key)[:100]
+        self._path = (folder or _own_temporary_folder()) / f"{name}.lock"
+        self._lock = FileLock(self._path, thread_local=False)
+
+    def __enter__(self) -> Self:
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock.acquire()
+        except OSError as error:
+            raise OutputError(
+                f"the lock that keeps measurements apart cannot be taken: {error.strerror}",
+                where=self._path,
+                cure="make its folder writable",
+            ) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+
+def _own_temporary_folder() -> Path:
+    """A folder of this user alone: the names in it are predictable, and others may write to its parent."""
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    return Path(tempfile.gettempdir()) / f"qdqspec-locks-{user}"

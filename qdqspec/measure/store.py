@@ -1,0 +1,206 @@
+"""The cache on disk: folders of files under a key that says everything they depend on.
+
+May import floor 0 and filelock. A cache may always be rebuilt, so nothing here fails a run: a damaged
+entry counts as missing, a folder that cannot be written is replaced by a temporary one for this run,
+and both are said in ``warnings``.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from qdqspec.errors import OutputError
+
+_MANIFEST = "entry.json"
+_PARTIAL = ".partial-"  # prefix of folders that are still being filled
+_PARTIAL_LIFE = 24 * 3600.0  # seconds after which one of them is surely abandoned
+# What an unwritable or full folder answers; any other error is the business of who fills the entry.
+_UNWRITABLE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EEXIST, errno.ENOTDIR}
+)
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of qdqspec; it may be deleted at any time.\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreInfo:
+    """How much a cache holds. ``oldest_seconds`` is the age of its oldest entry."""
+
+    folder: Path
+    entries: int
+    size_bytes: int
+    oldest_seconds: float
+
+
+class Store:
+    """The cache in ``folder``, which is made when first written to. ``clock`` gives seconds since the epoch."""
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self.warnings: list[str] = []
+        self._clock = clock
+        self._elsewhere: tempfile.TemporaryDirectory[str] | None = None
+
+    def get(self, key: str) -> Path | None:
+        """The entry's folder, or ``None`` where there is none or it is damaged."""
+        for root in self._roots():
+            entry = root / key
+            if entry.is_dir():
+                reason = _damage(entry)
+                if reason is None:
+                    return entry
+                self._warn(f"{entry}: a damaged cache entry was ignored ({reason}); it will be made anew")
+        return None
+
+    def put(self, key: str, fill: Callable[[Path], None]) -> Path:
+        """Have ``fill`` write an entry's files into an empty folder, and keep them under ``key``.
+
+        The entry appears whole or not at all. A whole one that another process has put meanwhile is kept
+        instead. ``fill`` is called once more if the cache cannot be written. Raises `OutputError` when
+        there is no room in a temporary folder either, and whatever else ``fill`` raises.
+        """
+        try:
+            return self._put(self._root_to_write(), key, fill)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            if self._elsewhere is not None:
+                raise _no_room(Path(self._elsewhere.name), error) from None
+            self._elsewhere = tempfile.TemporaryDirectory(prefix="qdqspec-cache-")
+            self._warn(
+                f"{self.folder}: the cache cannot be written ({error.strerror or error}); "
+                "this run goes on without it"
+            )
+        try:
+            return self._put(Path(self._elsewhere.name), key, fill)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            raise _no_room(Path(self._elsewhere.name), error) from None
+
+    def age_seconds(self, entry: Path) -> float:
+        """How long ago an entry was put; never negative, whatever the clock has done since."""
+        return max(0.0, self._clock() - _created(entry))
+
+    def info(self) -> StoreInfo:
+        """How many entries there are, how big and how old."""
+        entries = list(self._entries())
+        return StoreInfo(
+            folder=self.folder,
+            entries=len(entries),
+            size_bytes=sum(f.stat().st_size for e in entries for f in e.rglob("*") if f.is_file()),
+            oldest_seconds=max((self.age_seconds(entry) for entry in entries), default=0.0),
+        )
+
+    def prune(self, older_than_seconds: float) -> int:
+        """Remove entries of that age or more, and abandoned half-written ones; return how many entries went."""
+        gone = 0
+        for entry in list(self._entries()):
+            if self.age_seconds(entry) >= older_than_seconds:
+                shutil.rmtree(entry, ignore_errors=True)
+                gone += not entry.exists()
+        for partial in self.folder.glob(f"{_PARTIAL}*"):
+            if self._clock() - partial.stat().st_mtime > _PARTIAL_LIFE:
+                shutil.rmtree(partial, ignore_errors=True)
+        return gone
+
+    def _put(self, root: Path, key: str, fill: Callable[[Path], None]) -> Path:
+        partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=root))
+        try:
+            fill(partial)
+            _write_manifest(partial, self._clock())
+            return _move_in(partial, root / key)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _roots(self) -> tuple[Path, ...]:
+        return (self.folder,) if self._elsewhere is None else (Path(self._elsewhere.name), self.folder)
+
+    def _root_to_write(self) -> Path:
+        if self._elsewhere is not None:
+            return Path(self._elsewhere.name)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name, text in ((".gitignore", "*\n"), ("CACHEDIR.TAG", _TAG)):
+            if not (self.folder / name).exists():
+                (self.folder / name).write_text(text, encoding="ascii")
+        return self.folder
+
+    def _entries(self) -> Iterator[Path]:
+        if self.folder.is_dir():
+            yield from sorted(p.parent for p in self.folder.glob(f"[!.]*/{_MANIFEST}"))
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+def cache_key(**parts: object) -> str:
+    """The key of what depends on ``parts``: JSON values, whose order inside mappings does not matter."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _move_in(partial: Path, entry: Path) -> Path:
+    """Rename a whole folder to its place, unless a whole one stands there already."""
+    with FileLock(entry.parent / ".lock", thread_local=False):
+        if entry.is_dir():
+            if _damage(entry) is None:
+                return entry
+            shutil.rmtree(entry)
+        partial.rename(entry)
+    return entry
+
+
+def _write_manifest(folder: Path, created: float) -> None:
+    files = {path.relative_to(folder).as_posix(): _digest(path) for path in _files(folder)}
+    data = json.dumps({"created": created, "files": files}, indent=1).encode()
+    with (folder / _MANIFEST).open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _damage(entry: Path) -> str | None:
+    """What is wrong with an entry, or ``None``."""
+    try:
+        expected = json.loads((entry / _MANIFEST).read_bytes())["files"]
+        for name in {*expected, *(p.relative_to(entry).as_posix() for p in _files(entry))}:
+            if _digest(entry / name) != expected.get(name):
+                return f"'{name}' is not what was put there"
+    except FileNotFoundError as error:
+        return f"'{Path(error.filename or _MANIFEST).name}' is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"'{_MANIFEST}' cannot be read"
+    return None
+
+
+def _created(entry: Path) -> float:
+    try:
+        return float(json.loads((entry / _MANIFEST).read_bytes())["created"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _no_room(folder: Path, error: OSError) -> OutputError:
+    return OutputError(
+        f"results cannot be written: {error.strerror or error}", where=folder, cure="free some disk space"
+    )
