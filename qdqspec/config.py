@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from qdqspec.errors import ConfigError
-from qdqspec.registry import did_you_mean
+from qdqspec.registry import did_you_mean, names
 from qdqspec.types import Case
 
 Mode = Literal["run", "measure", "verify", "plan"]
@@ -58,8 +58,8 @@ class Settings:
 
     def folder(self, case: Case) -> Path:
         """Where the files of a case go: ``output/<spec>/<case>``, or as ``layout`` says."""
-        names = {"spec/case": (case.spec_name, case.id), "case": (case.id,), "": ()}[self.layout]
-        return self.output.joinpath(*names)
+        levels = {"spec/case": (case.spec_name, case.id), "case": (case.id,), "": ()}[self.layout]
+        return self.output.joinpath(*levels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +105,18 @@ def _word(value: object) -> str:
 
 
 def _one_of(known: Iterable[str]) -> Callable[[object], str]:
-    names = tuple(known)
+    words = tuple(known)
 
     def parse(value: object) -> str:
-        if value in names:
+        if value in words:
             return str(value)
-        raise ValueError(f"one of {', '.join(names)} is expected{did_you_mean(str(value), names)}")
+        raise ValueError(f"one of {', '.join(words)} is expected{did_you_mean(str(value), words)}")
 
     return parse
+
+
+def _backend(value: object) -> str:
+    return _one_of(names("backend"))(value)
 
 
 def _whole(least: int) -> Callable[[object], int]:
@@ -149,7 +153,9 @@ def _path(value: object) -> Path:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option(name="backend", parse=_word, metavar="NAME", help="Who runs the models (default: onnxruntime)."),
+    Option(
+        name="backend", parse=_backend, metavar="NAME", help="Who runs the models (default: onnxruntime)."
+    ),
     Option(
         name="mode",
         parse=_one_of(MODES),

@@ -1,0 +1,7 @@
+"""``python -m qdqspec``."""
+
+import sys
+
+from qdqspec.cli import main
+
+sys.exit(main())

@@ -1,0 +1,61 @@
+"""Finds the cases that ``specs/``, ``specs/a.qdq.yaml`` or ``specs/a.qdq.yaml::int8-b8`` mean.
+
+May import floor 0, `qdqspec.config` and, when a spec is read, `qdqspec.spec`. Opens YAML only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from qdqspec.config import Settings
+from qdqspec.errors import SpecError
+from qdqspec.registry import did_you_mean
+from qdqspec.types import Case
+
+SPEC_SUFFIXES = (".qdq.yaml", ".qdq.yml")
+
+
+def is_spec(path: Path) -> bool:
+    """Whether a file is a spec by its name."""
+    return path.name.endswith(SPEC_SUFFIXES)
+
+
+def find_specs(paths: Iterable[Path]) -> tuple[Path, ...]:
+    """Spec files named, and those below folders named, sorted within each. Folders starting with a dot are left."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        below = sorted(file for file in path.rglob("*") if is_spec(file) and file.is_file())
+        found += [file for file in below if not _hidden(file.relative_to(path))]
+    return tuple(dict.fromkeys(found))
+
+
+def load_cases(path: Path, settings: Settings) -> tuple[Case, ...]:
+    """All cases of a spec file. Raises `SpecError` listing everything wrong with it."""
+    from qdqspec.spec.load import load_spec
+
+    return tuple(load_spec(path, root=settings.root, allow_paths=settings.allow_path).cases())
+
+
+def find_cases(reference: str, settings: Settings, base: Path) -> tuple[Case, ...]:
+    """The cases of ``file`` or the one of ``file::case``; a relative file is taken from ``base``."""
+    file, _, case_id = reference.partition("::")
+    cases = load_cases(base / file, settings)
+    if not case_id:
+        return cases
+    chosen = tuple(case for case in cases if case.id == case_id)
+    if not chosen:
+        known = [case.id for case in cases]
+        raise SpecError(
+            f"there is no case '{case_id}'{did_you_mean(case_id, known)}",
+            where=base / file,
+            cure=f"its cases: {', '.join(known)}",
+        )
+    return chosen
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)

@@ -1,0 +1,55 @@
+"""The verbs that are not tests: ``qdqspec VERB``. Exits 0 when fine, 1 when found wanting, 2 when it could not.
+
+Standard library at import; each verb loads what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from qdqspec import __version__
+from qdqspec.cli.machine import add_verbs as add_machine_verbs
+from qdqspec.cli.models import add_verbs as add_model_verbs
+from qdqspec.cli.specs import add_verbs as add_spec_verbs
+from qdqspec.cli.tune import add_verbs as add_tune
+from qdqspec.cli.words import FINE, IMPOSSIBLE, complain
+from qdqspec.errors import QdqspecError
+
+INTERRUPTED = 130  # as shells say it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code. Errors of input and environment are one message on stderr."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        arguments = _parser().parse_args(words)
+        code: int = arguments.run(arguments)
+    except QdqspecError as error:
+        complain(f"qdqspec: {error}")
+        return IMPOSSIBLE
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE
+    except KeyboardInterrupt:
+        complain(
+            f"\nInterrupted. What was measured is kept; resume with:\n  {shlex.join(('qdqspec', *words))}"
+        )
+        return INTERRUPTED
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="qdqspec",
+        description="Find, prove and gate Q/DQ placements in ONNX models. Tests run with pytest: pytest specs",
+        epilog="qdqspec VERB --help shows an example of each verb.",
+    )
+    parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for add in (add_tune, add_model_verbs, add_spec_verbs, add_machine_verbs):
+        add(verbs)
+    return parser

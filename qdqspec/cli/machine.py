@@ -1,0 +1,108 @@
+"""Verbs about this machine: ``doctor`` and ``config``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, cast
+
+from qdqspec import registry
+from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, say, say_json, settings_from
+from qdqspec.config import OPTIONS, list_settings
+
+if TYPE_CHECKING:
+    from qdqspec.backends.base import Availability, Backend
+    from qdqspec.cli.words import Verbs
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``doctor`` and ``config``."""
+    add_verb(
+        verbs,
+        "doctor",
+        doctor,
+        does="Tell which backends work here, and how to get the others. Exits 0 when the chosen one works.",
+        example="qdqspec doctor --backend onnxruntime",
+        options=["backend"],
+    )
+    add_verb(
+        verbs,
+        "config",
+        config,
+        does="Print every setting with its value and where it came from.",
+        example="QDQSPEC_THREADS=4 qdqspec config",
+        options=[option.name for option in OPTIONS if option.name != "json"],  # --json is the verb's own
+    )
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Probe every backend there is."""
+    chosen = settings_from(arguments).backend
+    found = {name: _backend(name).probe() for name in registry.names("backend")}
+    if arguments.json:
+        say_json(
+            {"schema_version": 1, "chosen": chosen, "backends": {n: _facts(a) for n, a in found.items()}}
+        )
+    else:
+        for name, availability in found.items():
+            say(_diagnosis(name, availability, chosen=name == chosen))
+    return FINE if found[chosen].usable else IMPOSSIBLE
+
+
+def _backend(name: str) -> Backend:
+    found = registry.resolve("backend", name)
+    return cast("Backend", found() if isinstance(found, type) else found)
+
+
+def _facts(availability: Availability) -> dict[str, object]:
+    return {
+        "usable": availability.usable,
+        "why": availability.why,
+        "install": availability.install,
+        "facts": dict(availability.facts),
+    }
+
+
+def _diagnosis(name: str, availability: Availability, *, chosen: bool) -> str:
+    state = "works" if availability.usable else "not usable here"
+    lines = [f"{name}: {state}{' (chosen)' if chosen else ''}"]
+    lines += [f"  {availability.why}"] if availability.why else []
+    lines += (
+        [f"  to get it: {availability.install}"] if availability.install and not availability.usable else []
+    )
+    width = max((len(fact) for fact in availability.facts), default=0)
+    lines += [f"  {fact:<{width}}  {value}" for fact, value in availability.facts.items()]
+    return "\n".join(lines)
+
+
+def config(arguments: argparse.Namespace) -> int:
+    """List the settings."""
+    settings = settings_from(arguments)
+    rows = [(s.name, _shown(s.value), s.origin) for s in list_settings(settings)]
+    if arguments.json:
+        say_json(
+            {
+                "schema_version": 1,
+                "root": str(settings.root),
+                "settings": [{"name": n, "value": v, "origin": o} for n, v, o in rows],
+            }
+        )
+        return FINE
+    say(f"root: {settings.root}")
+    texts = [(name, _text(value), origin) for name, value, origin in rows]
+    widths = [max(len(row[column]) for row in texts) for column in (0, 1)]
+    for name, value, origin in texts:
+        say(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    return FINE
+
+
+def _shown(value: object) -> object:
+    """A value as JSON knows it."""
+    if isinstance(value, tuple):
+        return [str(one) for one in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(value) or "-"
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,126 @@
+"""Verbs about one model: ``inspect``, ``apply`` and ``strip``. None of them writes to an input."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec.cli.words import FINE, add_verb, say, say_json
+from qdqspec.types import RegionRules
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from qdqspec.cli.words import Verbs
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare the three."""
+    _add_inspect(verbs)
+    applying = add_verb(
+        verbs,
+        "apply",
+        apply,
+        does="Insert the Q/DQ pairs of a scheme into a model.",
+        example="qdqspec apply model.onnx scheme.json -o model.qdq.onnx",
+    )
+    applying.add_argument("model", type=Path, metavar="MODEL")
+    applying.add_argument("scheme", type=Path, metavar="SCHEME", help="scheme.json, as a run leaves it.")
+    applying.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
+    stripping = add_verb(
+        verbs,
+        "strip",
+        strip,
+        does="Remove every Q/DQ pair from a model.",
+        example="qdqspec strip model.qdq.onnx -o model.onnx",
+    )
+    stripping.add_argument("model", type=Path, metavar="MODEL")
+    stripping.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
+    stripping.add_argument(
+        "--reference", type=Path, metavar="ORIGINAL", help="Take float weights from here, bit for bit."
+    )
+
+
+def _add_inspect(verbs: Verbs) -> None:
+    parser = add_verb(
+        verbs,
+        "inspect",
+        inspect,
+        does="Print the regions of a model, their patterns, and what of it can be quantized.",
+        example="qdqspec inspect model.onnx --verbose",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument(
+        "--verbose", action="store_true", help="Also the nodes, inputs and outputs of regions."
+    )
+    parser.add_argument(
+        "--max-nodes", type=int, default=10, metavar="N", help="Largest region (default: 10)."
+    )
+
+
+def inspect(arguments: argparse.Namespace) -> int:
+    """Cut the model into regions and show them."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.regions.inspect import inspect_model, render_text, to_json
+    from qdqspec.regions.search import find_regions
+
+    model = load_model(arguments.model)
+    regions = find_regions(model, RegionRules(max_nodes=arguments.max_nodes))
+    inspection = inspect_model(model, regions)
+    if arguments.json:
+        say_json(to_json(inspection))
+    else:
+        say(render_text(inspection, verbose=arguments.verbose))
+    return FINE
+
+
+def apply(arguments: argparse.Namespace) -> int:
+    """Write the model with the pairs of the scheme."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.graph.save import save_model
+    from qdqspec.placement.scheme import apply_scheme
+
+    model = load_model(arguments.model)
+    proto = apply_scheme(model, arguments.scheme)
+    inputs = [arguments.model, arguments.scheme]
+    save_model(proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
+    notes = _opset_note(model.opset, proto)
+    _conclude(arguments, {"pairs": _count(proto, "DequantizeLinear"), "notes": notes})
+    return FINE
+
+
+def strip(arguments: argparse.Namespace) -> int:
+    """Write the model without pairs, and say what could not be restored exactly."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.graph.save import save_model
+    from qdqspec.placement.strip import strip_qdq
+
+    model = load_model(arguments.model)
+    reference = None if arguments.reference is None else load_model(arguments.reference)
+    removed = _count(model.proto, "DequantizeLinear")
+    result = strip_qdq(model, reference)
+    inputs = [path for path in (arguments.model, arguments.reference) if path is not None]
+    save_model(result.proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
+    _conclude(arguments, {"pairs": removed, "notes": list(result.notes)})
+    return FINE
+
+
+def _count(proto: ModelProto, op_type: str) -> int:
+    return sum(node.op_type == op_type for node in proto.graph.node)
+
+
+def _opset_note(before: int, proto: ModelProto) -> list[str]:
+    after = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=before)
+    return [f"opset raised from {before} to {after}, which the number formats need"] if after > before else []
+
+
+def _conclude(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
+    if arguments.json:
+        say_json({"schema_version": 1, "output": str(arguments.output), **found})
+        return
+    for note in found["notes"]:
+        say(f"note: {note}")
+    say(
+        f"{arguments.output}: {found['pairs']} dequantized tensors {'removed' if arguments.run is strip else 'in it'}"
+    )

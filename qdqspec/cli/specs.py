@@ -1,0 +1,116 @@
+"""Verbs about specs: ``list`` and ``schema``. They open YAML only, never a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec.cases import find_specs, load_cases
+from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, complain, say, say_json, settings_from
+from qdqspec.config import Settings
+from qdqspec.errors import OutputError, SpecError
+from qdqspec.types import Case
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``list`` and ``schema``."""
+    listing = add_verb(
+        verbs,
+        "list",
+        list_cases,
+        does="List the cases and checks of specs, without opening a model.",
+        example="qdqspec list specs/ --json",
+        options=["allow-path"],
+    )
+    listing.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH", help="Specs or folders (default: here)."
+    )
+    schema = add_verb(
+        verbs,
+        "schema",
+        write_schema,
+        does="Write the JSON Schema of spec files, which editors complete from.",
+        example="qdqspec schema -o qdqspec.schema.json",
+    )
+    schema.add_argument("-o", "--output", type=Path, metavar="PATH", help="Write to a file.")
+
+
+def list_cases(arguments: argparse.Namespace) -> int:
+    """List what can be read; a wrong spec is told and does not hide the others."""
+    settings = settings_from(arguments)
+    found, wrong = [], []
+    for path in find_specs(arguments.paths or [Path()]):
+        try:
+            found += [(path, case) for case in load_cases(path.absolute(), settings)]
+        except SpecError as error:
+            wrong.append(str(error))
+    if arguments.json:
+        rows = [_entry(path, case, settings) for path, case in found]
+        say_json({"schema_version": 1, "cases": rows, "errors": wrong})
+    else:
+        for path, case in found:
+            say("\n".join(_lines(path, case)))
+    for message in wrong:
+        complain(message)
+    if not found and not wrong:
+        complain("no spec found; specs are called *.qdq.yaml")
+    return IMPOSSIBLE if wrong or not found else FINE
+
+
+def _lines(path: Path, case: Case) -> list[str]:
+    title = f"  {case.title}" if case.title else ""
+    head = f"{path.as_posix()}::{case.id}{title}"
+    return [head, *(f"  {check.id}: {_asked(check.params)}" for check in case.checks)]
+
+
+def _asked(params: Any) -> str:
+    """What a check was told, without what it was not: ``min 1.3``."""
+    given = params.model_dump(mode="json", exclude_unset=True, exclude={"id", "severity", "kind"})
+    return ", ".join(f"{key} {value}" for key, value in given.items()) or "as it is"
+
+
+def _entry(path: Path, case: Case, settings: Settings) -> dict[str, object]:
+    return {
+        "file": path.as_posix(),
+        "id": f"{path.as_posix()}::{case.id}",
+        "case": case.id,
+        "title": case.title,
+        "model": _from_root(case.model, settings.root),
+        "tags": list(case.tags),
+        "quant": case.quantize.format,
+        "tune": {"strategy": case.tune.strategy, "trials": case.tune.trials, "minutes": case.tune.minutes},
+        "checks": [
+            {
+                "id": check.id,
+                "kind": check.kind,
+                "severity": check.severity,
+                "line": check.line,
+                "params": check.params.model_dump(mode="json", exclude_unset=True, exclude={"kind"}),
+            }
+            for check in case.checks
+        ],
+    }
+
+
+def _from_root(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def write_schema(arguments: argparse.Namespace) -> int:
+    """Write the schema to a file or to standard output."""
+    from qdqspec.spec.jsonschema import spec_schema
+
+    text = json.dumps(spec_schema(), indent=2)
+    if arguments.output is None:
+        say(text)
+        return FINE
+    try:
+        arguments.output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"the schema cannot be written: {error.strerror}", where=arguments.output) from None
+    return FINE

@@ -1,0 +1,192 @@
+"""Verb ``tune``: the search outside a test run, through the same session as pytest's."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec import registry
+from qdqspec.cases import find_cases
+from qdqspec.cli.words import (
+    FINE,
+    WANTING,
+    add_verb,
+    complain,
+    refuse_input_as_output,
+    say,
+    say_json,
+    settings_from,
+    writable_folder,
+)
+from qdqspec.config import Settings
+from qdqspec.errors import BackendUnavailableError, ConfigError
+from qdqspec.progress import Bar, Display, Heartbeat
+from qdqspec.types import Case, CaseRecord, CheckResult, RunRecord
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+    from qdqspec.session import Session
+
+_WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run leaves
+_OPTIONS = (
+    "backend", "mode", "threads", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
+    "report", "allow-path",
+)  # fmt: skip
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``tune``."""
+    parser = add_verb(
+        verbs,
+        "tune",
+        tune,
+        does="Search the fastest Q/DQ placement of a model, or of every case of a spec.",
+        example="qdqspec tune model.onnx --calibration data.npz --minutes 5 -o tuned/",
+        options=_OPTIONS,
+    )
+    parser.add_argument("what", metavar="SPEC|MODEL", help="A spec, one case of it (file::case), or a model.")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="Where to put models and results.")
+    parser.add_argument("--quant", metavar="FORMAT", help="Number format (default of a model: int8).")
+    parser.add_argument(
+        "--calibration", type=Path, metavar="NPZ", help="Data to take activation ranges from."
+    )
+    parser.add_argument("--strategy", metavar="NAME", help="Search strategy (default: attribution).")
+    parser.add_argument("--preset", choices=("quick", "default", "extensive"), help="Size of the search.")
+    parser.add_argument("--trials", type=_positive(int), metavar="N", help="At most so many builds.")
+    parser.add_argument("--minutes", type=_positive(float), metavar="M", help="At most so long.")
+
+
+def _positive(number: type[int] | type[float]) -> Any:
+    def parse(text: str) -> float:
+        value = number(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError("it must be more than 0")
+        return value
+
+    parse.__name__ = number.__name__  # what argparse calls it in its message
+    return parse
+
+
+def tune(arguments: argparse.Namespace) -> int:
+    """Tune every case; 1 where a check of a spec fails."""
+    bare = Path(arguments.what).suffix == ".onnx"
+    settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if bare else "case")
+    if arguments.output is not None:
+        settings = replace(settings, output=arguments.output.absolute())
+    cases = [_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
+    _prepare_output(cases, settings)
+    from qdqspec.session import Session
+
+    with closing(Session(settings)) as session:
+        if settings.mode == "plan":
+            return _print_plans(cases, session)
+        record = _run(cases, session)
+    _report(record, settings, as_json=arguments.json)
+    failed = [r for case in record.cases for r in case.results if _is_wanting(r, settings)]
+    return WANTING if failed else FINE
+
+
+def _cases(what: str, settings: Settings, *, bare: bool) -> tuple[Case, ...]:
+    if bare:
+        return (Case(id="default", model=Path(what).absolute()),)
+    if what.endswith(".py"):
+        raise ConfigError(
+            "specs in Python are collected by pytest only", where=what, cure=f"run: pytest {what}"
+        )
+    return find_cases(what, settings, Path.cwd())
+
+
+def _as_asked(case: Case, arguments: argparse.Namespace) -> Case:
+    """The case with what the command line says above its spec."""
+    if arguments.strategy is not None and arguments.strategy not in registry.names("strategy"):
+        registry.resolve("strategy", arguments.strategy)  # raises, with the nearest name
+    words = {word: getattr(arguments, word) for word in ("strategy", "preset", "trials", "minutes")}
+    tuning = replace(case.tune, **{word: value for word, value in words.items() if value is not None})
+    inputs, quantize = case.inputs, case.quantize
+    if arguments.calibration is not None:
+        inputs = replace(inputs, calibration=arguments.calibration.absolute())
+    if arguments.quant is not None:
+        quantize = replace(quantize, format=arguments.quant)
+    return replace(case, tune=tuning, inputs=inputs, quantize=quantize)
+
+
+def _prepare_output(cases: list[Case], settings: Settings) -> None:
+    for case in cases:
+        for name in _WRITTEN:
+            refuse_input_as_output(settings.folder(case) / name, [case.model])
+        if settings.mode != "plan":
+            writable_folder(settings.folder(case))
+
+
+def _print_plans(cases: list[Case], session: Session) -> int:
+    for case in cases:
+        say(f"{case.name}: {session.plan(case)}")
+    return FINE
+
+
+def _run(cases: list[Case], session: Session) -> RunRecord:
+    """Judge the checks of each case; where there are none, search and measure."""
+    extra = []
+    for case in cases:
+        found = session.availability(case)
+        if not found.usable:
+            raise BackendUnavailableError(
+                f"backend {session.settings.backend} is not usable here: {found.why}",
+                cure=found.install or None,
+            )
+        with _watched(session):
+            for check in case.checks:
+                session.judge(case, check)
+            if not case.checks:
+                session.search(case)
+                evidence = session.evidence(case, frozenset({"latency", "parity"}))
+                extra.append(CaseRecord(evidence=evidence))
+    record = session.record()
+    known = {entry.evidence.case.name for entry in record.cases}
+    added = tuple(entry for entry in extra if entry.evidence.case.name not in known)
+    return replace(record, cases=record.cases + added)
+
+
+@contextmanager
+def _watched(session: Session) -> Iterator[None]:
+    display: Display = Bar(file=sys.stderr) if sys.stderr.isatty() else Heartbeat(complain)
+    session.watch = display.update
+    try:
+        yield
+    finally:
+        session.watch = None
+        display.close()
+
+
+def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
+    from qdqspec.report.write import write_report
+
+    for path in settings.report:
+        write_report(record, path)
+    if as_json:
+        from qdqspec.report.record import record_to_json
+
+        say_json(record_to_json(record))
+        return
+    from qdqspec.report.tables import summary_table
+
+    say(summary_table(record))
+    for case in record.cases:
+        for result in case.results:
+            if result.verdict.outcome != "pass":
+                word = "warning" if result.severity == "warn" else result.verdict.outcome
+                say(f"{word}: {case.evidence.case.name}::{result.id} - {result.verdict.headline}")
+        if case.evidence.output is not None:
+            say(f"Models and measurements: {case.evidence.output}")
+    for path in settings.report:
+        say(f"Report: {path}")
+
+
+def _is_wanting(result: CheckResult, settings: Settings) -> bool:
+    undecided = result.verdict.outcome == "inconclusive" and "conclusive" in settings.require
+    return result.severity == "error" and (result.verdict.outcome == "fail" or undecided)

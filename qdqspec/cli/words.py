@@ -1,0 +1,96 @@
+"""What all verbs share: how they are declared, how they speak, and the settings they run with.
+
+Standard library and floors below only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
+from qdqspec.errors import OutputError
+
+FINE, WANTING, IMPOSSIBLE = 0, 1, 2
+
+if TYPE_CHECKING:
+    Verbs: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - it has no other name
+
+
+def add_verb(
+    verbs: Verbs,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    does: str,
+    example: str,
+    options: Iterable[str] = (),
+) -> argparse.ArgumentParser:
+    """Declare a verb with ``--json``, an example, and the ``options`` it takes from the common table."""
+    parser = verbs.add_parser(
+        name,
+        help=does,
+        description=does,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="Write JSON to standard output.")
+    add_options(parser.add_argument, prefix="--", only=options)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def settings_from(
+    arguments: argparse.Namespace, layout: Literal["spec/case", "case", ""] = "spec/case"
+) -> Settings:
+    """The settings of a verb, with its flags above environment and ``pyproject.toml``."""
+    return load_settings(
+        find_root(Path.cwd()), flags=flags_given(vars(arguments)), prefix="--", layout=layout
+    )
+
+
+def say(text: str) -> None:
+    """Write a line to standard output."""
+    sys.stdout.write(f"{text}\n")
+
+
+def say_json(value: object) -> None:
+    """Write a value as JSON to standard output."""
+    say(json.dumps(value, indent=2))
+
+
+def complain(text: str) -> None:
+    """Write a line to standard error."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
+    """Raise `OutputError` where ``-o`` names a file that is read: nothing of the user's is written to."""
+    for path in inputs:
+        if output.resolve() == path.resolve():
+            raise OutputError(
+                "this file is an input, and inputs are not written to",
+                where=output,
+                cure="name another file with -o",
+            )
+
+
+def writable_folder(path: Path) -> Path:
+    """Make the folder and prove that it can be written to, before hours of work and not after them."""
+    probe = path / ".qdqspec-probe"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OutputError(
+            f"the output folder cannot be written to: {error.strerror}",
+            where=path,
+            cure="choose another with -o",
+        ) from None
+    return path

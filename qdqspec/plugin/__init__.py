@@ -1,0 +1,107 @@
+"""The pytest plugin: hooks, each a line or two that hands over to a module of this room.
+
+It is imported by every pytest on a machine that has qdqspec, so it imports pytest and the standard library
+only, and does nothing until a spec is collected or a ``--qdq-*`` option given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdqspec.plugin import collect, distribute, options, summary
+from qdqspec.plugin._compat import is_worker
+from qdqspec.plugin.fixtures import (
+    _qdq_the_case,
+    qdq_backend,
+    qdq_calibration,
+    qdq_case,
+    qdq_latency,
+    qdq_model,
+    qdq_parity,
+    qdq_regions,
+    qdq_report,
+    qdq_session,
+    qdq_tuned,
+)
+from qdqspec.plugin.render import without_traceback
+
+__all__ = [
+    "_qdq_the_case",
+    "qdq_backend",
+    "qdq_calibration",
+    "qdq_case",
+    "qdq_latency",
+    "qdq_model",
+    "qdq_parity",
+    "qdq_regions",
+    "qdq_report",
+    "qdq_session",
+    "qdq_tuned",
+]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--qdq-*``."""
+    options.add_to(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers; refuse options that make no sense."""
+    options.register_markers(config)
+    options.refuse_wrong_options(config)
+    config.pluginmanager.register(summary.InterruptWatch(config), "qdqspec-interrupt")
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect specs."""
+    return collect.collector_for(file_path, parent)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Collect ``spec_*.py`` once, where it was named on the command line."""
+    return collect.module_for(module_path, parent)
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """Say where the models run."""
+    line = summary.header(config, items)
+    return [line] if line is not None else []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print verdicts and wrong input without a traceback, and place skips in the spec."""
+    report = yield
+    if isinstance(item, collect.CheckItem) and call.excinfo is not None:
+        path, line, _ = item.reportinfo()
+        error = call.excinfo.value
+        if isinstance(error, pytest.skip.Exception):
+            report.longrepr = (str(path), line + 1, f"Skipped: {error.msg}")
+        elif report.failed:
+            report.longrepr = without_traceback(error, path, line + 1) or report.longrepr
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand over what was judged, or write the reports."""
+    if is_worker(session.config):
+        distribute.hand_over(session.config)
+    else:
+        summary.write_at_end(session)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ARG001 - the hook's own arguments
+    """Take in what a worker of pytest-xdist judged."""
+    distribute.receive(node.config, getattr(node, "workeroutput", {}))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the table."""
+    summary.print_summary(terminalreporter, config)

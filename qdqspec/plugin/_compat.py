@@ -1,0 +1,56 @@
+"""All that the plugin touches of pytest beyond its documented interface, with a fallback for each.
+
+Nothing else in the plugin may import ``_pytest`` or call the terminal reporter and capture manager.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class DataModule(pytest.Module):
+    """A ``pytest.Module`` over a file that is not Python, so that module-scoped fixtures work in it.
+
+    ``_getobj`` is said to be "overwritten by subclasses", and has no documented counterpart.
+    """
+
+    def _getobj(self) -> types.ModuleType:
+        return types.ModuleType(self.path.name)
+
+
+def located_text(text: str, path: Path, line: int, headline: str) -> Any:
+    """A failure that prints ``text`` and nothing else, and ``headline`` alone in the summary, xdist included.
+
+    Only an object with ``reprcrash`` and ``reprtraceback`` travels whole from an xdist worker; plain
+    text is repeated in full in the summary of a CI run. Without pytest's classes it is plain text.
+    """
+    try:
+        from _pytest._code.code import ExceptionChainRepr, ReprEntryNative, ReprFileLocation, ReprTraceback
+    except ImportError:
+        return text
+    lines = [f"{row}\n" for row in text.splitlines()]
+    body = ReprTraceback([ReprEntryNative(lines)], None, style="native")
+    return ExceptionChainRepr([(body, ReprFileLocation(str(path), line, headline), None)])
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is a process of pytest-xdist's that runs tests for another."""
+    return hasattr(config, "workerinput")
+
+
+def reporter_of(config: pytest.Config) -> Any | None:
+    """The terminal reporter; none in a worker or under ``-p no:terminal``."""
+    return config.pluginmanager.get_plugin("terminalreporter")
+
+
+def uncaptured(config: pytest.Config) -> Callable[[], AbstractContextManager[object]]:
+    """What to enter so that output reaches the real terminal in the middle of a test."""
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    disabled = getattr(capture, "global_and_fixture_disabled", None)
+    return disabled if disabled is not None else nullcontext

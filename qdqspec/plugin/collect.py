@@ -1,0 +1,164 @@
+"""From a spec file to items: file, case, check. Opens YAML only; never a model.
+
+Why these classes: a ``Module`` so that module-scoped fixtures and conftests work, a collector for each
+case so that ``specs/a.qdq.yaml::int8-b8`` selects it and ``--dist loadscope`` keeps it on one worker, a
+``Function`` for each check so that fixtures work, and plain names because pytest 9.2 loses a name with
+brackets from ``--lf``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdqspec.cases import is_spec, load_cases
+from qdqspec.errors import SpecError
+from qdqspec.plugin._compat import DataModule
+from qdqspec.plugin.options import settings_of
+from qdqspec.plugin.render import CheckFailed, without_traceback
+from qdqspec.plugin.run import run_check
+from qdqspec.types import Case, CheckSpec
+
+PYTHON_SPECS = "spec_*.py"
+_ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_FIRST_KEY = re.compile(r"^qdqspec\s*:", re.MULTILINE)
+
+
+def collector_for(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """What collects a file: specs by name, named YAML files that begin as one, ``spec_*.py`` modules."""
+    if is_spec(path) or _named_spec(path, parent):
+        return SpecFile.from_parent(parent, path=path)
+    if fnmatch(path.name, PYTHON_SPECS) and not _left_to_python(path, parent):
+        return PythonSpecFile.from_parent(parent, path=path)
+    return None
+
+
+def module_for(path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Where pytest itself would collect ``spec_*.py``, collect its specs along with its tests."""
+    return PythonSpecFile.from_parent(parent, path=path) if fnmatch(path.name, PYTHON_SPECS) else None
+
+
+def _named_spec(path: Path, parent: pytest.Collector) -> bool:
+    if path.suffix not in (".yaml", ".yml") or not parent.session.isinitpath(path):
+        return False
+    try:
+        return bool(_FIRST_KEY.search(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _left_to_python(path: Path, parent: pytest.Collector) -> bool:
+    """Whether pytest collects the file anyway, and comes to `module_for`."""
+    patterns = parent.config.getini("python_files")
+    return parent.session.isinitpath(path) or any(fnmatch(path.name, pattern) for pattern in patterns)
+
+
+class _Explained(pytest.Collector):
+    """A collector whose errors about the input read as they were written."""
+
+    # pytest's own Collector narrows the signature of Node in the same way, and ignores it likewise.
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
+        """The message alone, its first line in the summary."""
+        text = without_traceback(excinfo.value, self.path, 1)
+        return super().repr_failure(excinfo) if text is None else text
+
+
+class SpecFile(_Explained, DataModule):
+    """A ``*.qdq.yaml`` file."""
+
+    def collect(self) -> Iterator[CaseNode]:
+        """Its cases; a wrong spec is an error of this file alone."""
+        for case in load_cases(self.path, settings_of(self.config)):
+            yield CaseNode.of(self, case)
+
+
+class PythonSpecFile(_Explained, pytest.Module):
+    """A ``spec_*.py`` module: its module-level ``Spec`` objects, and ordinary tests."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        """The cases of its specs, called by variable (``squeeze``, ``squeeze-int8-b8``), then its tests."""
+        for case in _cases_of_module(vars(self.obj), self.path):
+            yield CaseNode.of(self, case)
+        yield from super().collect()
+
+
+def _cases_of_module(names: dict[str, object], path: Path) -> list[Case]:
+    from qdqspec.spec.models import Spec
+
+    cases: dict[str, Case] = {}
+    for name, spec in names.items():
+        for case in spec.cases() if isinstance(spec, Spec) else ():
+            case_id = name.lower() if case.id == "default" else f"{name.lower()}-{case.id}"
+            if case_id in cases or not _ID.fullmatch(case_id):
+                raise SpecError(
+                    f"the variable '{name}' gives a case the id '{case_id}', which is taken or not allowed",
+                    where=path.name,
+                    cure="rename it: small letters, digits and _, each id once",
+                )
+            cases[case_id] = replace(case, id=case_id, spec=path)
+    return list(cases.values())
+
+
+class CaseNode(_Explained):
+    """One case of a spec."""
+
+    case: Case
+
+    @classmethod
+    def of(cls, parent: pytest.Collector, case: Case) -> CaseNode:
+        """A node with the marks that its case asks for."""
+        node = cls.from_parent(parent, name=case.id)
+        node.case = case
+        node.extra_keyword_matches.update(_keywords(case))
+        for mark in _marks(node):
+            node.add_marker(mark)
+        return node
+
+    def collect(self) -> Iterator[CheckItem]:
+        """One item a check, in the order of the spec."""
+        for check in self.case.checks:
+            yield CheckItem.of(self, self.case, check)
+
+
+class CheckItem(pytest.Function):
+    """One check of one case."""
+
+    case: Case
+    check: CheckSpec
+
+    @classmethod
+    def of(cls, parent: pytest.Collector, case: Case, check: CheckSpec) -> CheckItem:
+        """An item that runs the check through ordinary fixtures."""
+        item = cls.from_parent(parent, name=check.id, callobj=run_check)
+        item.case = case
+        item.check = check
+        item.extra_keyword_matches.add(check.kind)
+        return item
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """The check's place in the spec, so that editors and annotations point there."""
+        return self.path, self.check.line - 1, f"{self.case.id}::{self.check.id}"
+
+
+def _keywords(case: Case) -> set[str]:
+    values = {str(value) for value in case.matrix.values()}
+    return {case.model.stem, case.quantize.format, *case.tags, *values}
+
+
+def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:
+    yield pytest.mark.qdq
+    yield pytest.mark.tune
+    rules = node.case.skipping
+    if rules.skip is not None:
+        yield pytest.mark.skip(reason=rules.skip)
+    if rules.xfail is not None:
+        yield pytest.mark.xfail(reason=rules.xfail, strict=rules.xfail_strict, raises=CheckFailed)
+    if node.config.pluginmanager.has_plugin("xdist"):
+        # The scheduler of --dist loadgroup cuts a node id at its last '@'.
+        yield pytest.mark.xdist_group(node.nodeid.replace("@", "_"))

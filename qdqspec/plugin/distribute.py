@@ -1,0 +1,104 @@
+"""Gathers what the sessions of a run found, over the processes of pytest-xdist too, and writes the reports.
+
+May import floor 0 and pytest; `qdqspec.report` only when there is something to report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from qdqspec.config import Settings
+from qdqspec.types import CaseRecord, Evidence, RunRecord
+
+if TYPE_CHECKING:
+    from qdqspec.session import Session
+
+_SESSIONS = pytest.StashKey[list["Session"]]()
+_RECEIVED = pytest.StashKey[list[RunRecord]]()
+_KEY = "qdqspec_records"
+
+
+def note_session(config: pytest.Config, session: Session) -> None:
+    """Remember a session whose record belongs into the report."""
+    known = config.stash.setdefault(_SESSIONS, [])
+    if not any(session is other for other in known):
+        known.append(session)
+
+
+def record_of(config: pytest.Config) -> RunRecord | None:
+    """All that was judged in this run, by whichever process; nothing where nothing was."""
+    own = [session.record() for session in config.stash.get(_SESSIONS, [])]
+    return merge_records([*config.stash.get(_RECEIVED, []), *own])
+
+
+def hand_over(config: pytest.Config) -> None:
+    """In a worker of pytest-xdist: send what was judged to the controller."""
+    from qdqspec.report.record import record_to_json
+
+    record = record_of(config)
+    if record is not None:
+        worker: Any = config
+        worker.workeroutput[_KEY] = json.dumps(record_to_json(record))
+
+
+def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
+    """In the controller: take in what a worker sent. A worker that crashed sent nothing."""
+    if _KEY in worker_output:
+        from qdqspec.report.record import record_from_json
+
+        config.stash.setdefault(_RECEIVED, []).append(record_from_json(json.loads(worker_output[_KEY])))
+
+
+def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
+    """One record of a run that was judged in pieces; a case whose checks ran apart is put together."""
+    cases: dict[tuple[object, str], CaseRecord] = {}
+    for piece in (case for record in records for case in record.cases):
+        key = (piece.evidence.case.spec, piece.evidence.case.name)
+        cases[key] = _joined(cases[key], piece) if key in cases else piece
+    if not cases:
+        return None
+    return RunRecord(
+        version=records[0].version,
+        started=min(record.started for record in records),
+        seconds=max(record.seconds for record in records),
+        cases=tuple(cases.values()),
+    )
+
+
+def _joined(first: CaseRecord, second: CaseRecord) -> CaseRecord:
+    missing = {
+        field.name: getattr(second.evidence, field.name)
+        for field in fields(Evidence)
+        if getattr(first.evidence, field.name) in (None, (), {})
+    }
+    known = {result.id for result in first.results}
+    added = tuple(result for result in second.results if result.id not in known)
+    return CaseRecord(evidence=replace(first.evidence, **missing), results=first.results + added)
+
+
+def write_reports(record: RunRecord, settings: Settings) -> list[Path]:
+    """Write what ``--qdq-report`` and ``--qdq-json`` ask for, and say where it is."""
+    from qdqspec.report.write import write_json, write_report
+
+    written = []
+    for path in settings.report:
+        write_report(record, path)
+        written.append(path)
+    if settings.json is not None:
+        write_json(record, settings.json)
+        written.append(settings.json)
+    return written
+
+
+def refuse_unknown_formats(paths: Iterable[Path]) -> None:
+    """Raise `ConfigError` for a report whose suffix no format has, before a long run and not after it."""
+    from qdqspec.report.write import format_for
+
+    for path in paths:
+        format_for(path)

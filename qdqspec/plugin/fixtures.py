@@ -1,0 +1,203 @@
+"""Fixtures of the plugin. Any of them may be overridden in a conftest, for specs and plain tests alike.
+
+``qdq_session``, ``qdq_backend``, ``qdq_calibration`` and ``qdq_model`` decide what the checks of specs
+judge; the others show what was found. Those about one case are function-scoped, because pytest has no
+scope for a case; the session remembers what it did, so asking again costs nothing. On a plain test,
+``@pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")`` says which case they are about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+from qdqspec.cases import find_cases
+from qdqspec.errors import SpecError
+from qdqspec.plugin.collect import CheckItem
+from qdqspec.plugin.distribute import note_session, record_of
+from qdqspec.plugin.options import settings_of
+from qdqspec.plugin.progress import shown
+from qdqspec.types import (
+    Case,
+    Evidence,
+    EvidenceKind,
+    LatencyEvidence,
+    ParityEvidence,
+    Region,
+    RunRecord,
+    SearchResult,
+)
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from qdqspec.graph.model import Model
+    from qdqspec.session import Session
+
+
+@pytest.fixture(scope="session")
+def qdq_backend(pytestconfig: pytest.Config) -> str:
+    """Name of the backend that runs the models."""
+    return settings_of(pytestconfig).backend
+
+
+@pytest.fixture(scope="session")
+def qdq_session(pytestconfig: pytest.Config, qdq_backend: str) -> Iterator[Session]:
+    """The session that tunes, measures and judges; one a run (and one a worker of pytest-xdist)."""
+    from qdqspec.session import Session
+
+    session = Session(replace(settings_of(pytestconfig), backend=qdq_backend))
+    note_session(pytestconfig, session)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def _qdq_the_case(request: pytest.FixtureRequest) -> Case:
+    """The case a fixture is about: the one of the check, or the one that marker ``qdq`` names."""
+    if isinstance(request.node, CheckItem):
+        return request.node.case
+    marker = request.node.get_closest_marker("qdq")
+    if marker is None or not marker.args:
+        raise pytest.UsageError(
+            f"{request.node.nodeid} uses a qdq fixture and does not say of which case; "
+            'mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")'
+        )
+    return _one_case(str(marker.args[0]), request.config)
+
+
+@pytest.fixture
+def qdq_calibration(_qdq_the_case: Case) -> Path | None:
+    """The case's calibration data; none where its spec names none."""
+    return _qdq_the_case.inputs.calibration
+
+
+@pytest.fixture
+def qdq_model(qdq_session: Session, _qdq_the_case: Case) -> Model:
+    """The case's model, as loaded. An overriding one must have a file."""
+    return qdq_session.model(_qdq_the_case)
+
+
+@pytest.fixture
+def qdq_regions(qdq_session: Session, _qdq_the_case: Case) -> tuple[Region, ...]:
+    """The regions the case's model is cut into."""
+    return qdq_session.regions(_qdq_the_case)
+
+
+@pytest.fixture
+def qdq_tuned(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> SearchResult:
+    """What the search for the case came to. Searches, unless a winner is known."""
+    with shown(pytestconfig, qdq_session):
+        return qdq_session.search(_qdq_the_case)
+
+
+@pytest.fixture
+def qdq_parity(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> ParityEvidence:
+    """How close the tuned model is to the reference."""
+    with shown(pytestconfig, qdq_session):
+        return _present(qdq_session.evidence(_qdq_the_case, frozenset({"parity"})).parity)
+
+
+@pytest.fixture
+def qdq_latency(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> LatencyEvidence:
+    """The final measurement of the tuned model beside the reference."""
+    with shown(pytestconfig, qdq_session):
+        return _present(qdq_session.evidence(_qdq_the_case, frozenset({"latency"})).latency)
+
+
+@pytest.fixture
+def qdq_case(qdq_session: Session, pytestconfig: pytest.Config) -> Callable[[str], CaseView]:
+    """Return ``qdq_case("specs/a.qdq.yaml::int8-b8")``: a `CaseView`; the file is relative to the root."""
+
+    def view(reference: str) -> CaseView:
+        return CaseView(
+            case=_one_case(reference, pytestconfig), session=qdq_session, _pytest_config=pytestconfig
+        )
+
+    return view
+
+
+@pytest.fixture
+def qdq_report(pytestconfig: pytest.Config) -> Callable[[str], str | bytes]:
+    """Return ``qdq_report("markdown")``: a report, in a format by name, of all judged so far in this process."""
+
+    def render(name: str = "markdown") -> str | bytes:
+        from qdqspec.report.write import format_named
+
+        record = record_of(pytestconfig) or RunRecord(version="", started="", seconds=0.0, cases=())
+        return format_named(name).render(record)
+
+    return render
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyView:
+    """The final measurement in numbers: milliseconds of the medians, and reference over tuned."""
+
+    median_ms: float
+    reference_ms: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    provenance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseView:
+    """What is known of one case; each attribute is measured when first asked for, and then remembered."""
+
+    case: Case
+    session: Session
+    _pytest_config: pytest.Config
+
+    @property
+    def latency(self) -> LatencyView:
+        """The tuned model's latency beside the reference's."""
+        measured = _present(self._gather("latency").latency)
+        return LatencyView(
+            median_ms=measured.median_ms("tuned"),
+            reference_ms=measured.median_ms("reference"),
+            speedup=measured.speedup.median,
+            speedup_low=measured.speedup.low,
+            speedup_high=measured.speedup.high,
+            provenance=str(measured.provenance),
+        )
+
+    @property
+    def parity(self) -> ParityEvidence:
+        """How close the tuned model is to the reference."""
+        return _present(self._gather("parity").parity)
+
+    @property
+    def search(self) -> SearchResult:
+        """What the search came to."""
+        with shown(self._pytest_config, self.session):
+            return self.session.search(self.case)
+
+    @property
+    def evidence(self) -> Evidence:
+        """Everything that the checks of the case would see."""
+        return self._gather("latency", "parity", "placement", "size")
+
+    def _gather(self, *needs: EvidenceKind) -> Evidence:
+        with shown(self._pytest_config, self.session):
+            return self.session.evidence(self.case, frozenset(needs))
+
+
+def _one_case(reference: str, config: pytest.Config) -> Case:
+    cases = find_cases(reference, settings_of(config), config.rootpath)
+    if len(cases) != 1:
+        raise SpecError(
+            f"'{reference}' means {len(cases)} cases, and one is wanted",
+            cure=f"append one of: {', '.join(f'::{case.id}' for case in cases)}",
+        )
+    return cases[0]
+
+
+def _present(piece: T | None) -> T:
+    assert piece is not None, "the session gathers what it was asked for"
+    return piece

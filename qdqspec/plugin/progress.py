@@ -1,0 +1,88 @@
+"""Shows the search on pytest's terminal: a live bar, or a line a minute where no terminal is.
+
+Both get through pytest's capture. ``-q`` takes the bar away and leaves the line, ``-qq`` takes both.
+May import pytest, the standard library and `qdqspec.progress`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+
+from qdqspec.plugin._compat import is_worker, reporter_of, uncaptured
+from qdqspec.progress import Bar, Display, Heartbeat
+
+_DISPLAY = pytest.StashKey[Display | None]()
+
+
+@contextmanager
+def shown(config: pytest.Config, session: Any) -> Iterator[None]:
+    """Show what ``session`` reports while the block runs. A session that is watched already is left alone."""
+    display = _display(config)
+    if display is None or getattr(session, "watch", display) is not None:
+        yield
+        return
+    session.watch = display.update
+    try:
+        yield
+    finally:
+        session.watch = None
+        display.close()
+
+
+def _display(config: pytest.Config) -> Display | None:
+    """One display for the whole run, so that the minute of the heartbeat spans short cases."""
+    if _DISPLAY not in config.stash:
+        config.stash[_DISPLAY] = _choose(config)
+    return config.stash[_DISPLAY]
+
+
+def _choose(config: pytest.Config) -> Display | None:
+    verbosity = config.get_verbosity()
+    reporter = reporter_of(config)
+    if verbosity < -1 or (reporter is None and not is_worker(config)):
+        return None
+    if reporter is None:
+        return Heartbeat(_to_stderr(uncaptured(config)))
+    if verbosity < 0 or not reporter.isatty():
+        return Heartbeat(_to_reporter(reporter, uncaptured(config)))
+    return Bar(terminal=_own_line(reporter, uncaptured(config)))
+
+
+_Terminal = Callable[[], AbstractContextManager[object]]
+
+
+def _to_stderr(terminal: _Terminal) -> Callable[[str], None]:
+    """A worker of pytest-xdist has no terminal, but its standard error is that of the run."""
+
+    def write(line: str) -> None:
+        with terminal():
+            sys.stderr.write(f"\n{line}\n")
+            sys.stderr.flush()
+
+    return write
+
+
+def _to_reporter(reporter: Any, terminal: _Terminal) -> Callable[[str], None]:
+    def write(line: str) -> None:
+        with terminal():
+            reporter.ensure_newline()
+            reporter.write_line(line, flush=True)
+
+    return write
+
+
+def _own_line(reporter: Any, terminal: _Terminal) -> _Terminal:
+    """The bar overwrites the line it stands on, so pytest's dots must end theirs first."""
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        with terminal():
+            reporter.ensure_newline()
+            yield
+
+    return entered

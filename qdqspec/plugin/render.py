@@ -1,0 +1,96 @@
+"""Turns verdicts and errors into what pytest prints. Text only; libraries load when something failed.
+
+The first line is the verdict, complete in itself, because it is all that pytest's summary and CI
+annotations show; the last lines reproduce it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdqspec.config import Settings
+from qdqspec.errors import QdqspecError
+from qdqspec.plugin._compat import located_text
+from qdqspec.types import Case, CheckSpec, Section, Verdict
+
+_MATTERING = ("backend", "threads")  # what else a verdict depends on, where it was chosen
+
+
+class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
+    """A check does not hold. ``text`` is the whole of what the user reads, its first line the verdict."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text.splitlines()[0])
+
+
+class VerdictWarning(pytest.PytestWarning):
+    """A check of ``severity: warn`` does not hold."""
+
+    __module__ = "qdqspec"
+
+
+def failure_text(
+    verdict: Verdict, case: Case, check: CheckSpec, command: str, folder: Path | None = None
+) -> str:
+    """Headline, tables, advice, the place in the spec, and the command that reproduces it."""
+    parts = [verdict.headline, *(section_text(section) for section in verdict.sections)]
+    parts += [verdict.advice] if verdict.advice else []
+    parts += [spec_excerpt(case.spec, check.line)] if case.spec and case.spec.suffix != ".py" else []
+    parts += [f"Models and measurements: {folder}"] if folder is not None else []
+    parts.append(f"Reproduce with:\n  {command}")
+    return "\n\n".join(part.rstrip("\n") for part in parts)
+
+
+def section_text(section: Section) -> str:
+    """A titled table, or titled text."""
+    body = section.text
+    if section.rows:
+        from tabulate import tabulate
+
+        table = str(tabulate(section.rows, headers=section.headers, disable_numparse=True))
+        body = f"{table}\n{body}" if body else table
+    return "\n".join((section.title, *(f"  {line}".rstrip() for line in body.splitlines())))
+
+
+def spec_excerpt(path: Path, line: int) -> str:
+    """The lines of the spec that asked for a check, with a caret; only the place where the file is gone."""
+    from qdqspec.spec.problems import excerpt
+
+    return f"Asked for in {path.name}:{line}\n{excerpt(path, line, _column(path, line))}"
+
+
+def _column(path: Path, line: int) -> int | None:
+    """The column at which the check is written: after the indent and the dash of the list."""
+    try:
+        text = path.read_text(encoding="utf-8").splitlines()[line - 1]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return None
+    return len(text) - len(text.lstrip(" -")) + 1
+
+
+def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> str:
+    """The command line that judges this check of this placement again."""
+    file = os.path.relpath(item.path, item.config.invocation_params.dir)
+    # By names, not by node id: pytest-xdist appends its group to the id.
+    names = [node.name for node in item.listchain() if item.path == node.path][1:]
+    words = ["pytest", "::".join((file, *names))]
+    words += [f"--qdq-scheme={scheme}"] if scheme else []
+    words.append(f"--qdq-seed={settings.seed}")
+    given = [key for key in _MATTERING if key in settings.origins]
+    words += [f"--qdq-{key}={getattr(settings, key)}" for key in given]
+    return shlex.join(words)
+
+
+def without_traceback(error: BaseException, path: Path, line: int) -> Any | None:
+    """What to print for a verdict or an error of the user's; nothing for a bug, which keeps its traceback."""
+    if isinstance(error, CheckFailed):
+        return located_text(error.text, path, line, str(error))
+    if isinstance(error, QdqspecError):
+        return located_text(str(error), path, line, str(error).splitlines()[0])
+    return None

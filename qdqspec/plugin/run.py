@@ -1,0 +1,150 @@
+"""What one item does: skip where nothing can be judged, else have the session judge and conclude.
+
+May import floor 0, `qdqspec.config` and the plugin; the session arrives as a fixture.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from qdqspec.config import Settings
+from qdqspec.errors import ModelError
+from qdqspec.plugin.distribute import note_session
+from qdqspec.plugin.options import settings_of
+from qdqspec.plugin.progress import shown
+from qdqspec.plugin.render import CheckFailed, VerdictWarning, failure_text, reproduction
+from qdqspec.types import Case, CheckResult, Evidence
+
+if TYPE_CHECKING:
+    from qdqspec.plugin.collect import CheckItem
+    from qdqspec.session import Session
+
+
+def run_check(
+    request: pytest.FixtureRequest, qdq_session: Session, qdq_backend: str, qdq_calibration: Path | None
+) -> None:
+    """Judge the check of the requesting item."""
+    item: CheckItem = request.node
+    settings = settings_of(item.config)
+    note_session(item.config, qdq_session)
+    _skip_unless(item.case, qdq_backend, qdq_session)
+    case = replace(item.case, inputs=replace(item.case.inputs, calibration=qdq_calibration))
+    if settings.mode == "plan":
+        pytest.skip(f"plan: {qdq_session.plan(case)}")
+    _require_device(case, qdq_session, settings)
+    case = replace(case, model=_model_path(request, case))
+    with shown(item.config, qdq_session):
+        result = qdq_session.judge(case, item.check)
+    evidence = _evidence(qdq_session, case)
+    item.user_properties.extend(properties(result, evidence))
+    _conclude(item, result, settings, evidence)
+
+
+def _skip_unless(case: Case, backend: str, session: Session) -> None:
+    """Skip where the machine or the run is not what ``skip_unless`` of the spec wants."""
+    wanted = case.skipping.unless.get("backend")
+    if wanted is not None and wanted != backend and not wanted.startswith(f"{backend}-"):
+        pytest.skip(f"for backend {wanted}, and this run uses {backend}; run it with --qdq-backend={wanted}")
+    wanted = case.skipping.unless.get("compute_capability")
+    if wanted is not None and not fulfils(session.availability(case).facts.get("compute_capability"), wanted):
+        pytest.skip(f"for a GPU of compute capability {wanted}, which {backend} does not have here")
+
+
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
+
+
+def fulfils(value: str | None, comparison: str) -> bool:
+    """Whether a version such as ``8.9`` fulfils ``>=8.6``. An unknown one fulfils nothing."""
+    sign = next(sign for sign in _COMPARE if comparison.startswith(sign))
+    if value is None:
+        return False
+    wanted = _numbers(comparison.removeprefix(sign))
+    return bool(_COMPARE[sign](_numbers(value), wanted))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.strip().split("."))
+
+
+def _require_device(case: Case, session: Session, settings: Settings) -> None:
+    found = session.availability(case)
+    if found.usable:
+        return
+    reason = f"backend {settings.backend} is not usable here: {found.why}"
+    reason += f"; {found.install}" if found.install else ""
+    if "device" in settings.require:
+        raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")
+    pytest.skip(reason)
+
+
+def _model_path(request: pytest.FixtureRequest, case: Case) -> Path:
+    """The model of fixture ``qdq_model``, which a conftest may have replaced."""
+    path: Path | None = request.getfixturevalue("qdq_model").path
+    if path is None:
+        raise ModelError(
+            "the model that fixture 'qdq_model' gave has no file",
+            where=case.name,
+            cure="save it, and return qdqspec.graph.model.load_model(path)",
+        )
+    return path
+
+
+def _evidence(session: Session, case: Case) -> Evidence | None:
+    for record in session.record().cases:
+        if (record.evidence.case.spec, record.evidence.case.name) == (case.spec, case.name):
+            return record.evidence
+    return None
+
+
+def properties(result: CheckResult, evidence: Evidence | None) -> list[tuple[str, object]]:
+    """Properties for junit and other reports, as plain values that pytest-xdist can carry."""
+    found: list[tuple[str, object]] = [("qdq.verdict", result.verdict.outcome)]
+    if evidence is not None:
+        found += [("qdq.backend", evidence.target), ("qdq.device", evidence.device.key)]
+        if evidence.search is not None:
+            found += [("qdq.scheme", evidence.search.winner.digest), ("qdq.trials", evidence.search.total)]
+        if evidence.latency is not None:
+            found += [
+                ("qdq.latency_ms", evidence.latency.median_ms("tuned")),
+                ("qdq.reference_ms", evidence.latency.median_ms("reference")),
+                ("qdq.speedup", evidence.latency.speedup.median),
+                ("qdq.provenance", str(evidence.latency.provenance)),
+            ]
+        if evidence.parity is not None:
+            found.append(("qdq.sqnr_db", evidence.parity.sqnr_db))
+    known = {name for name, _ in found}
+    numbers = ((f"qdq.{name}", float(value)) for name, value in result.verdict.numbers.items())
+    return found + [(name, value) for name, value in numbers if name not in known]
+
+
+def _conclude(item: CheckItem, result: CheckResult, settings: Settings, evidence: Evidence | None) -> None:
+    verdict = result.verdict
+    if verdict.outcome == "pass":
+        return
+    if verdict.outcome == "inconclusive" and "conclusive" not in settings.require:
+        pytest.skip(f"inconclusive: {verdict.headline}")
+    if result.severity == "warn":
+        _warn(item, verdict.headline)
+        return
+    scheme = evidence.search.winner.digest if evidence is not None and evidence.search is not None else None
+    _fail(item, result, reproduction(item, settings, scheme), evidence)
+
+
+def _warn(item: CheckItem, headline: str) -> None:
+    try:
+        item.warn(VerdictWarning(headline))
+    except VerdictWarning:  # where warnings are errors, it reads as a verdict all the same
+        raise CheckFailed(f"{headline}\n\nA warning by the spec, an error by filterwarnings.") from None
+
+
+def _fail(item: CheckItem, result: CheckResult, command: str, evidence: Evidence | None) -> NoReturn:
+    verdict: Any = result.verdict
+    if verdict.outcome == "inconclusive":
+        verdict = replace(verdict, headline=f"inconclusive: {verdict.headline}")
+    folder = evidence.output if evidence is not None else None
+    raise CheckFailed(failure_text(verdict, item.case, item.check, command, folder))

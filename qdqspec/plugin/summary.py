@@ -1,0 +1,91 @@
+"""What the run says at its head and its end. `qdqspec.report` loads only when something was judged."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdqspec.config import Settings
+from qdqspec.errors import QdqspecError
+from qdqspec.plugin.collect import CheckItem
+from qdqspec.plugin.distribute import record_of, write_reports
+from qdqspec.plugin.options import asked_for, settings_of
+from qdqspec.types import RunRecord
+
+_REPORTS = pytest.StashKey[list[Path]]()
+_TROUBLE = pytest.StashKey[str]()
+_INTERRUPTED = pytest.StashKey[bool]()
+_CONCERNED = pytest.StashKey[bool]()  # whether this run has checks to judge, or an option of ours
+
+
+def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
+    """One line on where the models run; nothing in a run that has no specs and no ``--qdq-*`` option."""
+    config.stash[_CONCERNED] = asked_for(config) or any(isinstance(item, CheckItem) for item in items)
+    if not config.stash[_CONCERNED] or config.get_verbosity() < 0:
+        return None
+    settings = settings_of(config)
+    threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
+    cache = "no cache" if settings.no_cache else f"cache {_near(settings.cache_dir, config)}"
+    return f"qdqspec: {settings.backend}, {threads}, mode {settings.mode}, {cache}"
+
+
+def write_at_end(session: pytest.Session) -> None:
+    """Write the reports asked for. One that cannot be written makes the run fail, and the rest is kept."""
+    config = session.config
+    record = record_of(config)
+    if record is None:
+        return
+    try:
+        config.stash[_REPORTS] = write_reports(record, settings_of(config))
+    except QdqspecError as error:
+        config.stash[_TROUBLE] = str(error)
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+
+class InterruptWatch:
+    """A plugin that remembers Ctrl-C: the exit status alone also means errors during collection."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Remember it; ``pytest.exit`` comes here too and is not meant."""
+        self._config.stash[_INTERRUPTED] = isinstance(excinfo.value, KeyboardInterrupt)
+
+
+def print_summary(terminal: Any, config: pytest.Config) -> None:
+    """The table of all cases, where the reports are, and after Ctrl-C how to go on."""
+    record = record_of(config)
+    if record is not None:
+        terminal.section("quantized models")
+        _print_table(terminal, record, config)
+    if config.stash.get(_TROUBLE, None):
+        terminal.write_line(config.stash[_TROUBLE], red=True)
+    interrupted = config.stash.get(_INTERRUPTED, False)
+    if interrupted and (record is not None or config.stash.get(_CONCERNED, False)):
+        words = shlex.join(("pytest", *config.invocation_params.args))
+        terminal.write_line(f"What was measured is kept. Resume with:\n  {words}")
+
+
+def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:
+    from qdqspec.report.tables import summary_table
+
+    width = shutil.get_terminal_size().columns if terminal.isatty() else None
+    terminal.write_line(summary_table(record, width=width))
+    settings: Settings = settings_of(config)
+    if settings.output.is_dir():
+        terminal.write_line(f"Models and measurements: {_near(settings.output, config)}")
+    for path in config.stash.get(_REPORTS, []):
+        terminal.write_line(f"Report: {_near(path, config)}")
+
+
+def _near(path: Path, config: pytest.Config) -> str:
+    """A path as short as it reads from where pytest was started."""
+    relative = os.path.relpath(path, config.invocation_params.dir)
+    return str(path) if relative.startswith("..") else relative
