@@ -16,18 +16,15 @@ import numpy as np
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
-from qdqspec.measure.race import Entrant, median_sample, race
+from qdqspec.measure.race import SCREEN, WARMUP, Entrant, Turn, race, settle
 from qdqspec.measure.stats import inverse, pooled_deviation, ratio_intervals, trimmed_mean
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
-WARMUP = 5  # runs before the first timed one; integer kernels settle after five or six
-SCREEN = 3  # runs before the first race
 NOISE_BUILDS = 3
 NOISE_ROUNDS = 12
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # no difference below one per cent counts
-TURN_MS = 2.0  # a confirmation turn is repeated until it lasts about this long
 
 
 @dataclass(slots=True)
@@ -63,6 +60,7 @@ class Bench:
         self._exclusive = exclusive
         self._incumbent: _Incumbent | None = None
         self._seen: dict[str, tuple[float, Samples]] = {}
+        self._broken: dict[str, str] = {}  # why a group of builds has no result, by its name
 
     @property
     def best(self) -> float | None:
@@ -113,7 +111,8 @@ class Bench:
         distinct: dict[str, Placement] = {p.digest: p for p in roles.values()}
         timed = self._interleave({digest: [p] * builds for digest, p in distinct.items()}, rounds)
         if roles["reference"].digest not in timed:
-            raise BackendError("the reference model could not be built again")
+            why = self._broken.get(roles["reference"].digest, "no reason given")
+            raise BackendError(f"the reference model could not be built and run again: {why}")
         ratios = ratio_intervals(
             {digest: [b.on(self.clock) for b in engines] for digest, engines in timed.items()},
             roles["reference"].digest,
@@ -146,6 +145,7 @@ class Bench:
         trial = replace(trial, samples=samples, layers=layers)
         if self._incumbent is None:
             self._replace_incumbent(_Incumbent(trial.placement, 1.0, engine))
+            self._seen[trial.graph_hash] = (1.0, samples)
             return replace(trial, incumbent=True, ratio=1.0)
         if trial.graph_hash and trial.graph_hash in self._seen:
             engine.close()
@@ -193,11 +193,15 @@ class Bench:
     def _interleave(self, groups: Mapping[str, Sequence[Placement]], rounds: int) -> dict[str, list[Samples]]:
         """Open all engines, then time one turn of each in every round, in random order."""
         engines: dict[str, list[Engine]] = {}
+        self._broken = {}
         try:
             for name, placements in groups.items():
-                opened = self._open_all(placements)
-                if opened:
-                    engines[name] = opened
+                opened: list[Engine] = []
+                engines[name] = opened
+                try:
+                    opened.extend(self._open(placement) for placement in placements)
+                except BackendError as error:
+                    self._broken[name] = str(error)
             with self._exclusive():
                 return self._rounds(engines, rounds)
         finally:
@@ -205,39 +209,26 @@ class Bench:
                 for engine in opened:
                     engine.close()
 
-    def _open_all(self, placements: Sequence[Placement]) -> list[Engine]:
-        opened: list[Engine] = []
-        try:
-            opened.extend(self._open(placement) for placement in placements)
-        except BackendError:
-            for engine in opened:
-                engine.close()
-            return []
-        return opened
-
     def _rounds(self, engines: Mapping[str, Sequence[Engine]], rounds: int) -> dict[str, list[Samples]]:
         flat = [
             (name, index, engine) for name, group in engines.items() for index, engine in enumerate(group)
         ]
         timed = {name: [Samples() for _ in group] for name, group in engines.items()}
-        runs: dict[tuple[str, int], int] = {}
-        for turn in range(rounds + 1):
+        turns: dict[tuple[str, int], Turn] = {}
+        for number in range(rounds + 1):
             for position in self._random.permutation(len(flat)):
                 name, index, engine = flat[position]
                 if name not in timed:
                     continue
                 try:
-                    if turn == 0:
-                        runs[name, index] = self._runs_of_a_turn(engine)
+                    if number == 0:
+                        turns[name, index] = settle(engine, self.clock)
                     else:
-                        timed[name][index] += median_sample(engine.time(runs[name, index], warmup=1))
-                except BackendError:
+                        timed[name][index] += turns[name, index].sample(engine)
+                except BackendError as error:
+                    self._broken[name] = str(error)
                     del timed[name]  # it ran before and fails now: no result for this placement
         return timed
-
-    def _runs_of_a_turn(self, engine: Engine) -> int:
-        typical = engine.time(SCREEN, warmup=WARMUP).median_ms(self.clock)
-        return max(1, min(25, int(TURN_MS / max(typical, 1e-6))))
 
 
 def _joined(builds: Sequence[Samples]) -> Samples:

@@ -9,7 +9,6 @@ soon as the rank test allows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,10 @@ LOOKS = (6, 12, 24, 48)  # pairs after which a decision is tried
 ALPHA = 0.02  # a look; four looks stay near 5 % together
 HOPELESS = 1.15  # slower than this after so many pairs: dropped
 HOPELESS_AFTER = 3
-FLOOR_MS = 1.0  # a pair's turn is repeated until it lasts about this long, so that the clock is no noise
+WARMUP = 5  # runs before a fresh engine is timed; integer kernels settle after five or six
+SCREEN = 3  # timed runs that tell how long one takes
+TURN_MS = 5.0  # how long the timed part of a turn lasts, for models that are shorter than that
+MOST_RUNS = 25  # in one turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,9 @@ def race(
     if challenger.graph_hash and challenger.graph_hash == incumbent.graph_hash:
         same = Race(opponent=incumbent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
         return same, Samples(), Samples()
-    turn = _turns(challenger.engine, incumbent.engine, clock)
+    turn = Turn.lasting(
+        max(e.time(SCREEN, warmup=1).median_ms(clock) for e in (challenger.engine, incumbent.engine))
+    )
     ours, theirs = Samples(), Samples()
     for look in LOOKS:
         while len(theirs.wall_ms) < look:
@@ -61,15 +65,31 @@ def race(
     return outcome, ours, theirs
 
 
-def _turns(first: Engine, second: Engine, clock: Clock) -> Callable[[Engine], Samples]:
-    """A function that times one turn of an engine: the median of as many runs as fill the floor."""
-    slowest = max(engine.time(3, warmup=1).median_ms(clock) for engine in (first, second))
-    runs = max(1, min(25, math.ceil(FLOOR_MS / max(slowest, 1e-6))))
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How one sample of an engine is taken: untimed runs, then the median of timed ones.
 
-    def turn(engine: Engine) -> Samples:
-        return median_sample(engine.time(runs, warmup=1))
+    Another engine ran just before and left the caches cold, where a user's loop finds them warm; so short
+    models are warmed up again and their turn lasts about five milliseconds.
+    """
 
-    return turn
+    warmup: int
+    runs: int
+
+    @classmethod
+    def lasting(cls, typical_ms: float) -> Turn:
+        """A turn for an engine that takes about so long."""
+        runs = max(1, min(MOST_RUNS, round(TURN_MS / max(typical_ms, 1e-6))))
+        return cls(warmup=max(1, runs), runs=runs)
+
+    def sample(self, engine: Engine) -> Samples:
+        """Take one sample."""
+        return median_sample(engine.time(self.runs, warmup=self.warmup))
+
+
+def settle(engine: Engine, clock: Clock) -> Turn:
+    """Run an engine until it is warm, and say how its turns should last."""
+    return Turn.lasting(engine.time(SCREEN, warmup=WARMUP).median_ms(clock))
 
 
 def median_sample(samples: Samples) -> Samples:
@@ -78,14 +98,12 @@ def median_sample(samples: Samples) -> Samples:
     return Samples(wall_ms=(float(np.median(samples.wall_ms)),), cpu_ms=cpu)
 
 
-def _pair(
-    turn: Callable[[Engine], Samples], ours: Engine, theirs: Engine, ours_first: bool
-) -> tuple[Samples, Samples]:
+def _pair(turn: Turn, ours: Engine, theirs: Engine, ours_first: bool) -> tuple[Samples, Samples]:
     if ours_first:
-        mine = turn(ours)
-        return mine, turn(theirs)
-    other = turn(theirs)
-    return turn(ours), other
+        mine = turn.sample(ours)
+        return mine, turn.sample(theirs)
+    other = turn.sample(theirs)
+    return turn.sample(ours), other
 
 
 def _ratio(ours: Samples, theirs: Samples, clock: Clock) -> float:
