@@ -141,15 +141,14 @@ def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 
         if median not in by_median:
             by_median[median] = _samples(rng, median, runs)
     reference, tuned = medians["reference"], medians["tuned"]
-    same = tuned == reference
     ratios = {
-        role: _interval(median / reference, same=role == "reference") for role, median in medians.items()
+        role: _interval(median / reference, same=median == reference) for role, median in medians.items()
     }
     return LatencyEvidence(
         clock="cpu",
         samples={role: by_median[median] for role, median in medians.items()},
         ratios=ratios,
-        speedup=_interval(reference / tuned, same=same),
+        speedup=_interval(reference / tuned, same=tuned == reference),
         builds=3,
     )
 

@@ -1,0 +1,247 @@
+"""What reports say of one case, as tables of plain cells that every format draws. May import floor 0.
+
+Cells are for people: one printable line each. Escaping for a format's own syntax is the format's work.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from qdqspec.report.fit import MAX_ROWS
+from qdqspec.report.tables import COLUMNS, left_alone, provenance_text
+from qdqspec.types import CaseRecord, CheckResult, Evidence, PlacedPair, RunRecord, TensorParity
+from qdqspec.units import (
+    count_text,
+    db_text,
+    interval_text,
+    ms_text,
+    percent_text,
+    plain,
+    ratio_text,
+    seconds_text,
+    size_text,
+)
+
+LONG = 400  # characters of a free text, which comes from a spec or a runtime and may be of any length
+ROLES = {
+    "reference": "reference",
+    "tuned": "tuned",
+    "everything": "everything quantized",
+    "runner-up": "runner-up",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A titled table; ``numbers`` are the indices of columns that are aligned to the right."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numbers: frozenset[int] = frozenset()
+
+
+def run_line(record: RunRecord) -> str:
+    """How many cases and checks there were, when, and how long it took."""
+    outcomes = Counter(str(result.verdict.outcome) for case in record.cases for result in case.results)
+    said = [f"{outcomes['pass']} of {count_text(outcomes.total(), 'check')} passed"]
+    if outcomes["fail"]:
+        said.append(f"{outcomes['fail']} failed")
+    if outcomes["inconclusive"]:
+        said.append(f"{outcomes['inconclusive']} inconclusive")
+    when = plain(record.started.replace("T", " ").replace("Z", " UTC"), 40)
+    return (
+        f"{count_text(len(record.cases), 'case')}, {', '.join(said)}. "
+        f"{when}, {seconds_text(record.seconds)}, qdqspec {plain(record.version, 40)}."
+    )
+
+
+def summary(record: RunRecord) -> Table:
+    """One row a case, as `tables.summary_table` has it on a terminal."""
+    cases = record.cases[:MAX_ROWS]
+    columns = [column for column in COLUMNS if any(column.cell(case) for case in cases)]
+    rows = [tuple(column.cell(case) for column in columns) for case in cases]
+    if len(record.cases) > MAX_ROWS:
+        more = f"and {len(record.cases) - MAX_ROWS} more"
+        rows.append((more, *("" for _ in columns[1:])))
+    numbers = frozenset(index for index, column in enumerate(columns) if column.align == "right")
+    return Table("Summary", tuple(column.title for column in columns), tuple(rows), numbers)
+
+
+def gain_line(case: CaseRecord) -> str:
+    """What came of the case, in one sentence."""
+    found = case.evidence
+    if left_alone(case):
+        return f"Left alone: nothing proved faster than the reference ({plain(found.search.reason, LONG)})."  # type: ignore[union-attr]  # left_alone says that there was a search
+    latency = found.latency
+    if latency is None or "tuned" not in latency.samples:
+        return "No latency was measured."
+    before, after = ms_text(latency.median_ms("reference")), ms_text(latency.median_ms("tuned"))
+    return (
+        f"{ratio_text(latency.speedup.median)}x as fast as the reference "
+        f"(95 %: {interval_text(latency.speedup)}): {before} ms to {after} ms."
+    )
+
+
+def latency_table(found: Evidence) -> Table | None:
+    """The final measurement by role."""
+    latency = found.latency
+    if latency is None:
+        return None
+    rows = []
+    for role, samples in latency.samples.items():
+        ratio = latency.ratios.get(role)
+        rows.append(
+            (
+                ROLES.get(role, plain(role)),
+                ms_text(samples.median_ms(latency.clock)),
+                "" if ratio is None else ratio_text(ratio.median),
+                "" if ratio is None or role == "reference" else interval_text(ratio),
+                str(len(samples.on(latency.clock))),
+            )
+        )
+    return Table(
+        f"Latency ({latency.clock} clock, {count_text(latency.builds, 'build')} each, {latency.provenance})",
+        ("model", "median ms", "of reference", "95 % interval", "runs"),
+        tuple(rows),
+        frozenset({1, 2, 4}),
+    )
+
+
+def ops_table(found: Evidence) -> Table | None:
+    """How many nodes of each op type read quantized tensors."""
+    quantized = {end.node for pair in found.pairs for end in pair.site.consumers}
+    if not quantized:
+        return None
+    whole = Counter(found.node_ops.values())
+    hit = Counter(found.node_ops.get(node, "unknown") for node in quantized)
+    rows = tuple((plain(op), str(hit[op]), str(whole.get(op, hit[op]))) for op in sorted(hit))
+    pairs = sum(not pair.site.weight for pair in found.pairs)
+    title = f"Quantized ({count_text(pairs, 'activation pair')}, {len(found.pairs) - pairs} of weights)"
+    return Table(title, ("op", "quantized", "of all"), rows, frozenset({1, 2}))
+
+
+def pairs_table(found: Evidence) -> Table | None:
+    """Every Q/DQ pair with its numbers."""
+    if not found.pairs:
+        return None
+    rows = tuple(_pair_row(pair) for pair in found.pairs)
+    return Table(
+        "Q/DQ pairs", ("tensor", "kind", "read by", "format", "scale", "zero point"), rows, frozenset({4, 5})
+    )
+
+
+def _pair_row(pair: PlacedPair) -> tuple[str, ...]:
+    site = pair.site
+    readers = [plain(end.node, 40) for end in site.consumers]
+    more = f" and {len(readers) - 3} more" if len(readers) > 3 else ""
+    return (
+        plain(site.tensor, 60),
+        "weight" if site.weight else "activation",
+        ", ".join(readers[:3]) + more,
+        plain(site.format) + (f", axis {site.axis}" if site.axis is not None else ""),
+        _span(pair.scale),
+        _span(pair.zero_point),
+    )
+
+
+def _span(values: tuple[float, ...]) -> str:
+    """One value, or the smallest and the largest of the channels."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+
+
+def parity_table(found: Evidence) -> Table | None:
+    """Every output's parity, the worst first."""
+    parity = found.parity
+    if parity is None or not parity.outputs:
+        return None
+    outputs = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
+    return Table(
+        f"Parity with the reference ({parity.samples} samples of {plain(parity.data)} data)",
+        ("output", "SQNR dB", "cosine", "max difference", "in 8-bit steps"),
+        tuple(_parity_row(out) for out in outputs),
+        frozenset({1, 2, 3, 4}),
+    )
+
+
+def _parity_row(out: TensorParity) -> tuple[str, ...]:
+    if not out.compared or not out.matches:
+        return (
+            plain(out.name, 60),
+            plain(out.note or ("equal" if out.matches else "not equal"), 60),
+            "",
+            "",
+            "",
+        )
+    return (
+        plain(out.name, 60),
+        db_text(out.sqnr_db),
+        f"{out.cosine:.5f}",
+        f"{out.max_abs:.3g}",
+        f"{out.max_steps:.3g}",
+    )
+
+
+def accuracy_table(found: Evidence) -> Table | None:
+    """Every task metric."""
+    rows = tuple(
+        (plain(name), f"{m.reference:.4g}", f"{m.tuned:.4g}", f"{m.tuned - m.reference:+.2g}", str(m.samples))
+        for name, m in found.accuracy.items()
+    )
+    headers = ("metric", "reference", "tuned", "change", "samples")
+    return Table("Accuracy", headers, rows, frozenset({1, 2, 3, 4})) if rows else None
+
+
+def check_rows(case: CaseRecord) -> tuple[tuple[str, str, str], ...]:
+    """Verdict, id and headline of every check."""
+    return tuple((verdict_word(r), plain(r.id, 60), plain(r.verdict.headline, LONG)) for r in case.results)
+
+
+def advice_rows(case: CaseRecord) -> tuple[tuple[str, str], ...]:
+    """Id and advice of the checks that have something to advise."""
+    return tuple((plain(r.id, 60), plain(r.verdict.advice, LONG)) for r in case.results if r.verdict.advice)
+
+
+def verdict_word(result: CheckResult) -> str:
+    """``pass``, ``FAIL``, ``WARN`` or ``inconclusive``."""
+    if result.verdict.outcome == "fail":
+        return "FAIL" if result.severity == "error" else "WARN"
+    return result.verdict.outcome
+
+
+def case_facts(case: CaseRecord) -> tuple[tuple[str, str], ...]:
+    """Names and values worth knowing of a case: device, model, search, size."""
+    found = case.evidence
+    facts = [
+        ("target", plain(found.target)),
+        ("device", plain(found.device.key)),
+        *((plain(name, 60), plain(value, 120)) for name, value in sorted(found.device.details.items())),
+        ("model", f"{plain(found.case.model.name)} (sha256 {plain(found.model_sha256[:12])})"),
+    ]
+    reference, tuned = found.size_bytes.get("reference"), found.size_bytes.get("tuned")
+    if reference and tuned:
+        change = percent_text(tuned / reference - 1)
+        facts.append(("size", f"{size_text(reference)} to {size_text(tuned)} ({change})"))
+    older = provenance_text(case)
+    return (*facts, *_search_facts(found), *((("numbers", older),) if older else ()))
+
+
+def _search_facts(found: Evidence) -> list[tuple[str, str]]:
+    search = found.search
+    if search is None:
+        return []
+    spent = f"{seconds_text(search.seconds)} ({seconds_text(search.cpu_seconds)} of CPU)"
+    return [
+        ("strategy", plain(search.strategy)),
+        ("candidates", f"{search.built} built, {search.failed} failed, in {spent}"),
+        (
+            "model structure",
+            f"{count_text(search.regions, 'region')} of {count_text(search.patterns, 'pattern')}",
+        ),
+        ("smallest difference that counts", f"{100 * search.eps:.1f} %"),
+        ("scheme", plain(search.winner.digest)),
+    ]

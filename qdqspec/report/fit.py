@@ -1,0 +1,65 @@
+"""Keeps a page below a size: the biggest tables go first, then the last cases. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+MAX_ROWS = 500  # of the summary table: a page of more cases is for no reader
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a page. ``brief`` stands in for it where the page is too long; without one it stays."""
+
+    text: str
+    brief: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What comes first, one sequence of blocks a case, and what comes last."""
+
+    head: Sequence[Block]
+    cases: Sequence[Sequence[Block]]
+    tail: Sequence[Block] = ()
+
+
+def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str]:
+    """The texts of the blocks, short enough; ``note(n)`` tells of ``n`` cases that are left out."""
+    sizes = [size for case in page.cases for block in case if block.brief and (size := _size(block.text))]
+    whole = _total(page.head) + _total(page.tail) + sum(_total(case) for case in page.cases)
+    threshold = _threshold(sizes, whole - limit_bytes)
+    cases = [[_shorter(block, threshold) for block in case] for case in page.cases]
+    room = limit_bytes - _total(page.head) - _total(page.tail) - _size(note(len(cases)))
+    kept = 0
+    while kept < len(cases) and (room := room - sum(_size(text) for text in cases[kept])) >= 0:
+        kept += 1
+    left = [note(len(cases) - kept)] if kept < len(cases) else []
+    return [
+        *(block.text for block in page.head),
+        *(text for case in cases[:kept] for text in case),
+        *left,
+        *(block.text for block in page.tail),
+    ]
+
+
+def _threshold(sizes: list[int], excess: int) -> int:
+    """The size from which blocks are shortened, so that at least ``excess`` bytes go."""
+    for size in sorted(sizes, reverse=True):
+        if excess <= 0:
+            return size + 1
+        excess -= size
+    return 0 if excess > 0 else min(sizes, default=0)
+
+
+def _shorter(block: Block, threshold: int) -> str:
+    return block.brief if block.brief and _size(block.text) >= threshold else block.text
+
+
+def _total(blocks: Sequence[Block]) -> int:
+    return sum(_size(block.text) for block in blocks)
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace")) + 2  # the blank line after it

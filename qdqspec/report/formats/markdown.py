@@ -1,0 +1,103 @@
+"""Markdown for pull requests and job summaries. May import floor 0, tabulate and this room."""
+
+from __future__ import annotations
+
+import re
+
+from tabulate import tabulate
+
+from qdqspec.report import facts
+from qdqspec.report.fit import Block, Page, fitted
+from qdqspec.report.tables import provenance_text
+from qdqspec.types import CaseRecord, RunRecord
+from qdqspec.units import count_text, plain
+
+LIMIT_BYTES = 900_000  # job summaries of GitHub end at 1 MiB, and several steps may share one page
+_SPECIAL = re.compile(r"^[-+=]|[\\`*_\[\]<>|~&$@#]|(?<=:)/(?=/)|(?<=www)\.")
+
+
+class MarkdownFormat:
+    """The summary table, then each case. Biggest tables are left out first where the page is too long."""
+
+    suffix = ".md"
+
+    def render(self, record: RunRecord) -> str:
+        """The whole page, below 900 kB."""
+        page = Page(
+            head=[Block("# Quantized models"), Block(escape(facts.run_line(record))), _summary(record)],
+            cases=[_case_blocks(case) for case in record.cases],
+        )
+        return "\n\n".join(fitted(page, LIMIT_BYTES, _more)) + "\n"
+
+
+def _more(cases: int) -> str:
+    return f"{count_text(cases, 'more case')} left out: the page would be too long. The JSON report has all."
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is, inside a table too."""
+    return _SPECIAL.sub(lambda found: "\\" + found[0], plain(text))
+
+
+def _table(table: facts.Table) -> str:
+    return tabulate(
+        [[escape(cell) for cell in row] for row in table.rows],
+        headers=[escape(head) for head in table.headers],
+        colalign=["right" if index in table.numbers else "left" for index in range(len(table.headers))],
+        tablefmt="pipe",
+        disable_numparse=True,
+    )
+
+
+def _summary(record: RunRecord) -> Block:
+    if not record.cases:
+        return Block("No case was run.")
+    return Block(_table(facts.summary(record)))
+
+
+def _case_blocks(case: CaseRecord) -> list[Block]:
+    found = case.evidence
+    heading = f"## {escape(found.case.name)}"
+    title = escape(plain(found.case.title, facts.LONG))
+    older = provenance_text(case)
+    blocks = [Block(heading), *([Block(title)] if title else []), Block(escape(facts.gain_line(case)))]
+    if older:
+        blocks.append(Block(f"The numbers are {escape(older)}."))
+    blocks += [Block(f"> {escape(plain(warning, facts.LONG))}") for warning in found.warnings]
+    blocks += _checks(case)
+    tables = (facts.latency_table, facts.ops_table, facts.parity_table, facts.accuracy_table)
+    for table in (made for make in tables if (made := make(found)) is not None):
+        text = f"**{escape(table.title)}**\n\n{_table(table)}"
+        blocks.append(Block(text, brief=_left_out(table)))
+    return [*blocks, *_details(case)]
+
+
+def _checks(case: CaseRecord) -> list[Block]:
+    rows = facts.check_rows(case)
+    if not rows:
+        return []
+    table = facts.Table("Checks", ("verdict", "check", "what it found"), rows)
+    advice = [f"- {escape(name)}: {escape(text)}" for name, text in facts.advice_rows(case)]
+    return [Block(_table(table)), *([Block("\n".join(advice))] if advice else [])]
+
+
+def _details(case: CaseRecord) -> list[Block]:
+    listed = "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in facts.case_facts(case))
+    blocks = [_folded("Search and device", listed, brief="Search and device are left out.")]
+    pairs = facts.pairs_table(case.evidence)
+    if pairs is not None:
+        title = f"{pairs.title}: {len(pairs.rows)}"
+        blocks.append(_folded(title, _table(pairs), brief=_left_out(pairs)))
+    return blocks
+
+
+def _folded(title: str, body: str, *, brief: str) -> Block:
+    return Block(f"<details><summary>{title}</summary>\n\n{body}\n\n</details>", brief)
+
+
+def _left_out(table: facts.Table) -> str:
+    rows = count_text(len(table.rows), "row")
+    return f"{escape(table.title)}: {rows} left out, the page would be too long. The JSON report has them."
+
+
+report_format = MarkdownFormat()
