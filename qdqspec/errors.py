@@ -33,6 +33,17 @@ class SpecError(QdqspecError):
     problems: tuple[tuple[int, int, str], ...] = ()
 
 
+class PatternError(SpecError):
+    """A pattern expression cannot be read. ``column`` counts from 1 and stands under the caret."""
+
+    def __init__(self, what: str, *, text: str, column: int, cure: str | None = None) -> None:
+        self.text = text
+        self.column = column
+        line = text.replace("\n", " ").replace("\t", " ")
+        caret = f"{line}\n  {' ' * (column - 1)}^"
+        super().__init__(f"{what}, in the pattern", cure=caret if cure is None else f"{caret}\n  {cure}")
+
+
 class ConfigError(QdqspecError):
     """An option, environment variable or ``[tool.qdqspec]`` key is unknown or has a wrong value."""
 

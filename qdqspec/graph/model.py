@@ -39,6 +39,11 @@ class Node:
         """Attribute values by name, as Python values."""
         return {a.name: onnx.helper.get_attribute_value(a) for a in self.proto.attribute}
 
+    @property
+    def body_reads(self) -> frozenset[str]:
+        """Names that its bodies (If, Loop, Scan) read; those made inside are among them."""
+        return frozenset(_names_read_inside(self.proto))
+
 
 @dataclass(frozen=True, slots=True)
 class TensorType:

@@ -1,0 +1,165 @@
+"""Finds what pattern expressions mean in a model. May import floors 0 and 1.
+
+How they are written is told in `qdqspec.regions.grammar`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import TypeAlias
+
+import onnx
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.regions.flow import attribute_text, is_constant
+from qdqspec.regions.grammar import BUILT_INS, Choice, Expression, Op, Part, Repeat, Sequence, parse
+from qdqspec.types import PatternRules
+
+__all__ = ["BUILT_INS", "Expression", "allowed_nodes", "matches", "parse", "unmatched"]
+
+Path: TypeAlias = tuple[Node, ...]
+LONGEST_REPEAT = 16  # rounds of one `*`
+MOST_WAYS = 2000  # tried from one node: enough for any sane expression, and an end for the others
+
+
+def matches(expression: Expression, model: Model) -> tuple[tuple[str, ...], ...]:
+    """The node names of every match, along the data flow, in graph order of the first node.
+
+    Of ways from one node, those that are part of a longer one are left out: ``Conv > Relu?`` takes the
+    Relu where there is one. A node where thousands of ways begin gives the first of them only.
+    """
+    if expression.name:
+        return tuple((n.name,) for n in model.nodes if fnmatchcase(n.name, expression.name))
+    assert expression.part is not None
+    matcher = _Matcher(model)
+    found: dict[tuple[str, ...], None] = {}
+    for node in model.nodes:
+        if not is_constant(node):
+            found.update(dict.fromkeys(matcher.ways_from(expression.part, node)))
+    return tuple(found)
+
+
+def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
+    """Names of the nodes that may be quantized.
+
+    An empty ``allow`` allows all, ``deny`` wins over it, and ``include`` and ``exclude`` are globs over
+    node names, compared with case. ``Constant`` nodes are never among them.
+    Raises `PatternError` for an expression that cannot be read.
+    """
+    everything = {node.name for node in model.nodes if not is_constant(node)}
+    allowed = _named(model, rules.allow) if rules.allow else set(everything)
+    denied = _named(model, rules.deny)
+    return frozenset(
+        name
+        for name in (allowed & everything) - denied
+        if (not rules.include or _is_like(name, rules.include)) and not _is_like(name, rules.exclude)
+    )
+
+
+def unmatched(model: Model, rules: PatternRules) -> tuple[str, ...]:
+    """The expressions and globs of the rules that match no node, as written. Worth a warning, no error."""
+    names = [node.name for node in model.nodes]
+    idle = [text for text in (*rules.allow, *rules.deny) if not matches(parse(text), model)]
+    idle += [g for g in (*rules.include, *rules.exclude) if not any(fnmatchcase(name, g) for name in names)]
+    return tuple(idle)
+
+
+def _named(model: Model, texts: tuple[str, ...]) -> set[str]:
+    return {name for text in texts for match in matches(parse(text), model) for name in match}
+
+
+def _is_like(name: str, globs: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
+class _Matcher:
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._defaults: dict[tuple[str, str], dict[str, onnx.AttributeProto]] = {}
+
+    def ways_from(self, part: Part, start: Node) -> list[tuple[str, ...]]:
+        """All complete ways that begin at a node, without those that lie inside another."""
+        ways = {tuple(n.name for n in way) for way in islice(self._ways(part, (), start), MOST_WAYS) if way}
+        sets = [frozenset(way) for way in ways]
+        kept = [way for way in ways if not any(frozenset(way) < other for other in sets)]
+        return sorted(kept, key=lambda way: [self._model.by_name[name].index for name in way])
+
+    def _ways(self, part: Part, path: Path, start: Node) -> Iterator[Path]:
+        match part:
+            case Op():
+                for node in self._next(path, start):
+                    if node not in path and self._fits(part, node):
+                        yield (*path, node)
+            case Choice():
+                for choice in part.parts:
+                    yield from self._ways(choice, path, start)
+            case Sequence():
+                yield from self._in_turn(part.parts, path, start)
+            case Repeat():
+                yield from self._repeated(part, path, start, LONGEST_REPEAT if part.many else 1)
+
+    def _in_turn(self, parts: tuple[Part, ...], path: Path, start: Node) -> Iterator[Path]:
+        if not parts:
+            yield path
+            return
+        for way in self._ways(parts[0], path, start):
+            yield from self._in_turn(parts[1:], way, start)
+
+    def _repeated(self, repeat: Repeat, path: Path, start: Node, rounds: int) -> Iterator[Path]:
+        if rounds:
+            for way in self._ways(repeat.part, path, start):
+                if way != path:
+                    yield from self._repeated(repeat, way, start, rounds - 1)
+        yield path
+
+    def _next(self, path: Path, start: Node) -> Iterator[Node]:
+        if not path:
+            yield start
+            return
+        seen: set[str] = set()
+        for tensor in path[-1].outputs:
+            for consumer in self._model.consumers.get(tensor, ()):
+                if consumer.node not in seen:
+                    seen.add(consumer.node)
+                    yield self._model.by_name[consumer.node]
+
+    def _fits(self, op: Op, node: Node) -> bool:
+        if op.op_type not in ("*", node.op_type, f"{node.domain}:{node.op_type}"):
+            return False
+        return all(self._has(node, name, value) for name, value in op.attributes)
+
+    def _has(self, node: Node, name: str, value: str) -> bool:
+        for attribute in node.proto.attribute:
+            if attribute.name == name:
+                return _is_value(attribute, value)
+        default = self._default_attributes(node).get(name)
+        return default is not None and _is_value(default, value)
+
+    def _default_attributes(self, node: Node) -> dict[str, onnx.AttributeProto]:
+        key = (node.domain, node.op_type)
+        if key not in self._defaults:
+            self._defaults[key] = _schema_defaults(node, self._model)
+        return self._defaults[key]
+
+
+def _schema_defaults(node: Node, model: Model) -> dict[str, onnx.AttributeProto]:
+    """What the operator's schema says of attributes left out; nothing for operators onnx does not know."""
+    versions = {o.domain: o.version for o in model.proto.opset_import}
+    try:
+        schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, model.opset), node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+
+
+def _is_value(attribute: onnx.AttributeProto, value: str) -> bool:
+    if attribute.type == onnx.AttributeProto.FLOAT:
+        try:
+            # A float32 written in decimal: 0.1 is stored as 0.100000001.
+            return math.isclose(attribute.f, float(value), rel_tol=1e-6)
+        except ValueError:
+            return False
+    return attribute_text(attribute) == f"{attribute.name}={value}"

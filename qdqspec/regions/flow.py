@@ -1,0 +1,148 @@
+"""The data flow of a model's main graph, in an order that depends on its structure alone.
+
+May import floor 0 and `qdqspec.graph`. ``Constant`` nodes count as initializers and do not appear. The
+tensors that bodies of If, Loop and Scan read from outside count as inputs of that node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.regions.ops import ANCHORS, SHAPE_SOURCES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Who feeds whom. Lists are indexed by `Node.index`; entries of ``Constant`` nodes are empty.
+
+    ``order`` is a topological order of all other nodes that does not change when nodes are renamed or
+    listed in another order (nodes that only a symmetry tells apart keep their listed order).
+    ``carried`` are nodes that never make a region of their own: what is computed from shapes, or from
+    constants alone.
+    """
+
+    model: Model
+    order: tuple[int, ...]
+    reads: tuple[tuple[str, ...], ...]
+    producers: tuple[tuple[int, ...], ...]
+    consumers: tuple[tuple[int, ...], ...]
+    carried: frozenset[int]
+
+
+def flow_of(model: Model) -> Flow:
+    """Read the data flow of a model. Linear in nodes and edges, but for one sort."""
+    made_by = {t: n.index for n in model.nodes if not is_constant(n) for t in n.outputs if t}
+    known = made_by.keys() | set(model.inputs)
+    reads = tuple(() if is_constant(n) else _reads(n, known) for n in model.nodes)
+    producers = tuple(tuple(dict.fromkeys(made_by[t] for t in tensors if t in made_by)) for tensors in reads)
+    order = _canonical_order(model, producers, _turned(range(len(reads)), producers))
+    return Flow(
+        model=model,
+        order=order,
+        reads=reads,
+        producers=producers,
+        consumers=_turned(order, producers),
+        carried=_carried(model, order, reads, made_by),
+    )
+
+
+def _turned(order: Iterable[int], producers: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Consumers by producer, in the order given."""
+    consumers: list[list[int]] = [[] for _ in producers]
+    for index in order:
+        for producer in producers[index]:
+            consumers[producer].append(index)
+    return tuple(map(tuple, consumers))
+
+
+def is_constant(node: Node) -> bool:
+    """Whether a node is only a way to write an initializer."""
+    return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+
+
+def attribute_text(attribute: onnx.AttributeProto) -> str:
+    """``name=value``, the same for equal values on every machine; bodies are told by their operators."""
+    kind = attribute.type
+    types = onnx.AttributeProto
+    if kind == types.INT:
+        value = str(attribute.i)
+    elif kind == types.INTS:
+        value = "[" + ",".join(map(str, attribute.ints)) + "]"
+    elif kind == types.FLOAT:
+        value = f"{attribute.f:.9g}"
+    elif kind == types.STRING:
+        value = attribute.s.decode("utf-8", "replace")
+    elif kind in (types.GRAPH, types.GRAPHS):
+        graphs = [attribute.g] if kind == types.GRAPH else attribute.graphs
+        value = "|".join(",".join(node.op_type for node in graph.node) for graph in graphs)
+    elif kind == types.TENSOR:
+        value = _tensor_text(attribute.t)
+    else:
+        value = hashlib.blake2b(attribute.SerializeToString(deterministic=True), digest_size=8).hexdigest()
+    return f"{attribute.name}={value}"
+
+
+def _tensor_text(tensor: onnx.TensorProto) -> str:
+    nameless = onnx.TensorProto()
+    nameless.CopyFrom(tensor)
+    nameless.ClearField("name")
+    return hashlib.blake2b(nameless.SerializeToString(deterministic=True), digest_size=8).hexdigest()
+
+
+def _reads(node: Node, known: Iterable[str]) -> tuple[str, ...]:
+    tensors = [t for t in node.inputs if t in known]
+    tensors += sorted(t for t in node.body_reads if t in known)
+    return tuple(tensors)
+
+
+def _carried(
+    model: Model, order: Sequence[int], reads: Sequence[tuple[str, ...]], made_by: dict[str, int]
+) -> frozenset[int]:
+    carried: set[int] = set()
+    for index in order:
+        op_type = model.nodes[index].op_type
+        if op_type in ANCHORS:
+            continue
+        if op_type in SHAPE_SOURCES or all(made_by.get(t, -1) in carried for t in reads[index]):
+            carried.add(index)
+    return frozenset(carried)
+
+
+def _canonical_order(
+    model: Model, producers: Sequence[Sequence[int]], consumers: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Sort by depth below the inputs, then by what stands above, then by what stands below.
+
+    Both cones enter as hashes; graph inputs and outputs count by their position, not by name.
+    """
+    source = {name: f"in{i}".encode() for i, name in enumerate(model.inputs)}
+    result = {name: f"out{i}".encode() for i, name in enumerate(model.outputs)}
+    depth: dict[int, int] = {}
+    above: dict[int, bytes] = {}
+    live = [n for n in model.nodes if not is_constant(n)]
+    for node in live:
+        depth[node.index] = max((depth[p] + 1 for p in producers[node.index]), default=0)
+        parts = [_own_text(node), *(source.get(t, b"w") for t in node.inputs)]
+        above[node.index] = digest = _hash(parts)
+        for position, tensor in enumerate(node.outputs):
+            source[tensor] = digest + bytes([position % 256])
+    below: dict[int, bytes] = {}
+    for node in reversed(live):
+        after = sorted(below[c] for c in consumers[node.index])
+        below[node.index] = _hash([above[node.index], *after, *(result.get(t, b"-") for t in node.outputs)])
+    rows = sorted((depth[n.index], above[n.index], below[n.index], n.index) for n in live)
+    return tuple(row[-1] for row in rows)
+
+
+def _own_text(node: Node) -> bytes:
+    attributes = ",".join(sorted(map(attribute_text, node.proto.attribute)))
+    return f"{node.domain}:{node.op_type}[{attributes}]".encode()
+
+
+def _hash(parts: Iterable[bytes]) -> bytes:
+    return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()

@@ -1,0 +1,186 @@
+"""What `qdqspec inspect` prints: text for people, JSON for programs. May import floors 0 and 1 and tabulate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from qdqspec.regions.inspection import Inspection, PatternCount, inspect_model
+from qdqspec.types import Region
+
+__all__ = ["Inspection", "PatternCount", "inspect_model", "render_text", "to_json"]
+
+SCHEMA_VERSION = 1
+_WIDE = 72  # characters of a pattern in a line
+_BAR = 30  # characters of the longest bar
+
+
+def to_json(inspection: Inspection) -> dict[str, Any]:
+    """What ``inspect --json`` prints. Never cut. ``quantizable`` is null where no backend was asked."""
+    regions = [
+        {
+            "id": region.id,
+            "type": region.type,
+            "parent": region.parent,
+            "children": list(region.children),
+            "nodes": list(region.nodes),
+            "inputs": list(region.inputs),
+            "outputs": list(region.outputs),
+            "pattern": region.pattern,
+        }
+        for region in inspection.regions
+    ]
+    patterns = [{"digest": p.digest, "count": p.count, "text": p.text} for p in inspection.patterns]
+    count = None if inspection.quantizable is None else len(inspection.quantizable)
+    coverage = {"nodes": inspection.nodes, "quantizable": count}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "regions": regions,
+        "patterns": patterns,
+        "coverage": coverage,
+    }
+
+
+def render_text(
+    inspection: Inspection, *, verbose: bool = False, max_nodes: int = 40, include_all: bool = False
+) -> str:
+    """The map as text: summary, tree, sizes, patterns, and what cannot be quantized.
+
+    At most ``max_nodes`` lines of the tree, rows of the pattern table and names of a list are shown;
+    ``verbose`` also lists node names and boundaries; ``include_all`` shows regions with nothing to quantize.
+    """
+    parts = (
+        _summary(inspection),
+        _tree(inspection, verbose, max_nodes, include_all),
+        _sizes(inspection),
+        _pattern_table(inspection, max_nodes),
+        _refusal_table(inspection, max_nodes),
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _summary(inspection: Inspection) -> str:
+    leaves = [region for region in inspection.regions if region.type == "LEAF"]
+    composites = sum(region.type == "COMPOSITE" for region in inspection.regions)
+    covered = sum(len(leaf.nodes) for leaf in leaves)
+    patterns = len({leaf.pattern for leaf in leaves})
+    counts = (
+        _many(inspection.nodes, "node"),
+        _many(len(leaves), "leaf"),
+        _many(composites, "composite"),
+        _many(patterns, "leaf pattern"),
+    )
+    lines = [
+        f"{inspection.model}: {', '.join(counts)}",
+        f"coverage: {covered} of {inspection.nodes} nodes are in exactly one leaf",
+    ]
+    if inspection.quantizable is not None:
+        share = len(inspection.quantizable) / max(inspection.nodes, 1)
+        lines.append(f"quantizable: {len(inspection.quantizable)} of {inspection.nodes} nodes ({share:.0%})")
+    return "\n".join(lines)
+
+
+def _many(count: int, noun: str) -> str:
+    plural = "leaves" if noun == "leaf" else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
+
+
+def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -> str:
+    shown = [r for r in inspection.regions if include_all or _is_worth(r, inspection)]
+    lines = ["Regions (direct/all nodes, inputs > outputs, pattern)"]
+    for region in shown[:most]:
+        lines += _region_lines(region, inspection, verbose, most)
+    if len(shown) > most:
+        lines.append(f"... and {len(shown) - most} more")
+    if hidden := len(inspection.regions) - len(shown):
+        lines.append(
+            f"({_many(hidden, 'region')} with nothing to quantize not shown; --include-all shows them)"
+        )
+    return "\n".join(lines)
+
+
+def _is_worth(region: Region, inspection: Inspection) -> bool:
+    known = inspection.quantizable
+    return known is None or region.type == "ROOT" or not known.isdisjoint(region.nodes)
+
+
+def _region_lines(region: Region, inspection: Inspection, verbose: bool, most: int) -> list[str]:
+    indent = "  " * region.id.count(".")
+    direct = len(region.nodes) if region.type == "LEAF" else 0
+    children = (
+        f", {_many(len(region.children), 'child').replace('childs', 'children')}" if region.children else ""
+    )
+    quantizable = ""
+    if inspection.quantizable is not None:
+        count = len(inspection.quantizable.intersection(region.nodes))
+        quantizable = f", {count} quantizable"
+    head = f"{indent}{region.id} {region.type} {direct}/{len(region.nodes)}{children}"
+    flow = f"{len(region.inputs)} > {len(region.outputs)}{quantizable}"
+    lines = [f"{head}, {flow}  {_cut(region.pattern_text)}"]
+    if verbose:
+        lines.append(f"{indent}    pattern {region.pattern}")
+        lines += [f"{indent}    {word} {_listed(names, most)}" for word, names in _details(region) if names]
+    return lines
+
+
+def _details(region: Region) -> Iterable[tuple[str, Sequence[str]]]:
+    yield "inputs", region.inputs
+    yield "outputs", region.outputs
+    if region.type == "LEAF":
+        yield "nodes", region.nodes
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    rest = f", ... and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def _sizes(inspection: Inspection) -> str:
+    counts = Counter(len(r.nodes) for r in inspection.regions if r.type == "LEAF")
+    if not counts:
+        return ""
+    bins = _bins(counts)
+    longest = max(bins.values())
+    rows = [(name, count, "#" * max(1, round(_BAR * count / longest))) for name, count in bins.items()]
+    return "Leaf sizes\n" + tabulate(
+        rows, headers=("nodes", "leaves", ""), tablefmt="simple", disable_numparse=True
+    )
+
+
+def _bins(counts: Counter[int]) -> dict[str, int]:
+    """One bin a size up to ten, then up to the next power of two."""
+    bins: dict[str, int] = {}
+    for size in sorted(counts):
+        low, high = size, size
+        if size > 10:
+            high = 1 << (size - 1).bit_length()
+            low = max(11, high // 2 + 1)
+        name = str(size) if low == high else f"{low}-{high}"
+        bins[name] = bins.get(name, 0) + counts[size]
+    return bins
+
+
+def _pattern_table(inspection: Inspection, most: int) -> str:
+    below_root = [p for p in inspection.patterns if p.type != "ROOT"]
+    if not below_root:
+        return ""
+    rows = [(p.count, p.nodes, p.type, p.digest, _cut(p.text)) for p in below_root[:most]]
+    table = tabulate(rows, headers=("count", "nodes", "type", "digest", "pattern"), tablefmt="simple")
+    rest = f"\n... and {len(below_root) - most} more" if len(below_root) > most else ""
+    return f"Patterns\n{table}{rest}"
+
+
+def _refusal_table(inspection: Inspection, most: int) -> str:
+    if not inspection.refusals:
+        return ""
+    rows = [(count, reason) for reason, count in inspection.refusals[:most]]
+    table = tabulate(rows, headers=("nodes", "why"), tablefmt="simple")
+    rest = f"\n... and {len(inspection.refusals) - most} more" if len(inspection.refusals) > most else ""
+    return f"Not quantizable\n{table}{rest}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDE else text[: _WIDE - 4] + " ..."

@@ -1,0 +1,56 @@
+"""Regions that somebody else has chosen: globs of a spec, or groups fused by a backend.
+
+May import floors 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from qdqspec.errors import SpecError
+from qdqspec.regions.blocks import Block, Leaf
+from qdqspec.regions.flow import Flow
+from qdqspec.registry import did_you_mean
+
+
+def blocks_of_globs(flow: Flow, globs: Sequence[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:
+    """One leaf for each tuple of globs over node names; a node belongs to the first that matches it.
+
+    Raises `SpecError` for a tuple that matches no node at all.
+    """
+    names = [flow.model.nodes[index].name for index in flow.order]
+    chosen = []
+    for patterns in globs:
+        matched = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        if not matched:
+            near = did_you_mean(patterns[0], names) if patterns else ""
+            raise SpecError(
+                f"the manual region {list(patterns)} matches no node{near}",
+                where=flow.model.where,
+                cure="`qdqspec inspect --verbose` lists the node names",
+            )
+        chosen.append(matched)
+    return blocks_of_groups(flow, chosen, rest)
+
+
+def blocks_of_groups(flow: Flow, groups: Iterable[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:
+    """One leaf for each group of node names; other nodes stay in their leaf of ``rest``.
+
+    Names that the model does not have are passed over: a backend may name nodes it made itself.
+    """
+    place = {index: i for i, index in enumerate(flow.order)}
+    by_name = flow.model.by_name
+    taken: set[int] = set()
+    found: list[Block] = []
+    for group in groups:
+        indices = {by_name[name].index for name in group if name in by_name} & place.keys()
+        fresh = sorted(indices - taken, key=place.__getitem__)
+        taken.update(fresh)
+        if fresh:
+            found.append(Leaf(fresh))
+    for leaf in rest:
+        left = [index for index in leaf.nodes if index not in taken]
+        if left:
+            found.append(Leaf(left))
+    return found
