@@ -15,7 +15,7 @@ import onnx
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, raise_opset
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
 from qdqspec.graph.protos import copy_model, map_tensors, refill
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.pairs import Pair, PairMaker, QuantSource
@@ -115,6 +115,17 @@ class Inserter:
         return self._bases[opset]
 
 
+def raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The model at that opset, remembering where it came from. What `insert_qdq` does when it must."""
+    higher = raise_opset(proto, opset)
+    higher.metadata_props.add(key=RAISED_FROM, value=_version(proto))
+    return higher
+
+
+def _version(proto: onnx.ModelProto) -> str:
+    return f"opset {opset_of(proto)}, IR version {proto.ir_version}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
     """A model taken apart, at one opset: what candidates are put together from."""
@@ -129,12 +140,8 @@ class _Base:
 def _prepare(model: Model, proto: onnx.ModelProto, opset: int) -> _Base:
     notes: tuple[str, ...] = ()
     if opset > model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
-        before = f"opset {model.opset}, IR version {proto.ir_version}"
-        proto = raise_opset(proto, opset)
-        proto.metadata_props.add(key=RAISED_FROM, value=before)
-        notes = (
-            f"raised to opset {opset}, IR version {proto.ir_version} for its number formats (was {before})",
-        )
+        proto = raised(proto, opset)
+        notes = (f"raised to opset {opset}, which its number formats need (was {_version(model.proto)})",)
     nodes = tuple(proto.graph.node)
     return _Base(
         frame=copy_model(proto, but={"node", "initializer"}),

@@ -1,0 +1,130 @@
+"""Float weights behind a DequantizeLinear: what they are called, and what they were.
+
+May import floors 0 to 2, numpy and onnx.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, numpy_helper
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.weights import with_own_bytes
+from qdqspec.placement.pairs import MARK
+
+Array = npt.NDArray[np.generic]
+
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+@dataclass(slots=True)
+class FloatWeights:
+    """Finds the float form of integer weights, in the reference where it has them."""
+
+    model: Model
+    reference: Model | None
+    restored: list[str] = field(default_factory=list)
+    dequantized: list[str] = field(default_factory=list)
+
+    def name(self, node: Node) -> str:
+        """What the weight behind this DequantizeLinear is called in the model without Q/DQ.
+
+        Our own nodes say so; else it is what the node's consumer reads in the reference; else the integer
+        tensor's name without the ending that ONNX Runtime's quantizer gives it; else the node's output.
+        """
+        if node.outputs[0] in self.model.outputs:
+            return node.outputs[0]
+        marked = next((p.value for p in node.proto.metadata_props if p.key == MARK), None)
+        name = marked or self._name_in_reference(node) or node.inputs[0].removesuffix("_quantized")
+        return name if name != node.inputs[0] and self._is_free(name, node) else node.outputs[0]
+
+    def tensor(self, node: Node, name: str) -> TensorProto:
+        """The float weight: the reference's own bytes, or the integers dequantized."""
+        original = self.original(name, tuple(self.model.constants[node.inputs[0]].dims))
+        if original is None:
+            self.dequantized.append(name)
+            return numpy_helper.from_array(dequantized(self.model, node), name)
+        self.restored.append(name)
+        found = TensorProto()
+        found.CopyFrom(original)
+        if self.reference is not None and name not in self.reference.initializers:
+            found.name = name  # the value of a Constant node, whose inner name means nothing
+        return found
+
+    def original(self, name: str, shape: tuple[int, ...]) -> TensorProto | None:
+        """The reference's constant of that name and shape, with its bytes within reach of the model."""
+        found = self.reference.constants.get(name) if self.reference else None
+        if self.reference is None or found is None or tuple(found.dims) != shape:
+            return None
+        return within_reach(found, self.reference, self.model)
+
+    def _name_in_reference(self, node: Node) -> str | None:
+        if self.reference is None:
+            return None
+        shape = tuple(self.model.constants[node.inputs[0]].dims)
+        for end in self.model.consumers.get(node.outputs[0], ()):
+            reader = self.reference.by_name.get(end.node)
+            if reader is None or end.input >= len(reader.inputs):
+                continue
+            name = reader.inputs[end.input]
+            constant = self.reference.constants.get(name)
+            if constant is not None and tuple(constant.dims) == shape:
+                return name
+        return None
+
+    def _is_free(self, name: str, node: Node) -> bool:
+        """Whether the name stands for nothing else: unknown so far, this node's output, or the weight itself."""
+        if name == node.outputs[0]:
+            return True
+        known, integers = self.model.constants.get(name), self.model.constants[node.inputs[0]]
+        if known is not None:
+            return known.data_type in _FLOATS and tuple(known.dims) == tuple(integers.dims)
+        return name not in self.model.producer and name not in self.model.inputs
+
+
+def dequantized(model: Model, node: Node) -> Array:
+    """The values a DequantizeLinear makes of a constant, in the type of its scale.
+
+    Per tensor, per channel (any axis) and blocked, after the ONNX operator's definition.
+    """
+    integers = model.array(node.inputs[0]).astype(np.float64)  # exact for 32-bit integers and 8-bit floats
+    scale = model.array(node.inputs[1])
+    attributes = node.attributes
+    axis, block = (
+        int(str(attributes.get(key, default))) for key, default in (("axis", 1), ("block_size", 0))
+    )
+    steps = integers - _along(_zero_point(model, node), integers.shape, axis, block)
+    real: Array = steps.astype(scale.dtype) * _along(scale, integers.shape, axis, block)
+    return real
+
+
+def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:
+    """The tensor as a model in ``reader``'s folder can hold it: external data elsewhere is taken in."""
+    if owner.path is None or reader.path is None or owner.path.parent == reader.path.parent:
+        return tensor
+    return with_own_bytes(tensor, owner.path.parent)
+
+
+def _zero_point(model: Model, node: Node) -> npt.NDArray[np.float64]:
+    if len(node.inputs) < 3 or not node.inputs[2]:
+        return np.zeros(())
+    return model.array(node.inputs[2]).astype(np.float64)
+
+
+def _along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: int) -> npt.NDArray[Any]:
+    """Scale or zero point in a shape that broadcasts over the weight's."""
+    if values.ndim == 0 or (values.size == 1 and not block):
+        return values.reshape(())
+    if block:
+        axis %= len(shape)
+        return np.repeat(values, block, axis=axis).take(range(shape[axis]), axis=axis)
+    return values.reshape([-1 if index == axis % len(shape) else 1 for index in range(len(shape))])
+
+
+def is_constant(model: Model, tensors: tuple[str, ...]) -> bool:
+    """Whether all these tensors (empty names aside) are constants of the model."""
+    return all(name in model.constants for name in tensors if name)
