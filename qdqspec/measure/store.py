@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ class Store:
         self.folder = folder
         self.warnings: list[str] = []
         self._clock = clock
-        self._elsewhere: tempfile.TemporaryDirectory[str] | None = None
+        self._elsewhere: Path | None = None  # a temporary folder, where ours cannot be written
 
     def get(self, key: str) -> Path | None:
         """The entry's folder, or ``None`` where there is none or it is damaged."""
@@ -69,24 +70,14 @@ class Store:
         instead. ``fill`` is called once more if the cache cannot be written. Raises `OutputError` when
         there is no room in a temporary folder either, and whatever else ``fill`` raises.
         """
-        try:
-            return self._put(self._root_to_write(), key, fill)
-        except OSError as error:
-            if error.errno not in _UNWRITABLE:
-                raise
-            if self._elsewhere is not None:
-                raise _no_room(Path(self._elsewhere.name), error) from None
-            self._elsewhere = tempfile.TemporaryDirectory(prefix="qdqspec-cache-")
-            self._warn(
-                f"{self.folder}: the cache cannot be written ({error.strerror or error}); "
-                "this run goes on without it"
-            )
-        try:
-            return self._put(Path(self._elsewhere.name), key, fill)
-        except OSError as error:
-            if error.errno not in _UNWRITABLE:
-                raise
-            raise _no_room(Path(self._elsewhere.name), error) from None
+        if self._elsewhere is None:
+            try:
+                return self._put(self._made_folder(), key, fill)
+            except OSError as error:
+                if error.errno not in _UNWRITABLE:
+                    raise
+                self._go_elsewhere(error)
+        return self._put_elsewhere(key, fill)
 
     def age_seconds(self, entry: Path) -> float:
         """How long ago an entry was put; never negative, whatever the clock has done since."""
@@ -123,12 +114,30 @@ class Store:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _roots(self) -> tuple[Path, ...]:
-        return (self.folder,) if self._elsewhere is None else (Path(self._elsewhere.name), self.folder)
+    def _put_elsewhere(self, key: str, fill: Callable[[Path], None]) -> Path:
+        assert self._elsewhere is not None
+        try:
+            return self._put(self._elsewhere, key, fill)
+        except OSError as error:
+            if error.errno not in _UNWRITABLE:
+                raise
+            raise OutputError(
+                f"results cannot be written: {error.strerror or error}",
+                where=self._elsewhere,
+                cure="free some disk space",
+            ) from None
 
-    def _root_to_write(self) -> Path:
-        if self._elsewhere is not None:
-            return Path(self._elsewhere.name)
+    def _go_elsewhere(self, error: OSError) -> None:
+        """Use a temporary folder from now on, as long as this object lives."""
+        self._elsewhere = Path(tempfile.mkdtemp(prefix="qdqspec-cache-"))
+        weakref.finalize(self, shutil.rmtree, self._elsewhere, ignore_errors=True)
+        reason = error.strerror or error
+        self._warn(f"{self.folder}: the cache cannot be written ({reason}); this run goes on without it")
+
+    def _roots(self) -> tuple[Path, ...]:
+        return (self.folder,) if self._elsewhere is None else (self._elsewhere, self.folder)
+
+    def _made_folder(self) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, text in ((".gitignore", "*\n"), ("CACHEDIR.TAG", _TAG)):
             if not (self.folder / name).exists():
@@ -198,9 +207,3 @@ def _files(folder: Path) -> list[Path]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _no_room(folder: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"results cannot be written: {error.strerror or error}", where=folder, cure="free some disk space"
-    )

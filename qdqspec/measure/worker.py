@@ -209,7 +209,7 @@ def run_single(name: str, port: int, folder: Path) -> None:
     connection = socket.create_connection(("127.0.0.1", port))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(token)
-    threading.Thread(target=_exit_at_end_of, args=(lifeline,), daemon=True).start()
+    threading.Thread(target=_exit_at_end_of, args=(lifeline, folder.parent), daemon=True).start()
     _enter(folder)
     stream = Stream(connection)
     try:
@@ -221,9 +221,10 @@ def run_single(name: str, port: int, folder: Path) -> None:
     Service(stream, backend).serve()
 
 
-def _exit_at_end_of(lifeline: int) -> None:
+def _exit_at_end_of(lifeline: int, scratch: Path) -> None:
     """The parent holds the other end of this pipe: when it dies, even a hanging native call ends here."""
     os.read(lifeline, 1)
+    shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)
 
 

@@ -1,0 +1,135 @@
+"""The journal: whatever byte a kill stops at, complete lines stay as they are and the search goes on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from qdqspec.errors import QdqspecError
+from qdqspec.measure.journal import Journal, trial_from_json, trial_to_json
+from qdqspec.types import Consumer, Label, LayerTime, Placement, Race, Samples, Site, Trial
+
+HEADER = {"model": "ab12", "device": "some-cpu", "seed": 0}
+
+numbers = st.floats(allow_nan=False)
+times = st.lists(numbers, max_size=4).map(tuple)
+names = st.text(max_size=8)
+some_names = st.lists(names, max_size=2).map(tuple)
+sites = st.builds(
+    Site,
+    tensor=names,
+    consumers=st.lists(st.tuples(names, st.integers(0, 3)).map(lambda t: Consumer(*t)), max_size=2).map(
+        tuple
+    ),
+    format=names,
+    axis=st.none() | st.integers(-2, 4),
+    weight=st.booleans(),
+)
+placements = st.builds(
+    Placement,
+    sites=st.frozensets(sites, max_size=3),
+    labels=st.lists(st.tuples(names, st.sampled_from(get_args(Label))), max_size=2).map(tuple),
+)
+layers = st.builds(
+    LayerTime,
+    name=names,
+    op_type=names,
+    milliseconds=numbers,
+    nodes=some_names,
+    tensors=some_names,
+    boundary=st.booleans(),
+    integer=st.booleans(),
+)
+races = st.builds(
+    Race,
+    opponent=names,
+    ratio=numbers,
+    p_value=numbers,
+    pairs=st.integers(0, 48),
+    verdict=st.sampled_from(["faster", "slower", "no difference", "same graph"]),
+)
+trials = st.builds(
+    Trial,
+    number=st.integers(0, 10**6),
+    phase=names,
+    placement=placements,
+    status=st.sampled_from(["ok", "failed"]),
+    error=st.none() | names,
+    samples=st.builds(Samples, wall_ms=times, cpu_ms=times),
+    build_seconds=numbers,
+    graph_hash=names,
+    layers=st.lists(layers, max_size=2).map(tuple),
+    race=st.none() | races,
+    incumbent=st.booleans(),
+    ratio=st.none() | numbers,
+)
+
+
+@given(trials)
+def test_a_trial_survives_its_json(trial: Trial) -> None:
+    back = trial_from_json(trial_to_json(trial))
+    assert back == trial
+    assert back.placement.labels == trial.placement.labels  # not part of equality
+
+
+@given(st.lists(trials, min_size=1, max_size=3), trials, st.data())
+def test_a_kill_at_any_byte_loses_at_most_the_line_under_way(
+    before: list[Trial], after: Trial, data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trials.jsonl"
+        with Journal.open(path, HEADER) as journal:
+            for trial in before:
+                journal.append(trial)
+        whole = path.read_bytes()
+        cut = data.draw(st.integers(0, len(whole)), label="cut")
+        path.write_bytes(whole[:cut])
+        complete = whole[:cut].count(b"\n") + (whole[cut : cut + 1] == b"\n")
+        kept = b"".join(line + b"\n" for line in whole.split(b"\n")[:complete])
+        with Journal.open(path, HEADER) as journal:
+            assert bool(journal.notes) == (cut > 0 and whole[cut - 1 : cut] != b"\n")
+            assert journal.trials() == tuple(before[:complete])
+            journal.append(after)
+        assert path.read_bytes().startswith(kept)
+        with Journal.open(path, HEADER) as journal:
+            assert journal.trials() == (*before[:complete], after)
+            assert not journal.notes
+
+
+@given(
+    st.binary(max_size=200) | st.text(alphabet='{}[]":,0123456789\n truefalsn', max_size=60).map(str.encode)
+)
+@example(b"[" * 100_000 + b"\n")
+@example(b"1" * 10_000 + b"\n")
+@example(b'{"trial": 1e999}\n')
+def test_any_bytes_are_read_or_refused_with_one_error(noise: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trials.jsonl"
+        path.write_bytes(noise)
+        refusal = _refusal(path)
+        if refusal is None:
+            assert b"\n" not in noise
+        else:
+            assert str(path) in str(refusal)
+            assert refusal.cure
+            assert path.read_bytes() == noise
+
+
+def _refusal(path: Path) -> QdqspecError | None:
+    try:
+        with Journal.open(path, HEADER) as journal:
+            assert journal.trials() == ()
+    except QdqspecError as error:
+        return error
+    return None
+
+
+def test_infinite_times_are_kept() -> None:
+    """A hopeless candidate may have an infinite ratio; Python's JSON carries it."""
+    trial = Trial(number=0, phase="pure", placement=Placement(sites=frozenset()), ratio=math.inf)
+    assert trial_from_json(trial_to_json(trial)).ratio == math.inf
