@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qdqspec.spec.kinds import check_ids
 from qdqspec.spec.matrix import Choice
@@ -15,14 +14,16 @@ from qdqspec.types import Case, CheckSpec
 if TYPE_CHECKING:
     from qdqspec.spec.models import Spec
 
-# Which field of which record an axis replaces.
-_QUANTIZE = {
-    "quant": "format",
-    "calibration": "calibration",
-    "weights": "weights",
-    "activations": "activations",
+# The record and field that each axis replaces.
+_TARGETS = {
+    "quant": ("quantize", "format"),
+    "batch": ("inputs", "batch"),
+    "calibration": ("quantize", "calibration"),
+    "weights": ("quantize", "weights"),
+    "activations": ("quantize", "activations"),
+    "strategy": ("tune", "strategy"),
+    "preset": ("tune", "preset"),
 }
-_TUNE = {"strategy": "strategy", "preset": "preset"}
 
 
 def cases_of(
@@ -63,15 +64,9 @@ def _checks(spec: Spec, lines: tuple[int, ...]) -> tuple[CheckSpec, ...]:
 
 
 def _chosen(plain: Case, name: str, choice: Choice) -> Case:
-    return replace(
-        plain,
-        id=name,
-        matrix=choice,
-        inputs=replace(plain.inputs, batch=choice.get("batch")),
-        quantize=replace(plain.quantize, **_renamed(choice, _QUANTIZE)),
-        tune=replace(plain.tune, **_renamed(choice, _TUNE)),
-    )
-
-
-def _renamed(choice: Choice, fields: Mapping[str, str]) -> dict[str, object]:
-    return {fields[axis]: value for axis, value in choice.items() if axis in fields}
+    """The case with the chosen values in place of its rules."""
+    changed: dict[str, Any] = {}
+    for axis, value in choice.items():
+        record, field = _TARGETS[axis]
+        changed[record] = replace(changed.get(record, getattr(plain, record)), **{field: value})
+    return replace(plain, id=name, matrix=choice, **changed)

@@ -23,7 +23,7 @@ _WORDS = (
     (r"valid dictionary or instance of \w+", "mapping"),
     (r"valid dictionary", "mapping"),
     (r"valid tuple|valid list", "list"),
-    (r"valid string", "text"),
+    (r"a valid string", "text"),
     (r"valid (integer|number|boolean)", r"\1"),
     (r"a integer", "an integer"),
 )
@@ -63,47 +63,47 @@ def error_without_file(error: ValidationError, model: type[BaseModel], data: obj
 
 def _finding(details: ErrorDetails, model: type[BaseModel], data: object) -> Finding:
     loc: Loc = details["loc"]
-    kind, context = details["type"], details.get("ctx", {})
+    kind, value, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        keys = _keys_at(loc, model, data)
         message = f"unknown key '{loc[-1]}' in {_place_name(loc[:-1], data)}"
-        return Finding(loc=loc, message=message, at_key=True, **_near(loc[-1], keys, "keys"))
+        return _choice(loc, message, loc[-1], _keys_at(loc, model, data), "keys")
     if kind == "missing":
         return Finding(loc=loc, message=f"'{loc[-1]}' is missing in {_place_name(loc[:-1], data)}")
-    if kind == "literal_error":
-        known = re.findall(r"'([^']*)'", str(context.get("expected"))) or [str(context.get("expected"))]
-        message = f"{_shown(details['input'])} is not a value of '{_key(loc)}'"
-        return Finding(loc=loc, message=message, **_near(details["input"], known, "values"))
+    known = re.findall(r"'([^']*)'", str(context.get("expected")))
+    if kind == "literal_error" and len(known) > 1:
+        message = f"{_shown(value)} is not a value of '{_key(loc, data)}'"
+        return _choice(loc, message, value, known, "values")
     if "known" in context:
-        near = _near(context.get("name", ""), context["known"], "names")
-        return Finding(loc=loc, message=details["msg"], **near)
-    return Finding(loc=loc, message=_message(details), hint=context.get("hint", ""))
+        return _choice(loc, details["msg"], context.get("name", ""), context["known"], "names")
+    return Finding(loc=loc, message=_message(details, data), hint=context.get("hint", ""))
 
 
-def _message(details: ErrorDetails) -> str:
+def _choice(loc: Loc, message: str, word: object, known: Sequence[str], what: str) -> Finding:
+    """A finding about one of several words: the nearest one as hint, all of them as note."""
+    near = registry.did_you_mean(str(word), list(known)).strip(" ()")
+    note = f"valid {what}: {', '.join(known)}"
+    return Finding(loc=loc, message=message, at_key=what == "keys", hint=near, note=note)
+
+
+def _message(details: ErrorDetails, data: object) -> str:
     text = details["msg"].removeprefix("Value error, ")
     if not text.startswith("Input should "):
         return text
     for pydantic_word, our_word in _WORDS:
         text = re.sub(pydantic_word, our_word, text)
-    return f"'{_key(details['loc'])}' {text.removeprefix('Input ')}, not {_shown(details['input'])}"
-
-
-def _near(word: object, known: Sequence[str], what: str) -> dict[str, str]:
-    """The nearest known word as hint, all of them as note."""
-    hint = registry.did_you_mean(str(word), list(known)).strip(" ()")
-    return {"hint": hint, "note": f"valid {what}: {', '.join(known)}"}
+    return f"'{_key(details['loc'], data)}' {text.removeprefix('Input ')}, not {_shown(details['input'])}"
 
 
 def _keys_at(loc: Loc, model: type[BaseModel], data: object) -> list[str]:
     """The keys that the mapping around the last part of ``loc`` may have."""
-    for depth, part in enumerate(loc[:-1]):
-        if loc[depth - 1 : depth] == ("checks",) and depth == 1:
-            model = params_of(_kind(loc, data))
-        elif part in model.model_fields:
+    inner = loc[:-1]
+    always: set[str] = set()
+    if loc[0] == "checks":
+        model, inner, always = params_of(_kind(loc, data)), loc[2:-1], {"kind"} if len(loc) == 3 else set()
+    for part in inner:
+        if part in model.model_fields:
             model = next(_models_in(model.model_fields[str(part)].annotation), model)
-    extra = [] if "kind" in model.model_fields or loc[0] != "checks" else ["kind"]
-    return sorted([*extra, *(field.alias or name for name, field in model.model_fields.items())])
+    return sorted(always | {field.alias or name for name, field in model.model_fields.items()})
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -120,6 +120,7 @@ def _kind(loc: Loc, data: object) -> str:
 
 
 def _place_name(loc: Loc, data: object) -> str:
+    loc = _written(loc, data)
     if not loc:
         return "the spec"
     if loc[0] == "checks" and len(loc) > 1:
@@ -128,15 +129,27 @@ def _place_name(loc: Loc, data: object) -> str:
     return f"'{_dotted(loc)}'"
 
 
+def _written(loc: Loc, data: object) -> Loc:
+    """The parts of ``loc`` that the author wrote, without those that a short form stands for."""
+    kept: Loc = ()
+    for part in loc:
+        try:
+            data = data[part]  # type: ignore[index]  # whatever does not fit is passed over
+        except (LookupError, TypeError):
+            continue
+        kept = (*kept, part)
+    return kept
+
+
 def _dotted(loc: Loc) -> str:
     """``checks[0].min``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     return text.removeprefix(".") or "spec"
 
 
-def _key(loc: Loc) -> str:
-    """The nearest key, for messages about a value."""
-    return next((str(part) for part in reversed(loc) if isinstance(part, str)), "spec")
+def _key(loc: Loc, data: object) -> str:
+    """The nearest key that the author wrote, for messages about a value."""
+    return next((str(part) for part in reversed(_written(loc, data)) if isinstance(part, str)), "spec")
 
 
 def _shown(value: object) -> str:

@@ -9,27 +9,39 @@ from qdqspec.spec.models import Spec
 
 def spec_schema() -> dict[str, Any]:
     """The schema (draft 2020-12) of a spec file, with the parameters of every registered check."""
-    schema = _without_null(Spec.model_json_schema(mode="validation"))
-    assert isinstance(schema, dict)
-    schema["required"] = sorted({"qdqspec", *schema["required"]})
-    schema["properties"]["checks"]["minItems"] = 1
+    schema = _tidy(Spec.model_json_schema(mode="validation"))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
         "title": "qdqspec spec file (*.qdq.yaml)",
+        **schema,
         "description": "What must hold of one quantized ONNX model.",
+        "required": ["qdqspec", *schema["required"]],
     }
 
 
-def _without_null(node: Any) -> Any:
-    """A key of a file either has a value or is left out, so no alternative is ``null``."""
+def _tidy(node: Any) -> Any:
+    """The schema without generated titles and empty defaults.
+
+    Nor is any alternative ``null``: a key of a file either has a value or is left out.
+    """
     if isinstance(node, list):
-        return [_without_null(item) for item in node]
+        return [_tidy(item) for item in node]
     if not isinstance(node, dict):
         return node
-    kept = {k: _without_null(v) for k, v in node.items() if not (k == "default" and v is None)}
-    choices = [c for c in kept.get("anyOf", ()) if c != {"type": "null"}]
+    kept = {
+        key: {name: _tidy(part) for name, part in value.items()}  # names here are the users', not keywords
+        if key in ("properties", "$defs")
+        else _tidy(value)
+        for key, value in node.items()
+        if not _noise(key, value)
+    }
+    choices = [choice for choice in kept.pop("anyOf", ()) if choice != {"type": "null"}]
     if len(choices) == 1:
-        del kept["anyOf"]
         return {**choices[0], **kept}
     return {**kept, "anyOf": choices} if choices else kept
+
+
+def _noise(key: str, value: object) -> bool:
+    return (key == "title" and isinstance(value, str)) or (
+        key == "default" and (value is None or isinstance(value, dict | list))
+    )

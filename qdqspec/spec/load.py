@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,12 +61,11 @@ def _shown_name(path: Path, root: Path) -> str:
 def _text(path: Path, name: str) -> str:
     """The file as text; raises where it is no readable, small UTF-8 file."""
     try:
-        if path.exists() and not path.is_file():
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise SpecError("a spec is a file, this is something else", where=name)
-        if path.stat().st_size > MAX_BYTES:
-            raise SpecError(
-                f"a spec is at most {MAX_BYTES:,} bytes, this is {path.stat().st_size:,}", where=name
-            )
+        if status.st_size > MAX_BYTES:
+            raise SpecError(f"a spec has at most {MAX_BYTES:,} bytes, not {status.st_size:,}", where=name)
         data = path.read_bytes()
     except OSError as error:
         raise SpecError(f"cannot read the spec: {error.strerror}", where=name) from None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeAlias
+from functools import lru_cache
+from typing import Any, NoReturn, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
@@ -132,20 +133,21 @@ class _Reader:
             self._stop(first, "a spec is a mapping of keys to values", hint="it begins with 'qdqspec: 1'")
         return data
 
-    def _value(self, event: Event, loc: Loc) -> Plain | None:
+    def _value(self, event: Any, loc: Loc) -> Plain | None:
         self.values[loc] = (event.start_mark, event.end_mark)
         self._count(event, 1)
         if isinstance(event, AliasEvent):
             return self._alias(event)
         if event.tag is not None:
-            self._note(event, f"explicit tag '{event.tag}'", hint="a spec is plain data; remove the tag")
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            self._note(event, f"explicit tag '{tag}'", hint="a spec is plain data; remove the tag")
         before = self._nodes
         value = self._plain(event, loc)
         if event.anchor is not None:
             self._anchors[event.anchor] = (value, self._nodes - before + 1)
         return value
 
-    def _plain(self, event: Event, loc: Loc) -> Plain | None:
+    def _plain(self, event: Any, loc: Loc) -> Plain | None:
         if isinstance(event, ScalarEvent):
             return self._scalar(event)
         if len(loc) >= MAX_DEPTH:
@@ -173,7 +175,7 @@ class _Reader:
         self.values[loc] = (self.values[loc][0], event.end_mark)
         return found
 
-    def _key(self, event: Event) -> str:
+    def _key(self, event: Any) -> str:
         """Keys are always text: an ONNX input may well be called ``1`` or ``on``."""
         if not isinstance(event, ScalarEvent):
             self._stop(event, "a key is a plain word, not a list, mapping or alias")
@@ -194,21 +196,12 @@ class _Reader:
 
     def _scalar(self, event: ScalarEvent) -> Plain | None:
         text = str(event.value)
-        if not event.implicit[0]:
+        if not event.implicit[0]:  # quoted, or a block of text
             return text
-        tag = str(_SCALARS.resolver.resolve(ScalarNode, text, (True, False)))
-        if tag == _NULL:
-            return None
-        if tag not in _CONSTRUCT:
-            return text
-        if len(text) > _MAX_DIGITS:
+        if len(text) > _MAX_DIGITS and not text.strip("+-.0123456789eE_"):
             self._note(event, f"a number of more than {_MAX_DIGITS} digits")
             return text
-        try:
-            value: Plain = _CONSTRUCT[tag](ScalarNode(tag, text))
-        except ValueError:  # ruamel's pattern takes 0b, 0x and such without a digit for numbers
-            return text
-        return value
+        return _plain_value(text)
 
     def _alias(self, event: AliasEvent) -> Plain | None:
         self._aliases += 1
@@ -225,7 +218,8 @@ class _Reader:
         if self._nodes > MAX_NODES:
             self._stop(event, f"more than {MAX_NODES:,} values", hint="aliases count as what they stand for")
 
-    def _next(self) -> Event:
+    def _next(self) -> Any:
+        # Any: ruamel types the base class of its events only.
         try:
             return next(self._events)
         except MarkedYAMLError as error:
@@ -250,6 +244,21 @@ class _Reader:
     def _stop(self, event: Event | None, message: str, hint: str = "") -> NoReturn:
         self._note(event, message, hint)
         raise _StopReading
+
+
+@lru_cache(maxsize=4096)
+def _plain_value(text: str) -> Plain | None:
+    """What an unquoted scalar means in YAML 1.2: null, boolean, number, or else the text itself."""
+    tag = str(_SCALARS.resolver.resolve(ScalarNode, text, (True, False)))
+    if tag == _NULL:
+        return None
+    if tag not in _CONSTRUCT or len(text) > _MAX_DIGITS:
+        return text
+    try:
+        value: Plain = _CONSTRUCT[tag](ScalarNode(tag, text))
+    except ValueError:  # ruamel's pattern takes 0b, 0x and such without a digit for numbers
+        return text
+    return value
 
 
 def _reason(error: MarkedYAMLError) -> str:

@@ -42,20 +42,27 @@ class Spec(Section):
     working directory, or to the folder given to `Spec.relative_to`. Raises `SpecError`.
     """
 
-    qdqspec: Literal[1] = Field(1, description="Version of the spec format; required in a file.")
+    qdqspec: Literal[1] = Field(default=1, description="Version of the spec format; required in a file.")
     model: SpecPath = Field(description="The ONNX model, relative to the spec.")
-    title: str = Field("", description="For reports only.")
-    tags: Listed[Words] = Field((), description="Also usable with pytest -k.")
-    inputs: InputsSection = Field(InputsSection(), description="Shapes and data.")
-    matrix: MatrixSection | None = Field(None, description="One case for each combination of values.")
-    patterns: PatternsSection = Field(PatternsSection(), description="What may be quantized.")
-    regions: RegionsSection = Field(RegionsSection(), description="How the model is cut into regions.")
-    quantize: QuantizeSection = Field(QuantizeSection(), description="Number formats and calibration.")
-    tune: TuneSection = Field(TuneSection(), description="The search and its budget.")
-    checks: Annotated[Checks, Field(strict=False, description="What must hold; at least one.")]
-    skip: Words | None = Field(None, description="The reason why every case is skipped.")
-    skip_unless: SkipUnlessSection | None = Field(None, description="What the machine must have.")
-    xfail: Xfail | None = Field(None, description="The reason why every case is expected to fail.")
+    title: str = Field(default="", description="For reports only.")
+    tags: Listed[Words] = Field(default=(), description="Also usable with pytest -k.")
+    inputs: InputsSection = Field(default=InputsSection(), description="Shapes and data.")
+    matrix: MatrixSection | None = Field(default=None, description="One case for each combination of values.")
+    patterns: PatternsSection = Field(default=PatternsSection(), description="What may be quantized.")
+    regions: RegionsSection = Field(
+        default=RegionsSection(), description="How the model is cut into regions."
+    )
+    quantize: QuantizeSection = Field(
+        default=QuantizeSection(), description="Number formats and calibration."
+    )
+    tune: TuneSection = Field(default=TuneSection(), description="The search and its budget.")
+    checks: Annotated[
+        Checks,
+        Field(strict=False, description="What must hold; at least one.", json_schema_extra={"minItems": 1}),
+    ]
+    skip: Words | None = Field(default=None, description="The reason why every case is skipped.")
+    skip_unless: SkipUnlessSection | None = Field(default=None, description="What the machine must have.")
+    xfail: Xfail | None = Field(default=None, description="The reason why every case is expected to fail.")
 
     _source: Path | None = PrivateAttr(None)
     _case_line: int = PrivateAttr(1)

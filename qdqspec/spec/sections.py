@@ -40,7 +40,7 @@ def _said(text: str) -> str:
     return text
 
 
-Words: TypeAlias = Annotated[str, AfterValidator(_said)]
+Words: TypeAlias = Annotated[str, AfterValidator(_said), Field(json_schema_extra={"minLength": 1})]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -66,9 +66,9 @@ class Shape(Section):
     """The shape of one input: the usual one, and its bounds where it is dynamic."""
 
     opt: Dims = Field(description="The shape that is measured.")
-    min: Dims | None = Field(None, description="The smallest shape; as opt where not given.")
-    max: Dims | None = Field(None, description="The largest shape; as opt where not given.")
-    weight: Positive | None = Field(None, description="Share of this profile in the objective.")
+    min: Dims | None = Field(default=None, description="The smallest shape; as opt where not given.")
+    max: Dims | None = Field(default=None, description="The largest shape; as opt where not given.")
+    weight: Positive | None = Field(default=None, description="Share of this profile in the objective.")
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -111,11 +111,15 @@ Profiles: TypeAlias = Annotated[
 class InputsSection(Section):
     """Shapes and data the model is run with."""
 
-    shapes: Profiles = Field((), description="Shape by input name, or a list of such tables (profiles).")
-    calibration: SpecPath | None = Field(
-        None, description="An .npz with one array per input, first axis samples; or a folder of them."
+    shapes: Profiles = Field(
+        default=(), description="Shape by input name, or a list of such tables (profiles)."
     )
-    evaluation: SpecPath | None = Field(None, description="An .npz with inputs and labels, for accuracy.")
+    calibration: SpecPath | None = Field(
+        default=None, description="An .npz with one array per input, first axis samples; or a folder of them."
+    )
+    evaluation: SpecPath | None = Field(
+        default=None, description="An .npz with inputs and labels, for accuracy."
+    )
 
     def rules(self) -> Inputs:
         """As a frozen record; no shapes is one profile without shapes."""
@@ -137,28 +141,32 @@ def _profile_record(profile: dict[str, Shape]) -> ShapeProfile:
 class NodesSection(Section):
     """Wildcards over node names."""
 
-    include: Listed[Words] = Field((), description="Only these nodes may be quantized.")
-    exclude: Listed[Words] = Field((), description="These nodes are never quantized.")
+    include: Listed[Words] = Field(default=(), description="Only these nodes may be quantized.")
+    exclude: Listed[Words] = Field(default=(), description="These nodes are never quantized.")
 
 
 class PatternsSection(Section):
     """What may be quantized."""
 
     allow: Listed[Words] = Field(
-        (), description="Pattern expressions that may be quantized; none allows all."
+        default=(), description="Pattern expressions that may be quantized; none allows all."
     )
-    deny: Listed[Words] = Field((), description="Pattern expressions that are never quantized.")
-    nodes: NodesSection = Field(NodesSection(), description="The same by node name.")
-    allow_file: NamesFile = Field((), description="A file of node-name wildcards to include, one a line.")
-    deny_file: NamesFile = Field((), description="A file of node-name wildcards to exclude, one a line.")
+    deny: Listed[Words] = Field(default=(), description="Pattern expressions that are never quantized.")
+    nodes: NodesSection = Field(default=NodesSection(), description="The same by node name.")
+    allow_file: NamesFile | None = Field(
+        default=None, description="A file of node-name wildcards to include, one a line."
+    )
+    deny_file: NamesFile | None = Field(
+        default=None, description="A file of node-name wildcards to exclude, one a line."
+    )
 
     def rules(self) -> PatternRules:
         """As a frozen record; the names of both files stand with those of ``nodes``."""
         return PatternRules(
             allow=self.allow,
             deny=self.deny,
-            include=(*self.nodes.include, *self.allow_file),
-            exclude=(*self.nodes.exclude, *self.deny_file),
+            include=(*self.nodes.include, *(self.allow_file or ())),
+            exclude=(*self.nodes.exclude, *(self.deny_file or ())),
         )
 
 
@@ -166,12 +174,12 @@ class RegionsSection(Section):
     """How the model is cut into regions."""
 
     by: Literal["structure", "names", "fusion", "manual"] = Field(
-        "structure",
+        default="structure",
         description="By graph structure, exporter scope names, backend fusions, or the list given.",
     )
-    max_nodes: Count = Field(10, description="Largest region, in nodes.")
+    max_nodes: Count = Field(default=10, description="Largest region, in nodes.")
     manual: Listed[Listed[Words]] = Field(
-        (), description="For 'by: manual': node-name wildcards, one list a region."
+        default=(), description="For 'by: manual': node-name wildcards, one list a region."
     )
 
     @model_validator(mode="after")
@@ -190,10 +198,14 @@ class RegionsSection(Section):
 class QuantizeSection(Section):
     """Number formats and calibration."""
 
-    format: Format = Field("int8", description="Number format of weights and, where it may, of activations.")
-    calibration: Method = Field("max", description="How ranges come from calibration data.")
-    weights: Granularity = Field("per-channel", description="Scales of weights.")
-    activations: Activations = Field("auto", description="Format of activations; auto asks the backend.")
+    format: Format = Field(
+        default="int8", description="Number format of weights and, where it may, of activations."
+    )
+    calibration: Method = Field(default="max", description="How ranges come from calibration data.")
+    weights: Granularity = Field(default="per-channel", description="Scales of weights.")
+    activations: Activations = Field(
+        default="auto", description="Format of activations; auto asks the backend."
+    )
 
     def rules(self) -> QuantizeRules:
         """As a frozen record."""
@@ -229,18 +241,20 @@ Minutes: TypeAlias = Annotated[Positive, BeforeValidator(_minutes, json_schema_i
 class TuneSection(Section):
     """The search: how, how long, for what."""
 
-    strategy: Strategy = Field("attribution", description="Search strategy.")
-    preset: Preset = Field("default", description="How thorough the search is.")
-    trials: Count | None = Field(None, description="Search builds at most.")
-    minutes: Minutes | None = Field(None, description="Time at most: minutes, or 90s, 10m, 1h.")
+    strategy: Strategy = Field(default="attribution", description="Search strategy.")
+    preset: Preset = Field(default="default", description="How thorough the search is.")
+    trials: Count | None = Field(default=None, description="Search builds at most.")
+    minutes: Minutes | None = Field(default=None, description="Time at most: minutes, or 90s, 10m, 1h.")
     objective: Literal["latency", "pareto"] = Field(
-        "latency", description="The fastest, or the front of latency and accuracy."
+        default="latency", description="The fastest, or the front of latency and accuracy."
     )
     min_sqnr_db: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="Accuracy constraint inside the search, in dB."
+        default=None, description="Accuracy constraint inside the search, in dB."
     )
-    clock: Literal["auto", "cpu", "wall"] = Field("auto", description="The clock that decides.")
-    start_from: Listed[SpecPath] = Field((), description="Pattern caches and Q/DQ models to start from.")
+    clock: Literal["auto", "cpu", "wall"] = Field(default="auto", description="The clock that decides.")
+    start_from: Listed[SpecPath] = Field(
+        default=(), description="Pattern caches and Q/DQ models to start from."
+    )
 
     def rules(self) -> TuneRules:
         """As a frozen record."""
@@ -268,7 +282,10 @@ def _distinct(values: tuple[_T, ...]) -> tuple[_T, ...]:
     return values
 
 
-Axis: TypeAlias = Annotated[tuple[_T, ...], Field(strict=False), AfterValidator(_distinct)]
+# Not min_length: pydantic counts what is valid, so a wrong value would be an empty axis as well.
+Axis: TypeAlias = Annotated[
+    tuple[_T, ...], Field(strict=False, json_schema_extra={"minItems": 1}), AfterValidator(_distinct)
+]
 
 
 class ChoiceSection(Section):
@@ -296,15 +313,17 @@ class ChoiceSection(Section):
 class MatrixSection(Section):
     """One case for each combination of the axes' values; a value replaces the rule of its axis."""
 
-    quant: Axis[Format] | None = Field(None, description="Replaces quantize.format.")
-    batch: Axis[Count] | None = Field(None, description="Replaces the first dimension of every input.")
-    calibration: Axis[Method] | None = Field(None, description="Replaces quantize.calibration.")
-    weights: Axis[Granularity] | None = Field(None, description="Replaces quantize.weights.")
-    activations: Axis[Activations] | None = Field(None, description="Replaces quantize.activations.")
-    strategy: Axis[Strategy] | None = Field(None, description="Replaces tune.strategy.")
-    preset: Axis[Preset] | None = Field(None, description="Replaces tune.preset.")
-    exclude: Listed[ChoiceSection] = Field((), description="Combinations to leave out.")
-    include: Listed[ChoiceSection] = Field((), description="Values to add, or further combinations.")
+    quant: Axis[Format] | None = Field(default=None, description="Replaces quantize.format.")
+    batch: Axis[Count] | None = Field(
+        default=None, description="Replaces the first dimension of every input."
+    )
+    calibration: Axis[Method] | None = Field(default=None, description="Replaces quantize.calibration.")
+    weights: Axis[Granularity] | None = Field(default=None, description="Replaces quantize.weights.")
+    activations: Axis[Activations] | None = Field(default=None, description="Replaces quantize.activations.")
+    strategy: Axis[Strategy] | None = Field(default=None, description="Replaces tune.strategy.")
+    preset: Axis[Preset] | None = Field(default=None, description="Replaces tune.preset.")
+    exclude: Listed[ChoiceSection] = Field(default=(), description="Combinations to leave out.")
+    include: Listed[ChoiceSection] = Field(default=(), description="Values to add, or further combinations.")
 
     @model_validator(mode="after")
     def _can_be_named(self) -> Self:
@@ -338,9 +357,9 @@ def _comparison(text: str) -> str:
 class SkipUnlessSection(Section):
     """What the machine must have; the case is skipped elsewhere."""
 
-    backend: Target | None = Field(None, description="A backend or target, such as tensorrt.")
+    backend: Target | None = Field(default=None, description="A backend or target, such as tensorrt.")
     compute_capability: Annotated[str, AfterValidator(_comparison)] | None = Field(
-        None, description="Of the GPU, as a comparison: '>=8.9'."
+        default=None, description="Of the GPU, as a comparison: '>=8.9'."
     )
 
     def rules(self) -> dict[str, str]:
@@ -357,7 +376,7 @@ class XfailSection(Section):
     """Why the case is expected to fail."""
 
     reason: Words = Field(description="Why it is expected to fail.")
-    strict: bool = Field(True, description="Whether an unexpected pass is a failure.")
+    strict: bool = Field(default=True, description="Whether an unexpected pass is a failure.")
 
 
 Xfail: TypeAlias = Annotated[
