@@ -27,9 +27,14 @@ class Page:
 
 def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str]:
     """The texts of the blocks, short enough; ``note(n)`` tells of ``n`` cases that are left out."""
-    sizes = [size for case in page.cases for block in case if block.brief and (size := _size(block.text))]
+    gains = [
+        (_size(block.text), _size(block.text) - _size(block.brief))
+        for case in page.cases
+        for block in case
+        if block.brief
+    ]
     whole = _total(page.head) + _total(page.tail) + sum(_total(case) for case in page.cases)
-    threshold = _threshold(sizes, whole - limit_bytes)
+    threshold = _threshold(gains, whole - limit_bytes)
     cases = [[_shorter(block, threshold) for block in case] for case in page.cases]
     room = limit_bytes - _total(page.head) - _total(page.tail) - _size(note(len(cases)))
     kept = 0
@@ -44,13 +49,13 @@ def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str
     ]
 
 
-def _threshold(sizes: list[int], excess: int) -> int:
-    """The size from which blocks are shortened, so that at least ``excess`` bytes go."""
-    for size in sorted(sizes, reverse=True):
+def _threshold(gains: list[tuple[int, int]], excess: int) -> int:
+    """The size from which blocks are shortened, so that at least ``excess`` bytes go where that is possible."""
+    for size, gain in sorted(gains, reverse=True):
         if excess <= 0:
             return size + 1
-        excess -= size
-    return 0 if excess > 0 else min(sizes, default=0)
+        excess -= gain
+    return 0
 
 
 def _shorter(block: Block, threshold: int) -> str:

@@ -1,0 +1,184 @@
+"""One self-contained page: no script, no other file, charts as inline SVG. May import floor 0 and this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+
+from qdqspec.report import facts
+from qdqspec.report.charts import latency_chart, search_chart
+from qdqspec.report.fit import Block, Page, fitted
+from qdqspec.report.style import PAGE
+from qdqspec.report.tables import left_alone, provenance_text
+from qdqspec.types import CaseRecord, Evidence, RunRecord
+from qdqspec.units import count_text, plain, ratio_text
+
+LIMIT_BYTES = 1_000_000
+_HEAD = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Quantized models</title>
+<style>
+{PAGE}</style>
+</head>
+<body>
+<main>
+<h1>Quantized models</h1>"""
+_LATENCY_NOTE = "Each dot is one run; the box holds the middle half, the bar is the median."
+_SEARCH_NOTE = (
+    "Time over the reference's, as first screened. Filled: kept as the best so far; hollow: not faster; "
+    "cross: did not build or run. Dashed: the reference."
+)
+
+
+class HtmlFormat:
+    """What a person opens: readable in light and dark, and on paper."""
+
+    suffix = ".html"
+
+    def render(self, record: RunRecord) -> str:
+        """The whole page, below 1 MB."""
+        page = Page(
+            head=[Block(_HEAD), Block(f'<p class="lead">{_e(facts.run_line(record))}</p>'), _summary(record)],
+            cases=[_case_blocks(case, index) for index, case in enumerate(record.cases)],
+            tail=[Block("</main>\n</body>\n</html>")],
+        )
+        return "\n".join(fitted(page, LIMIT_BYTES, _more)) + "\n"
+
+
+def _e(text: str) -> str:
+    """Text that HTML shows as it is."""
+    return escape(plain(text))
+
+
+def _more(cases: int) -> str:
+    text = f"{count_text(cases, 'more case')} left out: the page would be too long. The JSON report has all."
+    return f'<p class="note">{text}</p>'
+
+
+def _table(table: facts.Table, style: str = "", cell: Callable[[str], str] = _e) -> str:
+    """The table; ``cell`` turns the text of the first column into HTML."""
+    kinds = [' class="number"' if i in table.numbers else "" for i in range(len(table.headers))]
+    heads = "".join(f"<th{kind}>{_e(head)}</th>" for kind, head in zip(kinds, table.headers, strict=True))
+    rows = "\n".join(
+        f"<tr><td{kinds[0]}>{cell(row[0])}</td>"
+        + "".join(f"<td{kind}>{_e(text)}</td>" for kind, text in zip(kinds[1:], row[1:], strict=True))
+        + "</tr>"
+        for row in table.rows
+    )
+    return (
+        f'<div class="scroll"><table class="{style}">\n<thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody></table></div>"
+    )
+
+
+def _summary(record: RunRecord) -> Block:
+    if not record.cases:
+        return Block('<p class="card">No case was run.</p>')
+    return Block(f'<div class="card">{_table(facts.summary(record), "summary")}</div>')
+
+
+def _case_blocks(case: CaseRecord, index: int) -> list[Block]:
+    found = case.evidence
+    warnings = "".join(f'<p class="warning">{_e(plain(w, facts.LONG))}</p>' for w in found.warnings)
+    return [
+        Block(f'<article class="card" id="case-{index}">\n{_heading(case)}{warnings}'),
+        Block(_checks(case)),
+        Block('<div class="charts">'),
+        *_charts(found),
+        Block('</div>\n<div class="tables">'),
+        *_tables(found),
+        Block("</div>"),
+        *_details(case),
+        Block("</article>"),
+    ]
+
+
+def _heading(case: CaseRecord) -> str:
+    title = plain(case.evidence.case.title, facts.LONG)
+    lines = [
+        title,
+        facts.gain_line(case),
+        *([f"The numbers are {older}."] if (older := provenance_text(case)) else []),
+    ]
+    said = "".join(f"<p>{_e(line)}</p>" for line in lines if line)
+    return f'<div class="head"><div><h2>{_e(case.evidence.case.name)}</h2>{said}</div>{_gain(case)}</div>'
+
+
+def _gain(case: CaseRecord) -> str:
+    if left_alone(case):
+        return '<div class="gain alone">left alone</div>'
+    latency = case.evidence.latency
+    if latency is None or "tuned" not in latency.samples:
+        return ""
+    return f'<div class="gain">{ratio_text(latency.speedup.median)}&times;</div>'
+
+
+def _checks(case: CaseRecord) -> str:
+    rows = facts.check_rows(case)
+    if not rows:
+        return ""
+    advice = dict(facts.advice_rows(case))
+    body = "\n".join(
+        f'<tr><td><span class="badge {word}">{word}</span></td><td>{_e(name)}</td><td>{_e(headline)}'
+        + (f'<div class="advice">{_e(advice[name])}</div>' if name in advice else "")
+        + "</td></tr>"
+        for word, name, headline in rows
+    )
+    return f'<table class="checks"><tbody>\n{body}\n</tbody></table>'
+
+
+def _charts(found: Evidence) -> list[Block]:
+    made = []
+    if found.latency is not None and (chart := latency_chart(found.latency)):
+        made.append(_figure("Latency", f"{found.latency.clock} clock", chart, _LATENCY_NOTE))
+    if found.search is not None and (chart := search_chart(found.search)):
+        made.append(_figure("Search", count_text(found.search.total, "candidate"), chart, _SEARCH_NOTE))
+    return made
+
+
+def _figure(title: str, small: str, chart: str, caption: str) -> Block:
+    return Block(
+        f"<figure><h3>{title} <small>{_e(small)}</small></h3>\n{chart}\n<figcaption>{caption}</figcaption></figure>",
+        brief=f'<p class="note">The chart of the {title.lower()} is left out: the page would be too long.</p>',
+    )
+
+
+def _tables(found: Evidence) -> list[Block]:
+    makers = (facts.latency_table, facts.parity_table, facts.ops_table, facts.accuracy_table)
+    return [
+        Block(f"<section><h3>{_title(table)}</h3>\n{_table(table)}</section>", brief=_left_out(table))
+        for table in (make(found) for make in makers)
+        if table is not None
+    ]
+
+
+def _title(table: facts.Table) -> str:
+    """What stands in parentheses at a title's end is set small."""
+    name, _, small = table.title.partition(" (")
+    return f"{_e(name)} <small>{_e(small.removesuffix(')'))}</small>" if small else _e(name)
+
+
+def _details(case: CaseRecord) -> list[Block]:
+    listed = "\n".join(f"<dt>{_e(name)}</dt><dd>{_e(value)}</dd>" for name, value in facts.case_facts(case))
+    blocks = [
+        _folded("Search and device", f"<dl>{listed}</dl>", '<p class="note">Search and device left out.</p>')
+    ]
+    pairs = facts.pairs_table(case.evidence)
+    if pairs is not None:
+        blocks.append(_folded(f"{pairs.title}: {len(pairs.rows)}", _table(pairs), _left_out(pairs)))
+    return blocks
+
+
+def _folded(title: str, body: str, brief: str) -> Block:
+    return Block(f"<details><summary>{_e(title)}</summary>\n{body}\n</details>", brief)
+
+
+def _left_out(table: facts.Table) -> str:
+    rows = count_text(len(table.rows), "row")
+    return f'<p class="note">{_e(table.title)}: {rows} left out, the page would be too long. See the JSON report.</p>'
+
+
+report_format = HtmlFormat()

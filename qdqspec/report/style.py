@@ -1,0 +1,72 @@
+"""The style sheet of the HTML report: light, dark and paper. Colours are told apart without red and green."""
+
+from __future__ import annotations
+
+PAGE = """\
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5c6876; --line: #d9dee5; --page: #f5f6f8;
+  --card: #ffffff; --accent: #0b6bcb; --pale: #cfe3f8; --reference: #7a8694; --pass: #1a7f4b;
+  --fail: #c0362c; --unsure: #9a6700; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #98a3b1; --line: #323a45;
+  --page: #14181d; --card: #1c2229; --accent: #5aa9f5; --pale: #1f4468; --reference: #8b97a5;
+  --pass: #4cc38a; --fail: #ff8279; --unsure: #e0b03d; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
+main { max-width: 1240px; margin: 0 auto; padding: 32px 24px 64px; }
+h1 { font-size: 26px; margin: 0; letter-spacing: -0.01em; }
+h2 { font-size: 19px; margin: 0; overflow-wrap: anywhere; }
+h3 { font-size: 14px; margin: 0 0 8px; }
+h3 small { font-weight: normal; color: var(--soft); font-size: 12.5px; }
+a { color: inherit; text-decoration-color: var(--line); text-underline-offset: 3px; }
+.lead { color: var(--soft); margin: 4px 0 20px; }
+.note { color: var(--soft); }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 22px 24px;
+  margin: 0 0 20px; }
+.scroll { overflow-x: auto; }
+.head { display: flex; gap: 24px; justify-content: space-between; align-items: flex-start; }
+.head p { margin: 2px 0 0; color: var(--soft); }
+.gain { font-size: 30px; font-weight: 650; line-height: 1.1; text-align: right; white-space: nowrap;
+  color: var(--accent); letter-spacing: -0.02em; }
+.gain.alone { color: var(--soft); font-size: 20px; }
+.warning { border-left: 3px solid var(--unsure); padding: 2px 12px; margin: 14px 0 0; overflow-wrap: anywhere; }
+.charts, .tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr));
+  gap: 20px 36px; margin-top: 22px; }
+.tables { align-items: start; }
+figure, section { margin: 0; min-width: 0; }
+figcaption { font-size: 12.5px; color: var(--soft); margin-top: 4px; }
+table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
+th { text-align: left; font-weight: 600; color: var(--soft); font-size: 12.5px; white-space: nowrap; }
+th, td { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th:last-child, td:last-child { padding-right: 0; }
+td { overflow-wrap: anywhere; }
+.summary td { overflow-wrap: normal; white-space: nowrap; }
+.summary td:last-child { white-space: normal; }
+tr:last-child td { border-bottom: 0; }
+.number { text-align: right; white-space: nowrap; overflow-wrap: normal; }
+.checks { margin-top: 18px; }
+.checks td:first-child { width: 1%; white-space: nowrap; }
+.advice { color: var(--soft); }
+.badge { display: inline-block; padding: 0 8px; border-radius: 9px; font-size: 12px; font-weight: 600;
+  line-height: 19px; border: 1px solid currentColor; }
+.pass { color: var(--pass); } .FAIL { color: var(--fail); }
+.WARN, .inconclusive { color: var(--unsure); }
+details { margin-top: 18px; } summary { cursor: pointer; font-size: 14px; font-weight: 600; }
+details[open] > summary { margin-bottom: 8px; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 18px; margin: 0; font-size: 13.5px; }
+dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
+svg { display: block; width: 100%; height: auto; }
+svg text { font-size: 12px; fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
+svg .end { text-anchor: end; } svg .middle { text-anchor: middle; } svg .value { font-weight: 600; }
+svg .grid { stroke: var(--line); } svg .grid.one { stroke: var(--reference); stroke-dasharray: 4 3; }
+svg .box { fill: var(--pale); stroke: var(--accent); } svg .median { stroke: var(--accent); stroke-width: 2.5; }
+svg .dots { fill: var(--accent); opacity: 0.4; }
+svg .other .box { fill: none; stroke: var(--reference); } svg .other .median { stroke: var(--reference); }
+svg .other .dots { fill: var(--reference); }
+svg .best { fill: none; stroke: var(--accent); stroke-width: 2; opacity: 0.55; }
+svg .mark { stroke: var(--card); stroke-width: 1; fill: var(--accent); }
+svg .mark.dropped { fill: var(--card); stroke: var(--reference); stroke-width: 1.5; }
+svg .mark.failed { fill: none; stroke: var(--fail); stroke-width: 2; }
+@media print { :root { color-scheme: light; --page: #fff; --ink: #000; } main { padding: 0; max-width: none; }
+  .card { border: 0; border-top: 1px solid #999; border-radius: 0; padding: 14px 0; }
+  .charts, .tables { grid-template-columns: 1fr 1fr; } figure, section, .checks, tr { break-inside: avoid; } }
+"""

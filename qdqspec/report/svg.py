@@ -1,0 +1,165 @@
+"""Two small charts as inline SVG: latency distributions, and how a search went. Standard library only.
+
+Colours come from the page's style sheet by class, so that a chart follows light and dark. All text is
+escaped here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH = 560
+_LEFT, _RIGHT = 148, 78  # room for names before the plot, and for medians after it
+_ROW = 46
+_MOST_POINTS = 150  # of one strip: more cannot be told apart
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One row of a distribution chart: its name, its values, and what is written at its end."""
+
+    name: str
+    values: tuple[float, ...]
+    label: str
+    style: str  # CSS class
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One candidate of a search: its number, its ratio to the reference (none where it failed), its fate."""
+
+    number: int
+    ratio: float | None
+    style: str  # CSS class: kept, dropped or failed
+    title: str
+
+
+def distributions(strips: Sequence[Strip], unit: str) -> str:
+    """A box over a strip of single runs for each row; the axis starts at zero, so that lengths compare."""
+    top = max(_quantile(strip.values, 0.97) for strip in strips) * 1.06 or 1.0
+    height = _ROW * len(strips) + 34
+    scale = (WIDTH - _LEFT - _RIGHT) / top
+    parts = [_axis(top, scale, height, unit)]
+    for row, strip in enumerate(strips):
+        parts.append(_strip(strip, _ROW * row + _ROW / 2 + 4, scale, top))
+    names = ", ".join(f"{strip.name} {strip.label}" for strip in strips)
+    return _frame(height, f"Latency by model: {names}", parts)
+
+
+def _strip(strip: Strip, middle: float, scale: float, top: float) -> str:
+    low, median, high = (_LEFT + scale * _quantile(strip.values, q) for q in (0.25, 0.5, 0.75))
+    dots = "".join(
+        f'<circle cx="{_n(_LEFT + scale * min(value, top))}" cy="{_n(middle + 9 + _jitter(index))}" r="1.7"/>'
+        for index, value in enumerate(_thinned(strip.values))
+    )
+    return (
+        f'<g class="{strip.style}">{_words(_LEFT - 10, middle + 4, strip.name, "end name")}'
+        f'<g class="dots">{dots}</g>'
+        f'<rect class="box" x="{_n(low)}" y="{_n(middle - 13)}" width="{_n(max(high - low, 2))}" height="15" rx="2"/>'
+        f'<line class="median" x1="{_n(median)}" x2="{_n(median)}" y1="{_n(middle - 15)}" y2="{_n(middle + 4)}"/>'
+        f"{_words(WIDTH - _RIGHT + 8, middle + 4, strip.label, 'value')}</g>"
+    )
+
+
+def _axis(top: float, scale: float, height: int, unit: str) -> str:
+    parts = []
+    for tick in ticks(top):
+        x = _LEFT + scale * tick
+        parts.append(f'<line class="grid" x1="{_n(x)}" x2="{_n(x)}" y1="2" y2="{height - 26}"/>')
+        parts.append(_words(x, height - 12, f"{tick:g}", "tick middle"))
+    parts.append(_words(WIDTH - _RIGHT + 8, height - 12, unit, "tick"))
+    return "".join(parts)
+
+
+def convergence(steps: Sequence[Step]) -> str:
+    """The ratio of every candidate over its number, the best so far as a line, and the reference at 1."""
+    ratios = [step.ratio for step in steps if step.ratio is not None]
+    top = min(max([1.1, *ratios]) * 1.05, 2.0)
+    bottom = max(0.0, min([0.9, *ratios]) - 0.08)
+    height, left, right = 190, 46, 16
+    last = max([1, *(step.number for step in steps)])
+
+    def place(step: Step) -> tuple[float, float]:
+        shown = top if step.ratio is None else min(step.ratio, top)
+        x = left + (WIDTH - left - right) * (step.number / last)
+        return x, 10 + (height - 44) * (top - shown) / (top - bottom)
+
+    parts = [_levels(bottom, top, left, height)]
+    parts.append(_best_line([(place(step), step.style == "kept") for step in steps], WIDTH - right))
+    parts += [_mark(step, *place(step)) for step in steps]
+    parts.append(_words((left + WIDTH - right) / 2, height - 4, "candidate", "tick middle"))
+    return _frame(height, "Search: time of each candidate over the reference's", parts)
+
+
+def _levels(bottom: float, top: float, left: int, height: int) -> str:
+    parts = []
+    for level in ticks(top):
+        if bottom <= level <= top:
+            y = 10 + (height - 44) * (top - level) / (top - bottom)
+            style = "grid one" if math.isclose(level, 1) else "grid"
+            parts.append(f'<line class="{style}" x1="{left}" x2="{WIDTH - 16}" y1="{_n(y)}" y2="{_n(y)}"/>')
+            parts.append(_words(left - 8, y + 4, f"{level:.2g}", "tick end"))
+    return "".join(parts)
+
+
+def _best_line(places: Sequence[tuple[tuple[float, float], bool]], right: float) -> str:
+    """Steps down at every candidate that was kept, then on to the right edge."""
+    points: list[str] = []
+    y = None
+    for (x, at), kept in places:
+        if kept:
+            points += ([f"{_n(x)},{_n(y)}"] if y is not None else []) + [f"{_n(x)},{_n(at)}"]
+            y = at
+    if y is None:
+        return ""
+    return f'<polyline class="best" points="{" ".join([*points, f"{_n(right)},{_n(y)}"])}"/>'
+
+
+def _mark(step: Step, x: float, y: float) -> str:
+    title = f"<title>{escape(step.title)}</title>"
+    if step.ratio is None:
+        path = f"M{_n(x - 4)} {_n(y - 4)}l8 8m0 -8l-8 8"
+        return f'<path class="mark failed" d="{path}">{title}</path>'
+    return f'<circle class="mark {step.style}" cx="{_n(x)}" cy="{_n(y)}" r="4">{title}</circle>'
+
+
+def ticks(top: float) -> list[float]:
+    """Round numbers from zero to the top, four to eight of them."""
+    if not (math.isfinite(top) and top > 0):
+        return [0.0]
+    raw = top / 5
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw)
+    return [round(step * index, 12) for index in range(int(top / step + 1e-9) + 1)]
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def _thinned(values: Sequence[float]) -> Sequence[float]:
+    stride = max(1, math.ceil(len(values) / _MOST_POINTS))
+    return values[::stride]
+
+
+def _jitter(index: int) -> float:
+    """Spreads the dots of a strip up and down, the same way every time (golden-ratio sequence)."""
+    return 7 * ((index * 0.618034) % 1)
+
+
+def _frame(height: int, label: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    )
+
+
+def _words(x: float, y: float, text: str, style: str) -> str:
+    return f'<text x="{_n(x)}" y="{_n(y)}" class="{style}">{escape(text)}</text>'
+
+
+def _n(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
