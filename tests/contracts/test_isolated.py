@@ -1,0 +1,35 @@
+"""An isolated backend keeps the backend contract: nobody behind it can tell the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from qdqspec.backends.base import Backend
+from qdqspec.measure.isolate import Isolated
+from qdqspec.testing.backends import BackendContract
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Backend]:
+    with Isolated("onnxruntime") as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Backend]:
+    with Isolated("fake", fork=False) as backend:
+        yield backend
+
+
+class TestIsolatedOnnxRuntime(BackendContract):
+    @pytest.fixture
+    def backend(self, forked: Backend) -> Backend:
+        return forked
+
+
+class TestIsolatedFake(BackendContract):
+    @pytest.fixture
+    def backend(self, started: Backend) -> Backend:
+        return started

@@ -1,0 +1,198 @@
+"""The simulated device: made-up times that behave like measured ones."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeDevice, FakeEngine, true_ms
+from qdqspec.errors import BackendError, ConfigError
+
+QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
+
+# Two convolutions with an activation between them, without and with pairs.
+CHAIN = """
+<ir_version: 8, opset_import: ["": 13]>
+chain (float[1,8,16,16] x) => (float[1,8,16,16] out)
+<float s = {{0.1}}, uint8 z = {{128}}, float ws = {{0.01}}, int8 wz = {{0}}>
+{{
+  {body}
+}}
+"""
+PLAIN = """
+  a = Conv<pads=[1,1,1,1]>(x, w)
+  r = Relu(a)
+  out = Conv<pads=[1,1,1,1]>(r, v)
+"""
+FIRST_IN_INTEGERS = """
+  xq = QuantizeLinear(x, s, z)
+  xd = DequantizeLinear(xq, s, z)
+  wq = QuantizeLinear(w, ws, wz)
+  wd = DequantizeLinear(wq, ws, wz)
+  a = Conv<pads=[1,1,1,1]>(xd, wd)
+  r = Relu(a)
+  rq = QuantizeLinear(r, s, z)
+  rd = DequantizeLinear(rq, s, z)
+  out = Conv<pads=[1,1,1,1]>(rd, v)
+"""
+INPUT_ONLY = """
+  xq = QuantizeLinear(x, s, z)
+  xd = DequantizeLinear(xq, s, z)
+  a = Conv<pads=[1,1,1,1]>(xd, w)
+  r = Relu(a)
+  out = Conv<pads=[1,1,1,1]>(r, v)
+"""
+
+
+def chain(folder: Path, body: str) -> Path:
+    proto = onnx.parser.parse_model(CHAIN.format(body=body))
+    generator = np.random.default_rng(0)
+    for name in ("w", "v"):
+        weight = generator.normal(size=(8, 8, 3, 3)).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    path = folder / f"chain-{len(proto.graph.node)}.onnx"
+    onnx.save(proto, path)
+    return path
+
+
+def build(path: Path, device: FakeDevice | None = None, **extra: str) -> FakeEngine:
+    words = {f"fake.{key}": value for key, value in extra.items()}
+    engine = (device or FakeDevice()).build(path, BuildOptions(extra=words))
+    engine.bind({name: np.zeros(1) for name in engine._inputs})
+    return engine
+
+
+def test_layers_add_up_to_the_true_cost(models: Path) -> None:
+    path = models / "squeezenet10.onnx"
+    quiet = {key.removeprefix("fake."): value for key, value in QUIET.items()}
+    layers = build(path, **quiet).layers()
+    assert math.fsum(layer.milliseconds for layer in layers) == pytest.approx(true_ms(path))
+    assert build(path, **quiet).time(2).cpu_ms == pytest.approx([true_ms(path)] * 2)
+
+
+def test_an_activation_is_free_behind_its_convolution(tmp_path: Path) -> None:
+    layers = build(chain(tmp_path, PLAIN)).layers()
+    assert [layer.op_type for layer in layers] == ["Conv", "Conv"]
+    assert [len(layer.nodes) for layer in layers] == [2, 1]
+
+
+def test_an_integer_convolution_takes_in_the_pairs_around_it(tmp_path: Path) -> None:
+    layers = build(chain(tmp_path, FIRST_IN_INTEGERS)).layers()
+    kinds = [(layer.op_type, layer.integer, layer.boundary) for layer in layers]
+    assert kinds == [
+        ("QuantizeLinear", False, True),  # the graph's input, made by no integer kernel
+        ("QLinearConv", True, False),
+        ("DequantizeLinear", False, True),  # read by a float kernel
+        ("Conv", False, False),
+    ]
+    assert [layer.tensors for layer in layers if layer.boundary] == [("x",), ("r",)]
+
+
+def test_a_pair_that_no_integer_kernel_takes_in_only_costs(tmp_path: Path) -> None:
+    layers = build(chain(tmp_path, INPUT_ONLY)).layers()
+    assert [layer.op_type for layer in layers] == ["QuantizeLinear", "DequantizeLinear", "Conv", "Conv"]
+    assert true_ms(chain(tmp_path, INPUT_ONLY)) > true_ms(chain(tmp_path, PLAIN))
+
+
+def test_the_graph_hash_follows_the_structure(tmp_path: Path) -> None:
+    plain, integer = chain(tmp_path, PLAIN), chain(tmp_path, FIRST_IN_INTEGERS)
+    assert build(plain).graph_hash == build(plain).graph_hash
+    assert build(plain).graph_hash != build(integer).graph_hash
+
+
+def test_seeds_are_different_devices(tmp_path: Path) -> None:
+    path = chain(tmp_path, FIRST_IN_INTEGERS)
+    assert true_ms(path) == true_ms(path, {"fake.seed": "0"})
+    assert true_ms(path) != true_ms(path, {"fake.seed": "1"})
+    assert true_ms(path, {"fake.scale": "1.1"}) == pytest.approx(1.1 * true_ms(path))
+
+
+def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
+    def session() -> list[object]:
+        device = FakeDevice()
+        engines = [build(chain(tmp_path, body), device, drift="0.1") for body in (PLAIN, FIRST_IN_INTEGERS)]
+        return [engine.time(3) for engine in engines] + [engine.layers() for engine in engines]
+
+    assert session() == session()
+
+
+def test_noise_is_as_large_as_asked(tmp_path: Path) -> None:
+    path, device = chain(tmp_path, PLAIN), FakeDevice()
+    runs = build(path, device, run_noise="0.05", wall_noise="0.2").time(800)
+    assert statistics.stdev(map(math.log, runs.cpu_ms)) == pytest.approx(0.05, rel=0.15)
+    assert all(wall >= cpu for wall, cpu in zip(runs.wall_ms, runs.cpu_ms, strict=True))
+    builds = [build(path, device, run_noise="0", build_noise="0.02").time(1).cpu_ms[0] for _ in range(200)]
+    assert statistics.stdev(map(math.log, builds)) == pytest.approx(0.02, rel=0.25)
+
+
+def test_drift_moves_all_engines_of_a_device_alike(tmp_path: Path) -> None:
+    path, device = chain(tmp_path, PLAIN), FakeDevice()
+    words = {key.removeprefix("fake."): value for key, value in QUIET.items()}
+    first, second = (build(path, device, drift="0.3", drift_period="0.1", **words) for _ in range(2))
+    series = [engine.time(1).cpu_ms[0] for _ in range(2000) for engine in (first, second)]
+    assert max(series) / min(series) == pytest.approx(math.exp(0.6), rel=0.05)
+    pairs = [b / a for a, b in zip(series[::2], series[1::2], strict=True)]
+    assert max(abs(math.log(pair)) for pair in pairs) < 0.01
+
+
+def test_outputs_are_real(models: Path) -> None:
+    path = models / "digits_resnet.onnx"
+    feeds = {"input": np.random.default_rng(0).random((2, 1, 16, 16), dtype=np.float32)}
+    expected = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)[0]
+    got = FakeDevice().build(path, BuildOptions()).run(feeds)["logits"]
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_refusals_hit_the_share_asked_for_and_always_the_same(models: Path) -> None:
+    path = models / "digits_resnet.onnx"
+
+    def refused(seed: int) -> bool:
+        try:
+            build(path, seed=str(seed), fail_rate="0.3")
+        except BackendError as error:
+            return error.where == str(path)
+        return False
+
+    outcomes = [refused(seed) for seed in range(60)]
+    assert 8 <= sum(outcomes) <= 28
+    assert outcomes[:10] == [refused(seed) for seed in range(10)]
+
+
+def test_a_fault_rate_of_zero_means_no_fault(tmp_path: Path) -> None:
+    path = chain(tmp_path, PLAIN)
+    with pytest.raises(RuntimeError, match="simulated failure in build"):
+        build(path, **{"raise": "build"})
+    build(path, fault_rate="0", **{"raise": "build"})
+
+
+@pytest.mark.parametrize("call", ["time", "layers"])
+def test_times_want_bound_inputs_like_any_backend(tmp_path: Path, call: str) -> None:
+    engine = FakeDevice().build(chain(tmp_path, PLAIN), BuildOptions())
+    with pytest.raises(BackendError, match="call bind"):
+        getattr(engine, call)(1)
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ({"fake.sed": "1"}, "unknown option 'fake.sed' (did you mean 'fake.seed'?)"),
+        ({"fake.seed": "one"}, "'one' is no number for fake.seed"),
+        ({"fake.crash": "lunch"}, "'lunch' is no stage for fake.crash"),
+    ],
+)
+def test_wrong_words_are_named(extra: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        true_ms(Path("any.onnx"), extra)
+    assert text in str(caught.value)
+
+
+def test_words_of_other_backends_are_not_ours(tmp_path: Path) -> None:
+    FakeDevice().build(chain(tmp_path, PLAIN), BuildOptions(extra={"onnxruntime.level": "all"}))
