@@ -6,7 +6,7 @@ hold node indices; `qdqspec.regions.tree` turns them into regions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeAlias
@@ -45,6 +45,8 @@ class Composite:
 
 
 Block: TypeAlias = Leaf | Composite
+# Whether two sets of nodes touch in the data flow: see `Flow.linked`.
+Linked: TypeAlias = Callable[[Iterable[int], Iterable[int]], bool]
 
 
 def leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
@@ -58,7 +60,7 @@ def leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
             pending.extend(reversed(block.children))
 
 
-def dissolve(root: Composite, limit: int) -> None:
+def dissolve(root: Composite, limit: int, linked: Linked) -> None:
     """Splice composites that are nearly all of what they stand in into it, below ``root``, in place.
 
     Such a level tells a reader nothing. Without them every level is at most `SHARE` of the one above,
@@ -75,7 +77,7 @@ def dissolve(root: Composite, limit: int) -> None:
                 waiting.extend(reversed(block.children))
             else:
                 kept.append(block)
-        composite.children = join_tiny(kept, limit)
+        composite.children = join_tiny(kept, limit, linked)
         pending.extend(block for block in composite.children if isinstance(block, Composite))
 
 
@@ -88,7 +90,7 @@ def pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
     return packed
 
 
-def join_tiny(blocks: Sequence[Block], limit: int) -> list[Block]:
+def join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block]:
     """Merge each tiny leaf with the next leaf, or else the one before, where both fit into one.
 
     A whole branching takes in only what has no anchor, so that equal blocks of a model stay equal.
@@ -96,7 +98,7 @@ def join_tiny(blocks: Sequence[Block], limit: int) -> list[Block]:
     joined: list[Block] = []  # last block first
     for block in reversed(blocks):
         after = joined[-1] if joined else None
-        if isinstance(after, Leaf) and isinstance(block, Leaf) and _may_join(block, after, limit):
+        if isinstance(after, Leaf) and isinstance(block, Leaf) and _may_join(block, after, limit, linked):
             whole = block.nodes + after.nodes
             joined[-1] = Leaf(whole, closed=block.closed or after.closed, light=block.light and after.light)
         else:
@@ -104,12 +106,12 @@ def join_tiny(blocks: Sequence[Block], limit: int) -> list[Block]:
     return joined[::-1]
 
 
-def _may_join(a: Leaf, b: Leaf, limit: int) -> bool:
-    if a.size + b.size > limit:
+def _may_join(a: Leaf, b: Leaf, limit: int, linked: Linked) -> bool:
+    if a.size + b.size > limit or min(a.size, b.size) > TINY:
         return False
-    if a.closed or b.closed:
-        return any(leaf.light and leaf.size <= TINY for leaf in (a, b))
-    return min(a.size, b.size) <= TINY
+    if (a.closed or b.closed) and not any(leaf.light and leaf.size <= TINY for leaf in (a, b)):
+        return False
+    return linked(a.nodes, b.nodes)
 
 
 def _fill(run: Sequence[Leaf], limit: int) -> list[Block]:

@@ -22,6 +22,7 @@ class Flow:
 
     ``order`` is a topological order of all other nodes that does not change when nodes are renamed or
     listed in another order (nodes that only a symmetry tells apart keep their listed order).
+    ``depth`` is the longest way from a source to a node, ``own`` its operator and attributes as bytes;
     ``carried`` are nodes that never make a region of their own: what is computed from shapes, or from
     constants alone.
     """
@@ -32,6 +33,22 @@ class Flow:
     producers: tuple[tuple[int, ...], ...]
     consumers: tuple[tuple[int, ...], ...]
     carried: frozenset[int]
+    depth: tuple[int, ...]
+    own: tuple[bytes, ...]
+
+    def linked(self, a: Iterable[int], b: Iterable[int]) -> bool:
+        """Whether one of two sets of nodes feeds the other, or both are fed by the same node."""
+        others = set(b)
+        around = {f for index in others for f in self.producers[index]}
+        for index in a:
+            feeds = self.producers[index]
+            if not (
+                others.isdisjoint(self.consumers[index])
+                and others.isdisjoint(feeds)
+                and around.isdisjoint(feeds)
+            ):
+                return True
+        return False
 
 
 def flow_of(model: Model) -> Flow:
@@ -40,7 +57,9 @@ def flow_of(model: Model) -> Flow:
     known = made_by.keys() | set(model.inputs)
     reads = tuple(() if is_constant(n) else _reads(n, known) for n in model.nodes)
     producers = tuple(tuple(dict.fromkeys(made_by[t] for t in tensors if t in made_by)) for tensors in reads)
-    order = _canonical_order(model, producers, _turned(range(len(reads)), producers))
+    own = tuple(b"" if is_constant(n) else _own_text(n) for n in model.nodes)
+    depth = _depths(producers)
+    order = _canonical_order(model, own, depth, _turned(range(len(reads)), producers))
     return Flow(
         model=model,
         order=order,
@@ -48,6 +67,8 @@ def flow_of(model: Model) -> Flow:
         producers=producers,
         consumers=_turned(order, producers),
         carried=_carried(model, order, reads, made_by),
+        depth=depth,
+        own=own,
     )
 
 
@@ -113,30 +134,36 @@ def _carried(
     return frozenset(carried)
 
 
+def _depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    depth: list[int] = []
+    for feeding in producers:
+        depth.append(max((depth[p] + 1 for p in feeding), default=0))
+    return tuple(depth)
+
+
 def _canonical_order(
-    model: Model, producers: Sequence[Sequence[int]], consumers: Sequence[Sequence[int]]
+    model: Model, own: Sequence[bytes], depth: Sequence[int], consumers: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Sort by depth below the inputs, then by what stands above, then by what stands below.
+    """Sort by depth, then by what stands above a node, then by what stands below.
 
     Both cones enter as hashes; graph inputs and outputs count by their position, not by name.
     """
-    source = {name: f"in{i}".encode() for i, name in enumerate(model.inputs)}
-    result = {name: f"out{i}".encode() for i, name in enumerate(model.outputs)}
-    depth: dict[int, int] = {}
+    source = {name: b"in%d" % i for i, name in enumerate(model.inputs)}
+    result = {name: b"out%d" % i for i, name in enumerate(model.outputs)}
     above: dict[int, bytes] = {}
-    live = [n for n in model.nodes if not is_constant(n)]
+    live = [n for n in model.nodes if own[n.index]]
     for node in live:
-        depth[node.index] = max((depth[p] + 1 for p in producers[node.index]), default=0)
-        parts = [_own_text(node), *(source.get(t, b"w") for t in node.inputs)]
-        above[node.index] = digest = _hash(parts)
+        digest = _hash((own[node.index], *[source.get(t, b"w") for t in node.inputs]))
+        above[node.index] = digest
         for position, tensor in enumerate(node.outputs):
-            source[tensor] = digest + bytes([position % 256])
+            source[tensor] = b"%d." % position + digest
     below: dict[int, bytes] = {}
     for node in reversed(live):
-        after = sorted(below[c] for c in consumers[node.index])
-        below[node.index] = _hash([above[node.index], *after, *(result.get(t, b"-") for t in node.outputs)])
-    rows = sorted((depth[n.index], above[n.index], below[n.index], n.index) for n in live)
-    return tuple(row[-1] for row in rows)
+        after = sorted([below[c] for c in consumers[node.index]])
+        results = [result.get(t, b"-") for t in node.outputs]
+        below[node.index] = _hash((above[node.index], *after, *results))
+    rows = sorted([(depth[n.index], above[n.index], below[n.index], n.index) for n in live])
+    return tuple([row[-1] for row in rows])
 
 
 def _own_text(node: Node) -> bytes:

@@ -10,7 +10,7 @@ import ast
 from dataclasses import dataclass, field
 
 from qdqspec.graph.model import Node
-from qdqspec.regions.blocks import Block, Composite, Leaf, dissolve, join_tiny, pack_run
+from qdqspec.regions.blocks import Block, Composite, Leaf, Linked, dissolve, join_tiny, pack_run
 from qdqspec.regions.flow import Flow
 
 DEEPEST = 50  # levels; names are user input, and recursion follows them
@@ -39,8 +39,8 @@ def blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     root = _Scope()
     for index, path in paths.items():
         _add(root, path, index)
-    whole = Composite(_blocks(root, max_nodes))
-    dissolve(whole, max_nodes)
+    whole = Composite(_blocks(root, max_nodes, flow.linked))
+    dissolve(whole, max_nodes, flow.linked)
     return whole.children
 
 
@@ -79,20 +79,20 @@ def _add(scope: _Scope, path: tuple[str, ...], index: int) -> None:
     scope.entries.append(index)
 
 
-def _blocks(scope: _Scope, limit: int) -> list[Block]:
+def _blocks(scope: _Scope, limit: int, linked: Linked) -> list[Block]:
     blocks: list[Block] = []
     for entry in scope.entries:
         if isinstance(entry, int):
             blocks.append(Leaf([entry]))
         else:
-            blocks.append(_block(scope.inner[entry], limit))
-    return join_tiny(pack_run(blocks, limit), limit)
+            blocks.append(_block(scope.inner[entry], limit, linked))
+    return join_tiny(pack_run(blocks, limit), limit, linked)
 
 
-def _block(scope: _Scope, limit: int) -> Block:
+def _block(scope: _Scope, limit: int, linked: Linked) -> Block:
     if scope.size <= limit:
         return Leaf(_nodes(scope), closed=True)
-    inside = _blocks(scope, limit)
+    inside = _blocks(scope, limit, linked)
     return inside[0] if len(inside) == 1 else Composite(inside)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqspec.graph.model import Model
-from qdqspec.regions.blocks import Block, Composite, Leaf, dissolve, join_tiny, leaves, pack_run
+from qdqspec.regions.blocks import TINY, Block, Composite, Leaf, dissolve, join_tiny, leaves, pack_run
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
 from qdqspec.regions.flow import Flow, flow_of
 from qdqspec.regions.manual import blocks_of_globs, blocks_of_groups
@@ -21,6 +21,7 @@ from qdqspec.regions.tree import regions_of_blocks
 from qdqspec.types import Region, RegionRules
 
 DEFAULT_RULES = RegionRules()
+STARTERS = ANCHORS | POOLS
 
 
 def find_regions(
@@ -55,11 +56,8 @@ def find_regions(
 def blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
     """The blocks below the root, in topological order."""
     searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
-    builder = _Builder(flow, searched, max_nodes)
-    root = Composite(builder.root())
-    dissolve(root, max_nodes)
-    for leaf in leaves(root.children):
-        leaf.nodes = [searched[vertex - 1] for vertex in leaf.nodes]
+    root = Composite(_Builder(flow, searched, max_nodes).root())
+    dissolve(root, max_nodes, flow.linked)
     return root.children
 
 
@@ -100,21 +98,41 @@ class _Builder:
     """Makes blocks of chains, the innermost first."""
 
     def __init__(self, flow: Flow, searched: Sequence[int], limit: int) -> None:
-        self._ops = ["", *(flow.model.nodes[index].op_type for index in searched), ""]
-        self._searched = searched
+        self._flow = flow
         self._limit = limit
+        self._index = [-1, *searched, -1]  # of the node that a vertex stands for
+        self._ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in self._index]
         self._chains = _chains(flow, searched)
-        self._between: dict[
-            int, list[Block]
-        ] = {}  # what lies after a vertex and before the next of its chain
+        self._between: dict[int, list[Block]] = {}  # what lies between a vertex and the next of its chain
 
     def root(self) -> list[Block]:
         """The blocks of the outermost chain."""
         # What a chain lies in begins before the chain, so in this order everything inside is ready.
-        for vertex in range(len(self._searched), -1, -1):
-            for head in self._chains.inside.get(vertex, ()):
-                self._between.setdefault(vertex, []).extend(self._chain(head))
+        for vertex in sorted(self._chains.inside, reverse=True):
+            blocks: list[Block] = []
+            for head in self._sorted(self._chains.inside[vertex]):
+                blocks += self._chain(head)
+            self._between[vertex] = blocks
         return self._chain(0)
+
+    def _sorted(self, heads: list[int]) -> list[int]:
+        """Branches by depth, then by what they are and what they feed: alike in every layer of a model."""
+        return sorted(heads, key=self._character) if len(heads) > 1 else heads
+
+    def _character(self, head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
+        operators: list[bytes] = []
+        vertex = last = head
+        while self._ops[vertex] and len(operators) < self._limit:
+            last = vertex
+            operators.append(self._flow.own[self._index[vertex]])
+            vertex = self._chains.following[vertex]
+        fed = [
+            (self._flow.own[c], self._flow.model.nodes[c].inputs.index(tensor))
+            for tensor in self._flow.model.nodes[self._index[last]].outputs
+            for c in self._flow.consumers[self._index[last]]
+            if tensor in self._flow.model.nodes[c].inputs
+        ]
+        return self._flow.depth[self._index[head]], operators, sorted(fed), head
 
     def _chain(self, head: int) -> list[Block]:
         blocks: list[Block] = []
@@ -122,37 +140,40 @@ class _Builder:
         unit: list[int] = []
         vertex = head
         while vertex >= 0:
-            if self._ops[vertex] in ANCHORS | POOLS and unit:
+            if unit and self._ops[vertex] in STARTERS:
                 blocks += self._unit(branches, unit)
                 branches, unit = [], []
-            if 0 < vertex <= len(self._searched):
-                unit.append(vertex)
+            if self._index[vertex] >= 0:
+                unit.append(self._index[vertex])
             inside = self._between.pop(vertex, [])
-            if inside and self._is_light(inside, self._limit - len(unit)):
-                unit += [vertex for leaf in leaves(inside) for vertex in leaf.nodes]
+            if inside and _all_light(inside) and _size(inside) + len(unit) <= self._limit:
+                # The insides of a decomposed LayerNormalization or Gelu: nothing to begin a unit with.
+                unit += [index for leaf in leaves(inside) for index in leaf.nodes]
             elif inside:
                 blocks += self._unit(branches, unit)
                 branches, unit = inside, []
             vertex = self._chains.following[vertex]
         blocks += self._unit(branches, unit)
-        return join_tiny(pack_run(blocks, self._limit), self._limit)
+        return join_tiny(pack_run(blocks, self._limit), self._limit, self._flow.linked)
 
     def _unit(self, branches: list[Block], unit: list[int]) -> list[Block]:
         """A branching with what closes it is one leaf if it fits, else a composite; a bare run is a leaf."""
-        tail: list[Block] = [Leaf(unit, light=self._no_anchor(unit))] if unit else []
+        light = all(self._flow.model.nodes[index].op_type not in ANCHORS for index in unit)
+        tail: list[Block] = [Leaf(unit, light=light)] if unit else []
         if not branches:
             return tail
-        room = self._limit - sum(block.size for block in branches)
-        if room < min(len(unit), 1):
-            return [Composite(join_tiny([*branches, *pack_run(tail, self._limit)], self._limit))]
-        whole = [vertex for leaf in leaves(branches) for vertex in leaf.nodes] + unit[:room]
-        closed = Leaf(whole, closed=True, light=self._no_anchor(whole))
-        rest = unit[room:]
-        return [closed, Leaf(rest, light=True)] if rest else [closed]
+        room = self._limit - _size(branches)
+        if (len(unit) > room and len(unit) - room <= TINY) or room < min(len(unit), 1):
+            parts = [*branches, *pack_run(tail, self._limit)]
+            return [Composite(join_tiny(parts, self._limit, self._flow.linked))]
+        inner = [index for leaf in leaves(branches) for index in leaf.nodes]
+        closed = Leaf(inner + unit[:room], closed=True, light=light and _all_light(branches))
+        return [closed, *pack_run([Leaf(unit[room:], light=light)], self._limit)] if unit[room:] else [closed]
 
-    def _is_light(self, blocks: Sequence[Block], room: int) -> bool:
-        """Whether they are few and hold no anchor, as the insides of a decomposed LayerNormalization or Gelu."""
-        return all(isinstance(b, Leaf) and b.light for b in blocks) and sum(b.size for b in blocks) <= room
 
-    def _no_anchor(self, vertices: Sequence[int]) -> bool:
-        return all(self._ops[vertex] not in ANCHORS for vertex in vertices)
+def _all_light(blocks: Sequence[Block]) -> bool:
+    return all(isinstance(block, Leaf) and block.light for block in blocks)
+
+
+def _size(blocks: Sequence[Block]) -> int:
+    return sum(block.size for block in blocks)

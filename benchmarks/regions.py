@@ -1,0 +1,158 @@
+"""How the time of region discovery grows with the model: ``python benchmarks/regions.py``.
+
+Prints seconds and milliseconds per thousand nodes on five families of graphs, and the growth exponent
+(slope of log seconds over log nodes, largest three sizes of each family). Bars: 1.1, and 1 s at 20,000
+nodes. Shape inference, which a model does once for everybody, is timed on its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import onnx
+from onnx import TensorProto, helper
+from tabulate import tabulate
+
+from qdqspec.graph.model import Model
+from qdqspec.regions import find_regions
+
+
+class Net:
+    """A model in the making; every method returns the name of the tensor it makes."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 4, 1, 1], [0.1] * 16)
+        matrix = helper.make_tensor("m", TensorProto.FLOAT, [4, 4], [0.1] * 16)
+        self.weights = [weight, matrix]
+
+    def op(self, op_type: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
+        names = [f"t{len(self.nodes)}_{i}" for i in range(outputs)]
+        self.nodes.append(helper.make_node(op_type, list(inputs), names, **attributes))
+        return names[0]
+
+    def model(self, last: str, shape: list[int]) -> Model:
+        graph = helper.make_graph(
+            self.nodes,
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+            [helper.make_tensor_value_info(last, TensorProto.FLOAT, None)],
+            self.weights,
+        )
+        return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+def residual(size: int) -> Model:
+    net, x = Net(), "x"
+    while len(net.nodes) < size:
+        y = net.op("Conv", net.op("Relu", net.op("Conv", x, "w")), "w")
+        x = net.op("Relu", net.op("Add", y, x))
+    return net.model(x, [1, 4, 8, 8])
+
+
+def chain(size: int) -> Model:
+    net, x = Net(), "x"
+    while len(net.nodes) < size:
+        x = net.op("Relu", net.op("Conv", x, "w"))
+    return net.model(x, [1, 4, 8, 8])
+
+
+def clips(size: int) -> Model:
+    net, x = Net(), "x"
+    while len(net.nodes) < size:
+        low = net.op("Constant", value_float=0.0)
+        high = net.op("Constant", value_float=6.0)
+        x = net.op("Clip", net.op("Conv", x, "w"), low, high)
+    return net.model(x, [1, 4, 8, 8])
+
+
+def nested_splits(size: int) -> Model:
+    """Each Split's second half is split again, all the way down, and joined on the way back."""
+    net, x, waiting = Net(), "x", []
+    while 2 * len(net.nodes) < size:
+        half = net.op("Split", net.op("Conv", x, "w"), outputs=2, axis=1)
+        waiting.append(half)
+        x = net.op("Concat", half.replace("_0", "_1"), half.replace("_0", "_1"), axis=1)
+    for half in reversed(waiting):
+        x = net.op("Add", x, net.op("Concat", half, half, axis=1))
+        x = net.op("Relu", x)
+    return net.model(x, [1, 4, 8, 8])
+
+
+def split_blocks(size: int) -> Model:
+    """Split blocks one after another, as in ShuffleNet."""
+    net, x = Net(), "x"
+    while len(net.nodes) < size:
+        half = net.op("Split", x, outputs=2, axis=1)
+        other = net.op("Relu", half.replace("_0", "_1"))
+        x = net.op("Conv", net.op("Concat", half, other, axis=1), "w")
+    return net.model(x, [1, 4, 8, 8])
+
+
+def dense(size: int) -> Model:
+    """Every layer feeds one Concat at the end."""
+    net, x, seen = Net(), "x", []
+    while len(net.nodes) < size - 1:
+        x = net.op("Relu", net.op("Conv", x, "w"))
+        seen.append(x)
+    return net.model(net.op("Concat", *seen, axis=1), [1, 4, 8, 8])
+
+
+def attention(size: int) -> Model:
+    net, x = Net(), "x"
+    while len(net.nodes) < size:
+        q, k, v = (net.op("MatMul", x, "m") for _ in range(3))
+        scores = net.op("Softmax", net.op("MatMul", q, net.op("Transpose", k, perm=[0, 2, 1])))
+        x = net.op("Add", net.op("MatMul", net.op("MatMul", scores, v), "m"), x)
+        y = net.op("MatMul", net.op("Erf", net.op("MatMul", x, "m")), "m")
+        x = net.op("Add", y, x)
+    return net.model(x, [1, 16, 4])
+
+
+FAMILIES: dict[str, Callable[[int], Model]] = {
+    f.__name__.replace("_", " "): f
+    for f in (residual, chain, clips, nested_splits, split_blocks, dense, attention)
+}
+
+
+def seconds(model: Model) -> tuple[float, int]:
+    started = time.perf_counter()
+    regions = find_regions(model)
+    return time.perf_counter() - started, len(regions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="+", default=[100, 1000, 2500, 5000, 10_000, 20_000])
+    parser.add_argument("--repeat", type=int, default=3, help="best of so many")
+    arguments = parser.parse_args()
+    rows, slopes = [], []
+    for name, make in FAMILIES.items():
+        points = []
+        for size in arguments.sizes:
+            model = make(size)
+            started = time.perf_counter()
+            _ = model.types
+            inference = time.perf_counter() - started
+            took, count = min(seconds(model) for _ in range(arguments.repeat))
+            points.append((math.log(len(model.nodes)), math.log(took)))
+            rows.append((name, len(model.nodes), count, inference, took, 1e6 * took / len(model.nodes)))
+        slope = statistics.linear_regression(*zip(*points[-3:], strict=True)).slope
+        slopes.append((name, slope, "ok" if slope <= 1.1 and took < 1 else "MISSED"))
+    print(
+        tabulate(
+            rows, headers=("family", "nodes", "regions", "inference s", "seconds", "us/node"), floatfmt=".3f"
+        )
+    )
+    print()
+    print(tabulate(slopes, headers=("family", "growth exponent", "bar"), floatfmt=".2f"))
+
+
+if __name__ == "__main__":
+    main()
