@@ -75,7 +75,10 @@ class _Source:
         for tensor in bases:
             self.readers.setdefault(tensor, []).append(node)
         self.producer.update((t, node) for t in node.outputs if t)
-        folded = bool(bases) and all(t in self.constants or t in self.static for t in bases)
+        body = any(
+            attribute.HasField("g") for attribute in node.proto.attribute
+        )  # it may read anything outside
+        folded = bool(bases) and not body and all(t in self.constants or t in self.static for t in bases)
         if node.op_type in _STATIC or folded:
             self.static.update(t for t in node.outputs if t)
 
@@ -137,14 +140,18 @@ class _Mapping:
                 self._readers.setdefault(tensor, []).append(node)
 
     def origins(self) -> Iterator[Origin]:
+        """A node belongs to one kernel: the first to reach it."""
         made = {t for places in self._places.values() for t in places}
+        taken: set[str] = set()
         for node, known in zip(self._graph.node, self._named, strict=True):
             tensors = tuple(dict.fromkeys(t for out in node.output for t in self._at(out)))
             name = plain_name(node.name) or node.op_type
             if self._converts(node):
                 yield Origin(name, (), tensors or self._nearest(node), boundary=True)
                 continue
-            nodes = self._source.slice(tensors, made) or ((known.name,) if known else ())
+            reached = self._source.slice(tensors, made) or ((known.name,) if known else ())
+            nodes = tuple(name for name in reached if name not in taken) or reached[:1]
+            taken.update(nodes)
             if nodes:
                 yield Origin(name, nodes, tensors, boundary=False)
             else:

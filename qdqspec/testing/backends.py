@@ -1,0 +1,247 @@
+"""The contract suite for backends: inherit `BackendContract`, say which backend, and pytest does the rest.
+
+May import floors 0 to 2, onnx, numpy and pytest::
+
+    class TestMine(BackendContract):
+        @pytest.fixture
+        def backend(self):
+            return MyBackend()
+
+It builds one small model (Conv, Relu, pooling, Gemm) without and with Q/DQ pairs; nothing is judged by time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.errors import BackendError, ModelError
+from qdqspec.quantize.formats import FORMATS
+from qdqspec.types import LABELS
+
+NODES = ("conv", "relu", "pool", "flatten", "gemm")
+_INPUT = (1, 3, 8, 8)
+
+
+def small_model(*, quantized: bool = False, seed: int = 0) -> onnx.ModelProto:
+    """Conv, Relu, GlobalAveragePool, Flatten, Gemm; float32 ``x`` of shape (1, 3, 8, 8) to ``y`` of (1, 5).
+
+    ``quantized`` puts Q/DQ pairs around the convolution (uint8 activations, int8 weights per channel).
+    """
+    random = np.random.default_rng(seed)
+    weights = {
+        "w": random.uniform(-1, 1, (4, 3, 3, 3)),
+        "b": random.uniform(-1, 1, 4),
+        "fc": random.uniform(-1, 1, (4, 5)),
+        "fc_b": random.uniform(-1, 1, 5),
+    }
+    constants = [numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items()]
+    pairs: list[onnx.NodeProto] = []
+    x, w, r = "x", "w", "r"
+    if quantized:
+        constants.extend(_quantization_constants())
+        pairs = [*_pair("x", "act"), *_pair("w", "weight", axis=0)]
+        x, w, r = "x_dq", "w_dq", "r_dq"
+    nodes = [
+        *pairs,
+        helper.make_node("Conv", [x, w, "b"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        *(_pair("r", "relu") if quantized else []),
+        helper.make_node("GlobalAveragePool", [r], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "fc", "fc_b"], ["y"], "gemm"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, _INPUT)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 5))],
+        constants,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+def _pair(tensor: str, kind: str, axis: int | None = None) -> list[onnx.NodeProto]:
+    scale = [f"{kind}_scale", f"{kind}_zero"]
+    return [
+        helper.make_node(
+            "QuantizeLinear", [tensor, *scale], [f"{tensor}_q"], f"{tensor}_quantize", axis=axis
+        ),
+        helper.make_node(
+            "DequantizeLinear",
+            [f"{tensor}_q", *scale],
+            [f"{tensor}_dq"],
+            f"{tensor}_dequantize",
+            axis=axis,
+        ),
+    ]
+
+
+def _quantization_constants() -> list[onnx.TensorProto]:
+    values: dict[str, Array] = {
+        "act_scale": np.array(2 / 255, np.float32),
+        "act_zero": np.array(128, np.uint8),
+        "weight_scale": np.full(4, 1 / 127, np.float32),
+        "weight_zero": np.zeros(4, np.int8),
+        "relu_scale": np.array(8 / 255, np.float32),
+        "relu_zero": np.array(0, np.uint8),
+    }
+    return [numpy_helper.from_array(value, name) for name, value in values.items()]
+
+
+class BackendContract:
+    """What `qdqspec.backends.base` promises of every backend. Override the fixture ``backend``."""
+
+    @pytest.fixture
+    def backend(self) -> Backend:
+        """The backend under test."""
+        raise NotImplementedError("override the fixture 'backend' in your test class")
+
+    @pytest.fixture
+    def options(self) -> BuildOptions:
+        """Build options; override to add backend-specific words."""
+        return BuildOptions()
+
+    @pytest.fixture
+    def feeds(self) -> dict[str, Array]:
+        """One input of the small model, between -1 and 1."""
+        return {"x": np.random.default_rng(1).uniform(-1, 1, _INPUT).astype(np.float32)}
+
+    @pytest.fixture
+    def build(
+        self, backend: Backend, options: BuildOptions, tmp_path: Path
+    ) -> Iterator[Callable[[onnx.ModelProto], Engine]]:
+        """Builds models from files, and closes their engines. Skips where the backend is not usable."""
+        availability = backend.probe()
+        if not availability.usable:
+            pytest.skip(f"{backend.name}: {availability.why}; {availability.install}")
+        engines: list[Engine] = []
+
+        def build(model: onnx.ModelProto) -> Engine:
+            path = tmp_path / f"model-{len(engines)}.onnx"
+            onnx.save(model, path)
+            engines.append(backend.build(path, options))
+            return engines[-1]
+
+        yield build
+        for engine in engines:
+            engine.close()
+
+    def test_names_itself(self, backend: Backend) -> None:
+        """The target is the name, or begins with it and a hyphen."""
+        assert re.fullmatch(r"[a-z0-9_]+", backend.name)
+        assert backend.target == backend.name or backend.target.startswith(f"{backend.name}-")
+
+    def test_says_what_is_missing(self, backend: Backend) -> None:
+        """An unusable backend tells why, and how to get it."""
+        availability = backend.probe()
+        assert availability.usable or (availability.why and availability.install)
+
+    def test_device_key_is_a_stable_file_name(self, backend: Backend) -> None:
+        """Baselines are files called after the key."""
+        key = backend.device().key
+        assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key)
+        assert backend.device().key == key
+
+    def test_capabilities_use_known_words(self, backend: Backend) -> None:
+        """Formats have stored types; labels are those of the search, ``fp`` being understood."""
+        capabilities = backend.capabilities()
+        assert capabilities.formats
+        for stored in (capabilities.activations, capabilities.weights):
+            assert set(stored) >= set(capabilities.formats)
+            assert set(stored.values()) <= set(FORMATS)
+        for labels in capabilities.labels.values():
+            assert labels
+            assert set(labels) <= set(LABELS) - {"fp"}
+
+    @pytest.mark.parametrize("quantized", [False, True])
+    def test_computes_what_onnx_says(
+        self, build: Callable[[onnx.ModelProto], Engine], feeds: dict[str, Array], quantized: bool
+    ) -> None:
+        """Outputs are the reference implementation's, within one step of the 8-bit grid."""
+        from onnx.reference import ReferenceEvaluator
+
+        model = small_model(quantized=quantized)
+        (value,) = ReferenceEvaluator(model).run(None, dict(feeds))
+        expected = np.asarray(value, np.float32)
+        outputs = build(model).run(feeds)
+        assert list(outputs) == ["y"]
+        difference = np.abs(np.asarray(outputs["y"], np.float32) - expected).max()
+        assert difference <= (8 / 255 if quantized else 1e-3)
+
+    def test_times_as_often_as_asked(
+        self, build: Callable[[onnx.ModelProto], Engine], feeds: dict[str, Array]
+    ) -> None:
+        """One positive sample a run; warm-up runs are not among them."""
+        engine = build(small_model())
+        engine.bind(feeds)
+        samples = engine.time(7, warmup=2)
+        assert len(samples.wall_ms) == 7
+        assert len(samples.cpu_ms) in (0, 7)
+        assert all(sample > 0 for sample in samples.wall_ms)
+
+    def test_refuses_to_time_without_inputs(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
+        """`time` and `layers` need `bind` first."""
+        engine = build(small_model())
+        with pytest.raises(BackendError):
+            engine.time(1)
+        with pytest.raises(BackendError):
+            engine.layers(1)
+
+    def test_refuses_a_missing_input(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
+        """A run without an input is an error of ours, not of a library."""
+        with pytest.raises(BackendError):
+            build(small_model()).run({})
+
+    @pytest.mark.parametrize("quantized", [False, True])
+    def test_layers_speak_of_the_model_without_pairs(
+        self,
+        backend: Backend,
+        build: Callable[[onnx.ModelProto], Engine],
+        feeds: dict[str, Array],
+        quantized: bool,
+    ) -> None:
+        """Every kernel names nodes of the float model, or the tensors it converts; all heavy nodes are there."""
+        engine = build(small_model(quantized=quantized))
+        engine.bind(feeds)
+        layers = engine.layers(3)
+        if not backend.capabilities().per_layer_profile and not layers:
+            pytest.skip(f"{backend.name} has no profile per layer")
+        named = {node for layer in layers for node in layer.nodes}
+        assert {"conv", "gemm"} <= named <= set(NODES)
+        assert all(layer.milliseconds >= 0 for layer in layers)
+        assert all(layer.nodes or (layer.boundary and layer.tensors) for layer in layers)
+
+    def test_equal_models_have_equal_graphs(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
+        """The hash of the optimized graph depends on what runs, not on which build it was."""
+        float_hash = build(small_model()).graph_hash
+        assert float_hash
+        assert build(small_model()).graph_hash == float_hash
+        assert build(small_model(quantized=True)).graph_hash != float_hash
+
+    def test_names_a_file_it_cannot_read(
+        self, backend: Backend, options: BuildOptions, tmp_path: Path
+    ) -> None:
+        """Garbage and missing files give one error of one line that names the file."""
+        if not backend.probe().usable:
+            pytest.skip(f"{backend.name} is not usable here")
+        garbage = tmp_path / "garbage.onnx"
+        garbage.write_bytes(b"not a model")
+        for path in (garbage, tmp_path / "missing.onnx"):
+            with pytest.raises((BackendError, ModelError)) as caught:
+                backend.build(path, options)
+            assert caught.value.where == str(path)
+            assert "\n" not in caught.value.what
+
+    def test_closes_twice(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
+        """Closing again does no harm."""
+        engine = build(small_model())
+        engine.close()
+        engine.close()

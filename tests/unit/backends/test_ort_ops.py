@@ -1,0 +1,284 @@
+"""Verifies the operator table against the installed ONNX Runtime: one small model an entry, read back optimized."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.backends import _ort_ops
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.errors import BackendError
+
+IMAGE = (1, 8, 6, 6)
+MATRIX = (4, 32)
+RANDOM = np.random.default_rng(0)
+
+
+class Graph:
+    """Grows a graph node by node; tensors are names."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.others: list[str] = []  # outputs of the operator beside the first
+
+    def const(self, value: object, dtype: type | None = None) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def node(self, op: str, *inputs: str, count: int = 1, **attributes: object) -> str:
+        outputs = [f"t{len(self.nodes)}_{i}" for i in range(count)]
+        self.nodes.append(helper.make_node(op, list(inputs), outputs, f"n{len(self.nodes)}", **attributes))
+        self.others.extend(outputs[1:])
+        return outputs[0]
+
+    def pair(self, tensor: str, zero: int = 128, scale: float = 0.02, dtype: type = np.uint8) -> str:
+        numbers = (self.const(scale, np.float32), self.const(zero, dtype))
+        return self.node("DequantizeLinear", self.node("QuantizeLinear", tensor, *numbers), *numbers)
+
+    def input(self, shape: tuple[int | str, ...], **numbers: object) -> str:
+        name = f"x{len(self.inputs)}"
+        self.inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+        return self.pair(name, **numbers)
+
+    def weight(self, *shape: int, axis: int | None) -> str:
+        scale, zero = (np.full(shape[axis], 0.01), np.zeros(shape[axis])) if axis is not None else (0.01, 0)
+        stored = self.const(RANDOM.integers(-127, 128, shape), np.int8)
+        return self.node(
+            "DequantizeLinear", stored, self.const(scale, np.float32), self.const(zero, np.int8), axis=axis
+        )
+
+    def bias(self, channels: int, scale: float = 0.02 * 0.01) -> str:
+        numbers = (np.full(channels, scale, np.float32), np.zeros(channels, np.int32))
+        stored = self.const(RANDOM.integers(-999, 999, channels), np.int32)
+        return self.node("DequantizeLinear", stored, *(self.const(n) for n in numbers), axis=0)
+
+    def model(self, *outputs: str, opset: int = 17) -> onnx.ModelProto:
+        results = [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs]
+        graph = helper.make_graph(self.nodes, "one", self.inputs, results, self.constants)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def conv(g: Graph, x: str, *rest: str, group: int = 1, axis: int | None = 0) -> str:
+    weight = g.weight(8, 8 // group, 3, 3, axis=axis)
+    return g.node("Conv", x, weight, *rest, pads=[1, 1, 1, 1], group=group)
+
+
+def indices(g: Graph, *values: int) -> str:
+    return g.const(values, np.int64)
+
+
+# op type -> the operator on quantized inputs; more inputs are made inside
+ONE: dict[str, Callable[[Graph, str], str]] = {
+    "Add": lambda g, x: g.node("Add", x, g.input(IMAGE, scale=0.03)),
+    "AveragePool": lambda g, x: g.node("AveragePool", x, kernel_shape=[2, 2]),
+    "Concat": lambda g, x: g.node("Concat", x, g.input(IMAGE, scale=0.03), axis=1),
+    "Conv": conv,
+    "DepthToSpace": lambda g, x: g.node("DepthToSpace", x, blocksize=2),
+    "Expand": lambda g, x: g.node("Expand", x, indices(g, 2, 8, 6, 6)),
+    "Flatten": lambda g, x: g.node("Flatten", x),
+    "Gather": lambda g, x: g.node("Gather", x, indices(g, 0, 2), axis=1),
+    "GatherElements": lambda g, x: g.node("GatherElements", x, g.const(np.zeros(IMAGE, np.int64)), axis=1),
+    "Gemm": lambda g, x: g.node("Gemm", x, g.weight(32, 16, axis=1), g.bias(16)),
+    "GlobalAveragePool": lambda g, x: g.node("GlobalAveragePool", x),
+    "LeakyRelu": lambda g, x: g.node("LeakyRelu", x, alpha=0.1),
+    "MatMul": lambda g, x: g.node("MatMul", x, g.weight(32, 16, axis=1)),
+    "MaxPool": lambda g, x: g.node("MaxPool", x, kernel_shape=[2, 2]),
+    "Mul": lambda g, x: g.node("Mul", x, g.input(IMAGE, scale=0.03)),
+    "Reshape": lambda g, x: g.node("Reshape", x, indices(g, 1, -1)),
+    "Resize": lambda g, x: g.node("Resize", x, "", g.const([1, 1, 2, 2], np.float32), mode="nearest"),
+    "Sigmoid": lambda g, x: g.node("Sigmoid", x),
+    "Slice": lambda g, x: g.node("Slice", x, *(indices(g, v) for v in (0, 4, 1))),
+    "Softmax": lambda g, x: g.node("Softmax", x, axis=-1),
+    "Split": lambda g, x: g.node("Split", x, count=2, axis=1),
+    "Squeeze": lambda g, x: g.node("Squeeze", x, indices(g, 0)),
+    "Tile": lambda g, x: g.node("Tile", x, indices(g, 2, 1, 1, 1)),
+    "Transpose": lambda g, x: g.node("Transpose", x, perm=[0, 2, 3, 1]),
+    "Unsqueeze": lambda g, x: g.node("Unsqueeze", x, indices(g, 0)),
+    "Where": lambda g, x: g.node("Where", g.const(np.ones(IMAGE, bool)), x, g.input(IMAGE, scale=0.03)),
+}
+SHAPES = dict.fromkeys(_ort_ops.LINEAR, MATRIX)
+
+
+@pytest.fixture
+def integer(tmp_path: Path) -> Callable[[onnx.ModelProto], bool]:
+    """Whether every kernel of a model that is no conversion computes on integers (it is also run once)."""
+
+    def check(model: onnx.ModelProto) -> bool:
+        path = tmp_path / "one.onnx"
+        onnx.save(model, path)
+        engine = OnnxRuntime().build(path, BuildOptions())
+        engine.bind(
+            {
+                i.name: RANDOM.uniform(
+                    -1, 1, [d.dim_value or 4 for d in i.type.tensor_type.shape.dim]
+                ).astype(np.float32)
+                for i in model.graph.input
+            }
+        )
+        layers = engine.layers(1)
+        engine.close()
+        assert layers, "the profile did not fit the graph"
+        return all(layer.integer for layer in layers if not layer.boundary)
+
+    return check
+
+
+def build_one(op: str, *, out: bool, scale: float = 0.02) -> onnx.ModelProto:
+    g = Graph()
+    outputs = [ONE[op](g, g.input(SHAPES.get(op, IMAGE))), *g.others]
+    return g.model(*(g.pair(y, scale=scale) if out else y for y in outputs))
+
+
+def test_every_entry_of_the_table_is_tried() -> None:
+    assert set(ONE) == set(_ort_ops.LABELS)
+
+
+@pytest.mark.parametrize("op", sorted(_ort_ops.LABELS))
+def test_runs_in_integers_between_pairs(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
+    assert integer(build_one(op, out=True))
+
+
+@pytest.mark.parametrize("op", sorted(_ort_ops.LINEAR + _ort_ops.COMPUTING))
+def test_in_only_is_offered_exactly_where_it_fuses(
+    integer: Callable[[onnx.ModelProto], bool], op: str
+) -> None:
+    assert integer(build_one(op, out=False)) == ("in-only" in _ort_ops.LABELS[op])
+
+
+@pytest.mark.parametrize("op", sorted(_ort_ops.MOVING))
+def test_moving_operators_need_equal_scales(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
+    assert not integer(build_one(op, out=True, scale=0.05))
+
+
+@pytest.mark.parametrize(
+    "op",
+    ["Sub", "Div", "Tanh", "Gelu", "HardSigmoid", "Elu", "Erf", "Exp", "Sqrt", "GlobalMaxPool", "Softplus"],
+)
+def test_operators_not_offered_stay_float(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
+    assert op not in _ort_ops.LABELS
+    g = Graph()
+    x = g.input(IMAGE)
+    y = g.node(op, x, g.input(IMAGE)) if op in ("Sub", "Div") else g.node(op, x)
+    assert not integer(g.model(g.pair(y), opset=20))
+
+
+@pytest.mark.parametrize("op", ["Pad", "LayerNormalization", "ReduceMean", "Resize linear", "ConvTranspose"])
+def test_operators_with_parameters_stay_float(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
+    makers: dict[str, Callable[[Graph, str], str]] = {
+        "Pad": lambda g, x: g.node("Pad", x, indices(g, 0, 0, 1, 1, 0, 0, 1, 1)),
+        "LayerNormalization": lambda g, x: g.node(
+            "LayerNormalization", x, g.const(np.ones(6, np.float32)), g.const(np.ones(6, np.float32))
+        ),
+        "ReduceMean": lambda g, x: g.node("ReduceMean", x, axes=[2, 3]),
+        "Resize linear": lambda g, x: g.node(
+            "Resize", x, "", g.const([1, 1, 2, 2], np.float32), mode="linear"
+        ),
+        "ConvTranspose": lambda g, x: g.node("ConvTranspose", x, g.weight(8, 8, 3, 3, axis=1)),
+    }
+    g = Graph()
+    assert not integer(g.model(g.pair(makers[op](g, g.input(IMAGE)))))
+
+
+RELU: Callable[[Graph, str], str] = lambda g, y: g.node("Relu", y)  # noqa: E731 - a row of a table
+
+
+def clip(low: float, high: float) -> Callable[[Graph, str], str]:
+    return lambda g, y: g.node("Clip", y, g.const(low, np.float32), g.const(high, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("after", "zero", "scale", "absorbed"),
+    [
+        pytest.param(RELU, 0, 0.02, True, id="relu"),
+        pytest.param(RELU, 128, 0.02, False, id="relu-symmetric"),
+        pytest.param(clip(0, 6), 0, 6 / 255, True, id="clip-full-range"),
+        pytest.param(clip(0, 6), 0, 5 / 255, True, id="clip-range-inside"),
+        pytest.param(clip(0, 6), 0, 7 / 255, False, id="clip-range-outside"),
+        pytest.param(clip(-1, 1), 128, 1 / 255, True, id="clip-both-signs"),
+        pytest.param(lambda g, y: g.node("Identity", y), 128, 0.02, True, id="identity"),
+        pytest.param(lambda g, y: g.node("Dropout", y), 128, 0.02, True, id="dropout"),
+        pytest.param(lambda g, y: g.node("LeakyRelu", y, alpha=0.1), 128, 0.02, False, id="leaky-relu"),
+        pytest.param(lambda g, y: g.node("Sigmoid", y), 0, 1 / 256, False, id="sigmoid"),
+    ],
+)
+@pytest.mark.parametrize("producer", ["Conv", "Add"])
+def test_what_vanishes_into_the_q_behind_it(
+    integer: Callable[[onnx.ModelProto], bool],
+    producer: str,
+    after: Callable[[Graph, str], str],
+    zero: int,
+    scale: float,
+    absorbed: bool,
+) -> None:
+    g = Graph()
+    y = after(g, ONE[producer](g, g.input(IMAGE)))
+    assert (g.nodes[-1].op_type in _ort_ops.ABSORBED) or not absorbed
+    assert integer(g.model(g.pair(y, zero=zero, scale=scale))) == absorbed
+
+
+@pytest.mark.parametrize("bias", ["float", "int32"])
+@pytest.mark.parametrize("group", [1, 2, 8])
+@pytest.mark.parametrize("axis", [0, None])
+def test_convolutions_fuse_with_any_bias_group_and_granularity(
+    integer: Callable[[onnx.ModelProto], bool], bias: str, group: int, axis: int | None
+) -> None:
+    g = Graph()
+    rest = g.const(RANDOM.uniform(-1, 1, 8), np.float32) if bias == "float" else g.bias(8)
+    assert integer(g.model(g.pair(conv(g, g.input(IMAGE), rest, group=group, axis=axis))))
+
+
+@pytest.mark.parametrize(("bias", "out", "fuses"), [("float", True, True), ("float", False, False)])
+@pytest.mark.parametrize("op", ["Gemm", "MatMul+Add"])
+def test_a_linear_operator_with_float_output_needs_an_integer_bias(
+    integer: Callable[[onnx.ModelProto], bool], op: str, bias: str, out: bool, fuses: bool
+) -> None:
+    for kind, expected in ((bias, fuses), ("int32", True)):
+        g = Graph()
+        rest = g.const(RANDOM.uniform(-1, 1, 16), np.float32) if kind == "float" else g.bias(16)
+        x, weight = g.input(MATRIX), g.weight(32, 16, axis=1)
+        y = (
+            g.node("Gemm", x, weight, rest)
+            if op == "Gemm"
+            else g.node("Add", g.node("MatMul", x, weight), rest)
+        )
+        assert integer(g.model(g.pair(y) if out else y)) == expected
+
+
+def test_a_batch_normalization_before_the_q_stops_the_fusion(
+    integer: Callable[[onnx.ModelProto], bool],
+) -> None:
+    g = Graph()
+    statistics = [g.const(np.ones(8, np.float32)) for _ in range(4)]
+    y = g.node("BatchNormalization", conv(g, g.input(IMAGE)), *statistics)
+    assert not integer(g.model(g.pair(y)))
+
+
+@pytest.mark.parametrize("shape", [(32, 16), (2, 32, 16)])
+def test_matmul_weights_per_channel_must_be_flat_and_last(
+    integer: Callable[[onnx.ModelProto], bool], shape: tuple[int, ...]
+) -> None:
+    """It builds either way, and fails when run: a placement must not offer it."""
+    axis = 0 if len(shape) == 2 else 2
+    g = Graph()
+    x = g.input((*shape[:-2], 4, 32))
+    model = g.model(g.pair(g.node("MatMul", x, g.weight(*shape, axis=axis))))
+    with pytest.raises(BackendError, match="could not be run"):
+        integer(model)
+
+
+@pytest.mark.parametrize(("opset", "fuses"), [(11, False), (12, True)])
+def test_max_pool_takes_integers_from_opset_12(
+    integer: Callable[[onnx.ModelProto], bool], opset: int, fuses: bool
+) -> None:
+    g = Graph()
+    model = g.model(g.pair(ONE["MaxPool"](g, g.input(IMAGE))), opset=opset)
+    assert integer(model) == fuses
