@@ -79,6 +79,11 @@ class Store:
                 self._go_elsewhere(error)
         return self._put_elsewhere(key, fill)
 
+    def discard(self, key: str) -> None:
+        """Forget an entry, if there is one: what it says was found to hold no longer."""
+        for root in self._roots():
+            shutil.rmtree(root / key, ignore_errors=True)
+
     def age_seconds(self, entry: Path) -> float:
         """How long ago an entry was put; never negative, whatever the clock has done since."""
         return max(0.0, self._clock() - _created(entry))
