@@ -59,10 +59,10 @@ def weight_params(
 def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
     """The integers of ``values``: saturate(round half to even(value / scale) + zero point)."""
     scale, zero_point = _along_axis(params, values.ndim)
-    grid = np.rint(values.astype(np.float32, copy=False) / scale)
+    grid = np.asarray(np.rint(values.astype(np.float32, copy=False) / scale))  # a scalar stays an array
     grid += zero_point
     np.clip(grid, params.format.low, params.format.high, out=grid)
-    return np.asarray(grid, dtype=params.format.dtype)
+    return grid.astype(params.format.dtype)
 
 
 def dequantize(integers: Array, params: QuantParams) -> npt.NDArray[np.float32]:

@@ -1,0 +1,159 @@
+"""Laws of quantization that hold for any numbers, checked against ONNX's own reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx.reference import ReferenceEvaluator
+
+from qdqspec.quantize.formats import FORMATS, NumberFormat, QuantParams
+from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
+
+reals = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
+formats = st.sampled_from(list(FORMATS.values()))
+spans = st.tuples(reals, reals).map(lambda ends: TensorRange(min(ends), max(ends)))
+weights = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=2, max_dims=4, max_side=5),
+    elements=st.floats(-100, 100, width=32, allow_subnormal=False),
+)
+
+
+@given(spans, formats, st.booleans(), st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_values_inside_the_range_come_back_within_half_a_step(
+    span: TensorRange, fmt: NumberFormat, symmetric: bool, shares: list[float]
+) -> None:
+    params = activation_params(span, fmt, symmetric=symmetric)
+    values = np.array([span.low + share * (span.high - span.low) for share in shares], np.float32)
+    error = np.abs(dequantize(quantize(values, params), params) - values)
+    # Beyond half a step: rounding of float32 quotients, products, and of the scale itself.
+    slack = np.float32(fmt.high - fmt.low) * params.scale * np.finfo(np.float32).eps * 4
+    assert (error <= params.scale / 2 + slack).all()
+
+
+@given(spans, formats, st.booleans())
+def test_zero_maps_exactly_to_the_zero_point(span: TensorRange, fmt: NumberFormat, symmetric: bool) -> None:
+    params = activation_params(span, fmt, symmetric=symmetric)
+    zero = quantize(np.zeros(1, np.float32), params)
+    assert zero == params.zero_point
+    assert dequantize(zero, params) == 0
+
+
+@given(spans, formats, st.booleans())
+def test_scales_are_usable_numbers(span: TensorRange, fmt: NumberFormat, symmetric: bool) -> None:
+    params = activation_params(span, fmt, symmetric=symmetric)
+    assert params.scale.dtype == np.float32
+    assert params.scale.shape == params.zero_point.shape == ()
+    assert np.isfinite(params.scale)
+    assert params.scale >= np.finfo(np.float32).smallest_normal
+    assert params.zero_point.dtype == fmt.dtype
+
+
+@given(spans)
+def test_data_that_is_never_negative_gets_zero_point_zero(span: TensorRange) -> None:
+    assume(span.low == 0)
+    for symmetric in (False, True):
+        assert activation_params(span, FORMATS["uint8"], symmetric=symmetric).zero_point == 0
+
+
+@given(spans)
+def test_symmetric_uint8_has_its_zero_point_in_the_middle(span: TensorRange) -> None:
+    assume(span.low < 0)
+    assert activation_params(span, FORMATS["uint8"], symmetric=True).zero_point == 128
+    assert activation_params(span, FORMATS["int8"]).zero_point == 0
+
+
+@given(weights, st.data(), formats, st.booleans())
+def test_per_channel_equals_per_slice(
+    weight: np.ndarray, data: st.DataObject, fmt: NumberFormat, reduce_range: bool
+) -> None:
+    axis = data.draw(st.integers(-weight.ndim, weight.ndim - 1))
+    whole = weight_params(weight, fmt, axis, reduce_range=reduce_range)
+    integers = quantize(weight, whole)
+    assert whole.axis == axis % weight.ndim
+    for channel in range(weight.shape[axis]):
+        part = np.take(weight, channel, axis)
+        alone = weight_params(part, fmt, None, reduce_range=reduce_range)
+        assert whole.scale[channel] == alone.scale
+        np.testing.assert_array_equal(np.take(integers, channel, axis), quantize(part, alone))
+
+
+@given(weights, st.booleans())
+def test_weights_use_their_whole_range_symmetrically(weight: np.ndarray, reduce_range: bool) -> None:
+    integers = quantize(weight, weight_params(weight, FORMATS["int8"], 0, reduce_range=reduce_range))
+    largest = np.abs(integers.astype(int)).reshape(len(weight), -1).max(axis=1)
+    empty = np.abs(weight).reshape(len(weight), -1).max(axis=1) == 0
+    np.testing.assert_array_equal(largest, np.where(empty, 0, 63 if reduce_range else 127))
+
+
+@given(weights, st.data(), formats)
+def test_integers_are_those_of_onnx_quantizelinear(
+    weight: np.ndarray, data: st.DataObject, fmt: NumberFormat
+) -> None:
+    axis = data.draw(st.none() | st.integers(0, weight.ndim - 1))
+    params = weight_params(weight, fmt, axis)
+    coarse = QuantParams(fmt, params.scale * np.float32(0.5), params.zero_point, axis)  # half of it saturates
+    for chosen in (params, coarse):
+        integers, reals_back = _reference(weight, chosen)
+        np.testing.assert_array_equal(quantize(weight, chosen), integers)
+        np.testing.assert_array_equal(dequantize(integers, chosen), reals_back)
+
+
+@given(spans, st.booleans())
+def test_activation_integers_are_those_of_onnx_quantizelinear(span: TensorRange, symmetric: bool) -> None:
+    params = activation_params(span, FORMATS["uint8"], symmetric=symmetric)
+    # Ties between two steps among them, and values out of range.
+    values = (np.arange(-300, 300, dtype=np.float32) / 2) * params.scale
+    np.testing.assert_array_equal(quantize(values, params), _reference(values, params)[0])
+
+
+@given(
+    hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-50, 50, width=32, allow_subnormal=False)),
+    st.sampled_from([percentile_range, entropy_range, mse_range]),
+)
+def test_clipping_never_leaves_the_range_seen(values: np.ndarray, choose: object) -> None:
+    span = TensorRange(float(values.min()), float(values.max()))
+    assume(span.largest > 1e-30)
+    histogram = Histogram(span)
+    histogram.add(values)
+    chosen = choose(histogram)
+    assert span.low <= chosen.low <= 0 <= chosen.high <= span.high
+    assert chosen.low < chosen.high
+
+
+@given(spans, spans)
+def test_the_union_holds_both(one: TensorRange, other: TensorRange) -> None:
+    union = one.union(other)
+    assert union == other.union(one)
+    for span in (one, other):
+        assert union.low <= span.low <= 0 <= span.high <= union.high
+
+
+def _reference(values: np.ndarray, params: QuantParams) -> tuple[np.ndarray, np.ndarray]:
+    attributes = {} if params.axis is None else {"axis": params.axis}
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], **attributes),
+        onnx.helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], **attributes),
+    ]
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes,
+        "pair",
+        [value("x", 1, None), value("s", 1, None), value("z", params.format.elem_type, None)],
+        [value("q", params.format.elem_type, None), value("y", 1, None)],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)])
+    feeds = {"x": values, "s": params.scale, "z": params.zero_point}
+    return tuple(ReferenceEvaluator(model).run(None, feeds))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, float("nan")), (float("-inf"), 0.0), (2.0, 1.0)])
+def test_what_is_no_range_is_refused(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="not a range"):
+        TensorRange(low, high)

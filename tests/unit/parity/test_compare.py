@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from qdqspec.errors import DataError
+from qdqspec.parity.compare import compare_outputs, sqnr_db
+from qdqspec.types import TensorParity
+
+finite = st.floats(-1e3, 1e3, width=32)
+signals = hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=6), elements=finite)
+
+
+def parity_of(*pairs: tuple[object, object]) -> TensorParity:
+    arrays = [({"y": np.asarray(a)}, {"y": np.asarray(b)}) for a, b in pairs]
+    (output,) = compare_outputs(arrays, "evaluation").outputs
+    return output
+
+
+def f32(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+@given(signals)
+def test_equal_outputs_are_perfect(signal: np.ndarray) -> None:
+    assert parity_of((signal, signal.copy())) == TensorParity(
+        name="y", sqnr_db=math.inf, cosine=pytest.approx(1.0), max_abs=0.0, max_steps=0.0
+    )
+
+
+@given(signals, st.floats(2**-10, 2**10, width=32))
+def test_sqnr_and_cosine_do_not_depend_on_scale(signal: np.ndarray, scale: float) -> None:
+    random = np.random.default_rng(0)
+    noisy = signal + random.standard_normal(signal.shape).astype(np.float32)
+    small = parity_of((signal.astype(np.float64), noisy.astype(np.float64)))
+    large = parity_of((signal.astype(np.float64) * scale, noisy.astype(np.float64) * scale))
+    assert large.sqnr_db == pytest.approx(small.sqnr_db)
+    assert large.cosine == pytest.approx(small.cosine, abs=1e-9)
+    assert large.max_abs == pytest.approx(small.max_abs * scale)
+
+
+def test_known_numbers() -> None:
+    found = parity_of((f32(0, 255, -0.0), f32(0, 254.5, 0)))
+    assert found.sqnr_db == pytest.approx(10 * math.log10(255**2 / 0.25))
+    assert found.max_abs == 0.5
+    assert found.max_steps == pytest.approx(0.5)
+    assert found.cosine == pytest.approx(1.0)
+
+
+def test_power_is_summed_over_samples_not_averaged_in_db() -> None:
+    found = parity_of((f32(10), f32(10)), (f32(10), f32(8)), (f32(-5), f32(-5)))
+    assert found.sqnr_db == pytest.approx(10 * math.log10(225 / 4))
+    assert found.max_abs == 2
+    assert found.max_steps == pytest.approx(2 / (15 / 255))
+
+
+def test_the_worst_samples_cosine_leads() -> None:
+    assert parity_of((f32(1, 0), f32(1, 0)), (f32(1, 0), f32(0, 1)), (f32(1, 0), f32(1, 0))).cosine == 0
+
+
+def test_many_samples_are_summed_in_double_precision() -> None:
+    big, small = f32(*[1e4] * 1000), f32(*[1e4] * 999, 1e4 + 1)
+    found = parity_of(*[(big, small)] * 100)
+    assert found.sqnr_db == pytest.approx(10 * math.log10(1e8 * 1000))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_the_worst_and_said(bad: float) -> None:
+    found = parity_of((f32(1, 2), f32(1, 2)), (f32(1, 2), f32(1, bad)), (f32(1, 2), f32(1, 2)))
+    assert (found.sqnr_db, found.cosine, found.max_abs, found.max_steps) == (
+        -math.inf,
+        -1,
+        math.inf,
+        math.inf,
+    )
+    assert not found.matches
+    assert found.note == "NaN or infinite values where the reference has none"
+
+
+def test_the_same_infinities_and_nans_are_left_out() -> None:
+    found = parity_of((f32(1, -np.inf, np.nan), f32(1, -np.inf, np.nan)))
+    assert found.sqnr_db == math.inf
+    assert found.matches
+
+
+def test_other_infinities_are_the_worst() -> None:
+    assert parity_of((f32(1, -np.inf), f32(1, np.inf))).sqnr_db == -math.inf
+    assert parity_of((f32(1, -np.inf), f32(1, 0))).sqnr_db == -math.inf
+
+
+def test_another_shape_is_a_result_with_a_reason() -> None:
+    found = parity_of((np.zeros((1, 2), np.float32), np.zeros((1, 3), np.float32)))
+    assert found.sqnr_db == -math.inf
+    assert found.note == "shape [1, 3] instead of [1, 2]"
+
+
+def test_a_missing_output_is_a_result_with_a_reason() -> None:
+    evidence = compare_outputs([({"y": f32(1), "z": f32(1)}, {"y": f32(1)})], "random")
+    assert [output.matches for output in evidence.outputs] == [True, False]
+    assert evidence.outputs[1].note == "the tuned model does not give this output"
+    assert evidence.sqnr_db == -math.inf
+    assert (evidence.samples, evidence.data) == (1, "random")
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.bool_])
+def test_outputs_that_are_no_floats_must_be_equal(dtype: type) -> None:
+    same = parity_of((np.array([0, 1, 1], dtype), np.array([0, 1, 1], dtype)))
+    other = parity_of((np.array([0, 1, 1], dtype), np.array([1, 1, 0], dtype)))
+    assert (same.compared, same.matches, same.note) == (False, True, "")
+    assert (other.compared, other.matches, other.note) == (False, False, "2 values differ")
+
+
+def test_another_type_is_a_result_with_a_reason() -> None:
+    assert not parity_of((np.array([1]), f32(1))).matches
+    assert parity_of((f32(1), np.array([1]))).sqnr_db == -math.inf
+
+
+def test_a_reference_that_is_zero_everywhere() -> None:
+    assert parity_of((f32(0, 0), f32(0, 0))).sqnr_db == math.inf
+    found = parity_of((f32(0, 0), f32(0, 1)))
+    assert (found.sqnr_db, found.cosine, found.max_steps) == (-math.inf, 0, math.inf)
+
+
+def test_empty_outputs_are_equal() -> None:
+    assert parity_of((np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32))).sqnr_db == math.inf
+
+
+def test_samples_are_compared_as_they_come() -> None:
+    seen = []
+
+    def pairs():
+        for number in range(3):
+            seen.append(number)
+            yield {"y": f32(1)}, {"y": f32(1)}
+
+    assert compare_outputs(pairs(), "calibration").samples == 3
+    assert seen == [0, 1, 2]
+
+
+def test_nothing_to_compare_is_an_error_not_a_pass() -> None:
+    with pytest.raises(DataError, match="no evaluation sample"):
+        compare_outputs([], "evaluation")
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "db"), [(100, 1, 20), (1, 0, math.inf), (0, 0, math.inf), (0, 1, -math.inf)]
+)
+def test_sqnr(signal: float, noise: float, db: float) -> None:
+    assert sqnr_db(signal, noise) == db
+
+
+def test_polygraphy_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    parity_of((f32(1, 2), f32(3, 4)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_polygraphy_gives_difference_and_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+    import polygraphy.comparator as comparator
+
+    called = []
+    for name in ("SimpleCompareFunc", "CosineSimilarityCompareFunc"):
+        func = getattr(comparator, name)
+        monkeypatch.setattr(
+            comparator, name, lambda *a, _func=func, _name=name, **k: called.append(_name) or _func(*a, **k)
+        )
+    parity_of((f32(1, 2), f32(1, 2)))
+    assert called == ["SimpleCompareFunc", "CosineSimilarityCompareFunc"]
+
+
+def test_importing_does_not_import_polygraphy() -> None:
+    code = "import sys, qdqspec.parity.compare; sys.exit('polygraphy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdqspec.errors import DataError
+from qdqspec.parity.data import Dataset, open_data
+from qdqspec.parity.npz import read_members
+from qdqspec.parity.shapes import InputSpec
+
+IMAGE = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3))}
+
+
+def batch_of(size: int) -> dict[str, InputSpec]:
+    return {"x": InputSpec(dtype=np.dtype(np.float32), shape=(size, 2, 3))}
+
+
+def images(count: int, first: int = 0) -> np.ndarray:
+    return np.arange(first * 6, (first + count) * 6, dtype=np.float32).reshape(count, 2, 3)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Save arrays as data.npz and return its path."""
+
+    def save(**arrays: np.ndarray) -> Path:
+        np.savez(tmp_path / "data.npz", **arrays)
+        return tmp_path / "data.npz"
+
+    return save
+
+
+def together(data: Dataset) -> np.ndarray:
+    return np.concatenate([feed["x"] for feed in data])
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_feeds_are_the_rows_with_a_batch_axis(tmp_path: Path, save: Callable[..., None]) -> None:
+    save(tmp_path / "d.npz", x=images(5))
+    data = open_data(tmp_path / "d.npz", IMAGE)
+    assert (len(data), data.samples, data.notes, data.random) == (5, 5, (), False)
+    assert [feed["x"].shape for feed in data] == [(1, 2, 3)] * 5
+    np.testing.assert_array_equal(together(data), images(5))
+    np.testing.assert_array_equal(together(data), images(5))  # a second pass gives the same
+
+
+def test_samples_shaped_like_the_whole_input_are_given_as_they_are(saved: Callable[..., Path]) -> None:
+    data = open_data(saved(x=images(4)[:, None]), IMAGE)
+    assert [feed["x"].shape for feed in data] == [(1, 2, 3)] * 4
+    np.testing.assert_array_equal(together(data), images(4))
+
+
+def test_samples_are_stacked_to_the_batch_and_what_is_left_over_is_said(saved: Callable[..., Path]) -> None:
+    data = open_data(saved(x=images(7), labels=np.arange(7)), batch_of(3))
+    assert (len(data), data.samples) == (2, 6)
+    np.testing.assert_array_equal(together(data), images(6))
+    np.testing.assert_array_equal(data.require_labels(), np.arange(6))
+    assert data.notes == ("data.npz: the last 1 of 7 samples do not fill a batch and are not used",)
+
+
+def test_too_few_samples_for_a_batch_are_repeated_and_it_is_said(saved: Callable[..., Path]) -> None:
+    data = open_data(saved(x=images(2), labels=np.arange(2)), batch_of(5))
+    assert len(data) == 1
+    np.testing.assert_array_equal(together(data), images(2)[[0, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(data.require_labels(), [0, 1, 0, 1, 0])
+    assert data.notes == ("data.npz: 2 samples are repeated to fill a batch of 5",)
+
+
+def test_a_folder_is_read_in_order_of_name_and_batches_span_files(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b.npz", x=images(3, first=3), labels=np.array([3, 4, 5]))
+    np.savez(tmp_path / "a.npz", x=images(3), labels=np.array([0, 1, 2]))
+    data = open_data(tmp_path, batch_of(2))
+    assert len(data) == 3
+    np.testing.assert_array_equal(together(data), images(6))
+    np.testing.assert_array_equal(data.require_labels(), np.arange(6))
+
+
+def test_a_scalar_input_has_one_number_a_sample(saved: Callable[..., Path]) -> None:
+    inputs = IMAGE | {"rate": InputSpec(dtype=np.dtype(np.int64), shape=())}
+    data = open_data(saved(x=images(2), rate=np.array([8, 16])), inputs)
+    assert [int(feed["rate"]) for feed in data] == [8, 16]
+    assert next(iter(data))["rate"].shape == ()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.uint8, np.float16, np.int64, ">f4"])
+def test_safe_casts_are_done_and_said(saved: Callable[..., Path], dtype: str) -> None:
+    data = open_data(saved(x=images(2).astype(dtype)), IMAGE)
+    assert next(iter(data))["x"].dtype == np.float32
+    np.testing.assert_array_equal(together(data), images(2))
+    assert data.notes == (f"array 'x' is {np.dtype(dtype)} and is given to the model as float32, unscaled",)
+
+
+def test_the_example_data_is_whole(models: Path) -> None:
+    inputs = {"input": InputSpec(dtype=np.dtype(np.float32), shape=(1, 1, 16, 16))}
+    data = open_data(models.parent / "data" / "digits_evaluation.npz", inputs)
+    assert len(data) == 540
+    assert sorted(set(data.require_labels().tolist())) == list(range(10))
+    assert sum(1 for _ in data) == 540
+
+
+def test_memory_holds_single_rows_of_a_large_array(tmp_path: Path) -> None:
+    import tracemalloc
+
+    np.savez_compressed(tmp_path / "d.npz", x=np.zeros((400, 2, 25_000), np.float32))  # 80 MB unpacked
+    inputs = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 25_000))}
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in open_data(tmp_path / "d.npz", inputs)) == 400
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+WRONG = [
+    ({"y": images(2)}, "no array for the model's input 'x'"),
+    ({"x": images(2), "lables": np.arange(2)}, "'lables' is no input of the model (did you mean 'labels'?)"),
+    ({"x": images(0)}, "array 'x' has no samples"),
+    ({"x": np.zeros((2, 3, 3), np.float32)}, "array 'x' has shape [2, 3, 3]"),
+    ({"x": np.zeros((2, 3), np.float32)}, "array 'x' has shape [2, 3]"),
+    ({"x": images(2).astype(complex)}, "array 'x' is complex128, and the model takes float32"),
+    ({"x": np.float32(1)}, "array 'x' is a single number"),
+    ({"x": np.array([{}, {}], object)}, "array 'x' holds pickled objects"),
+    ({"x": np.asfortranarray(images(2))}, "array 'x' is stored column by column"),
+    ({"x": images(2), "labels": np.arange(3)}, "3 labels for 2 samples"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "problem"), WRONG)
+def test_what_does_not_fit_is_named_when_opened(
+    saved: Callable[..., Path], arrays: dict[str, np.ndarray], problem: str
+) -> None:
+    path = saved(**arrays)
+    with pytest.raises(DataError) as caught:
+        open_data(path, IMAGE)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert problem in str(caught.value)
+    assert caught.value.cure
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_values_that_are_not_finite_name_array_and_sample(saved: Callable[..., Path], value: float) -> None:
+    bad = images(3).astype(np.float64)
+    bad[2, 0, 0] = value
+    with pytest.raises(DataError, match=r"data\.npz: array 'x' holds NaN, infinity or .* in sample 2"):
+        list(open_data(saved(x=bad), IMAGE))
+
+
+def test_an_integer_that_does_not_fit_is_not_wrapped(saved: Callable[..., Path]) -> None:
+    inputs = {"ids": InputSpec(dtype=np.dtype(np.int32), shape=(1, 2))}
+    with pytest.raises(DataError, match="outside int32 in sample 1"):
+        list(open_data(saved(ids=np.array([[1, 2], [3, 2**40]])), inputs))
+
+
+def test_unequal_sample_counts_are_listed(saved: Callable[..., Path]) -> None:
+    inputs = IMAGE | {"z": IMAGE["x"]}
+    with pytest.raises(DataError, match="unequal numbers of samples: 'x' 2, 'z' 3"):
+        open_data(saved(x=images(2), z=images(3)), inputs)
+
+
+def test_unequal_counts_are_found_though_the_batches_are_equally_many(saved: Callable[..., Path]) -> None:
+    inputs = batch_of(2) | {"z": batch_of(2)["x"]}
+    with pytest.raises(DataError, match="unequal"):
+        open_data(saved(x=images(4), z=images(5)), inputs)
+
+
+def test_a_missing_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is no such data file"):
+        open_data(tmp_path / "nowhere.npz", IMAGE)
+    with pytest.raises(DataError, match=r"holds no \.npz file"):
+        open_data(tmp_path, IMAGE)
+
+
+def test_one_file_of_a_folder_may_not_differ(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=images(2))
+    np.savez(tmp_path / "b.npz", x=images(2)[:, None])
+    with pytest.raises(DataError, match=r"b\.npz: array 'x' has shape \[2, 1, 2, 3\]"):
+        open_data(tmp_path, IMAGE)
+
+
+def test_missing_labels_are_an_error_for_those_who_need_them(saved: Callable[..., Path]) -> None:
+    data = open_data(saved(x=images(2)), IMAGE)
+    assert data.labels is None
+    with pytest.raises(DataError, match="accuracy needs labels"):
+        data.require_labels()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"\x93NUMPY\x01\x00"])
+def test_a_file_that_is_no_npz_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"d\.npz: the file cannot be read as \.npz"):
+        read_members(tmp_path / "d.npz")
+
+
+def test_an_archive_without_arrays_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(DataError, match="holds no array"):
+        read_members(tmp_path / "d.npz")
+
+
+def test_an_array_that_ends_early_is_damaged_not_shortened(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", images(3))
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("x.npy", (tmp_path / "x.npy").read_bytes()[:-4])
+    with pytest.raises(DataError, match="array 'x' is damaged: it ends in row 2 of 3"):
+        list(open_data(tmp_path / "d.npz", IMAGE))
+
+
+def test_a_flipped_bit_is_found_by_the_checksum(saved: Callable[..., Path]) -> None:
+    path = saved(x=images(50_000))
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 1  # in the last row but some
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="array 'x' cannot be read"):
+        list(open_data(path, IMAGE))
+
+
+def test_a_header_that_is_not_numpys_is_damaged(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00\x06\x00{'a'}\n")
+    with pytest.raises(DataError, match="array 'x' is damaged: its header"):
+        read_members(tmp_path / "d.npz")

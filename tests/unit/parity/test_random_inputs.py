@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.graph.model import Model, load_model
+from qdqspec.parity.data import random_feeds
+
+VOCABULARY = 37
+
+
+def embedding_model() -> Model:
+    """ids > Cast > Gather(table) > y, with a mask beside it."""
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["wide"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "wide"], ["rows"]),
+        helper.make_node("Cast", ["mask"], ["weights"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["rows", "weights"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("ids", TensorProto.INT32, [1, 400]),
+            helper.make_tensor_value_info("mask", TensorProto.INT64, [1, 400, 1]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        initializer=[numpy_helper.from_array(np.ones((VOCABULARY, 4), np.float32), "table")],
+    )
+    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+
+
+SHAPES = {"ids": (1, 400), "mask": (1, 400, 1)}
+
+
+def test_random_feeds_say_that_they_are_random() -> None:
+    feeds = random_feeds(embedding_model(), SHAPES, seed=0, count=3)
+    assert feeds.random
+    assert len(feeds) == feeds.samples == len(list(feeds)) == 3
+    assert feeds.labels is None
+    assert "random" in feeds.notes[0]
+
+
+def test_indices_span_their_table_and_never_leave_it() -> None:
+    model = embedding_model()
+    session = onnxruntime.InferenceSession(model.proto.SerializeToString())
+    feeds = list(random_feeds(model, SHAPES, seed=1, count=5))
+    for feed in feeds:
+        session.run(None, feed)  # raises where an index is out of range
+    ids = np.concatenate([feed["ids"] for feed in feeds])
+    assert ids.dtype == np.int32
+    assert set(np.unique(ids)) == set(range(VOCABULARY))
+    assert set(np.unique(feeds[0]["mask"])) == {0, 1}
+
+
+def test_seeds_repeat_and_samples_differ(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    shapes = {"input": (2, 1, 16, 16)}
+    feeds = random_feeds(model, shapes, seed=5, count=2)
+    one, two = (feed["input"] for feed in feeds)
+    assert one.dtype == np.float32
+    assert one.shape == (2, 1, 16, 16)
+    assert not np.array_equal(one, two)
+    np.testing.assert_array_equal(next(iter(feeds))["input"], one)
+    assert not np.array_equal(next(iter(random_feeds(model, shapes, 6, 1)))["input"], one)

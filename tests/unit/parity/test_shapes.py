@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from qdqspec.errors import ModelError, SpecError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes
+from qdqspec.types import Inputs, InputShape, ShapeProfile
+
+
+def model_with(elem_type: int = TensorProto.FLOAT, **inputs: list[int | str | None] | None) -> Model:
+    values = [helper.make_tensor_value_info(name, elem_type, shape) for name, shape in inputs.items()]
+    first = next(iter(inputs))
+    graph = helper.make_graph(
+        [helper.make_node("Identity", [first], ["y"])],
+        "g",
+        values,
+        [helper.make_tensor_value_info("y", elem_type, None)],
+    )
+    return Model(helper.make_model(graph))
+
+
+def declared(batch: int | None = None, **shapes: tuple[int, ...]) -> Inputs:
+    profile = ShapeProfile(shapes={n: InputShape(min=s, opt=s, max=s) for n, s in shapes.items()})
+    return Inputs(profiles=(profile,), batch=batch)
+
+
+def test_static_shapes_are_the_models_own(models: Path) -> None:
+    model = load_model(models / "squeezenet10.onnx")
+    assert resolve_shapes(model, Inputs()) == {"data_0": (1, 3, 224, 224)}
+
+
+def test_a_dynamic_leading_dimension_is_one_unless_declared_or_batched(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    assert resolve_shapes(model, Inputs()) == {"input": (1, 1, 16, 16)}
+    assert resolve_shapes(model, Inputs(batch=8)) == {"input": (8, 1, 16, 16)}
+    assert resolve_shapes(model, declared(input=(4, 1, 16, 16))) == {"input": (4, 1, 16, 16)}
+    assert resolve_shapes(model, declared(batch=2, input=(4, 1, 16, 16))) == {"input": (2, 1, 16, 16)}
+
+
+def test_other_dynamic_dimensions_must_be_declared() -> None:
+    model = model_with(ids=["batch", "length"])
+    with pytest.raises(ModelError, match=r"dimension 1 of input 'ids' is dynamic") as caught:
+        resolve_shapes(model, Inputs())
+    assert caught.value.cure == "declare it in the spec: inputs: {shapes: {ids: [1, ?]}}"
+    assert resolve_shapes(model, declared(ids=(1, 128))) == {"ids": (1, 128)}
+
+
+def test_a_vector_of_unknown_length_is_not_taken_for_a_batch() -> None:
+    with pytest.raises(ModelError, match="dimension 0 of input 'audio'"):
+        resolve_shapes(model_with(audio=["samples"]), Inputs())
+
+
+def test_an_unknown_rank_must_be_declared() -> None:
+    model = model_with(x=None)
+    with pytest.raises(ModelError, match="input 'x' has no known rank"):
+        resolve_shapes(model, Inputs())
+    assert resolve_shapes(model, declared(x=(2, 3))) == {"x": (2, 3)}
+
+
+def test_a_scalar_stays_a_scalar_in_a_batch() -> None:
+    model = model_with(x=["n", 4], rate=[])
+    assert resolve_shapes(model, Inputs(batch=8)) == {"x": (8, 4), "rate": ()}
+
+
+def test_a_batch_leaves_fixed_leading_dimensions_of_other_inputs() -> None:
+    model = model_with(x=["n", 4], state=[2, 1, 8])
+    assert resolve_shapes(model, Inputs(batch=8)) == {"x": (8, 4), "state": (2, 1, 8)}
+
+
+def test_a_batch_that_no_input_can_take_is_an_error() -> None:
+    with pytest.raises(ModelError, match="fixes the first dimension of 'x' at 1"):
+        resolve_shapes(model_with(x=[1, 4]), Inputs(batch=8))
+    assert resolve_shapes(model_with(x=[1, 4]), Inputs(batch=1)) == {"x": (1, 4)}
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (1, 4, 1)])
+def test_a_declared_shape_may_not_contradict_the_model(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ModelError, match=r"declared with shape \[.*\], but the model has \[\?, 4\]"):
+        resolve_shapes(model_with(x=["n", 4]), declared(x=shape))
+
+
+def test_a_declared_name_that_is_no_input_gets_a_suggestion() -> None:
+    with pytest.raises(SpecError, match=r"'input', which is no input of the model \(did you mean 'inputs'"):
+        resolve_shapes(model_with(inputs=[1, 4]), declared(input=(1, 4)))
+
+
+def test_specs_carry_the_models_dtype() -> None:
+    model = model_with(TensorProto.INT32, x=[1, 4])
+    assert input_specs(model, {"x": (1, 4)}) == {"x": InputSpec(dtype=np.dtype(np.int32), shape=(1, 4))}
+
+
+def test_inputs_of_text_cannot_be_fed() -> None:
+    with pytest.raises(ModelError, match="input 'x' is no tensor of numbers"):
+        input_specs(model_with(TensorProto.STRING, x=[1]), {"x": (1,)})

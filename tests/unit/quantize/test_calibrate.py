@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from qdqspec.errors import DataError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
+from qdqspec.quantize.ranges import TensorRange
+
+METHODS = ("max", "percentile", "entropy", "mse")
+
+
+def run_on_cpu(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
+
+
+def model_of(nodes: list[onnx.NodeProto], *constants: onnx.TensorProto, outputs: str = "y") -> Model:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs.split()]
+    graph = helper.make_graph(nodes, "g", [x], ends, initializer=constants)
+    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+
+
+def feeds_of(*samples: list[float]) -> Callable[[], Iterator[Feed]]:
+    return lambda: iter({"x": np.asarray(sample, np.float32)} for sample in samples)
+
+
+@pytest.fixture
+def absolute() -> Model:
+    """x > Neg > n > Abs > y"""
+    return model_of([helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Abs", ["n"], ["y"])])
+
+
+def test_max_sees_inputs_inner_tensors_and_outputs_of_all_samples(absolute: Model) -> None:
+    found = calibrate(absolute, ["x", "n", "y"], feeds_of([1, 2], [-3, 0.5]), "max", run_on_cpu)
+    assert found == {"x": TensorRange(-3, 2), "n": TensorRange(-2, 3), "y": TensorRange(0, 3)}
+
+
+def test_the_range_includes_zero_that_the_data_never_reached(absolute: Model) -> None:
+    found = calibrate(absolute, ["x"], feeds_of([4, 5]), "max", run_on_cpu)
+    assert found == {"x": TensorRange(0, 5)}
+
+
+def test_graph_inputs_alone_need_no_run(absolute: Model) -> None:
+    def refuse(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+        raise AssertionError("nothing to run")
+
+    assert calibrate(absolute, ["x"], feeds_of([1]), "max", refuse) == {"x": TensorRange(0, 1)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_real_activations_of_every_method_lie_within_the_largest(models: Path, method: str) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    images = np.load(models.parent / "data" / "digits_calibration.npz")["input"][:16, None]
+    tensors = [tensor for node in model.nodes for tensor in (*node.inputs, *node.outputs)]
+
+    def feeds() -> Iterable[Feed]:
+        return ({"input": image} for image in images)
+
+    largest = calibrate(model, tensors, feeds, "max", run_on_cpu)
+    chosen = calibrate(model, tensors, feeds, method, run_on_cpu)
+    assert chosen.keys() == largest.keys() >= {"input", "logits"}
+    assert not chosen.keys() & model.constants.keys()
+    for tensor, span in chosen.items():
+        assert largest[tensor].low <= span.low <= 0 <= span.high <= largest[tensor].high
+    relus = [node.outputs[0] for node in model.nodes if node.op_type == "Relu"]
+    assert relus
+    assert all(chosen[relu].low == 0 for relu in relus)
+    assert (chosen == largest) == (method == "max")
+
+
+@pytest.mark.parametrize("method", ["percentile", "entropy"])  # one such error outweighs all rounding in mse
+def test_one_outlier_in_a_hundred_thousand_values_is_clipped(absolute: Model, method: str) -> None:
+    values = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    values[0] = 60
+    found = calibrate(absolute, ["x", "y"], feeds_of(values[:50_000], values[50_000:]), method, run_on_cpu)
+    assert 2.5 < found["x"].high < 25
+    assert -6 < found["x"].low < -2.5
+    assert found["y"].low == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tensor_that_is_always_zero_keeps_an_empty_range(absolute: Model, method: str) -> None:
+    assert calibrate(absolute, ["y"], feeds_of([0, 0]), method, run_on_cpu) == {"y": TensorRange(0, 0)}
+
+
+def test_nan_inside_the_model_names_tensor_and_sample() -> None:
+    model = model_of([helper.make_node("Sqrt", ["x"], ["root"]), helper.make_node("Abs", ["root"], ["y"])])
+    with pytest.raises(DataError, match="sample 1 makes tensor 'root' NaN"):
+        calibrate(model, ["root"], feeds_of([1], [-1]), "max", run_on_cpu)
+
+
+def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:
+    with pytest.raises(DataError, match="no calibration sample"):
+        calibrate(absolute, ["y"], feeds_of(), "max", run_on_cpu)
+
+
+def test_a_tensor_of_an_untaken_branch_is_left_out_with_a_note() -> None:
+    then_body, else_body = (
+        helper.make_graph(
+            [helper.make_node("Identity", ["x"], [f"inner_{word}"])],
+            word,
+            [],
+            [helper.make_tensor_value_info(f"inner_{word}", TensorProto.FLOAT, None)],
+        )
+        for word in ("then", "else")
+    )
+    model = model_of(
+        [helper.make_node("If", ["yes"], ["y"], then_branch=then_body, else_branch=else_body)],
+        helper.make_tensor("yes", TensorProto.BOOL, [], [True]),
+    )
+    notes: list[str] = []
+    found = calibrate(model, ["y", "inner_else"], feeds_of([7]), "max", run_on_cpu, note=notes.append)
+    assert found == {"y": TensorRange(0, 7)}
+    assert len(notes) == 1
+    assert "inner_else" in notes[0]
+
+
+def test_integer_tensors_are_left_out_silently() -> None:
+    model = model_of([helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Abs", ["x"], ["y"])])
+    notes: list[str] = []
+    found = calibrate(model, ["s", "y"], feeds_of([7]), "max", run_on_cpu, note=notes.append)
+    assert found.keys() == {"y"}
+    assert not notes
+
+
+def test_samples_are_asked_for_one_at_a_time(absolute: Model) -> None:
+    alive = most = 0
+
+    class Sample(dict[str, np.ndarray]):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def feeds() -> Iterator[Feed]:
+        nonlocal alive, most
+        for _ in range(5):
+            alive += 1
+            most = max(most, alive)
+            yield Sample(x=np.ones(3, np.float32))
+
+    calibrate(absolute, ["x", "y"], feeds, "entropy", run_on_cpu)
+    assert most <= 2
+
+
+def test_the_observer_has_the_wanted_outputs_and_leaves_the_model_alone(absolute: Model) -> None:
+    before = absolute.proto.SerializeToString(deterministic=True)
+    observer = observer_model(absolute, ["y", "n", "x", "nobody"])
+    assert [output.name for output in observer.graph.output] == ["n", "y"]
+    assert absolute.proto.SerializeToString(deterministic=True) == before

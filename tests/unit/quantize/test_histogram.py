@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qdqspec.quantize.histogram import (
+    BINS,
+    Histogram,
+    _divergences,
+    entropy_range,
+    mse_range,
+    percentile_range,
+)
+from qdqspec.quantize.ranges import TensorRange
+
+
+def histogram_of(values: np.ndarray) -> Histogram:
+    histogram = Histogram(TensorRange(float(values.min()), float(values.max())))
+    histogram.add(values)
+    return histogram
+
+
+def test_zeros_are_not_counted() -> None:
+    histogram = histogram_of(np.array([0, 0, 0, 1, -2], np.float32))
+    assert histogram.counts.sum() == 2
+
+
+def test_adding_in_parts_is_adding_at_once() -> None:
+    values = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    parts = Histogram(histogram_of(values).span)
+    for part in np.split(values, 10):
+        parts.add(part)
+    np.testing.assert_array_equal(parts.counts, histogram_of(values).counts)
+
+
+def test_magnitudes_fold_both_signs_onto_one_axis() -> None:
+    magnitudes = histogram_of(np.array([-4, -1, 1, 3.999], np.float32)).magnitudes
+    assert magnitudes[-1] == 2
+    assert magnitudes[BINS // 4 - 1 : BINS // 4 + 1].sum() == 2
+
+
+def test_percentile_keeps_its_share_inside() -> None:
+    values = np.random.default_rng(1).standard_normal(200_000)
+    span = percentile_range(histogram_of(values), 99.0)
+    inside = ((values >= span.low) & (values <= span.high)).mean()
+    assert 0.99 <= inside < 0.992
+    assert span.low == pytest.approx(-2.576, abs=0.05)
+    assert span.high == pytest.approx(2.576, abs=0.05)
+
+
+def test_nothing_is_clipped_from_values_an_8_bit_grid_holds_exactly() -> None:
+    values = np.linspace(-1, 1, 100_001)
+    assert mse_range(histogram_of(values)).high > 0.98
+    assert percentile_range(histogram_of(values), 100) == TensorRange(-1, 1)
+
+
+def test_mse_weighs_clipping_against_rounding_like_a_direct_search() -> None:
+    values = np.random.default_rng(2).laplace(size=50_000)
+    span = mse_range(histogram_of(values))
+
+    def error(limit: float) -> float:
+        step = 2 * limit / 255
+        return float(np.mean((np.clip(np.rint(values / step) * step, -limit, limit) - values) ** 2))
+
+    limits = np.linspace(1, np.abs(values).max(), 200)
+    assert error(max(-span.low, span.high)) <= min(map(error, limits)) * 1.03
+
+
+def test_entropy_is_the_published_search() -> None:
+    """The prefix sums give, for every threshold, what the description gives step by step."""
+    random = np.random.default_rng(3)
+    counts = np.histogram(np.abs(random.laplace(size=3000)), bins=BINS)[0].astype(
+        float
+    )  # many bins are empty
+    fast = _divergences(counts)
+    for kept in (128, 129, 500, 1023, 2000, 2047, 2048):
+        assert fast[kept] == pytest.approx(published_divergence(counts, kept), rel=1e-9)
+    assert np.isinf(fast[:128]).all()
+
+
+def published_divergence(counts: np.ndarray, kept: int) -> float:
+    reference = counts[:kept].copy()
+    reference[-1] += counts[kept:].sum()
+    candidate = np.zeros(kept)
+    for level in range(128):
+        part = slice(kept * level // 128, kept * (level + 1) // 128)
+        filled = reference[part] > 0
+        if filled.any():
+            candidate[part][filled] = counts[:kept][part].sum() / filled.sum()
+    reference, candidate = reference / reference.sum(), candidate / candidate.sum()
+    filled = reference > 0
+    if (candidate[filled] == 0).any():
+        return float("inf")
+    return float((reference[filled] * np.log(reference[filled] / candidate[filled])).sum())
+
+
+def test_entropy_clips_nothing_where_every_value_is_the_largest() -> None:
+    assert entropy_range(histogram_of(np.full(100, 3.0))) == TensorRange(0, 3)

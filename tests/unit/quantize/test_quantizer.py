@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.errors import ConfigError, ModelError, PlacementError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.quantize.formats import FORMATS
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
+from qdqspec.types import Consumer, Placement, Site
+
+
+@pytest.fixture
+def resnet(models: Path) -> Model:
+    return load_model(models / "digits_resnet.onnx")
+
+
+@pytest.fixture
+def conv_weight(resnet: Model) -> Site:
+    conv = next(node for node in resnet.nodes if node.op_type == "Conv")
+    consumers = (Consumer(conv.name, 1),)
+    return Site(tensor=conv.inputs[1], consumers=consumers, format="int8", axis=0, weight=True)
+
+
+def activation(tensor: str, fmt: str = "uint8") -> Site:
+    return Site(tensor=tensor, consumers=(Consumer("n", 0),), format=fmt)
+
+
+def model_with_weight(weight: np.ndarray) -> Model:
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        initializer=[numpy_helper.from_array(weight, "w")],
+    )
+    return Model(helper.make_model(graph))
+
+
+def test_a_real_weight_comes_back_within_half_a_step_of_each_channel(
+    resnet: Model, conv_weight: Site
+) -> None:
+    quantizer = Quantizer(resnet, {})
+    params, integers = quantizer.params(conv_weight), quantizer.integer_weight(conv_weight)
+    weight = resnet.array(conv_weight.tensor)
+    assert integers.shape == weight.shape
+    assert integers.dtype == np.int8
+    assert params.scale.shape == (weight.shape[0],)
+    assert not params.zero_point.any()
+    error = np.abs(dequantize(integers, params) - weight).max(axis=(1, 2, 3))
+    assert (error <= params.scale * 0.5001).all()
+
+
+def test_numbers_are_computed_once(resnet: Model, conv_weight: Site) -> None:
+    quantizer = Quantizer(resnet, {"input": TensorRange(0, 1)})
+    assert quantizer.params(conv_weight) is quantizer.params(conv_weight)
+    assert quantizer.integer_weight(conv_weight) is quantizer.integer_weight(conv_weight)
+    assert quantizer.params(activation("input")) is quantizer.params(activation("input"))
+
+
+def test_the_site_decides_format_and_axis(resnet: Model, conv_weight: Site) -> None:
+    quantizer = Quantizer(resnet, {"input": TensorRange(-1, 1)})
+    assert quantizer.params(activation("input", "uint8")).format is FORMATS["uint8"]
+    assert quantizer.params(activation("input", "int8")).zero_point == 0
+    whole = Site(tensor=conv_weight.tensor, consumers=conv_weight.consumers, format="int8", weight=True)
+    assert quantizer.params(whole).scale.shape == ()
+    assert quantizer.params(whole).scale == quantizer.params(conv_weight).scale.max()
+
+
+def test_reduce_range_keeps_weights_within_7_bits(resnet: Model, conv_weight: Site) -> None:
+    integers = Quantizer(resnet, {}, reduce_range=True).integer_weight(conv_weight)
+    assert np.abs(integers.astype(int)).max() == 63
+
+
+def test_reduce_range_is_about_8_bit_products_only() -> None:
+    weight = np.ones((2, 2), np.float32)
+    params = weight_params(weight, FORMATS["int16"], None, reduce_range=True)
+    assert quantize(weight, params).max() == 32767
+
+
+def test_placed_lists_the_sites_with_their_numbers_in_order(resnet: Model, conv_weight: Site) -> None:
+    quantizer = Quantizer(resnet, {"input": TensorRange(0, 255)})
+    placement = Placement(sites=frozenset({conv_weight, activation("input")}))
+    pairs = quantizer.placed(placement)
+    assert [pair.site.tensor for pair in pairs] == sorted(["input", conv_weight.tensor])
+    by_tensor = {pair.site.tensor: pair for pair in pairs}
+    assert by_tensor["input"].scale == (1.0,)
+    assert by_tensor["input"].zero_point == (0,)
+    assert len(by_tensor[conv_weight.tensor].scale) == resnet.array(conv_weight.tensor).shape[0]
+    assert all(type(number) is int for number in by_tensor[conv_weight.tensor].zero_point)
+
+
+def test_a_site_that_was_not_calibrated_is_named(resnet: Model) -> None:
+    with pytest.raises(PlacementError, match="'logits' has no calibrated range"):
+        Quantizer(resnet, {}).params(activation("logits"))
+
+
+def test_a_weight_that_is_no_constant_is_named(resnet: Model) -> None:
+    site = Site(tensor="input", consumers=(), format="int8", weight=True)
+    with pytest.raises(PlacementError, match="'input' is placed as a weight but is no constant"):
+        Quantizer(resnet, {}).integer_weight(site)
+
+
+def test_an_unknown_format_gets_a_suggestion(resnet: Model) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'uint8'"):
+        Quantizer(resnet, {"input": TensorRange(0, 1)}).params(activation("input", "unit8"))
+
+
+def test_a_weight_with_nan_is_named() -> None:
+    model = model_with_weight(np.array([[1, np.nan]], np.float32))
+    with pytest.raises(ModelError, match="weight 'w' holds NaN"):
+        Quantizer(model, {}).params(Site(tensor="w", consumers=(), format="int8", weight=True))
+
+
+def test_a_half_precision_weight_gets_float32_scales() -> None:
+    model = model_with_weight(np.array([[1, -3]], np.float16))
+    quantizer = Quantizer(model, {})
+    site = Site(tensor="w", consumers=(), format="int8", weight=True)
+    assert quantizer.params(site).scale.dtype == np.float32
+    np.testing.assert_array_equal(quantizer.integer_weight(site), [[42, -127]])
+
+
+def test_a_dead_channel_gets_a_scale_that_neither_overflows_nor_coarsens_a_bias() -> None:
+    weight = np.array([[0, 0], [1, -2]], np.float32)
+    params = weight_params(weight, FORMATS["int8"], 0)
+    assert 1e-4 < params.scale[0] < 1e-2
+    np.testing.assert_array_equal(quantize(weight, params), [[0, 0], [64, -127]])
+
+
+@pytest.mark.parametrize("largest", [1e-45, 1e-40, 3.4e38])
+def test_scales_stay_normal_floats_for_extreme_values(largest: float) -> None:
+    with warnings.catch_warnings(action="error"):
+        weight = np.array([[largest, 0]], np.float32)
+        for params in (
+            weight_params(weight, FORMATS["int8"], 0),
+            activation_params(TensorRange(-largest, largest), FORMATS["uint8"]),
+        ):
+            assert (params.scale >= np.finfo(np.float32).smallest_normal).all()
+            assert np.isfinite(dequantize(quantize(weight, params), params)).all()
+
+
+def test_an_empty_range_gets_a_safe_scale_and_zero_point_zero() -> None:
+    params = activation_params(TensorRange(0, 0), FORMATS["uint8"])
+    assert params.scale > 0
+    assert params.zero_point == 0
