@@ -57,6 +57,22 @@ class Pair:
     opset: int
 
 
+def misfit(model: Model, site: Site) -> str | None:
+    """Why a site does not fit a model, or ``None`` where it does."""
+    if site.tensor not in model.consumers:
+        return "no node of the model reads it"
+    if site.weight and site.tensor not in model.constants:
+        return "it is placed as a weight but is no constant"
+    elem_type = model.elem_type(site.tensor)
+    if elem_type not in _REALS:
+        kind = "unknown" if elem_type is None else onnx.TensorProto.DataType.Name(elem_type)
+        return f"its element type is {kind}, not FLOAT or FLOAT16"
+    if not site.consumers:
+        return "the site names no consumer"
+    strangers = sorted(set(site.consumers) - set(model.consumers[site.tensor]))
+    return f"node '{strangers[0].node}' does not read it at input {strangers[0].input}" if strangers else None
+
+
 class PairMaker:
     """Makes the pairs of one model. Names depend on model and site only, never on other sites."""
 
@@ -80,8 +96,8 @@ class PairMaker:
 
     def make(self, site: Site) -> Pair:
         """The pair of a site. Raises `PlacementError` naming tensor and model where it does not fit."""
-        real, opset = self._real(site)
-        self._check_consumers(site)
+        self._check(site)
+        real, opset = _REALS[self._model.elem_type(site.tensor) or 0]
         params = self._numbers.params(site)
         scale, zero_point = self._constants(site, params, real)
         source, output = self._ends(site)
@@ -102,29 +118,14 @@ class PairMaker:
             return replace(pair, integer=self._store.externalize(pair.integer))
         return pair
 
-    def _real(self, site: Site) -> tuple[type[np.floating], int]:
-        if site.tensor not in self._model.consumers:
-            raise self._misfit(site, "no node of the model reads it")
-        if site.weight and site.tensor not in self._model.constants:
-            raise self._misfit(site, "it is placed as a weight but is no constant")
-        elem_type = self._model.elem_type(site.tensor)
-        if elem_type not in _REALS:
-            kind = "unknown" if elem_type is None else onnx.TensorProto.DataType.Name(elem_type)
-            raise self._misfit(site, f"its element type is {kind}, not FLOAT or FLOAT16")
-        return _REALS[elem_type]
-
-    def _check_consumers(self, site: Site) -> None:
-        if not site.consumers:
-            raise self._misfit(site, "the site names no consumer")
-        for end in sorted(set(site.consumers) - set(self._model.consumers[site.tensor])):
-            raise self._misfit(site, f"node '{end.node}' does not read it at input {end.input}")
-
-    def _misfit(self, site: Site, why: str) -> PlacementError:
-        return PlacementError(
-            f"tensor '{site.tensor}' cannot be quantized: {why}",
-            where=self._model.where,
-            cure="make the placement for this very model",
-        )
+    def _check(self, site: Site) -> None:
+        why = misfit(self._model, site)
+        if why is not None:
+            raise PlacementError(
+                f"tensor '{site.tensor}' cannot be quantized: {why}",
+                where=self._model.where,
+                cure="make the placement for this very model",
+            )
 
     def _constants(
         self, site: Site, params: QuantParams, real: type[np.floating]

@@ -1,0 +1,227 @@
+"""`scheme.json`: a placement with its numbers, to keep, to send, and to apply again.
+
+May import floors 0 to 2, numpy, pydantic and this room. It never guesses: a file that is not whole, or not
+a scheme, is refused with its name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from qdqspec.errors import ConfigError, PlacementError, StateError
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import write_text
+from qdqspec.placement.insert import Inserted, insert_qdq
+from qdqspec.placement.pairs import misfit
+from qdqspec.quantize.formats import QuantParams, number_format
+from qdqspec.quantize.scales import quantize
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
+
+SCHEMA_VERSION = 1
+
+_MOST_BYTES = 256 * 2**20  # a site takes some hundred bytes; nothing near this is a scheme
+_CURE = "write it again with `qdqspec tune`; after an edit by hand, delete its digest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemeFile:
+    """What a scheme file says: the backend it was made for, and the sites with their numbers."""
+
+    backend: str
+    pairs: tuple[PlacedPair, ...]
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The sites alone."""
+        return Placement(sites=frozenset(pair.site for pair in self.pairs))
+
+
+def write_scheme(path: Path, placement: Placement, pairs: Sequence[PlacedPair], backend: str) -> None:
+    """Write a placement and the numbers of its sites, whole or not at all. One line a site.
+
+    Raises `PlacementError` where ``pairs`` are not those of the placement, `OutputError` where it cannot
+    write.
+    """
+    if {pair.site for pair in pairs} != placement.sites:
+        raise PlacementError("the numbers given are not those of the placement", where=path)
+    head = {"schema_version": SCHEMA_VERSION, "backend": backend, "digest": placement.digest}
+    ordered = sorted(pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
+    sites = ",\n  ".join(json.dumps(_record(pair)) for pair in ordered)
+    write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
+
+
+def read_scheme(path: Path) -> SchemeFile:
+    """Read a scheme file. Raises `StateError` naming the file where it is missing, damaged or foreign."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise StateError("this is too large to be a scheme", where=path, cure=_CURE)
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StateError(f"the scheme cannot be read: {error.strerror}", where=path, cure=_CURE) from None
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"the scheme is not JSON: {error}", where=path, cure=_CURE) from None
+    return _checked(content, path)
+
+
+def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
+    """The model with the pairs of a scheme and the very numbers that stand in it.
+
+    BatchNormalization is folded first, as tuning does. Sites that do not fit the model are left out and
+    noted; where none fits, `PlacementError` is raised. A damaged scheme raises `StateError`.
+    """
+    known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
+    folded = fold_batchnorm(model)
+    notes = [f"{len(folded.removed)} BatchNormalization folded, as tuning does"] if folded.removed else []
+    reasons = {pair.site.tensor: reason for pair in known.pairs if (reason := _misfit(folded.model, pair))}
+    fitting = [pair for pair in known.pairs if _misfit(folded.model, pair) is None]
+    if known.pairs and not fitting:
+        first, reason = next(iter(reasons.items()))
+        raise PlacementError(
+            f"none of the {len(known.pairs)} sites fits; the first, tensor '{first}': {reason}",
+            where=scheme if isinstance(scheme, Path) else None,
+            cure=f"apply it to the model it was made for, not to {model.where}",
+        )
+    notes += [f"left out '{tensor}': {reason}" for tensor, reason in reasons.items()]
+    placement = Placement(sites=frozenset(pair.site for pair in fitting))
+    inserted = insert_qdq(folded.model, placement, _Numbers(folded.model, fitting))
+    return Inserted(inserted.proto, (*notes, *inserted.notes))
+
+
+class _Numbers:
+    """The numbers of a scheme as insertion asks for them."""
+
+    def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
+        self._model = model
+        self._params = {pair.site: _params(pair) for pair in pairs}
+
+    def params(self, site: Site) -> QuantParams:
+        return self._params[site]
+
+    def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
+        values = self._model.array(site.tensor).astype(np.float32, copy=False)
+        return quantize(values, self._params[site])
+
+
+def _params(pair: PlacedPair) -> QuantParams:
+    fmt = number_format(pair.site.format)
+    scale, zero_point = np.array(pair.scale, np.float32), np.array(pair.zero_point, fmt.dtype)
+    if pair.site.axis is None:
+        return QuantParams(fmt, scale.reshape(()), zero_point.reshape(()))
+    return QuantParams(fmt, scale, zero_point, pair.site.axis)
+
+
+def _misfit(model: Model, pair: PlacedPair) -> str | None:
+    reason = misfit(model, pair.site)
+    if reason is not None or pair.site.axis is None:
+        return reason
+    shape = model.shape(pair.site.tensor) or ()
+    channels = shape[pair.site.axis] if pair.site.axis < len(shape) else None
+    if channels != len(pair.scale):
+        return f"it has {channels or 'no'} channels on axis {pair.site.axis}, the scheme {len(pair.scale)}"
+    return None
+
+
+def _record(pair: PlacedPair) -> dict[str, object]:
+    site, single = pair.site, pair.site.axis is None
+    return {
+        "tensor": site.tensor,
+        "consumers": [end._asdict() for end in site.consumers],
+        "format": site.format,
+        "scale": pair.scale[0] if single else pair.scale,
+        "zero_point": pair.zero_point[0] if single else pair.zero_point,
+        "axis": site.axis,
+        "weight": site.weight,
+    }
+
+
+# ---- the file border ----------------------------------------------------------------------------
+
+
+class _Consumer(BaseModel):
+    node: str
+    input: Annotated[int, Field(ge=0)]
+
+
+class _Site(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    tensor: str
+    consumers: Annotated[list[_Consumer], Field(min_length=1)]
+    format: str
+    scale: float | list[float]
+    zero_point: int | list[int]
+    axis: Annotated[int, Field(ge=0)] | None
+    weight: bool | None = None  # without it, what has an axis is a weight
+
+    @model_validator(mode="after")
+    def _numbers_make_sense(self) -> _Site:
+        pair = self.pair()
+        try:
+            fmt = number_format(self.format)
+        except ConfigError as error:
+            raise ValueError(error.what) from None
+        if len(pair.scale) != len(pair.zero_point) or not pair.scale:
+            raise ValueError("scale and zero_point must be equally many")
+        if self.axis is None and len(pair.scale) != 1:
+            raise ValueError("several scales need an axis")
+        if not all(
+            math.isfinite(s) and np.finfo(np.float32).tiny <= s < np.finfo(np.float32).max for s in pair.scale
+        ):
+            raise ValueError("a scale must be a positive float32")
+        if not all(fmt.low <= z <= fmt.high for z in pair.zero_point):
+            raise ValueError(f"a zero point of {fmt.name} lies between {fmt.low} and {fmt.high}")
+        return self
+
+    def pair(self) -> PlacedPair:
+        site = Site(
+            tensor=self.tensor,
+            consumers=tuple(Consumer(end.node, end.input) for end in self.consumers),
+            format=self.format,
+            axis=self.axis,
+            weight=self.axis is not None if self.weight is None else self.weight,
+        )
+        return PlacedPair(
+            site=site,
+            scale=tuple(self.scale) if isinstance(self.scale, list) else (self.scale,),
+            zero_point=tuple(self.zero_point) if isinstance(self.zero_point, list) else (self.zero_point,),
+        )
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    schema_version: Literal[1]
+    backend: str
+    sites: list[_Site]
+    digest: str | None = None  # whoever edits a scheme by hand deletes it
+
+
+def _checked(content: object, where: Path | str) -> SchemeFile:
+    try:
+        file = _File.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"]) or "the whole file"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise StateError(
+            f"this is not a scheme: {place}: {problem['msg']}{more}", where=where, cure=_CURE
+        ) from None
+    known = SchemeFile(backend=file.backend, pairs=tuple(site.pair() for site in file.sites))
+    if file.digest is not None and file.digest != known.placement.digest:
+        raise StateError(
+            f"the scheme is damaged: its sites have digest {known.placement.digest}, it says {file.digest}",
+            where=where,
+            cure=_CURE,
+        )
+    return known
