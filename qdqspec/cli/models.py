@@ -82,11 +82,10 @@ def apply(arguments: argparse.Namespace) -> int:
     from qdqspec.placement.scheme import apply_scheme
 
     model = load_model(arguments.model)
-    proto = apply_scheme(model, arguments.scheme)
+    result = apply_scheme(model, arguments.scheme)
     inputs = [arguments.model, arguments.scheme]
-    save_model(proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
-    notes = _opset_note(model.opset, proto)
-    _conclude(arguments, {"pairs": _count(proto, "DequantizeLinear"), "notes": notes})
+    save_model(result.proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
+    _conclude(arguments, {"pairs": _count(result.proto, "DequantizeLinear"), "notes": list(result.notes)})
     return FINE
 
 
@@ -108,11 +107,6 @@ def strip(arguments: argparse.Namespace) -> int:
 
 def _count(proto: ModelProto, op_type: str) -> int:
     return sum(node.op_type == op_type for node in proto.graph.node)
-
-
-def _opset_note(before: int, proto: ModelProto) -> list[str]:
-    after = max((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=before)
-    return [f"opset raised from {before} to {after}, which the number formats need"] if after > before else []
 
 
 def _conclude(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
