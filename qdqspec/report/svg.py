@@ -57,6 +57,7 @@ def _strip(strip: Strip, middle: float, scale: float, top: float) -> str:
     )
     return (
         f'<g class="{strip.style}">{_words(_LEFT - 10, middle + 4, strip.name, "end name")}'
+        f'<rect class="bar" x="{_LEFT}" y="{_n(middle - 11)}" width="{_n(median - _LEFT)}" height="11"/>'
         f'<g class="dots">{dots}</g>'
         f'<rect class="box" x="{_n(low)}" y="{_n(middle - 13)}" width="{_n(max(high - low, 2))}" height="15" rx="2"/>'
         f'<line class="median" x1="{_n(median)}" x2="{_n(median)}" y1="{_n(middle - 15)}" y2="{_n(middle + 4)}"/>'
@@ -66,7 +67,7 @@ def _strip(strip: Strip, middle: float, scale: float, top: float) -> str:
 
 def _axis(top: float, scale: float, height: int, unit: str) -> str:
     parts = []
-    for tick in ticks(top):
+    for tick in ticks(0, top):
         x = _LEFT + scale * tick
         parts.append(f'<line class="grid" x1="{_n(x)}" x2="{_n(x)}" y1="2" y2="{height - 26}"/>')
         parts.append(_words(x, height - 12, f"{tick:g}", "tick middle"))
@@ -96,12 +97,11 @@ def convergence(steps: Sequence[Step]) -> str:
 
 def _levels(bottom: float, top: float, left: int, height: int) -> str:
     parts = []
-    for level in ticks(top):
-        if bottom <= level <= top:
-            y = 10 + (height - 44) * (top - level) / (top - bottom)
-            style = "grid one" if math.isclose(level, 1) else "grid"
-            parts.append(f'<line class="{style}" x1="{left}" x2="{WIDTH - 16}" y1="{_n(y)}" y2="{_n(y)}"/>')
-            parts.append(_words(left - 8, y + 4, f"{level:.2g}", "tick end"))
+    for level in ticks(bottom, top):
+        y = 10 + (height - 44) * (top - level) / (top - bottom)
+        style = "grid one" if math.isclose(level, 1) else "grid"
+        parts.append(f'<line class="{style}" x1="{left}" x2="{WIDTH - 16}" y1="{_n(y)}" y2="{_n(y)}"/>')
+        parts.append(_words(left - 8, y + 4, f"{level:g}", "tick end"))
     return "".join(parts)
 
 
@@ -126,14 +126,15 @@ def _mark(step: Step, x: float, y: float) -> str:
     return f'<circle class="mark {step.style}" cx="{_n(x)}" cy="{_n(y)}" r="4">{title}</circle>'
 
 
-def ticks(top: float) -> list[float]:
-    """Round numbers from zero to the top, four to eight of them."""
-    if not (math.isfinite(top) and top > 0):
-        return [0.0]
-    raw = top / 5
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers from low to high, three to eight of them; 1 is among them where it lies between."""
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        return []
+    raw = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw)
-    return [round(step * index, 12) for index in range(int(top / step + 1e-9) + 1)]
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(step * index, 12) for index in range(first, last + 1)]
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from html import escape
+from itertools import zip_longest
 
 from qdqspec.report import facts
 from qdqspec.report.charts import latency_chart, search_chart
-from qdqspec.report.fit import Block, Page, fitted
+from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
 from qdqspec.report.style import PAGE
 from qdqspec.report.tables import left_alone, provenance_text
 from qdqspec.types import CaseRecord, Evidence, RunRecord
@@ -58,26 +59,28 @@ def _more(cases: int) -> str:
     return f'<p class="note">{text}</p>'
 
 
-def _table(table: facts.Table, style: str = "", cell: Callable[[str], str] = _e) -> str:
-    """The table; ``cell`` turns the text of the first column into HTML."""
+def _table(table: facts.Table, style: str = "", *, anchors: Sequence[str] = ()) -> str:
+    """The table; ``anchors`` are what the rows' first cells link to."""
     kinds = [' class="number"' if i in table.numbers else "" for i in range(len(table.headers))]
     heads = "".join(f"<th{kind}>{_e(head)}</th>" for kind, head in zip(kinds, table.headers, strict=True))
-    rows = "\n".join(
-        f"<tr><td{kinds[0]}>{cell(row[0])}</td>"
-        + "".join(f"<td{kind}>{_e(text)}</td>" for kind, text in zip(kinds[1:], row[1:], strict=True))
-        + "</tr>"
-        for row in table.rows
-    )
+    rows = []
+    for row, anchor in zip_longest(table.rows, anchors):
+        cells = [_e(text) for text in row]
+        if anchor:
+            cells[0] = f'<a href="#{anchor}">{cells[0]}</a>'
+        rows.append("".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True)))
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
     return (
         f'<div class="scroll"><table class="{style}">\n<thead><tr>{heads}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>"
+        f"<tbody>\n{body}\n</tbody></table></div>"
     )
 
 
 def _summary(record: RunRecord) -> Block:
     if not record.cases:
         return Block('<p class="card">No case was run.</p>')
-    return Block(f'<div class="card">{_table(facts.summary(record), "summary")}</div>')
+    anchors = [f"case-{index}" for index in range(min(len(record.cases), MAX_ROWS))]
+    return Block(f'<div class="card">{_table(facts.summary(record), "summary", anchors=anchors)}</div>')
 
 
 def _case_blocks(case: CaseRecord, index: int) -> list[Block]:
