@@ -10,7 +10,8 @@ import importlib.metadata
 import platform
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 _INSTALL = "pip install onnxruntime"
+_CHECK_INPUTS = "check the names, types and shapes of the inputs"
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
 _PROFILE_WARMUP = 5  # integer kernels take five runs to reach their steady state
 _INLINE_BYTES = "1024"  # larger constants of the optimized graph go to a file beside it
@@ -108,32 +110,33 @@ class OnnxRuntimeEngine:
             self.graph_hash = graph_hash(read_graph(optimized), optimized.parent)
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._feeds: dict[str, ort.OrtValue] = {}
+        self._binding: ort.IOBinding | None = None
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
-        try:
-            values = self._open().run(self._outputs, dict(feeds))
-        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
-            raise _refused("the model could not be run", self.model, error) from None
+        session = self._open()
+        with _refusals("the model could not be run", self.model):
+            values = session.run(self._outputs, dict(feeds))
         return dict(zip(self._outputs, values, strict=True))
 
     def bind(self, feeds: Mapping[str, Array]) -> None:
         """Fix the inputs that `time` and `layers` use; they are copied once, here."""
         import onnxruntime as ort
 
-        self._feeds = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value))
-            for name, value in feeds.items()
-        }
+        with _refusals("the inputs could not be bound", self.model):
+            values = {
+                name: ort.OrtValue.ortvalue_from_numpy(np.array(value, order="C"))
+                for name, value in feeds.items()
+            }
+            self._binding = self._bound_to(self._open(), values)
+        self._feeds = values
 
     def time(self, runs: int, warmup: int = 0) -> Samples:
         """Time single runs, in milliseconds. Thread CPU time only where one thread does all the work."""
-        session = self._open()
-        self._repeat(session, warmup)
-        try:
-            wall, cpu = _time_runs(session, self._binding(session), runs)
-        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
-            raise _refused("the model could not be run", self.model, error) from None
+        session, binding = self._open(), self._require_binding()
+        with _refusals("the model could not be run", self.model):
+            _repeat(session, binding, warmup)
+            wall, cpu = _time_runs(session, binding, runs)
         return Samples(wall_ms=wall, cpu_ms=cpu if self._options.threads == 1 else ())
 
     def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
@@ -141,10 +144,12 @@ class OnnxRuntimeEngine:
 
         Profiling costs about a microsecond a kernel, so its own total says little of small models.
         """
+        self._require_binding()
         with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
             optimized = Path(folder) / "optimized.onnx"
             session = _session(self.model, self._options, optimized=optimized, profile=Path(folder) / "p")
-            self._repeat(session, _PROFILE_WARMUP + runs)
+            with _refusals("the model could not be run", self.model):
+                _repeat(session, self._bound_to(session, self._feeds), _PROFILE_WARMUP + runs)
             events = read_profile(Path(session.end_profiling()))
             graph = read_graph(optimized)
         latency = self.time(runs, warmup=_PROFILE_WARMUP)
@@ -152,17 +157,10 @@ class OnnxRuntimeEngine:
         origins = map_kernels(graph, read_source(self.model))
         return layer_times(graph, origins, events, runs=runs, total_ms=latency.median_ms(clock))
 
-    def _repeat(self, session: ort.InferenceSession, runs: int) -> None:
-        binding = self._binding(session)
-        try:
-            for _ in range(runs):
-                session.run_with_iobinding(binding)
-        except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
-            raise _refused("the model could not be run", self.model, error) from None
-
     def close(self) -> None:
         """Free the session; closing twice does no harm."""
         self._session = None
+        self._binding = None
         self._feeds = {}
 
     def _open(self) -> ort.InferenceSession:
@@ -170,15 +168,25 @@ class OnnxRuntimeEngine:
             raise BackendError("the engine is closed", where=self.model, cure="build it again")
         return self._session
 
-    def _binding(self, session: ort.InferenceSession) -> ort.IOBinding:
-        if not self._feeds and session.get_inputs():
+    def _require_binding(self) -> ort.IOBinding:
+        self._open()
+        if self._binding is None:
             raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
+        return self._binding
+
+    def _bound_to(self, session: ort.InferenceSession, values: Mapping[str, ort.OrtValue]) -> ort.IOBinding:
+        """Inputs stay where they are; outputs are left to the runtime's arena, without a copy."""
         binding = session.io_binding()
-        for name, value in self._feeds.items():
+        for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         for name in self._outputs:
             binding.bind_output(name)
         return binding
+
+
+def _repeat(session: ort.InferenceSession, binding: ort.IOBinding, runs: int) -> None:
+    for _ in range(runs):
+        session.run_with_iobinding(binding)
 
 
 def _time_runs(
@@ -224,10 +232,8 @@ def _session(
     if profile is not None:
         settings.enable_profiling = True
         settings.profile_file_prefix = str(profile)
-    try:
+    with _refusals("ONNX Runtime could not build the model", model, cure=None):
         return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
-        raise _refused("ONNX Runtime could not build the model", model, error) from None
 
 
 def _session_options(threads: int) -> ort.SessionOptions:
@@ -244,10 +250,15 @@ def _session_options(threads: int) -> ort.SessionOptions:
     return settings
 
 
-def _refused(what: str, model: Path, error: Exception) -> BackendError:
-    return BackendError(
-        f"{what}: {_one_line(error)}", where=model, cure="see the reason above; it is ONNX Runtime's own"
-    )
+@contextmanager
+def _refusals(what: str, model: Path, cure: str | None = _CHECK_INPUTS) -> Iterator[None]:
+    """Turns ONNX Runtime's exceptions into ours, with its reason on one line."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
+        raise BackendError(f"{what}: {_one_line(error)}", where=model, cure=cure) from None
 
 
 def _one_line(error: Exception) -> str:

@@ -1,0 +1,83 @@
+"""What a processor is called, and whether its 8-bit products are safe."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.backends import _cpu
+
+XEON = """processor\t: 0
+vendor_id\t: GenuineIntel
+cpu family\t: 6
+model\t\t: 143
+model name\t: Intel(R) Xeon(R) Platinum 8480C CPU @ 2.00GHz
+flags\t\t: fpu sse2 avx2 avx512f avx512bw avx512_vnni amx_tile amx_int8
+
+processor\t: 1
+model name\t: something else
+"""
+EPYC_GUEST = """cpu family\t: 26
+model\t\t: 2
+model name\t: AMD EPYC
+flags\t\t: avx2 avx512bw avx512_vnni avx_vnni
+"""
+HASWELL = """cpu family\t: 6
+model\t\t: 63
+model name\t: Intel(R) Xeon(R) CPU E5-2680 v3 @ 2.50GHz
+flags\t\t: avx avx2 fma
+"""
+GRAVITON = """processor\t: 0
+Features\t: fp asimd asimdhp asimddp i8mm
+CPU implementer\t: 0x41
+CPU part\t: 0xd40
+"""
+RASPBERRY = """Features\t: fp asimd crc32
+CPU implementer\t: 0x41
+CPU part\t: 0xd08
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "slug", "saturates"),
+    [
+        pytest.param(XEON, "x86_64", "intel-xeon-platinum-8480c-amx", False, id="amx"),
+        pytest.param(EPYC_GUEST, "x86_64", "amd-epyc-family-26-model-2-avx512-vnni", False, id="guest"),
+        pytest.param(HASWELL, "x86_64", "intel-xeon-e5-2680-v3-avx2", True, id="avx2"),
+        pytest.param(GRAVITON, "aarch64", "aarch64-0x41-0xd40-i8mm", False, id="arm-i8mm"),
+        pytest.param(RASPBERRY, "aarch64", "aarch64-0x41-0xd08-neon", True, id="arm-without-dot-product"),
+    ],
+)
+def test_linux_processors(text: str, machine: str, slug: str, saturates: bool) -> None:
+    cpu = _cpu.cpu_from_cpuinfo(text, 4, machine=machine)
+    assert cpu.slug == slug
+    assert cpu.saturates == saturates
+    assert ("7-bit" in cpu.int8_path) == saturates
+
+
+def test_a_mac() -> None:
+    text = "machdep.cpu.brand_string: Apple M2 Pro\nhw.optional.arm.FEAT_DotProd: 1\nhw.optional.arm.FEAT_I8MM: 0\n"
+    cpu = _cpu.cpu_from_sysctl(text, 8)
+    assert cpu.slug == "apple-m2-pro-neon-dotprod"
+    assert not cpu.saturates
+
+
+def test_an_unknown_processor_is_treated_with_care() -> None:
+    cpu = _cpu.Cpu(product="", flags=frozenset(), cores=1)
+    assert cpu.saturates
+    assert "not known" in cpu.int8_path
+
+
+@given(st.text())
+def test_any_text_gives_a_file_name(text: str) -> None:
+    for cpu in (_cpu.cpu_from_cpuinfo(text, 1), _cpu.cpu_from_sysctl(text, 1)):
+        assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", cpu.slug)
+
+
+def test_this_machine_is_described() -> None:
+    cpu = _cpu.detect()
+    assert cpu.cores >= 1
+    assert cpu.product

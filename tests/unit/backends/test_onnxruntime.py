@@ -1,0 +1,203 @@
+"""The ONNX Runtime engine: quiet, honest about failures, and identical builds have identical hashes."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
+from qdqspec.errors import BackendError
+from qdqspec.testing.backends import small_model
+
+FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
+
+
+def build(path: Path, model: onnx.ModelProto, threads: int = 1) -> OnnxRuntimeEngine:
+    onnx.save(model, path)
+    return OnnxRuntime(threads=threads).build(path, BuildOptions(threads=threads))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> OnnxRuntimeEngine:
+    engine = build(tmp_path / "small.onnx", small_model())
+    engine.bind(FEEDS)
+    return engine
+
+
+def test_nothing_reaches_standard_error(
+    tmp_path: Path, models: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # ultraface has unused initializers, which ONNX Runtime warns of; wrong shapes it logs as errors
+    OnnxRuntime().build(models / "ultraface_rfb320.onnx", BuildOptions()).close()
+    engine = build(tmp_path / "small.onnx", small_model())
+    with pytest.raises(BackendError):
+        engine.run({"x": np.ones((2, 3), np.float32)})
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
+    with pytest.raises(BackendError):
+        OnnxRuntime().build(tmp_path / "broken.onnx", BuildOptions())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_refusal_is_one_line_with_the_reason_and_the_file(tmp_path: Path) -> None:
+    model = small_model()
+    model.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(BackendError, match="NoSuchOperator") as caught:
+        build(tmp_path / "odd.onnx", model)
+    assert caught.value.where == str(tmp_path / "odd.onnx")
+    assert "\n" not in caught.value.what
+
+
+@pytest.mark.parametrize("kind", ["rank", "name", "dtype"])
+def test_wrong_inputs_are_refused(engine: OnnxRuntimeEngine, kind: str) -> None:
+    wrong = {
+        "rank": {"x": np.ones((3, 8), np.float32)},
+        "name": {"image": FEEDS["x"]},
+        "dtype": {"x": FEEDS["x"].astype(np.float64)},
+    }[kind]
+    with pytest.raises(BackendError, match="could not be run"):
+        engine.run(wrong)
+
+
+def test_a_wrong_name_is_refused_when_bound_and_a_wrong_shape_when_timed(engine: OnnxRuntimeEngine) -> None:
+    with pytest.raises(BackendError, match="image"):
+        engine.bind({"image": FEEDS["x"]})
+    engine.bind({"x": np.ones((3, 8), np.float32)})
+    with pytest.raises(BackendError, match="rank"):
+        engine.time(1)
+
+
+def test_bound_inputs_are_the_engines_own(tmp_path: Path) -> None:
+    """Changing the caller's array afterwards changes nothing."""
+    engine = build(tmp_path / "small.onnx", small_model())
+    mine = np.ones((1, 3, 8, 8), np.float32)
+    engine.bind({"x": mine})
+    mine[:] = np.nan
+    np.testing.assert_array_equal(engine._feeds["x"].numpy(), FEEDS["x"])
+
+
+def test_a_closed_engine_says_so(engine: OnnxRuntimeEngine) -> None:
+    engine.close()
+    for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
+        with pytest.raises(BackendError, match="closed"):
+            call()
+
+
+def test_thread_time_is_kept_only_where_one_thread_works(tmp_path: Path) -> None:
+    for threads, expected in ((1, 3), (2, 0)):
+        engine = build(tmp_path / f"{threads}.onnx", small_model(), threads)
+        engine.bind(FEEDS)
+        assert len(engine.time(3).cpu_ms) == expected
+
+
+def test_garbage_collection_is_back_after_timing(engine: OnnxRuntimeEngine) -> None:
+    assert gc.isenabled()
+    engine.time(2)
+    assert gc.isenabled()
+    engine.bind({"x": np.ones((1, 1), np.float32)})
+    with pytest.raises(BackendError):
+        engine.time(2)
+    assert gc.isenabled()
+
+
+def test_threads_are_part_of_the_device_key() -> None:
+    assert OnnxRuntime(threads=1).device().key.endswith("-t1")
+    assert OnnxRuntime(threads=4).device().key == OnnxRuntime().device().key.removesuffix("1") + "4"
+
+
+def test_probing_survives_a_broken_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    availability = OnnxRuntime().probe()
+    assert not availability.usable
+    assert "onnxruntime" in availability.why
+    assert availability.install
+    assert availability.facts["cpu"]
+
+
+def test_weights_in_a_file_beside_the_model(tmp_path: Path) -> None:
+    plain = build(tmp_path / "plain.onnx", small_model())
+    path = tmp_path / "external.onnx"
+    onnx.save(small_model(), path, save_as_external_data=True, location="external.weights", size_threshold=0)
+    external = OnnxRuntime().build(path, BuildOptions())
+    np.testing.assert_array_equal(external.run(FEEDS)["y"], plain.run(FEEDS)["y"])
+    assert external.graph_hash == plain.graph_hash
+    external.bind(FEEDS)
+    assert external.layers(2)
+
+
+# ---- the hash of the optimized graph
+
+
+def renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with other inner names."""
+    outer = {"x", "y"}
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for tensor in copy.graph.initializer:
+        tensor.name = f"other_{tensor.name}"
+    for node in copy.graph.node:
+        node.name = f"other_{node.name}"
+        node.input[:] = [n if n in outer else f"other_{n}" for n in node.input]
+        node.output[:] = [n if n in outer else f"other_{n}" for n in node.output]
+    return copy
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_inner_names_do_not_change_the_hash(tmp_path: Path, quantized: bool) -> None:
+    model = small_model(quantized=quantized)
+    original = build(tmp_path / "a.onnx", model).graph_hash
+    assert build(tmp_path / "b.onnx", renamed(model)).graph_hash == original
+
+
+def big_weight(value: float) -> onnx.ModelProto:
+    weight = np.full((64, 64), 0.5, np.float32)
+    weight[3, 4] = value
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "m")],
+        "big",
+        [helper.make_tensor_value_info("x", 1, (1, 64))],
+        [helper.make_tensor_value_info("y", 1, (1, 64))],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_one_changed_weight_changes_the_hash(tmp_path: Path) -> None:
+    hashes = {build(tmp_path / f"{v}.onnx", big_weight(v)).graph_hash for v in (0.5, 0.25)}
+    assert len(hashes) == 2
+
+
+def test_a_changed_attribute_changes_the_hash(tmp_path: Path) -> None:
+    model = small_model()
+    model.graph.node[0].attribute[0].ints[:] = [2, 2, 2, 2]
+    assert (
+        build(tmp_path / "a.onnx", model).graph_hash != build(tmp_path / "b.onnx", small_model()).graph_hash
+    )
+
+
+def branching(inner: str) -> onnx.ModelProto:
+    """An If whose branches read a tensor of the graph around them."""
+
+    def branch(op: str) -> onnx.GraphProto:
+        output = helper.make_tensor_value_info(f"{op}_y", 1, (4,))
+        return helper.make_graph([helper.make_node(op, ["h"], [f"{op}_y"], op)], op, [], [output])
+
+    nodes = [
+        helper.make_node("Abs", ["x"], ["h"], "abs"),
+        helper.make_node("If", ["c"], ["y"], "if", then_branch=branch("Exp"), else_branch=branch(inner)),
+    ]
+    inputs = [helper.make_tensor_value_info("x", 1, (4,)), helper.make_tensor_value_info("c", 9, ())]
+    graph = helper.make_graph(nodes, "if", inputs, [helper.make_tensor_value_info("y", 1, (4,))])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_bodies_count_and_their_kernels_are_timed_as_part_of_their_node(tmp_path: Path) -> None:
+    engines = [build(tmp_path / f"{op}.onnx", branching(op)) for op in ("Neg", "Sqrt")]
+    assert engines[0].graph_hash != engines[1].graph_hash
+    engines[0].bind({"x": np.ones(4, np.float32), "c": np.array(False)})
+    assert [layer.nodes for layer in engines[0].layers(2)] == [("abs",), ("if",)]

@@ -1,0 +1,120 @@
+"""All of a profile is charged to ONNX nodes or tensors, on real models, float and quantized."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends._ort_layers import Origin, plain_name
+from qdqspec.backends._ort_profile import KernelEvent, layer_times
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.types import LayerTime
+
+REAL = ("digits_resnet", "squeezenet10", "ultraface_rfb320")
+HEAVY = ("Conv", "Gemm", "MatMul")
+
+
+def feeds_of(model: Model) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = {
+        i.name: [d.dim_value or 1 for d in i.type.tensor_type.shape.dim] for i in model.proto.graph.input
+    }
+    return {name: random.standard_normal(shapes[name]).astype(np.float32) for name in model.inputs}
+
+
+def quantize_everything(source: Path, target: Path) -> Path:
+    """Every operator quantized by ONNX Runtime's own tool, from one random sample."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    class OneSample(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.samples = iter([feeds_of(Model(onnx.load(source)))])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.samples, None)
+
+    quantize_static(
+        source,
+        target,
+        OneSample(),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    return target
+
+
+def layers_of(path: Path) -> tuple[Model, tuple[LayerTime, ...]]:
+    model = Model(onnx.load(path))
+    engine = OnnxRuntime().build(path, BuildOptions())
+    engine.bind(feeds_of(model))
+    layers = engine.layers(2)
+    engine.close()
+    return model, layers
+
+
+def check_attribution(model: Model, layers: tuple[LayerTime, ...]) -> None:
+    owners = Counter(node for layer in layers for node in layer.nodes)
+    assert set(owners) <= {n.name for n in model.nodes if n.op_type not in QDQ_OPS}
+    assert not [node for node, kernels in owners.items() if kernels > 1]
+    assert {n.name for n in model.nodes if n.op_type in HEAVY} <= set(owners)
+    for layer in layers:
+        assert layer.nodes or (layer.boundary and layer.tensors), layer
+        assert not (layer.boundary and layer.integer)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_float_models(models: Path, name: str) -> None:
+    model, layers = layers_of(models / f"{name}.onnx")
+    check_attribution(model, layers)
+    assert not any(layer.integer for layer in layers)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_quantized_models(tmp_path: Path, models: Path, name: str) -> None:
+    model, layers = layers_of(quantize_everything(models / f"{name}.onnx", tmp_path / "quantized.onnx"))
+    check_attribution(model, layers)
+    convolutions = {n.name for n in model.nodes if n.op_type == "Conv"}
+    assert convolutions == {n for x in layers if x.integer for n in x.nodes} & convolutions
+
+
+def test_a_residual_block_is_one_kernel(models: Path) -> None:
+    """The blocked convolution keeps its own tensor's name when Add and Relu join it."""
+    _, layers = layers_of(models / "digits_resnet.onnx")
+    block = next(x for x in layers if "/layer1/layer1.0/conv2/Conv" in x.nodes)
+    assert set(block.nodes) == {f"/layer1/layer1.0/{n}" for n in ("conv2/Conv", "Add", "Relu_1")}
+
+
+def test_names_are_stable_between_builds() -> None:
+    assert plain_name("/conv1/Conv_token_12") == "/conv1/Conv"
+    assert plain_name("/token_embedding/Gather") == "/token_embedding/Gather"
+
+
+def event(name: str, op: str, microseconds: int, dtype: str = "float") -> KernelEvent:
+    return KernelEvent(name, op, microseconds, dtype)
+
+
+def test_times_add_up_to_the_latency_and_forget_outliers() -> None:
+    nodes = [
+        onnx.helper.make_node("Conv", ["x"], ["y"], "a"),
+        onnx.helper.make_node("Relu", ["y"], ["z"], ""),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", [], [])
+    origins = [Origin(n, (n,), (), boundary=False) for n in ("a", "b")]
+    rounds = [(30, 10)] * 9 + [(3000, 10)]
+    events = [e for a, b in rounds for e in (event("a", "Conv", a, "uint8"), event("Relu_7", "Relu", b))]
+    layers = layer_times(graph, origins, events, runs=10, total_ms=2.0)
+    assert [layer.milliseconds for layer in layers] == pytest.approx([1.5, 0.5])
+    assert [layer.integer for layer in layers] == [True, False]
+
+
+def test_a_profile_that_does_not_fit_is_not_guessed_at() -> None:
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Conv", ["x"], ["y"], "a")], "g", [], [])
+    assert layer_times(graph, [], [event("other", "Relu", 1)], runs=1, total_ms=1.0) == ()
