@@ -8,8 +8,9 @@ reference's range) is summed here, in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,10 @@ from qdqspec.types import ParityEvidence, TensorParity
 Array = npt.NDArray[np.generic]
 Outputs = Mapping[str, Array]
 Floats = npt.NDArray[np.float64]
+_CompareFunc = Callable[..., Mapping[str, Any]]  # Polygraphy is not typed
 
 _STEPS = 255  # of an 8-bit grid
+_CHUNK = 2**16  # values given to Polygraphy at once where samples are small: a call costs milliseconds
 
 
 def compare_outputs(pairs: Iterable[tuple[Outputs, Outputs]], data: str) -> ParityEvidence:
@@ -60,6 +63,7 @@ class _Output:
     high: float = 0.0
     max_abs: float = 0.0
     cosine: float = 1.0
+    pending: list[tuple[Floats, Floats]] = field(default_factory=list)
 
     def add(self, reference: Array, tuned: Array | None) -> None:
         """Take in one sample. Changes this output."""
@@ -81,9 +85,16 @@ class _Output:
         self.noise += float(np.square(reference - tuned).sum())
         self.low = min(self.low, float(reference.min()))
         self.high = max(self.high, float(reference.max()))
-        max_abs, cosine = _polygraphy(reference, tuned)
-        self.max_abs = max(self.max_abs, max_abs)
-        self.cosine = min(self.cosine, cosine)
+        self.cosine = min(self.cosine, _cosine(reference, tuned))
+        self.pending.append((reference, tuned))
+        if len(self.pending) * reference.size >= _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self.pending:
+            reference, tuned = map(np.concatenate, zip(*self.pending, strict=True))
+            self.max_abs = max(self.max_abs, _max_abs(reference, tuned))
+            self.pending.clear()
 
     def result(self) -> TensorParity:
         """The parity over all samples taken in."""
@@ -99,6 +110,7 @@ class _Output:
                 matches=False,
                 note=self.note,
             )
+        self._flush()
         return TensorParity(
             name=self.name,
             sqnr_db=sqnr_db(self.signal, self.noise),
@@ -152,16 +164,26 @@ def _mismatch(reference: Array, tuned: Array | None) -> str:
     return ""
 
 
-def _polygraphy(reference: Floats, tuned: Floats) -> tuple[float, float]:
-    """Largest absolute difference and cosine similarity of one sample."""
-    from polygraphy.comparator import CosineSimilarityCompareFunc, IterationResult, SimpleCompareFunc
+def _max_abs(reference: Floats, tuned: Floats) -> float:
+    from polygraphy.comparator import SimpleCompareFunc
+
+    return float(_polygraphy(SimpleCompareFunc(check_error_stat="max"), reference, tuned)["max_absdiff"])
+
+
+def _cosine(reference: Floats, tuned: Floats) -> float:
+    from polygraphy.comparator import CosineSimilarityCompareFunc
+
+    value = _polygraphy(CosineSimilarityCompareFunc(), reference, tuned)["cosine_similarity"]
+    return -1.0 if math.isnan(value) else float(value)
+
+
+def _polygraphy(func: _CompareFunc, reference: Floats, tuned: Floats) -> Mapping[str, float]:
+    """The metrics of one of Polygraphy's comparison functions, by name."""
+    from polygraphy.comparator import IterationResult
     from polygraphy.logger import G_LOGGER
 
-    name = "output"
-    results = [IterationResult({name: values}) for values in (reference, tuned)]
+    results = [IterationResult({"output": values}) for values in (reference, tuned)]
     # Its verdicts against its own tolerances are not ours; without this it prints them.
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL), np.errstate(all="ignore"):
-        difference = SimpleCompareFunc(check_error_stat="max")(*results)[name]
-        cosine = CosineSimilarityCompareFunc()(*results)[name]
-    similarity = float(cosine.cosine_similarity)
-    return float(difference.max_absdiff), -1.0 if math.isnan(similarity) else similarity
+        metrics: Mapping[str, float] = func(*results)["output"].metric_values()
+    return metrics
