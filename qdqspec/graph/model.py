@@ -132,6 +132,10 @@ class Model:
         base = str(self.path.parent) if self.path else ""
         return numpy_helper.to_array(self.constants[tensor], base_dir=base)
 
+    def external_files(self) -> tuple[Path, ...]:
+        """The files beside the model that hold weights."""
+        return tuple(_external_files(self.proto, self.path)) if self.path else ()
+
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Graph inputs that a caller must feed: those without an initializer."""

@@ -88,17 +88,20 @@ class Bench:
         """Take a placement as incumbent without measuring it: an earlier run proved it."""
         self._replace_incumbent(_Incumbent(placement, ratio))
 
-    def measure_noise(self, placement: Placement) -> float:
+    def measure_noise(self, placement: Placement) -> Samples:
         """Build one placement anew a few times and set ``eps`` from how much the builds differ.
 
-        ``eps`` is the larger of one per cent and twice the deviation between builds.
+        ``eps`` is the larger of one per cent and twice the deviation between builds. Returns the samples.
+        Raises `BackendError` when it does not build again.
         """
-        levels = self._interleave({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS)["noise"]
-        logs = [np.log(build.on(self.clock)) for build in levels]
+        builds = self._interleave({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS).get("noise")
+        if builds is None:
+            raise BackendError(f"the model was built once and then not again: {self._broken['noise']}")
+        logs = [np.log(build.on(self.clock)) for build in builds]
         rounds = np.mean(logs, axis=0)
         deviation, _ = pooled_deviation([[trimmed_mean(build - rounds) for build in logs]])
         self.eps = max(FLOOR_EPS, 2 * deviation)
-        return self.eps
+        return _joined(builds)
 
     def compare(
         self, roles: Mapping[str, Placement], *, builds: int = CONFIRM_BUILDS, rounds: int = CONFIRM_ROUNDS

@@ -79,7 +79,8 @@ def search(
             log.append(trial)
         _check_reference(trial)
         if not trials:
-            bench.measure_noise(trial.placement)
+            noise = bench.measure_noise(trial.placement)
+            log.append(Trial(number=0, phase="noise", placement=trial.placement, samples=noise))
         trials.append(trial)
         strategy.tell([trial])
         if watch:

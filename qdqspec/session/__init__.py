@@ -1,0 +1,179 @@
+"""The pipeline: a session tunes, measures and judges cases, and remembers what it found.
+
+It is the only room that knows all of floors 1 to 5. The way of a case:
+
+    model > regions > space of placements > search (build, race, confirm) > winner
+          > latency, parity, accuracy, size > evidence > checks > record
+
+`CaseWork` does the work of one case, each part once and only when asked for; `Session` owns what cases
+share: the backend, the cache, the device's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from qdqspec import __version__
+from qdqspec.backends.base import Availability, BuildOptions
+from qdqspec.checks.base import Check
+from qdqspec.config import Settings
+from qdqspec.graph.model import Model
+from qdqspec.measure.isolate import Isolated
+from qdqspec.measure.lock import DeviceLock
+from qdqspec.measure.store import Store
+from qdqspec.registry import resolve
+from qdqspec.session.tuning import Workbench, trials_of
+from qdqspec.session.work import CaseWork
+from qdqspec.types import (
+    Case,
+    CaseRecord,
+    CheckResult,
+    CheckSpec,
+    DeviceKey,
+    Evidence,
+    EvidenceKind,
+    Progress,
+    Region,
+    RunRecord,
+    SearchResult,
+)
+
+_Key = tuple[str, str, str, str]
+
+
+class Session:
+    """Tunes, measures and judges. What is wrong with input or machine is raised as `QdqspecError`.
+
+    ``overrides`` are fields of `Settings`, such as ``backend="onnxruntime"`` or ``seed=7``. ``watch`` is told
+    how far a search is. Close a session when done: it holds child processes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        watch: Callable[[Progress], None] | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.settings = replace(settings or Settings(), **overrides)
+        self.watch = watch
+        self._backend = Isolated(self.settings.backend)
+        self._store = Store(self.settings.cache_dir)
+        self._works: dict[_Key, CaseWork] = {}
+        self._results: dict[_Key, dict[str, CheckResult]] = {}
+        self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
+
+    def availability(self, case: Case) -> Availability:  # noqa: ARG002 - a backend may come to differ by case
+        """Whether the backend works here, and how to get it if not."""
+        return self._backend.probe()
+
+    def model(self, case: Case) -> Model:
+        """The user's model, loaded and checked."""
+        return self._work(case).given
+
+    def regions(self, case: Case) -> tuple[Region, ...]:
+        """The regions the model is cut into."""
+        return self._work(case).prepared.regions
+
+    def search(self, case: Case) -> SearchResult:
+        """Tune the case, or take the winner that is known and still holds."""
+        return self._work(case).search
+
+    def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
+        """What is known of a case, with the parts asked for measured."""
+        work = self._work(case)
+        search = work.search
+        return Evidence(
+            case=case,
+            backend=self._backend.name,
+            target=self._backend.target,
+            device=self._device,
+            model_sha256=work.given.sha256,
+            search=search,
+            pairs=work.pairs,
+            latency=work.latency if "latency" in needs else None,
+            parity=work.parity if "parity" in needs else None,
+            accuracy=work.accuracy if "accuracy" in needs else {},
+            size_bytes=work.sizes if "size" in needs else {},
+            node_ops={node.name: node.op_type for node in work.given.nodes},
+            output=work.output,
+            warnings=work.warnings,
+        )
+
+    def judge(self, case: Case, check: CheckSpec) -> CheckResult:
+        """Measure what the check needs, judge it, and enter the verdict into the record."""
+        judged = self._results.setdefault(_key(case), {})
+        if check.id not in judged:
+            kind = cast("Check", resolve("check", check.kind))
+            verdict = kind.judge(check.params, self.evidence(case, kind.needs))
+            judged[check.id] = CheckResult(
+                id=check.id, kind=check.kind, severity=check.severity, verdict=verdict
+            )
+        return judged[check.id]
+
+    def plan(self, case: Case) -> str:
+        """What a search would try and what it would cost at most, without building anything."""
+        space = self._work(case).prepared.candidates
+        pairs = space.resolve(space.everything()).pairs
+        return (
+            f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
+            f"up to {pairs} Q/DQ pairs; at most {trials_of(case.tune)} builds and 12 to confirm"
+        )
+
+    def output(self, case: Case) -> Path:
+        """The folder of the case's files."""
+        return self._work(case).output
+
+    def record(self) -> RunRecord:
+        """Everything judged so far, with all evidence that was gathered on the way."""
+        started, clock = self._started
+        cases = tuple(
+            CaseRecord(evidence=self._gathered(self._works[key].case, judged), results=tuple(judged.values()))
+            for key, judged in self._results.items()
+            if judged
+        )
+        return RunRecord(version=__version__, started=started, seconds=time.monotonic() - clock, cases=cases)
+
+    def close(self) -> None:
+        """End the child processes."""
+        self._backend.close()
+
+    def _gathered(self, case: Case, judged: dict[str, CheckResult]) -> Evidence:
+        needs: set[EvidenceKind] = {"latency"}  # the summary shows it, and the search has measured it anyway
+        for result in judged.values():
+            needs |= cast("Check", resolve("check", result.kind)).needs
+        return self.evidence(case, frozenset(needs))
+
+    @cached_property
+    def _device(self) -> DeviceKey:
+        return self._backend.device()
+
+    def _work(self, case: Case) -> CaseWork:
+        key = _key(case)
+        if key not in self._works:
+            self._works[key] = CaseWork(case, self._workbench(), self._store, self._device)
+        return self._works[key]
+
+    def _workbench(self) -> Workbench:
+        return Workbench(
+            backend=self._backend,
+            options=BuildOptions(threads=self.settings.threads),
+            settings=self.settings,
+            exclusive=lambda: DeviceLock(self._device.key),
+            watch=self._tell,
+        )
+
+    def _tell(self, progress: Progress) -> None:
+        if self.watch is not None:
+            self.watch(progress)
+
+
+def _key(case: Case) -> _Key:
+    """What makes two cases the same work: a fixture may have replaced model or calibration."""
+    return str(case.spec), case.name, str(case.model), str(case.inputs.calibration)

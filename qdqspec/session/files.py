@@ -1,0 +1,107 @@
+"""The files a tuning run leaves in its folder, and the journal it resumes from. Part of the session."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from qdqspec.errors import OutputError, StateError
+from qdqspec.graph.save import save_model, write_text
+from qdqspec.measure.journal import Journal
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.scheme import write_scheme
+from qdqspec.session.kept import MODEL, RAW_MODEL, SCHEME, Kept
+from qdqspec.session.prepare import Prepared, require_path
+from qdqspec.types import Placement, SearchResult, Trial
+
+JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
+_SET_ASIDE = "trials.previous.jsonl"
+
+
+@contextmanager
+def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[Journal]:
+    """The journal to go on with: an unfinished one of this very run, else a new one.
+
+    A finished journal, and one of another model, spec or device, is set aside as ``trials.previous.jsonl``;
+    of the latter ``notes`` is told, as of anything else that was found.
+    """
+    path = folder / JOURNAL
+    try:
+        journal = Journal.open(path, header)
+    except StateError as error:
+        _set_aside(path)
+        notes.append(f"{error.what}; it was set aside as {_SET_ASIDE}")
+        journal = Journal.open(path, header)
+    if any(entry["phase"] == "confirm" for entry in journal.entries()):
+        journal.close()
+        _set_aside(path)
+        journal = Journal.open(path, header)
+    notes.extend(journal.notes)
+    with journal:
+        yield journal
+
+
+def _set_aside(path: Path) -> None:
+    os.replace(path, path.with_name(_SET_ASIDE))  # noqa: PTH105 - says more than Path.replace that one file goes
+
+
+def write_results(
+    prepared: Prepared, result: SearchResult, raw_winner: Placement, folder: Path, backend: str
+) -> None:
+    """Write reference, tuned and raw tuned model, scheme and layer times.
+
+    A model that is left alone is its own tuned model. Raises `OutputError` where the folder cannot be written.
+    """
+    _copy(prepared, folder / REFERENCE)
+    _write_placement(prepared, result.winner, folder / MODEL)
+    _write_placement(prepared, raw_winner, folder / RAW_MODEL)
+    write_scheme(folder / SCHEME, result.winner, prepared.numbers.placed(result.winner), backend)
+    write_text(folder / LAYERS, _layers(result.trials, result.winner))
+
+
+def take_results(kept: Kept, given: Path, folder: Path) -> None:
+    """Copy the files of a cached search into the folder of this run."""
+    try:
+        for file in kept.folder.iterdir():
+            if file.name.startswith("tuned") or file.name in (SCHEME, LAYERS, REFERENCE):
+                shutil.copyfile(file, folder / file.name)
+        if not (folder / REFERENCE).exists():
+            shutil.copyfile(given, folder / REFERENCE)
+    except OSError as error:
+        raise OutputError(
+            f"results cannot be written: {error.strerror}", where=folder, cure="choose another output folder"
+        ) from None
+
+
+def _write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
+    if not placement.sites:
+        _copy(prepared, path)
+        return
+    given = require_path(prepared.given)
+    inserted = insert_qdq(prepared.model, placement, prepared.numbers)
+    prepared.warnings.extend(note for note in inserted.notes if note not in prepared.warnings)
+    save_model(inserted.proto, path, inputs=[given], base=given.parent)
+
+
+def _copy(prepared: Prepared, path: Path) -> None:
+    given = require_path(prepared.given)
+    save_model(prepared.given.proto, path, inputs=[given], base=given.parent)
+
+
+def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
+    """Kernel times of the reference and of what is shipped, as profiled when they were first built."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"])
+    shipped = next((t for t in trials if t.placement.digest == winner.digest), trials[0])
+    for role, trial in (("reference", trials[0]), ("tuned", shipped)):
+        for layer in trial.layers:
+            names = [" ".join(layer.nodes), " ".join(layer.tensors)]
+            flags = [str(layer.boundary).lower(), str(layer.integer).lower()]
+            table.writerow([role, layer.name, layer.op_type, f"{layer.milliseconds:.6f}", *names, *flags])
+    return text.getvalue()

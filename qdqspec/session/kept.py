@@ -1,0 +1,122 @@
+"""Finished searches in the cache: written once, read back when the same is asked again. Part of the session.
+
+An entry holds the trials, what was concluded, the tuned model and its scheme. Latency is not taken from it:
+a cached winner is timed anew before anybody relies on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qdqspec.measure.journal import trial_from_json, trial_to_json
+from qdqspec.measure.store import Store, cache_key
+from qdqspec.types import Case, Placement, Provenance, SearchResult
+
+STATE_VERSION = 1  # raised when what an entry means changes, so that old ones are not taken
+_CONCLUSIONS = (
+    "left_alone",
+    "reason",
+    "strategy",
+    "seconds",
+    "cpu_seconds",
+    "eps",
+    "blocks",
+    "regions",
+    "patterns",
+)
+
+MODEL, RAW_MODEL, SCHEME = "tuned.onnx", "tuned_raw.onnx", "scheme.json"
+_FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, "layers.csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A finished search and its files. ``model`` is ``None`` where the model was left alone."""
+
+    result: SearchResult
+    folder: Path
+    raw_winner: Placement
+
+    @property
+    def model(self) -> Path | None:
+        """The tuned model's file."""
+        return None if self.result.left_alone else self.folder / MODEL
+
+
+def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: int) -> str:
+    """What a finished search depends on: model, data, rules, device and seed, but not the checks."""
+    asked = {name: _plain(getattr(case, name)) for name in ("patterns", "regions", "quantize", "tune")}
+    shapes = _plain(case.inputs.profiles)
+    return cache_key(
+        state=STATE_VERSION,
+        model=model_sha256,
+        data=data_sha256,
+        device=device,
+        seed=seed,
+        shapes=shapes,
+        batch=case.inputs.batch,
+        **asked,
+    )
+
+
+def data_digest(path: Path | None) -> str:
+    """Hash of a data file, or of a folder of them by name; empty for no data."""
+    if path is None:
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.is_file():
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
+
+
+def keep(store: Store, key: str, result: SearchResult, raw_winner: Placement, files: Path) -> Kept:
+    """Put a finished search into the cache, with the model and scheme files that stand in ``files``."""
+
+    def fill(folder: Path) -> None:
+        lines = [json.dumps(trial_to_json(trial)) for trial in result.trials]
+        (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
+        conclusions |= {"winner": result.winner.digest, "raw_winner": raw_winner.digest}
+        (folder / "search.json").write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
+        for name in _FILES:
+            if (files / name).is_file():
+                shutil.copyfile(files / name, folder / name)
+
+    return Kept(result=result, folder=store.put(key, fill), raw_winner=raw_winner)
+
+
+def recall(store: Store, key: str) -> Kept | None:
+    """The finished search under a key, or ``None``. The store has already left damaged entries out."""
+    folder = store.get(key)
+    if folder is None:
+        return None
+    lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()
+    trials = tuple(trial_from_json(json.loads(line)) for line in lines)
+    said = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+    placements = {trial.placement.digest: trial.placement for trial in trials}
+    result = SearchResult(
+        winner=placements[said["winner"]],
+        trials=trials,
+        provenance=Provenance(source="cached", age_seconds=store.age_seconds(folder)),
+        **{name: said[name] for name in _CONCLUSIONS},
+    )
+    return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, tuples and paths as JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(item) for name, item in value.items()}
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,172 @@
+"""From a case to a space of placements with their numbers: load, fold, calibrate. Part of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import onnx
+
+from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities, Engine
+from qdqspec.errors import ModelError
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import save_model
+from qdqspec.parity.data import Dataset, open_data, random_feeds
+from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.calibrate import Feed, calibrate
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import tie_ranges
+from qdqspec.regions.expressions import allowed_nodes, unmatched
+from qdqspec.regions.search import find_regions
+from qdqspec.types import Case, Placement, Region
+
+RANDOM_SAMPLES = 8
+
+
+class Prepared:
+    """A case with its model loaded, and what follows from the two; each part is made when first asked for.
+
+    ``given`` is the user's model, ``model`` the one that pairs are placed in: the same with
+    BatchNormalization folded. ``warnings`` collects what the user should know.
+    """
+
+    def __init__(self, case: Case, given: Model, backend: Backend, options: BuildOptions, seed: int) -> None:
+        self.case = case
+        self.given = given
+        self.warnings: list[str] = []
+        self._backend = backend
+        self._options = options
+        self._seed = seed
+        self._observers: list[Engine] = []
+        folded = fold_batchnorm(given)
+        self.model = folded.model
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """What the backend can run in integers here."""
+        return self._backend.capabilities()
+
+    @cached_property
+    def inputs(self) -> dict[str, InputSpec]:
+        """Type and shape of every input, as this case runs them."""
+        return input_specs(self.given, resolve_shapes(self.given, self.case.inputs))
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions of the model, as the case asks for them."""
+        return find_regions(self.model, self.case.regions)
+
+    @cached_property
+    def candidates(self) -> SchemeSpace:
+        """All placements that the backend can use and the spec allows, before calibration."""
+        for pattern in unmatched(self.model, self.case.patterns):
+            self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
+        return SchemeSpace(
+            self.model,
+            self.capabilities,
+            allowed=allowed_nodes(self.model, self.case.patterns),
+            rules=self.case.quantize,
+            regions=self.regions,
+        )
+
+    @cached_property
+    def calibration(self) -> Dataset | None:
+        """The calibration data, or ``None`` where the case names none."""
+        path = self.case.inputs.calibration
+        return None if path is None else open_data(path, self.inputs)
+
+    @cached_property
+    def evaluation(self) -> Dataset | None:
+        """The evaluation data, or ``None`` where the case names none."""
+        path = self.case.inputs.evaluation
+        return None if path is None else open_data(path, self.inputs)
+
+    def feeds(self) -> Iterator[Feed]:
+        """Calibration inputs: the user's, or seeded random ones with a warning that they prove little."""
+        if self.calibration is not None:
+            return iter(self.calibration)
+        self._warn_random()
+        shapes = {name: spec.shape for name, spec in self.inputs.items()}
+        return iter(random_feeds(self.given, shapes, self._seed, RANDOM_SAMPLES))
+
+    @cached_property
+    def sample(self) -> dict[str, Array]:
+        """One input, for timing."""
+        return dict(next(iter(self.feeds())))
+
+    @cached_property
+    def _numbered(self) -> tuple[SchemeSpace, Quantizer]:
+        rules, space = self.case.quantize, self.candidates
+        try:
+            ranges = calibrate(
+                self.model,
+                space.tensors,
+                self.feeds,
+                rules.calibration,
+                self._observe,
+                note=self.warnings.append,
+            )
+        finally:
+            while self._observers:
+                self._observers.pop().close()
+        quantizer = Quantizer(
+            self.model,
+            tie_ranges(self.model, ranges),
+            reduce_range=self.capabilities.reduce_range,
+            symmetric_activations=self.capabilities.symmetric_activations,
+        )
+        return space.known(ranges.keys()), quantizer
+
+    @property
+    def space(self) -> SchemeSpace:
+        """The candidates whose activations were all seen during calibration."""
+        return self._numbered[0]
+
+    @property
+    def numbers(self) -> Quantizer:
+        """Scales, zero points and integer weights."""
+        return self._numbered[1]
+
+    def _observe(self, observer: onnx.ModelProto) -> Callable[[Feed], Mapping[str, Array]]:
+        """Run the observer on the backend. Its file may go once the engine is built."""
+        with TemporaryDirectory(prefix="qdqspec-") as folder:
+            path = Path(folder) / "observer.onnx"
+            save_model(observer, path, base=require_path(self.given).parent)
+            engine = self._backend.build(path, self._options)
+        self._observers.append(engine)
+        return engine.run
+
+    def _warn_random(self) -> None:
+        warning = "no calibration data: random inputs are used, so scales and parity prove little"
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Writes placements as model files into one folder. The empty placement is the user's own file."""
+
+    folder: Path
+    given: Path
+    insert: Callable[[Placement], onnx.ModelProto]
+
+    def __call__(self, placement: Placement) -> Path:
+        """The file of a placement; written once."""
+        if not placement.sites:
+            return self.given
+        path = self.folder / f"{placement.digest}.onnx"
+        if not path.exists():
+            save_model(self.insert(placement), path)
+        return path
+
+
+def require_path(model: Model) -> Path:
+    """The model's file; a model made in memory must be saved before it can be built."""
+    if model.path is None:
+        raise ModelError("the model has no file", cure="save it and load it with load_model")
+    return model.path

@@ -1,0 +1,284 @@
+"""One case at work: everything that can be known of it, each thing found once. Part of the session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+
+from qdqspec import __version__
+from qdqspec.backends.base import Array, Engine
+from qdqspec.errors import DataError, StateError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.measure.bench import Bench
+from qdqspec.measure.lock import RunLock
+from qdqspec.measure.store import Store
+from qdqspec.parity.compare import compare_outputs
+from qdqspec.parity.metrics import accuracy
+from qdqspec.placement.scheme import read_scheme
+from qdqspec.session.files import open_journal, take_results, write_results
+from qdqspec.session.kept import SCHEME, Kept, data_digest, keep, key_of, recall
+from qdqspec.session.prepare import Prepared, require_path
+from qdqspec.session.tuning import NO_PLACEMENT, Workbench, clock_for, tune
+from qdqspec.types import (
+    AccuracyEvidence,
+    Case,
+    DeviceKey,
+    LatencyEvidence,
+    ParityEvidence,
+    PlacedPair,
+    Placement,
+    SearchResult,
+)
+
+VERIFY_BUILDS, VERIFY_ROUNDS = 2, 12  # how thoroughly a cached winner is timed at first
+
+
+class CaseWork:
+    """What is known of one case in one session. Reading an attribute does the work it takes, once."""
+
+    def __init__(self, case: Case, bench: Workbench, store: Store, device: DeviceKey) -> None:
+        self.case = case
+        self.store = store
+        self.device = device
+        self._work = bench
+        self._latency: LatencyEvidence | None = None
+
+    @cached_property
+    def given(self) -> Model:
+        """The user's model."""
+        return load_model(self.case.model)
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The model with what tuning needs."""
+        work = self._work
+        return Prepared(self.case, self.given, work.backend, work.options, work.settings.seed)
+
+    @property
+    def output(self) -> Path:
+        """The folder of the case's files."""
+        return self._work.settings.folder(self.case)
+
+    @cached_property
+    def kept(self) -> Kept:
+        """The finished search: from the cache where it still verifies, else made now."""
+        settings = self._work.settings
+        with self._alone():
+            known = None if settings.no_cache else recall(self.store, self._key)
+            if settings.scheme is not None:
+                return self._chosen(settings.scheme, known)
+            if settings.mode in ("measure", "verify"):
+                return self._required(known)
+            if known is not None and self._still_holds(known):
+                take_results(known, require_path(self.given), self.output)
+                return known
+            return self._tuned()
+
+    @property
+    def search(self) -> SearchResult:
+        """What the search came to."""
+        return self.kept.result
+
+    @property
+    def latency(self) -> LatencyEvidence | None:
+        """Reference and tuned model timed against each other; ``None`` in a run without timing."""
+        if self._work.settings.mode == "verify":
+            return None
+        kept = self.kept
+        if self._latency is None:
+            self._latency = self._measured(kept)
+        return self._latency
+
+    @cached_property
+    def tuned_path(self) -> Path:
+        """The file of what is shipped: the tuned model, or the user's own where it was left alone."""
+        return self.kept.model or require_path(self.given)
+
+    @cached_property
+    def pairs(self) -> tuple[PlacedPair, ...]:
+        """The shipped Q/DQ pairs with their numbers."""
+        kept = self.kept
+        return () if kept.result.left_alone else read_scheme(kept.folder / SCHEME).pairs
+
+    @cached_property
+    def parity(self) -> ParityEvidence:
+        """Outputs of the tuned model against the reference's, on evaluation data where there is some."""
+        feeds, kind = self._comparison_data()
+        with self._engine(require_path(self.given)) as ours, self._engine(self.tuned_path) as theirs:
+            return compare_outputs(((ours.run(feed), theirs.run(feed)) for feed in feeds), kind)
+
+    @cached_property
+    def accuracy(self) -> dict[str, AccuracyEvidence]:
+        """The task metrics that the case's checks name, for reference and tuned model."""
+        wanted = {
+            check.params.evidence_key: check.params for check in self.case.checks if check.kind == "accuracy"
+        }
+        return {key: self._accuracy(params.metric, params.output) for key, params in wanted.items()}
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the model files, external data included."""
+        return {"reference": _size(require_path(self.given), self.given), "tuned": _size(self.tuned_path)}
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of this case so far."""
+        own = self.prepared.warnings if "prepared" in self.__dict__ else []
+        return (*own, *self.store.warnings)
+
+    @cached_property
+    def _key(self) -> str:
+        return key_of(
+            self.case,
+            self.given.sha256,
+            data_digest(self.case.inputs.calibration),
+            self.device.key,
+            self._work.settings.seed,
+        )
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """One run in the folder. Workers of one test run wait for each other, and find the work done."""
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            self.output.mkdir(parents=True, exist_ok=True)
+            return FileLock(self.output / ".lock", thread_local=False)
+        return RunLock(self.output)
+
+    def _tuned(self) -> Kept:
+        with open_journal(self.output, self._journal_header, self.prepared.warnings) as journal:
+            tuned = tune(self.prepared, self._work, journal)
+        self._latency = tuned.latency
+        self.store.discard(self._key)
+        write_results(self.prepared, tuned.result, tuned.raw_winner, self.output, self._work.backend.target)
+        return keep(self.store, self._key, tuned.result, tuned.raw_winner, self.output)
+
+    @property
+    def _journal_header(self) -> dict[str, object]:
+        return {
+            "model_sha256": self.given.sha256,
+            "search": self._key,
+            "backend": self._work.backend.target,
+            "device": self.device.key,
+            "seed": self._work.settings.seed,
+            "qdqspec": __version__,
+        }
+
+    def _still_holds(self, known: Kept) -> bool:
+        """Time a cached winner anew; where a short look proves nothing, look as closely as a search would."""
+        if known.model is None:
+            return True
+        self._latency = self._timed(known, VERIFY_BUILDS, VERIFY_ROUNDS)
+        if self._latency.speedup.low <= 1:
+            self._latency = self._timed(known)
+        if self._latency.speedup.low <= 1:
+            self.prepared.warnings.append(
+                "the cached winner is no longer faster than the reference: tuned anew"
+            )
+            return False
+        return True
+
+    def _required(self, known: Kept | None) -> Kept:
+        if known is None:
+            raise StateError(
+                f"no winner is known for {self.case.name} on this device, and mode "
+                f"'{self._work.settings.mode}' does not search",
+                where=self.case.spec or self.case.model,
+                cure="run it once with --qdq-mode=run",
+            )
+        return known
+
+    def _chosen(self, digest: str, known: Kept | None) -> Kept:
+        """The placement of a known trial whose digest begins so, built again from its labels."""
+        trials = known.result.trials if known else ()
+        found = next((t for t in trials if t.ok and t.placement.digest.startswith(digest)), None)
+        if known is None or found is None:
+            raise StateError(
+                f"no trial of {self.case.name} on this device has scheme {digest}",
+                where=self.case.spec or self.case.model,
+                cure="run the case once without --qdq-scheme, and take a digest from its trials.jsonl",
+            )
+        if found.placement.digest == known.result.winner.digest:
+            return known
+        return self._rebuilt(known, found.placement)
+
+    def _rebuilt(self, known: Kept, placement: Placement) -> Kept:
+        result = replace(
+            known.result,
+            winner=placement,
+            left_alone=not placement.sites,
+            reason=f"scheme {placement.digest} was asked for",
+            provenance=replace(known.result.provenance, source="replayed"),
+        )
+        folder = self.output / placement.digest
+        folder.mkdir(parents=True, exist_ok=True)
+        write_results(self.prepared, result, placement, folder, self._work.backend.target)
+        return Kept(result=result, folder=folder, raw_winner=placement)
+
+    def _measured(self, kept: Kept) -> LatencyEvidence:
+        if kept.model is not None:
+            return self._timed(kept)
+        return self._timed(kept, builds=VERIFY_BUILDS, rounds=VERIFY_ROUNDS)
+
+    def _timed(self, kept: Kept, builds: int = 3, rounds: int = 24) -> LatencyEvidence:
+        """Reference and what is shipped, from fresh builds, interleaved."""
+        files = {NO_PLACEMENT.digest: require_path(self.given), kept.result.winner.digest: kept.model}
+        work = self._work
+        bench = Bench(
+            work.backend,
+            lambda placement: files[placement.digest] or require_path(self.given),
+            self._timing_feed,
+            clock=clock_for(self.case.tune, work.settings.threads),
+            random=np.random.default_rng(work.settings.seed),
+            options=work.options,
+            exclusive=work.exclusive,
+        )
+        return bench.compare(
+            {"reference": NO_PLACEMENT, "tuned": kept.result.winner}, builds=builds, rounds=rounds
+        )
+
+    @property
+    def _timing_feed(self) -> Mapping[str, Array]:
+        return self.prepared.sample
+
+    def _engine(self, path: Path) -> AbstractContextManager[Engine]:
+        return closing(self._work.backend.build(path, self._work.options))
+
+    def _comparison_data(self) -> tuple[Iterable[Mapping[str, Array]], str]:
+        if self.prepared.evaluation is not None:
+            return self.prepared.evaluation, "evaluation"
+        if self.prepared.calibration is not None:
+            return self.prepared.calibration, "calibration"
+        return self.prepared.feeds(), "random"
+
+    def _accuracy(self, metric: str, output: str | None) -> AccuracyEvidence:
+        data = self.prepared.evaluation
+        if data is None:
+            raise DataError(
+                "accuracy is asked for, and there is no evaluation data",
+                where=self.case.spec or self.case.model,
+                cure="name an .npz file with inputs and labels in inputs.evaluation",
+            )
+        labels = data.require_labels()
+
+        def score(path: Path) -> float:
+            with self._engine(path) as engine:
+                return accuracy(metric, (engine.run(feed) for feed in data), labels, output=output)
+
+        return AccuracyEvidence(
+            metric=metric,
+            reference=score(require_path(self.given)),
+            tuned=score(self.tuned_path),
+            samples=len(labels),
+        )
+
+
+def _size(path: Path, model: Model | None = None) -> int:
+    data = path.with_name(path.name + ".data")
+    named = model.external_files() if model is not None else (data,) if data.is_file() else ()
+    return path.stat().st_size + sum(file.stat().st_size for file in named)
