@@ -1,4 +1,4 @@
-"""Starts and ends the worker processes that hold engines. May import floor 0 and the wire.
+"""Starts the worker processes that hold engines. May import floor 0, the wire and the child.
 
 Two launchers with one face: `Zygote` forks children of a process that has the backend's library
 loaded (about a millisecond each), `Interpreters` starts a fresh interpreter per engine (a tenth of a
@@ -19,62 +19,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 from qdqspec.errors import BackendError
+from qdqspec.measure._child import Child, kill, last_words, scratch_folder, start_worker
 from qdqspec.measure._wire import Stream
 
 START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine and a cold disk
-_CONTROL_LIMIT = 1 << 16
-_TAIL_BYTES = 4096
-_TAIL_LINES = 8
-
-# One thread only until an engine is built: forking a process with threads may deadlock the child.
-# OpenBLAS starts its threads when numpy is imported. ONNX Runtime from 1.31 on starts a telemetry
-# thread on import, also on Linux, which sends events home; it stays off here for that reason too.
-_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
-
-
-@dataclass(frozen=True, slots=True)
-class Child:
-    """A process that serves one engine. ``folder`` is its own, for its log and temporary files."""
-
-    stream: Stream
-    folder: Path
-    end: Callable[[], int]  # kills it and returns its exit code, negative for a signal
-
-    def log(self) -> str:
-        """All that it printed, on both outputs."""
-        with contextlib.suppress(OSError):
-            return (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-        return ""
-
-    def last_words(self) -> str:
-        """The last lines it printed."""
-        lines = [line.rstrip() for line in self.log()[-_TAIL_BYTES:].splitlines() if line.strip()]
-        return "\n".join(lines[-_TAIL_LINES:])
-
-    def bury(self) -> int:
-        """End it and remove what it leaves behind; return its exit code."""
-        self.stream.close()
-        code = self.end()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return code
-
-
-class Launcher(Protocol):
-    """Starts children until closed."""
-
-    def start(self) -> Child:
-        """Start one child; raise `BackendError` where the machine does not allow it."""
-        ...
-
-    def close(self) -> None:
-        """End everything it started."""
-        ...
+_CONTROL_LIMIT = 1 << 16  # bytes of one control message
+_POLL_SECONDS = 0.2
+_CURE = "import the backend's library in a Python shell to see why"
 
 
 class NotForkableError(Exception):
@@ -85,17 +41,20 @@ class Zygote:
     """Forks children from a process with the backend's library loaded."""
 
     def __init__(self, backend: str) -> None:
-        self._scratch = _scratch_folder()
-        self._lock = threading.Lock()
+        self._scratch = scratch_folder()
+        # A forgotten engine may be collected, and ended, in the middle of another request of this thread.
+        self._lock = threading.RLock()
+        self._asked = 0
+        self._answers: dict[int, dict[str, Any]] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = _start_worker(
-                ["zygote", backend, str(theirs.fileno()), str(self._scratch)],
-                log=self._scratch / "log.txt",
+            self._process = start_worker(
+                ["zygote", backend, str(theirs.fileno())],
+                folder=self._scratch,
                 pass_fds=(theirs.fileno(),),
             )
         try:
-            threads = self._receive()["threads"]
+            threads = self._answer_to(0)["threads"]
         except BaseException:
             self.close()
             raise
@@ -112,11 +71,14 @@ class Zygote:
         """Fork one child."""
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            answer = self._ask({"do": "fork", "folder": str(folder)}, [theirs.fileno()])
-        if "error" in answer:
+        try:
+            with theirs:
+                answer = self._ask({"do": "fork", "folder": str(folder)}, [theirs.fileno()])
+            if "error" in answer:
+                raise BackendError(f"no process could be started for an engine: {answer['error']}")
+        except BaseException:  # a child that was forked nevertheless sees its connection end
             ours.close()
-            raise BackendError(f"no process could be started for an engine: {answer['error']}")
+            raise
         return Child(Stream(ours), folder, lambda: self._end(answer["pid"]))
 
     def close(self) -> None:
@@ -133,11 +95,21 @@ class Zygote:
 
     def _ask(self, request: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
         with self._lock:
+            self._asked += 1
+            number = self._asked
+            message = json.dumps({**request, "number": number}).encode()
             try:
-                socket.send_fds(self._control, [json.dumps(request).encode()], fds or [])
-            except (ConnectionError, BrokenPipeError):
+                socket.send_fds(self._control, [message], fds or [])
+            except ConnectionError:
                 raise self._gone() from None
-            return self._receive()
+            return self._answer_to(number)
+
+    def _answer_to(self, number: int) -> dict[str, Any]:
+        """The answer with that number. Others on the line were asked for by a request that was interrupted."""
+        while number not in self._answers:
+            answer = self._receive()
+            self._answers[answer["number"]] = answer
+        return self._answers.pop(number)
 
     def _receive(self) -> dict[str, Any]:
         self._control.settimeout(START_TIMEOUT)
@@ -147,8 +119,8 @@ class Zygote:
             message = b""
         except TimeoutError:
             raise BackendError(
-                f"the backend's library did not load within {START_TIMEOUT:.0f} s",
-                cure="import it in a Python shell to see what it waits for",
+                f"the process that loads the backend's library gave no answer for {START_TIMEOUT:.0f} s",
+                cure=_CURE,
             ) from None
         if not message:
             raise self._gone()
@@ -156,11 +128,9 @@ class Zygote:
         return answer
 
     def _gone(self) -> BackendError:
-        log = self._scratch / "log.txt"
-        words = log.read_text(encoding="utf-8", errors="replace")[-_TAIL_BYTES:] if log.is_file() else ""
+        words = last_words(self._scratch)
         return BackendError(
-            f"the process that loads the backend's library ended early\n{words.strip()}".rstrip(),
-            cure="import the library in a Python shell to see why",
+            f"the process that loads the backend's library ended early\n{words}".rstrip(), cure=_CURE
         )
 
 
@@ -169,7 +139,7 @@ class Interpreters:
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._scratch = _scratch_folder()
+        self._scratch = scratch_folder()
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -179,21 +149,27 @@ class Interpreters:
 
     def start(self) -> Child:
         """Start one interpreter and wait until it has connected and shown its token."""
+        self._processes = [process for process in self._processes if process.poll() is None]
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
         token = secrets.token_bytes(32)
         with socket.create_server(("127.0.0.1", 0)) as server:
-            process = _start_worker(
-                ["single", self._backend, str(server.getsockname()[1]), str(folder)],
-                log=folder / "log.txt",
-                stdin=subprocess.PIPE,
+            process = start_worker(
+                ["single", self._backend, str(server.getsockname()[1])], folder=folder, stdin=subprocess.PIPE
             )
             self._processes.append(process)
-            return Child(Stream(_accepted(server, process, token)), folder, lambda: _killed(process))
+            connection = _accepted(server, process, token)
+        if connection is None:
+            code = kill(process)
+            words = last_words(folder)
+            raise BackendError(
+                f"the process for an engine did not start (exit code {code})\n{words}".rstrip(), cure=_CURE
+            )
+        return Child(Stream(connection), folder, lambda: kill(process))
 
     def close(self) -> None:
         """End all children."""
         for process in self._processes:
-            _killed(process)
+            kill(process)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
@@ -210,57 +186,40 @@ def open_launcher(backend: str, *, fork: bool) -> Zygote | Interpreters:
     return Interpreters(backend)
 
 
-def _scratch_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="qdqspec-"))
-
-
-def _start_worker(
-    arguments: list[str], *, log: Path, pass_fds: tuple[int, ...] = (), stdin: int = subprocess.DEVNULL
-) -> subprocess.Popen[bytes]:
-    """Start the worker module in a new interpreter that finds modules where this one does."""
-    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "qdqspec.measure.worker", *arguments],
-            stdin=stdin,
-            stdout=output,
-            stderr=output,
-            pass_fds=pass_fds,
-            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths},
-        )
-
-
-def _accepted(server: socket.socket, process: subprocess.Popen[bytes], token: bytes) -> socket.socket:
-    """The child's connection. Whoever else connects first does not know the token and is turned away."""
-    stdin = process.stdin
-    if stdin is None:  # never: it was started with a pipe
-        raise BackendError("the worker process has no input")
-    stdin.write(token)
-    stdin.flush()
-    server.settimeout(START_TIMEOUT)
-    while True:
+def _accepted(server: socket.socket, process: subprocess.Popen[bytes], token: bytes) -> socket.socket | None:
+    """The child's connection, or ``None`` if the child does not come. Strangers do not know the token."""
+    deadline = time.monotonic() + START_TIMEOUT
+    server.settimeout(_POLL_SECONDS)
+    with contextlib.suppress(BrokenPipeError):  # a child that is gone already is noticed below
+        _input_of(process).write(token)
+        _input_of(process).flush()
+    while process.poll() is None and time.monotonic() < deadline:
         try:
             connection, _ = server.accept()
         except TimeoutError:
-            _killed(process)
-            raise BackendError(f"the worker process did not answer within {START_TIMEOUT:.0f} s") from None
-        connection.settimeout(START_TIMEOUT)
-        if hmac.compare_digest(connection.recv(len(token), socket.MSG_WAITALL), token):
+            continue
+        if _knows(connection, token):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
         connection.close()
+    return None
 
 
-def _killed(process: subprocess.Popen[bytes]) -> int:
-    process.kill()
-    code = process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
-    return code
+def _knows(connection: socket.socket, token: bytes) -> bool:
+    connection.settimeout(1.0)
+    try:
+        return hmac.compare_digest(connection.recv(len(token), socket.MSG_WAITALL), token)
+    except OSError:
+        return False
+
+
+def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdin is not None  # it was started with a pipe
+    return process.stdin
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
-        _killed(process)
+        kill(process)

@@ -57,7 +57,10 @@ class Stream:
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
         if length > _HEADER_LIMIT:
             raise WireClosedError(f"a header of {length} bytes")
-        header = json.loads(bytes(self._exactly(length, deadline)))
+        try:
+            header = json.loads(bytes(self._exactly(length, deadline)))
+        except ValueError as error:
+            raise WireClosedError("a garbled header") from error
         return header, {name: self._array(dtype, shape, deadline) for name, dtype, shape in header["arrays"]}
 
     def close(self) -> None:

@@ -23,7 +23,8 @@ from qdqspec.backends.base import (
     Capabilities,
 )
 from qdqspec.errors import BackendError
-from qdqspec.measure._processes import Child, Interpreters, Zygote, can_fork, open_launcher
+from qdqspec.measure._child import Child
+from qdqspec.measure._processes import Interpreters, Zygote, can_fork, open_launcher
 from qdqspec.measure._records import layer_from_json, samples_from_json
 from qdqspec.measure._wire import Header, WireClosedError
 from qdqspec.measure.worker import backend_by_name

@@ -76,10 +76,11 @@ class DeviceLock:
     def __enter__(self) -> Self:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(self._path.parent)
             self._lock.acquire()
         except OSError as error:
             raise OutputError(
-                f"the lock that keeps measurements apart cannot be taken: {error.strerror}",
+                f"the lock that keeps measurements apart cannot be taken: {error.strerror or error}",
                 where=self._path,
                 cure="make its folder writable",
             ) from None
@@ -91,7 +92,12 @@ class DeviceLock:
         self._lock.release()
 
 
+def _check_owner(folder: Path) -> None:
+    """Names here are predictable and others may write to the parent: do not use a folder they planted."""
+    if hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid():
+        raise PermissionError("its folder belongs to another user")
+
+
 def _own_temporary_folder() -> Path:
-    """A folder of this user alone: the names in it are predictable, and others may write to its parent."""
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
     return Path(tempfile.gettempdir()) / f"qdqspec-locks-{user}"

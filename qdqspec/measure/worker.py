@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,9 +122,10 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
         backend.probe()  # imports the heavy library
         importlib.import_module("qdqspec.graph.model")  # and onnx, with which backends read what they built
         gc.freeze()  # what is loaded now stays shared between the children
-        _reply(control, {"threads": _thread_count()})
+        _reply(control, {"number": 0, "threads": _thread_count()})
         while (request := _request(control)) is not None:
-            _reply(control, _obey(request, control, backend, children))
+            answer = _obey(request, control, backend, children)
+            _reply(control, {"number": request["number"], **answer})
     except (ConnectionError, BrokenPipeError):
         pass  # the parent is gone; there is nobody left to tell
     finally:
@@ -169,6 +171,8 @@ def _fork(connection: socket.socket, control: socket.socket, backend: Backend, f
         _enter(folder)
         Service(Stream(connection), backend).serve()
         code = 0
+    except BaseException:  # noqa: BLE001 - told in the log; the parent sees the exit code
+        traceback.print_exc()
     finally:
         os._exit(code)  # never unwind into the zygote's own loop and clean-up
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -200,6 +201,36 @@ def test_an_interrupt_closes_the_engine(
             engine.bind(feeds)
         with pytest.raises(BackendError, match="closed"):
             engine.bind(feeds)
+
+
+@pytest.mark.skipif(not can_fork(), reason="no safe fork here")
+def test_an_interrupted_request_does_not_confuse_the_next(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may strike between a request to the zygote and its answer, which then waits on the line."""
+    with Isolated("fake") as backend:
+        first = build(backend, model)
+        launcher = backend._launcher
+
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(launcher, "_receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build(backend, model)
+        monkeypatch.undo()
+        first.close()
+        assert build(backend, model).graph_hash
+
+
+def test_a_child_that_cannot_start_is_noticed_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    for fork in {can_fork(), False}:
+        with (
+            Isolated("fake", fork=fork) as backend,
+            pytest.raises(BackendError, match=r"ended early|did not start"),
+        ):
+            build(backend, model)
 
 
 PARENT = """

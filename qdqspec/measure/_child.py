@@ -1,0 +1,94 @@
+"""A worker process that serves one engine, and what every launcher needs to start and end one.
+
+May import floor 0 and the wire.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqspec.measure._wire import Stream
+
+LOG = "log.txt"
+_TAIL_BYTES = 4096
+_TAIL_LINES = 8
+
+# One thread only until an engine is built: forking a process with threads may deadlock the child.
+# OpenBLAS starts its threads when numpy is imported. ONNX Runtime from 1.31 on starts a telemetry
+# thread on import, also on Linux, which sends events home; it stays off here for that reason too.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that serves one engine. ``folder`` is its own, for its log and temporary files."""
+
+    stream: Stream
+    folder: Path
+    end: Callable[[], int]  # kills it and returns its exit code, negative for a signal
+
+    def log(self) -> str:
+        """All that it printed, on both outputs."""
+        return _text_of(self.folder / LOG)
+
+    def last_words(self) -> str:
+        """The last lines it printed."""
+        return last_words(self.folder)
+
+    def bury(self) -> int:
+        """End it and remove what it leaves behind; return its exit code."""
+        self.stream.close()
+        code = self.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return code
+
+
+def scratch_folder() -> Path:
+    """A new folder for the logs and temporary files of one launcher."""
+    return Path(tempfile.mkdtemp(prefix="qdqspec-"))
+
+
+def start_worker(
+    arguments: list[str], *, folder: Path, pass_fds: tuple[int, ...] = (), stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
+    """Start the worker module in a new interpreter that finds modules where this one does."""
+    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    with (folder / LOG).open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "qdqspec.measure.worker", *arguments, str(folder)],
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            pass_fds=pass_fds,
+            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths},
+        )
+
+
+def kill(process: subprocess.Popen[bytes]) -> int:
+    """End a process and return its exit code. One that had already crashed keeps the code of its crash."""
+    process.kill()
+    code = process.wait()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # it had died before it read what was written
+            process.stdin.close()
+    return code
+
+
+def last_words(folder: Path) -> str:
+    """The last lines printed by the process whose folder this is."""
+    lines = [line.rstrip() for line in _text_of(folder / LOG)[-_TAIL_BYTES:].splitlines() if line.strip()]
+    return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _text_of(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        return log.read_text(encoding="utf-8", errors="replace")
+    return ""
