@@ -33,6 +33,9 @@ _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
     "mse": mse_range,
 }
 _FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE})
+# Their rare large values are the answer, and their range is bounded anyway: never clipped. Entropy clipped the
+# class probabilities of SqueezeNet to 0.12, for an SQNR of 2 dB instead of 18.
+_BOUNDED = frozenset({"HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 _NEGLIGIBLE = float(np.finfo(np.float32).smallest_normal)  # nothing to gain, and no bins to be had
 _log = logging.getLogger(__name__)
 
@@ -50,7 +53,8 @@ def calibrate(
 
     ``feeds`` is called once for ``max``, twice for the other methods (range first, then a histogram of
     fixed size a tensor), and its samples are never kept. Integer tensors, and tensors that no feed ever
-    produced, are left out; ``note`` is told of the latter. Raises `DataError` naming the tensor where a
+    produced, are left out; ``note`` is told of the latter. Outputs of Softmax, Sigmoid and the like always keep
+    their whole range. Raises `DataError` naming the tensor where a
     value is not finite, and when there is no sample.
     """
     watch = _Watch.over(model, tensors, run)
@@ -59,7 +63,7 @@ def calibrate(
         note(f"never produced by the calibration data, so left in floating point: {', '.join(missing)}")
     if method == "max":
         return spans
-    histograms = {t: Histogram(span) for t, span in spans.items() if span.largest > _NEGLIGIBLE}
+    histograms = {t: Histogram(span) for t, span in spans.items() if _may_clip(model, t, span)}
     for values in map(watch.values, feeds()):
         for tensor in histograms.keys() & values.keys():
             histograms[tensor].add(values[tensor])
@@ -107,6 +111,11 @@ class _Watch:
         if self.execute is not None:
             found |= {name: value for name, value in self.execute(feed).items() if name in self.wanted}
         return {name: value for name, value in found.items() if _is_float(value)}
+
+
+def _may_clip(model: Model, tensor: str, span: TensorRange) -> bool:
+    made_by = model.producer.get(tensor)
+    return span.largest > _NEGLIGIBLE and (made_by is None or made_by.op_type not in _BOUNDED)
 
 
 def _is_float(value: object) -> bool:

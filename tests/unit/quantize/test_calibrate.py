@@ -89,6 +89,15 @@ def test_one_outlier_in_a_hundred_thousand_values_is_clipped(absolute: Model, me
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_rare_large_probabilities_are_never_clipped(method: str) -> None:
+    model = model_of([helper.make_node("Sigmoid", ["x"], ["y"])])
+    logits = np.full(20_000, -7, np.float32)
+    logits[0] = 7
+    found = calibrate(model, ["y"], feeds_of(logits), method, run_on_cpu)
+    assert found["y"].high > 0.99
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_tensor_that_is_always_zero_keeps_an_empty_range(absolute: Model, method: str) -> None:
     assert calibrate(absolute, ["y"], feeds_of([0, 0]), method, run_on_cpu) == {"y": TensorRange(0, 0)}
 
