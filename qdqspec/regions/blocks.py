@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 TINY = 2  # a leaf of so few nodes decides nothing alone: it joins a neighbour if both fit
 
-SHARE = 0.75
+SHARE = 0.5
 
 
 @dataclass(slots=True)

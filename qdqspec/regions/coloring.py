@@ -11,37 +11,33 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 Colors: TypeAlias = list[bytes]
 EFFORT = 50_000  # vertex visits spent on ties before symmetric vertices are taken as they come
 
 
-class Edge(NamedTuple):
-    """An input: which slot, which vertex feeds it, by which of its outputs."""
-
-    slot: int
-    vertex: int
-    output: int
+Edge: TypeAlias = tuple[int, int, int]  # an input: its slot, the vertex that feeds it, by which output
+Tagged: TypeAlias = list[list[tuple[bytes, int]]]  # by vertex: what an edge is, and its other end
 
 
-@dataclass(slots=True)
 class Puzzle:
     """Vertices in topological order: labels, and edges from the vertices that feed each."""
 
-    labels: Sequence[str]
-    edges: Sequence[Sequence[Edge]]
-    turned: list[list[Edge]] = field(init=False)
-    depth: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.turned = [[] for _ in self.labels]
-        self.depth = []
-        for vertex, row in enumerate(self.edges):
-            self.depth.append(max((self.depth[e.vertex] + 1 for e in row), default=0))
-            for edge in row:
-                self.turned[edge.vertex].append(Edge(edge.slot, vertex, edge.output))
+    def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[Edge]]) -> None:
+        self.labels = labels
+        self.edges = edges
+        self.up: Tagged = [[] for _ in labels]
+        self.down: Tagged = [[] for _ in labels]
+        self.depth: list[int] = []
+        for vertex, row in enumerate(edges):
+            depth = 0
+            for slot, feeding, output in row:
+                tag = b"%d.%d." % (slot, output)
+                self.up[vertex].append((tag, feeding))
+                self.down[feeding].append((tag, vertex))
+                depth = max(depth, self.depth[feeding] + 1)
+            self.depth.append(depth)
 
 
 def canonical_order(puzzle: Puzzle) -> tuple[list[int], str]:
@@ -109,20 +105,23 @@ def _refined(puzzle: Puzzle, colors: Colors) -> Colors:
     """
     count = len(set(colors))
     while count < len(colors):
-        colors = _swept(puzzle.edges, range(len(colors)), colors)
-        colors = _swept(puzzle.turned, range(len(colors) - 1, -1, -1), colors)
-        before, count = count, len(set(colors))
-        if count == before:
+        before = count
+        colors = _swept(puzzle.up, range(len(colors)), colors)
+        if (count := len(set(colors))) == len(colors):
+            break
+        colors = _swept(puzzle.down, range(len(colors) - 1, -1, -1), colors)
+        if (count := len(set(colors))) == before:
             break
     return colors
 
 
-def _swept(edges: Sequence[Sequence[Edge]], order: Iterable[int], colors: Colors) -> Colors:
+def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
     fresh = list(colors)
     for vertex in order:
-        parts = [b"%d.%d." % (e.slot, e.output) + fresh[e.vertex] for e in edges[vertex]]
-        parts.sort()
-        fresh[vertex] = _hash([colors[vertex], *parts])
+        parts = [tag + fresh[end] for tag, end in edges[vertex]]
+        if len(parts) > 1:
+            parts.sort()
+        fresh[vertex] = _hash((colors[vertex], *parts))
     return fresh
 
 
@@ -134,7 +133,8 @@ def _written_in(puzzle: Puzzle, order: list[int]) -> tuple[list[int], str]:
     place = {vertex: i for i, vertex in enumerate(order)}
     rows = []
     for vertex in order:
-        ends = sorted((e.slot, place[e.vertex], e.output) for e in puzzle.edges[vertex])
+        ends = [(slot, place[feeding], output) for slot, feeding, output in puzzle.edges[vertex]]
+        ends.sort()
         rows.append(f"{puzzle.labels[vertex]}<{ends}")
     return order, "\n".join(rows)
 
@@ -145,7 +145,7 @@ def _greedy_order(puzzle: Puzzle, colors: Colors) -> list[int]:
     place: dict[int, int] = {}
 
     def entry(vertex: int) -> tuple[int, bytes, list[int], int]:
-        fed_by = sorted(place[e.vertex] for e in puzzle.edges[vertex])
+        fed_by = sorted(place[feeding] for _, feeding, _ in puzzle.edges[vertex])
         return puzzle.depth[vertex], colors[vertex], fed_by, vertex
 
     ready = [entry(v) for v, count in enumerate(missing) if not count]
@@ -153,10 +153,10 @@ def _greedy_order(puzzle: Puzzle, colors: Colors) -> list[int]:
     while ready:
         vertex = heapq.heappop(ready)[-1]
         place[vertex] = len(place)
-        for edge in puzzle.turned[vertex]:
-            missing[edge.vertex] -= 1
-            if not missing[edge.vertex]:
-                heapq.heappush(ready, entry(edge.vertex))
+        for _, fed in puzzle.down[vertex]:
+            missing[fed] -= 1
+            if not missing[fed]:
+                heapq.heappush(ready, entry(fed))
     return list(place)
 
 

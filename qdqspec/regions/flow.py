@@ -23,6 +23,7 @@ class Flow:
     ``order`` is a topological order of all other nodes that does not change when nodes are renamed or
     listed in another order (nodes that only a symmetry tells apart keep their listed order).
     ``depth`` is the longest way from a source to a node, ``own`` its operator and attributes as bytes;
+    ``readers`` tells by tensor which nodes read it, in that order;
     ``carried`` are nodes that never make a region of their own: what is computed from shapes, or from
     constants alone.
     """
@@ -35,6 +36,7 @@ class Flow:
     carried: frozenset[int]
     depth: tuple[int, ...]
     own: tuple[bytes, ...]
+    readers: dict[str, tuple[int, ...]]
 
     def linked(self, a: Iterable[int], b: Iterable[int]) -> bool:
         """Whether one of two sets of nodes feeds the other, or both are fed by the same node."""
@@ -69,6 +71,7 @@ def flow_of(model: Model) -> Flow:
         carried=_carried(model, order, reads, made_by),
         depth=depth,
         own=own,
+        readers=_readers(order, reads),
     )
 
 
@@ -132,6 +135,14 @@ def _carried(
         if op_type in SHAPE_SOURCES or all(made_by.get(t, -1) in carried for t in reads[index]):
             carried.add(index)
     return frozenset(carried)
+
+
+def _readers(order: Iterable[int], reads: Sequence[Sequence[str]]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, list[int]] = {}
+    for index in order:
+        for tensor in reads[index]:
+            found.setdefault(tensor, []).append(index)
+    return {tensor: tuple(indices) for tensor, indices in found.items()}
 
 
 def _depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -9,22 +9,24 @@ Loop and Scan are told by their operators only.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import onnx
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import Model, Node, TensorType
 from qdqspec.regions.coloring import Edge, Puzzle, canonical_order
-from qdqspec.regions.flow import Flow, attribute_text, flow_of
+from qdqspec.regions.flow import Flow, flow_of
 from qdqspec.regions.ops import COMMUTATIVE
 from qdqspec.regions.text import pattern_text
 from qdqspec.registry import did_you_mean
 
 Granularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
+BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
+_End: TypeAlias = tuple[int, str, int, int, str]  # slot, tensor, maker (-1: fed), its output, text
 _BODY_SLOT = -1  # the tensors that a body reads have no order of their own
 
 
@@ -60,38 +62,34 @@ def canonical(model: Model, nodes: Iterable[str], granularity: Granularity = "st
 
 
 class PatternMaker:
-    """Makes patterns of one model's node sets; labels of nodes are made once."""
+    """Makes patterns of one model's node sets. What is known of single nodes is made once."""
 
     def __init__(self, flow: Flow, granularity: Granularity = "structure+shapes") -> None:
         self.place = {index: i for i, index in enumerate(flow.order)}
         self._flow = flow
-        self._shapes = granularity == "structure+shapes"
+        self._types = _TypeTexts(flow.model, with_shapes=granularity == "structure+shapes")
+        self._faces: dict[int, _Face] = {}
+        self._solved: dict[tuple[object, ...], tuple[list[int], str, str]] = {}
         self._made_by = {
             t: (i, k) for i in flow.order for k, t in enumerate(flow.model.nodes[i].outputs) if t
         }
         self._fed = frozenset(flow.model.inputs)
-        self._visible = frozenset(flow.model.outputs)
-        self._read_by: dict[str, list[int]] = {}
-        for index in flow.order:
-            for tensor in flow.reads[index]:
-                self._read_by.setdefault(tensor, []).append(index)
-        self._own: dict[int, str] = {}
-        self._types: dict[str, str] = {"": "-"}
+        self._results = frozenset(flow.model.outputs)
 
     def make(self, indices: Iterable[int]) -> Pattern:
         """The pattern of nodes given by index."""
         members = sorted(indices, key=self.place.__getitem__)
-        nodes = [self._flow.model.nodes[i] for i in members]
-        puzzle = self._puzzle(members, nodes)
-        order, certificate = canonical_order(puzzle)
-        digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
-        shared = len(puzzle.labels) - len(members)
-        real = [vertex - shared for vertex in order if vertex >= shared]
-        return Pattern(
-            digest=f"{VERSION}-{digest}",
-            text=self._text(members),
-            order=tuple(nodes[i].name for i in real),
-        )
+        labels, edges = self._puzzle(members)
+        # Equal blocks of a model mostly read alike even before they are put in canonical order.
+        key = (tuple(labels), tuple(map(tuple, edges)))
+        if key not in self._solved:
+            order, certificate = canonical_order(Puzzle(labels, edges))
+            digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
+            self._solved[key] = order, f"{VERSION}-{digest}", self._text(members)
+        order, digest, text = self._solved[key]
+        shared = len(labels) - len(members)
+        names = (self._flow.model.nodes[members[v - shared]].name for v in order if v >= shared)
+        return Pattern(digest=digest, text=text, order=tuple(names))
 
     def _text(self, members: Sequence[int]) -> str:
         """Without what was only carried along, which would hide the operators that matter."""
@@ -100,78 +98,107 @@ class PatternMaker:
         feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in told]
         return pattern_text([self._flow.model.nodes[i].op_type for i in told], feeds)
 
-    def _puzzle(self, members: Sequence[int], nodes: Sequence[Node]) -> Puzzle:
+    def _puzzle(self, members: Sequence[int]) -> tuple[list[str], list[list[Edge]]]:
         """Vertices are first the outside tensors that several inputs share, then the nodes."""
         local = {index: i for i, index in enumerate(members)}
-        ends = [self._ends(node) for node in nodes]
-        outside = self._shared_outside(ends, local)
-        labels = [f"outside {self._type(t)}" for t in outside]
+        faces = [self._face(index) for index in members]
+        outside = _shared_outside(faces, local)
+        labels = [f"outside {self._types[tensor]}" for tensor in outside]
         edges: list[list[Edge]] = [[] for _ in outside]
-        for node, row in zip(nodes, ends, strict=True):
-            inputs: list[str] = []
-            feeds: list[Edge] = []
-            for slot, tensor in row:
-                maker, output = self._made_by.get(tensor, (-1, 0))
+        for face in faces:
+            inputs, feeds = list(face.constants), []
+            for slot, tensor, maker, output, text in face.ends:
                 if maker in local:
-                    feeds.append(Edge(slot, local[maker] + len(outside), output))
+                    feeds.append((slot, local[maker] + len(outside), output))
                 elif tensor in outside:
-                    feeds.append(Edge(slot, outside[tensor], 0))
+                    feeds.append((slot, outside[tensor], 0))
                 else:
-                    inputs.append(f"{slot}:{self._kind(tensor)}{self._type(tensor)}")
-            labels.append(f"{self._label(node)}({','.join(sorted(inputs))})>{self._seen(node, local)}")
+                    inputs.append(text)
+            if len(inputs) > 1:
+                inputs.sort()
+            labels.append(f"{face.label}({','.join(inputs)})>{self._seen(face.outputs, local)}")
             edges.append(feeds)
-        return Puzzle(labels, edges)
+        return labels, edges
 
-    def _shared_outside(
-        self, ends: Sequence[Sequence[tuple[int, str]]], local: dict[int, int]
-    ) -> dict[str, int]:
-        uses: dict[str, int] = {}
-        for row in ends:
-            for _, tensor in row:
-                if self._kind(tensor) == "t" and self._made_by.get(tensor, (-1, 0))[0] not in local:
-                    uses[tensor] = uses.get(tensor, 0) + 1
-        shared = [tensor for tensor, count in uses.items() if count > 1]
-        return {tensor: i for i, tensor in enumerate(shared)}
-
-    def _ends(self, node: Node) -> list[tuple[int, str]]:
-        loose = node.op_type in COMMUTATIVE
-        ends = [(0 if loose else slot, tensor) for slot, tensor in enumerate(node.inputs)]
-        if _has_body(node):
-            inner = self._flow.reads[node.index]
-            ends += [(_BODY_SLOT, tensor) for tensor in inner if tensor not in node.inputs]
-        return ends
-
-    def _kind(self, tensor: str) -> str:
-        """``t`` for a tensor that is computed or fed, ``c`` for a constant, empty for an input left out."""
-        if not tensor:
-            return ""
-        return "t" if tensor in self._made_by or tensor in self._fed else "c"
-
-    def _label(self, node: Node) -> str:
-        if node.index not in self._own:
-            attributes = ",".join(sorted(map(attribute_text, node.proto.attribute)))
-            outputs = ",".join(self._type(t) for t in node.outputs)
-            self._own[node.index] = f"{node.domain}:{node.op_type}[{attributes}]{outputs}"
-        return self._own[node.index]
-
-    def _seen(self, node: Node, local: dict[int, int]) -> str:
+    def _seen(self, outputs: Sequence[str], local: Mapping[int, int]) -> str:
         """Which outputs are seen outside, one sign each."""
-        outer = self._read_by
-        return "".join(
-            "o" if t in self._visible or any(c not in local for c in outer.get(t, ())) else "."
-            for t in node.outputs
-        )
+        signs = ""
+        for tensor in outputs:
+            sign = "o" if tensor in self._results else "."
+            for reader in self._flow.readers.get(tensor, ()):
+                if reader not in local:
+                    sign = "o"
+                    break
+            signs += sign
+        return signs
 
-    def _type(self, tensor: str) -> str:
-        if tensor not in self._types:
-            known = self._flow.model.types.get(tensor)
-            text = "?" if known is None else onnx.TensorProto.DataType.Name(known.elem_type)
-            if known is not None and self._shapes and known.shape is not None:
-                text += "x".join("?" if d is None else str(d) for d in known.shape).join("[]")
-            self._types[tensor] = text
-        return self._types[tensor]
+    def _face(self, index: int) -> _Face:
+        if index not in self._faces:
+            self._faces[index] = self._new_face(self._flow.model.nodes[index])
+        return self._faces[index]
+
+    def _new_face(self, node: Node) -> _Face:
+        loose = node.op_type in COMMUTATIVE
+        slots = [(0 if loose else slot, tensor) for slot, tensor in enumerate(node.inputs) if tensor]
+        inner = self._flow.reads[node.index]
+        if len(inner) > len(slots) or any(a.type in BODIES for a in node.proto.attribute):
+            slots += [(_BODY_SLOT, tensor) for tensor in inner if tensor not in node.inputs]
+        ends, constants = [], []
+        for slot, tensor in slots:
+            text = f"{slot}:{self._types[tensor]}"
+            if tensor in self._made_by or tensor in self._fed:
+                ends.append((slot, tensor, *self._made_by.get(tensor, (-1, 0)), text))
+            else:
+                constants.append(f"c{text}")
+        outputs = ",".join([self._types[t] for t in node.outputs])
+        label = self._flow.own[node.index].decode() + outputs
+        return _Face(label, tuple(ends), tuple(constants), node.outputs)
 
 
-def _has_body(node: Node) -> bool:
-    graphs = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
-    return any(a.type in graphs for a in node.proto.attribute)
+@dataclass(frozen=True, slots=True)
+class _Face:
+    """All that a pattern can see of a node by itself. ``ends`` are inputs that are not constant."""
+
+    label: str
+    ends: tuple[_End, ...]
+    constants: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def _shared_outside(faces: Sequence[_Face], local: Mapping[int, int]) -> dict[str, int]:
+    seen: set[str] = set()
+    shared: dict[str, int] = {}
+    for face in faces:
+        for _, tensor, maker, _, _ in face.ends:
+            if maker not in local:
+                if tensor in seen:
+                    shared.setdefault(tensor, len(shared))
+                seen.add(tensor)
+    return shared
+
+
+class _TypeTexts(dict[str, str]):
+    """Tensor types as text, by tensor name, made on demand."""
+
+    def __init__(self, model: Model, *, with_shapes: bool) -> None:
+        super().__init__({"": "-"})
+        self._known = model.types
+        self._with_shapes = with_shapes
+        self._made: dict[TensorType, str] = {}
+
+    def __missing__(self, tensor: str) -> str:
+        known = self._known.get(tensor)
+        if known is None:
+            text = "?"
+        else:
+            if known not in self._made:
+                self._made[known] = self._written(known)
+            text = self._made[known]
+        self[tensor] = text
+        return text
+
+    def _written(self, known: TensorType) -> str:
+        name: str = onnx.TensorProto.DataType.Name(known.elem_type)
+        if not self._with_shapes or known.shape is None:
+            return name
+        return f"{name}[{'x'.join('?' if d is None else str(d) for d in known.shape)}]"

@@ -103,6 +103,7 @@ class _Builder:
         self._index = [-1, *searched, -1]  # of the node that a vertex stands for
         self._ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in self._index]
         self._chains = _chains(flow, searched)
+        self._slots_of: dict[int, dict[str, int]] = {}
         self._between: dict[int, list[Block]] = {}  # what lies between a vertex and the next of its chain
 
     def root(self) -> list[Block]:
@@ -127,12 +128,18 @@ class _Builder:
             operators.append(self._flow.own[self._index[vertex]])
             vertex = self._chains.following[vertex]
         fed = [
-            (self._flow.own[c], self._flow.model.nodes[c].inputs.index(tensor))
+            (self._flow.own[c], self._slots(c)[tensor])
             for tensor in self._flow.model.nodes[self._index[last]].outputs
-            for c in self._flow.consumers[self._index[last]]
-            if tensor in self._flow.model.nodes[c].inputs
+            for c in self._flow.readers.get(tensor, ())
         ]
         return self._flow.depth[self._index[head]], operators, sorted(fed), head
+
+    def _slots(self, index: int) -> dict[str, int]:
+        """Where a node reads each tensor; kept, for a join of thousands of branches is asked by each."""
+        if index not in self._slots_of:
+            reads = self._flow.reads[index]
+            self._slots_of[index] = dict(zip(reversed(reads), range(len(reads) - 1, -1, -1), strict=True))
+        return self._slots_of[index]
 
     def _chain(self, head: int) -> list[Block]:
         blocks: list[Block] = []

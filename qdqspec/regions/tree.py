@@ -73,7 +73,6 @@ class _Namer:
         self._flow = flow
         self._patterns = PatternMaker(flow)
         self._results = frozenset(flow.model.outputs)
-        self._read_by = _readers(flow)
 
     def walk(self, block: Block, name: str, parent: str | None) -> Iterator[Region]:
         """Regions of a block and all below, depth first. Levels are few: see `blocks.dissolve`."""
@@ -111,12 +110,4 @@ class _Namer:
         return tuple(entering), tuple(leaving)
 
     def _leaves(self, tensor: str, members: set[int]) -> bool:
-        return tensor in self._results or any(i not in members for i in self._read_by.get(tensor, ()))
-
-
-def _readers(flow: Flow) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for index in flow.order:
-        for tensor in flow.reads[index]:
-            found.setdefault(tensor, []).append(index)
-    return found
+        return tensor in self._results or any(i not in members for i in self._flow.readers.get(tensor, ()))
