@@ -15,6 +15,10 @@ from onnx import TensorProto, numpy_helper
 from qdqspec.errors import ModelError, OutputError
 from qdqspec.graph.protos import is_external, map_tensors, size_of
 
+# ONNX Runtime's shape inference reads shapes and axes, and fails where these are external data ("Cannot
+# parse data from external tensors"). They are 32 or 64 bits wide, and weights never are.
+_INLINE = frozenset({TensorProto.STRING, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
+
 _ALIGNMENT = 64  # bytes: a cache line, and wide enough for any vector load from a memory map
 
 
@@ -47,14 +51,12 @@ class WeightStore:
             ) from None
 
     def externalize(self, tensor: TensorProto) -> TensorProto:
-        """The same tensor with its bytes in the file; strings and small tensors come back as they are.
+        """The same tensor with its bytes in the file; small ones and those of shape types come back inline.
 
-        Tensors with external data elsewhere are taken over. Raises `OutputError` where it cannot write.
+        External data elsewhere is taken over. Raises `OutputError` where it cannot write.
         """
-        if tensor.data_type == TensorProto.STRING:
-            return tensor
-        if size_of(tensor) < self._threshold and not is_external(tensor):
-            return tensor
+        if tensor.data_type in _INLINE or size_of(tensor) < self._threshold:
+            return with_own_bytes(tensor, self._base)
         offset, length = self._place(tensor_bytes(tensor, self._base))
         return _reference(tensor, self.path.name, offset, length)
 
@@ -102,7 +104,7 @@ def tensor_bytes(tensor: TensorProto, base: Path | None = None) -> bytes:
     return bytes(numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data)
 
 
-def with_own_bytes(tensor: TensorProto, base: Path) -> TensorProto:
+def with_own_bytes(tensor: TensorProto, base: Path | None) -> TensorProto:
     """The same tensor holding its bytes itself; external ones are read from the folder ``base``."""
     if not is_external(tensor):
         return tensor

@@ -49,11 +49,7 @@ class FloatWeights:
             self.dequantized.append(name)
             return numpy_helper.from_array(dequantized(self.model, node), name)
         self.restored.append(name)
-        found = TensorProto()
-        found.CopyFrom(original)
-        if self.reference is not None and name not in self.reference.initializers:
-            found.name = name  # the value of a Constant node, whose inner name means nothing
-        return found
+        return original
 
     def original(self, name: str, shape: tuple[int, ...]) -> TensorProto | None:
         """The reference's constant of that name and shape, with its bytes within reach of the model."""

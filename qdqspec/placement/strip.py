@@ -229,8 +229,18 @@ class _Strip:
             if tensor.name not in self.dropped:
                 yield tensor
             elif tensor.name in self.place:
-                yield self.floats[self.place[tensor.name]]
-        yield from (tensor for name, tensor in self.floats.items() if name not in placed)
+                yield self._float(self.place[tensor.name])
+        yield from (self._float(name) for name in self.floats if name not in placed)
+
+    def _float(self, name: str) -> TensorProto:
+        """The restored weight as an initializer; the value of a Constant node may have any name inside."""
+        tensor = self.floats[name]
+        if tensor.name == name:
+            return tensor
+        named = TensorProto()
+        named.CopyFrom(tensor)
+        named.name = name
+        return named
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         """The graph inputs, with those that a restored weight was at the same time."""

@@ -1,0 +1,222 @@
+"""Insertion and stripping are exact: what holds of any model and any placement that fits it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.errors import StateError
+from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.graph.save import save_model
+from qdqspec.graph.weights import WeightStore
+from qdqspec.placement.insert import Inserter, insert_qdq
+from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
+from qdqspec.placement.strip import strip_qdq
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.testing.graphs import onnx_models, placements, random_inputs, ranges_for
+from qdqspec.types import Placement
+
+Drawn = tuple[Model, Placement]
+
+MODES = st.sampled_from(("integer", "float"))
+
+
+@st.composite
+def placed_models(draw: st.DrawFn, *, odd: bool = False, **kinds: tuple[str, ...]) -> Drawn:
+    """A model with a placement that fits it. Odd ones have repeated node names: ONNX Runtime refuses them."""
+    model = Model(draw(onnx_models(repeated_names=odd)))
+    return model, draw(placements(model, **kinds))
+
+
+def quantizer(model: Model) -> Quantizer:
+    return Quantizer(model, ranges_for(model))
+
+
+def bytes_of(proto: onnx.ModelProto) -> bytes:
+    return proto.SerializeToString(deterministic=True)
+
+
+def run(model: bytes | str, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)
+
+
+@given(onnx_models())
+def test_drawn_models_are_valid_and_run(proto: onnx.ModelProto) -> None:
+    onnx.checker.check_model(proto, full_check=True)
+    model = Model(proto)
+    assert all(np.isfinite(o).all() for o in run(bytes_of(proto), random_inputs(model)))
+
+
+@given(placed_models(odd=True))
+def test_stripping_float_weights_gives_the_model_back(drawn: Drawn) -> None:
+    model, placement = drawn
+    inserted = insert_qdq(model, placement, quantizer(model), weights="float")
+    assert bytes_of(strip_qdq(Model(inserted.proto)).proto) == bytes_of(model.proto)
+
+
+@given(placed_models(odd=True), MODES)
+def test_stripping_with_the_reference_gives_the_model_back(drawn: Drawn, mode: str) -> None:
+    model, placement = drawn
+    inserted = insert_qdq(model, placement, quantizer(model), weights=mode)
+    assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
+
+
+@given(placed_models(odd=True, activations=("int16", "uint16", "uint8"), weights=("int16", "int8")), MODES)
+def test_a_raised_opset_is_undone_with_the_reference(drawn: Drawn, mode: str) -> None:
+    model, placement = drawn
+    inserted = insert_qdq(model, placement, quantizer(model), weights=mode)
+    onnx.checker.check_model(inserted.proto, full_check=True)
+    assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
+
+
+@given(placed_models(odd=True))
+def test_stripping_integer_weights_restores_all_but_their_values(drawn: Drawn) -> None:
+    model, placement = drawn
+    inserted = insert_qdq(model, placement, quantizer(model))
+    stripped = Model(strip_qdq(Model(inserted.proto)).proto)
+    assert [(n.name, n.inputs, n.outputs) for n in stripped.nodes] == [
+        (n.name, n.inputs, n.outputs) for n in model.nodes
+    ]
+    assert list(stripped.initializers) == list(model.initializers)
+    stored = {site.tensor for site in placement.sites if site.weight}
+    for name, tensor in model.constants.items():
+        if name in stored:
+            largest = np.abs(model.array(name)).max()
+            np.testing.assert_allclose(stripped.array(name), model.array(name), atol=largest / 127)
+        else:
+            assert stripped.constants[name] == tensor
+
+
+@given(placed_models(), MODES)
+def test_inserted_models_are_valid_and_run(drawn: Drawn, mode: str) -> None:
+    model, placement = drawn
+    inserted = insert_qdq(model, placement, quantizer(model), weights=mode).proto
+    onnx.checker.check_model(inserted, full_check=True)
+    assert all(np.isfinite(o).all() for o in run(bytes_of(inserted), random_inputs(model)))
+
+
+@given(placed_models(odd=True), MODES)
+def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
+    model, placement = drawn
+    inserted = insert_qdq(model, placement, quantizer(model), weights=mode).proto
+    touched = {end.node for site in placement.sites for end in site.consumers}
+    touched |= {
+        model.producer[s.tensor].name for s in placement.sites if s.weight and s.tensor in model.producer
+    }
+    kept = [node for node in Model(inserted).nodes if node.op_type not in QDQ_OPS]
+    assert [node.name for node in kept] == [node.name for node in model.nodes]
+    for before, after in zip(model.nodes, kept, strict=True):
+        if before.name not in touched:
+            assert before.proto == after.proto
+        elif before.op_type != "Constant":
+            assert before.outputs == after.outputs
+    assert inserted.graph.input == model.proto.graph.input
+    assert inserted.graph.output == model.proto.graph.output
+    assert inserted.graph.value_info == model.proto.graph.value_info
+    assert inserted.opset_import == model.proto.opset_import
+
+
+@given(placed_models(odd=True))
+def test_just_the_consumers_of_a_site_read_its_pair(drawn: Drawn) -> None:
+    model, placement = drawn
+    inserted = Model(insert_qdq(model, placement, quantizer(model), weights="float").proto)
+    quantized = {end for site in placement.sites for end in site.consumers}
+    for node in model.nodes:
+        for index, tensor in enumerate(node.inputs):
+            source = inserted.producer.get(inserted.by_name[node.name].inputs[index])
+            if (node.name, index) in quantized:
+                assert source is not None
+                assert source.op_type == "DequantizeLinear"
+                assert inserted.producer[source.inputs[0]].inputs[0] == tensor
+            else:
+                assert inserted.by_name[node.name].inputs[index] == tensor
+
+
+@given(placed_models(odd=True), st.randoms(use_true_random=False))
+def test_the_order_of_sites_means_nothing(drawn: Drawn, random) -> None:
+    model, placement = drawn
+    sites = list(placement.sites)
+    random.shuffle(sites)
+    shuffled = Placement(sites=frozenset(sites))
+    assert shuffled.digest == placement.digest
+    numbers = quantizer(model)
+    assert bytes_of(insert_qdq(model, shuffled, numbers).proto) == bytes_of(
+        Inserter(model, numbers).insert(placement).proto
+    )
+
+
+@given(placed_models(odd=True), placed_models(odd=True))
+def test_an_inserter_remembers_nothing_between_candidates(first: Drawn, second: Drawn) -> None:
+    model, placement = first
+    inserter = Inserter(model, quantizer(model))
+    before = bytes_of(model.proto)
+    alone = bytes_of(inserter.insert(placement).proto)
+    inserter.insert(Placement(sites=frozenset(list(placement.sites)[::2])))
+    assert bytes_of(inserter.insert(placement).proto) == alone
+    assert bytes_of(model.proto) == before
+
+
+@given(placed_models())
+def test_candidates_with_shared_weights_compute_the_same(drawn: Drawn) -> None:
+    model, placement = drawn
+    numbers, feeds = quantizer(model), random_inputs(model)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        store = WeightStore(folder, threshold_bytes=64)
+        path = folder / "candidate.onnx"
+        save_model(Inserter(model, numbers, store=store).insert(placement).proto, path)
+        shared = run(str(path), feeds)
+    inlined = run(bytes_of(insert_qdq(model, placement, numbers).proto), feeds)
+    for left, right in zip(shared, inlined, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@given(placed_models(odd=True))
+def test_a_scheme_comes_back_from_its_file(drawn: Drawn) -> None:
+    model, placement = drawn
+    numbers = quantizer(model)
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "scheme.json"
+        write_scheme(path, placement, numbers.placed(placement), "onnxruntime")
+        known = read_scheme(path)
+        applied = apply_scheme(model, path)
+    assert known.placement == placement
+    assert known.placement.digest == placement.digest
+    assert set(known.pairs) == set(numbers.placed(placement))
+    assert bytes_of(applied.proto) == bytes_of(insert_qdq(model, placement, numbers).proto)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
+def test_no_bytes_are_taken_for_a_scheme(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "scheme.json"
+        path.write_bytes(data)
+        with pytest.raises(StateError, match="scheme"):
+            read_scheme(path)
+
+
+@given(placed_models(), st.data())
+def test_a_damaged_scheme_is_read_right_or_refused(drawn: Drawn, data: st.DataObject) -> None:
+    model, placement = drawn
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "scheme.json"
+        write_scheme(path, placement, quantizer(model).placed(placement), "onnxruntime")
+        whole = bytearray(path.read_bytes())
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+        path.write_bytes(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+        try:
+            known = read_scheme(path)
+        except StateError:
+            return
+    assert known.placement.digest == placement.digest or b'"digest"' not in bytes(whole)
