@@ -59,19 +59,24 @@ def _entry(value: object, info: ValidationInfo) -> CheckEntry:
     known = registry.names("check")
     kind = value.get("kind")
     if kind is None:
-        raise ValidationError.from_exception_data("check", [_missing_kind(value, known)])
+        raise PydanticCustomError("check", "a check without a 'kind'", {"known": known})
     if kind not in known:
-        error = unknown_name("check kind", kind, known)
-        details = InitErrorDetails(type=error, loc=("kind",), input=kind)
-        raise ValidationError.from_exception_data("check", [details])
+        raise _refused({("kind",): unknown_name("check kind", kind, known)})
     model = params_of(str(kind))
     asked = value if "kind" in model.model_fields else {k: v for k, v in value.items() if k != "kind"}
-    return CheckEntry(str(kind), model.model_validate(asked, context=info.context))
+    params = model.model_validate(asked, context=info.context)
+    own = getattr(params, "id", None)
+    if own is not None and not is_id(own):
+        hint = "lower-case letters, digits and . _ - only, a letter or digit first"
+        error = PydanticCustomError("id", "'{name}' cannot be an id", {"name": own, "hint": hint})
+        raise _refused({("id",): error})
+    return CheckEntry(str(kind), params)
 
 
-def _missing_kind(value: object, known: tuple[str, ...]) -> InitErrorDetails:
-    error = PydanticCustomError("check", "a check without a 'kind'", {"known": known})
-    return InitErrorDetails(type=error, loc=(), input=value)
+def _refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> ValidationError:
+    """Errors with their places below the value that is validated; pydantic puts its own place before."""
+    details = [InitErrorDetails(type=error, loc=loc, input=None) for loc, error in errors.items()]
+    return ValidationError.from_exception_data("checks", details)
 
 
 def _kind_schema(kind: str, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -95,30 +100,19 @@ def check_ids(entries: tuple[CheckEntry, ...]) -> tuple[str, ...]:
 
 
 def _named_apart(entries: tuple[CheckEntry, ...]) -> tuple[CheckEntry, ...]:
-    """Refuse no checks at all, ids outside the grammar, and two checks of one id."""
+    """Refuse no checks at all, and two of one id."""
     if not entries:
         raise PydanticCustomError("checks", "'checks' is empty: a spec without a check would prove nothing")
     ids = check_ids(entries)
-    errors = []
+    twice: dict[tuple[int | str, ...], PydanticCustomError] = {}
     for index, name in enumerate(ids):
-        own = getattr(entries[index].params, "id", None) is not None
-        loc = (index, "id") if own else (index,)
-        if not is_id(name):
-            error = bad_id(name)
-        elif name in ids[:index]:
+        if name in ids[:index]:
+            own = getattr(entries[index].params, "id", None) is not None
             error = PydanticCustomError("id", "two checks are called '{name}'", {"name": name})
-        else:
-            continue
-        errors.append(InitErrorDetails(type=error, loc=loc, input=name))
-    if errors:
-        raise ValidationError.from_exception_data("checks", errors)
+            twice[(index, "id") if own else (index,)] = error
+    if twice:
+        raise _refused(twice)
     return entries
-
-
-def bad_id(name: str) -> PydanticCustomError:
-    """The error for an id outside the grammar."""
-    hint = "lower-case letters, digits and . _ - only, a letter or digit first"
-    return PydanticCustomError("id", "'{name}' cannot be an id", {"name": name, "hint": hint})
 
 
 def _strategy(name: str) -> str:

@@ -73,7 +73,7 @@ class Document:
         here: Loc = ()
         for part in loc:
             here = (*here, part) if (*here, part) in self.values else here
-        at_key = at_key or here != loc
+        at_key = at_key or here[-1:] != loc[-1:]
         marks = (self.keys.get(here) if at_key else None) or self.values.get(here)
         return _problem_at(marks, message, hint=hint, note=note)
 
@@ -106,6 +106,7 @@ class _Reader:
         # New for each text: a %YAML directive stays with the object that met it.
         self._events: Iterator[Event] = YAML(typ="safe", pure=True).parse(text)
         self._anchors: dict[str, tuple[Plain | None, int]] = {}
+        self._last: StringMark | None = None  # where the last event ended
         self._aliases = 0
         self._nodes = 0
 
@@ -221,15 +222,16 @@ class _Reader:
     def _next(self) -> Any:
         # Any: ruamel types the base class of its events only.
         try:
-            return next(self._events)
+            event = next(self._events)
+            self._last = event.end_mark
+            return event
         except MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            self.problems.append(_problem_at((mark, mark), f"not valid YAML: {_reason(error)}"))
+            self.problems.append(_syntax_problem(error))
         except ReaderError as error:
             self.problems.append(self._bad_character(error))
-        except (YAMLError, ValueError, ArithmeticError, LookupError, StopIteration) as error:
+        except (YAMLError, ValueError, ArithmeticError, LookupError) as error:
             # ruamel lets plain errors through for a few malformed escapes, such as "\UFFFFFFFF".
-            self.problems.append(_problem_at(None, f"not valid YAML: {error}"))
+            self.problems.append(_problem_at((self._last, self._last), f"not valid YAML: {error}"))
         raise _StopReading
 
     def _bad_character(self, error: ReaderError) -> Problem:
@@ -261,17 +263,24 @@ def _plain_value(text: str) -> Plain | None:
     return value
 
 
-def _reason(error: MarkedYAMLError) -> str:
-    parts = [part for part in (error.context, error.problem) if part]
-    return ": ".join(parts) + (" (indent with spaces)" if "'\\t'" in (error.problem or "") else "")
+def _syntax_problem(error: MarkedYAMLError) -> Problem:
+    """Where the parser gave up, and where the thing it was reading began."""
+    mark, began = error.problem_mark or error.context_mark, error.context_mark
+    hint = ""
+    if "'\\t'" in (error.problem or ""):
+        hint = "indent with spaces"
+    elif mark is not None and began is not None and began.line < mark.line:
+        hint = f"begun on line {began.line + 1}"
+    reason = ": ".join(part for part in (error.context, error.problem) if part)
+    return _problem_at((mark, mark), f"not valid YAML: {reason}", hint=hint)
 
 
 def _problem_at(
-    marks: tuple[StringMark, StringMark] | None, message: str, *, hint: str = "", note: str = ""
+    marks: tuple[StringMark | None, StringMark | None] | None, message: str, *, hint: str = "", note: str = ""
 ) -> Problem:
-    if marks is None or marks[0] is None:
+    start, end = marks or (None, None)
+    if start is None or end is None:
         return Problem(line=1, column=1, message=message, hint=hint, note=note)
-    start, end = marks
     same_line = end.line == start.line
     return Problem(
         line=start.line + 1,

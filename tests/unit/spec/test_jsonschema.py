@@ -1,0 +1,103 @@
+"""The JSON Schema that editors complete from agrees with the loader, and is shipped as generated."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from qdqspec import load_spec, registry
+from qdqspec.errors import SpecError
+from qdqspec.spec.jsonschema import spec_schema
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = resources.files("qdqspec") / "spec" / "qdqspec.schema.json"
+
+HEAD = "qdqspec: 1\nmodel: m.onnx\n"
+CHECKS = "checks: [{kind: speedup, min: 1.2}]\n"
+GOOD = {
+    "smallest": HEAD + CHECKS,
+    "shapes": HEAD + CHECKS + "inputs: {shapes: {x: [1, 2], y: {min: [1], opt: [2], max: [3], weight: 1}}}\n",
+    "profiles": HEAD + CHECKS + "inputs: {shapes: [{x: [1]}, {x: [2]}], calibration: c.npz}\n",
+    "matrix": HEAD + CHECKS + "matrix: {quant: [int8], batch: [1, 2], exclude: [{batch: 2}]}\n",
+    "minutes": HEAD + CHECKS + "tune: {minutes: 90s, trials: 3, strategy: attribution}\n",
+    "skips": HEAD + CHECKS + "skip: why\nskip_unless: {backend: tensorrt}\nxfail: why\n",
+    "xfail": HEAD + CHECKS + "xfail: {reason: why, strict: false}\n",
+    "checks": HEAD + "checks: [{kind: latency, max_ms: {tensorrt: 1.5}}, {kind: size, max_bytes: 4MiB}]\n",
+}
+BAD = {
+    "version": HEAD.replace("1", "2") + CHECKS,
+    "no version": "model: m.onnx\n" + CHECKS,
+    "no check": HEAD + "checks: []\n",
+    "unknown key": HEAD + CHECKS + "tun: {}\n",
+    "unknown kind": HEAD + "checks: [{kind: sped}]\n",
+    "key of another kind": HEAD + "checks: [{kind: speedup, min: 1, max_ms: 3}]\n",
+    "no kind": HEAD + "checks: [{min: 1}]\n",
+    "format": HEAD + CHECKS + "quantize: {format: fp8}\n",
+    "strategy": HEAD + CHECKS + "tune: {strategy: luck}\n",
+    "empty axis": HEAD + CHECKS + "matrix: {batch: []}\n",
+    "no value": HEAD + CHECKS + "skip:\n",
+    "text for number": HEAD + CHECKS + "tune: {trials: '3'}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def schema() -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(spec_schema())
+
+
+def loads(text: str, folder: Path) -> bool:
+    path = folder / "a.qdq.yaml"
+    path.write_text(text)
+    try:
+        load_spec(path, root=folder)
+    except SpecError:
+        return False
+    return True
+
+
+def test_the_shipped_schema_is_the_generated_one() -> None:
+    assert json.loads(SHIPPED.read_text(encoding="utf-8")) == spec_schema(), (
+        "the spec's keys changed; renew with: qdqspec schema > qdqspec/spec/qdqspec.schema.json"
+    )
+
+
+def test_the_schema_is_one(schema: jsonschema.Draft202012Validator) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema.schema)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_schema_and_loader_accept(name: str, schema: jsonschema.Draft202012Validator, tmp_path: Path) -> None:
+    assert loads(GOOD[name], tmp_path)
+    schema.validate(YAML(typ="safe", pure=True).load(GOOD[name]))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_schema_and_loader_refuse(name: str, schema: jsonschema.Draft202012Validator, tmp_path: Path) -> None:
+    assert not loads(BAD[name], tmp_path)
+    assert not schema.is_valid(YAML(typ="safe", pure=True).load(BAD[name]))
+
+
+def test_the_example_specs_are_valid_in_editors(schema: jsonschema.Draft202012Validator) -> None:
+    for path in sorted((ROOT / "specs").glob("*.qdq.yaml")):
+        schema.validate(YAML(typ="safe", pure=True).load(path))
+        assert load_spec(path, root=ROOT).cases()
+
+
+def test_every_check_and_every_key_is_described(schema: jsonschema.Draft202012Validator) -> None:
+    kinds = schema.schema["properties"]["checks"]["items"]["oneOf"]
+    assert [kind["properties"]["kind"]["const"] for kind in kinds] == list(registry.names("check"))
+    assert all("kind" in kind["required"] and kind["description"] for kind in kinds)
+    sections = schema.schema["$defs"]
+    assert all(section["description"] for section in sections.values())
+    for name, part in schema.schema["properties"].items():
+        assert part.get("description") or part["$ref"].rpartition("/")[2] in sections, name
+
+
+def test_no_key_is_lost_for_its_name() -> None:
+    # "title" and "default" are words of JSON Schema, and may be keys of a spec.
+    assert "title" in spec_schema()["properties"]

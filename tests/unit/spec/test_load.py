@@ -1,0 +1,397 @@
+"""Spec files as users write them: what a file loads as, and what its errors say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from pydantic import Field
+
+from qdqspec import load_spec, registry
+from qdqspec.checks.base import CheckParams
+from qdqspec.errors import SpecError
+from qdqspec.types import Case, InputShape, ShapeProfile, TuneRules
+
+HEAD = "qdqspec: 1\nmodel: m.onnx\n"
+CHECKS = "checks:\n  - {kind: speedup, min: 1.2}\n"
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write_spec(text: str, name: str = "specs/a.qdq.yaml") -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_spec
+
+
+def the_case(path: Path) -> Case:
+    (case,) = load_spec(path, root=path.parents[1]).cases()
+    return case
+
+
+def refusal(path: Path, **where: object) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, **{"root": path.parents[1], **where})  # type: ignore[arg-type]  # root or allow_paths
+    return caught.value
+
+
+# ---- what a file loads as -----------------------------------------------------------------------
+
+
+def test_the_smallest_spec(write: Write, tmp_path: Path) -> None:
+    case = the_case(write(HEAD + CHECKS))
+    assert (case.id, case.name, case.line) == ("default", "a::default", 1)
+    assert case.model == tmp_path / "specs" / "m.onnx"
+    assert case.spec == tmp_path / "specs" / "a.qdq.yaml"
+    (check,) = case.checks
+    assert (check.id, check.kind, check.severity, check.line) == ("speedup", "speedup", "error", 4)
+    assert check.params.min == 1.2
+
+
+def test_every_key_reaches_the_case(write: Write, tmp_path: Path) -> None:
+    write("/stem/*  # the first\n\n# nothing\n  /body/1\n", "specs/allow.txt")
+    write("/head/*\n", "specs/deny.txt")
+    case = the_case(
+        write(
+            HEAD
+            + """\
+title: Title
+tags: [vision, smoke]
+inputs:
+  shapes: {x: [8, 3, 224, 224], y: {min: [1, 64], opt: [8, 128], max: [16, 512], weight: 0.7}}
+  calibration: data/c.npz
+  evaluation: data/e.npz
+matrix: {quant: [uint8], batch: [4]}
+patterns:
+  allow: [Conv, MatMul]
+  deny: [Softmax]
+  nodes: {include: ["/neck/*"], exclude: ["/tail/*"]}
+  allow_file: allow.txt
+  deny_file: deny.txt
+regions: {by: manual, max_nodes: 4, manual: [[a, "b*"], [c]]}
+quantize: {format: int16, calibration: entropy, weights: per-tensor, activations: uint8}
+tune:
+  strategy: attribution
+  preset: quick
+  trials: 60
+  minutes: 90s
+  objective: pareto
+  min_sqnr_db: 25
+  clock: wall
+  start_from: [cache.yaml, ../tuned.onnx]
+skip: not today
+skip_unless: {backend: tensorrt, compute_capability: ">=8.9"}
+xfail: {reason: not yet, strict: false}
+"""
+            + CHECKS
+        )
+    )
+    assert (case.id, case.title, case.tags) == ("uint8-b4", "Title", ("vision", "smoke"))
+    assert (case.matrix, case.line) == ({"quant": "uint8", "batch": 4}, 9)
+    data = tmp_path / "specs" / "data"
+    assert (case.inputs.calibration, case.inputs.evaluation) == (data / "c.npz", data / "e.npz")
+    assert case.inputs.batch == 4
+    x, y = (8, 3, 224, 224), InputShape(min=(1, 64), opt=(8, 128), max=(16, 512))
+    assert case.inputs.profiles == (
+        ShapeProfile(shapes={"x": InputShape(min=x, opt=x, max=x), "y": y}, weight=0.7),
+    )
+    assert (case.patterns.allow, case.patterns.deny) == (("Conv", "MatMul"), ("Softmax",))
+    assert case.patterns.include == ("/neck/*", "/stem/*", "/body/1")
+    assert case.patterns.exclude == ("/tail/*", "/head/*")
+    assert (case.regions.by, case.regions.max_nodes) == ("manual", 4)
+    assert case.regions.manual == (("a", "b*"), ("c",))
+    rules = case.quantize
+    assert (rules.format, rules.calibration, rules.weights, rules.activations) == (
+        "uint8",
+        "entropy",
+        "per-tensor",
+        "uint8",
+    )
+    assert case.tune == TuneRules(
+        strategy="attribution",
+        preset="quick",
+        trials=60,
+        minutes=1.5,
+        objective="pareto",
+        min_sqnr_db=25.0,
+        clock="wall",
+        start_from=(tmp_path / "specs" / "cache.yaml", tmp_path / "tuned.onnx"),
+    )
+    skipping = case.skipping
+    assert (skipping.skip, skipping.xfail, skipping.xfail_strict) == ("not today", "not yet", False)
+    assert skipping.unless == {"backend": "tensorrt", "compute_capability": ">=8.9"}
+
+
+def test_several_profiles(write: Write) -> None:
+    case = the_case(
+        write(f"{HEAD}inputs: {{shapes: [{{x: [1]}}, {{x: {{opt: [8], max: [9], weight: 2}}}}]}}\n{CHECKS}")
+    )
+    first, second = case.inputs.profiles
+    assert (first.opt(), first.weight) == ({"x": (1,)}, 1.0)
+    assert second.shapes["x"] == InputShape(min=(8,), opt=(8,), max=(9,))
+    assert second.weight == 2.0
+
+
+@pytest.mark.parametrize(("written", "minutes"), [("10", 10), ("0.5", 0.5), ("10m", 10), ("1.5 h", 90)])
+def test_durations(write: Write, written: str, minutes: float) -> None:
+    assert the_case(write(f"{HEAD}tune: {{minutes: {written}}}\n{CHECKS}")).tune.minutes == minutes
+
+
+@pytest.mark.parametrize(
+    ("axis", "value", "found"),
+    [
+        ("quant", "int16", lambda c: c.quantize.format),
+        ("batch", 7, lambda c: c.inputs.batch),
+        ("calibration", "mse", lambda c: c.quantize.calibration),
+        ("weights", "per-tensor", lambda c: c.quantize.weights),
+        ("activations", "uint8", lambda c: c.quantize.activations),
+        ("strategy", "attribution", lambda c: c.tune.strategy),
+        ("preset", "extensive", lambda c: c.tune.preset),
+    ],
+)
+def test_an_axis_replaces_its_rule(
+    write: Write, axis: str, value: object, found: Callable[[Case], object]
+) -> None:
+    case = the_case(write(f"{HEAD}matrix: {{{axis}: [{value}]}}\n{CHECKS}"))
+    assert (found(case), case.matrix) == (value, {axis: value})
+
+
+def test_ids_do_not_depend_on_the_order_of_keys(write: Write) -> None:
+    spec = load_spec(write(f"{HEAD}matrix: {{batch: [1, 8], quant: [int8]}}\n{CHECKS}"))
+    assert [case.id for case in spec.cases()] == ["int8-b1", "int8-b8"]
+
+
+def test_check_ids(write: Write) -> None:
+    text = "checks:\n" + "".join(
+        f"  - {{kind: speedup, min: 1.{n}{extra}}}\n" for n, extra in enumerate(["", "", ", id: fast", ""])
+    )
+    case = the_case(write(HEAD + text))
+    assert [check.id for check in case.checks] == ["speedup", "speedup-2", "fast", "speedup-4"]
+    assert [check.line for check in case.checks] == [4, 5, 6, 7]
+
+
+def test_a_byte_order_mark_is_no_problem(write: Write) -> None:
+    assert the_case(write("\ufeff" + HEAD + CHECKS)).id == "default"
+
+
+def test_crlf_lines(write: Write, tmp_path: Path) -> None:
+    path = tmp_path / "crlf.qdq.yaml"
+    path.write_bytes((HEAD + CHECKS).replace("\n", "\r\n").encode())
+    assert load_spec(path).cases()[0].checks[0].line == 4
+
+
+class _Params(CheckParams):
+    limit: float = Field(gt=0)
+
+
+class _Check:
+    Params: ClassVar[type[CheckParams]] = _Params
+
+
+def test_a_check_from_elsewhere(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "names", lambda kind: ("mine",) if kind == "check" else ())
+    monkeypatch.setattr(registry, "resolve", lambda kind, name: _Check)
+    case = the_case(write(HEAD + "checks: [{kind: mine, limit: 2, severity: warn}]\n"))
+    (check,) = case.checks
+    assert (check.kind, check.params, check.severity) == ("mine", _Params(limit=2, severity="warn"), "warn")
+    error = refusal(write(HEAD + "checks: [{kind: mine, limti: 2}]\n"))
+    assert "valid keys: id, kind, limit, severity" in str(error)
+
+
+def test_loading_imports_no_heavy_library(write: Write) -> None:
+    path = write(HEAD + "tune: {strategy: attribution}\nquantize: {format: int8}\n" + CHECKS)
+    code = (
+        "import sys, pathlib; from qdqspec import load_spec; "
+        f"load_spec(pathlib.Path({str(path)!r})).cases(); "
+        "print(sorted({'numpy', 'onnx', 'onnxruntime', 'scipy', 'pytest'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CHECKS + "qdqspec: 1\n", "1:1: 'model' is missing in the spec"),
+        ("model: m.onnx\n" + CHECKS, "1:1: 'qdqspec' is missing in the spec"),
+        (HEAD.replace("1", "2") + CHECKS, "1:10: 'qdqspec' should be 1, not 2"),
+        (HEAD.replace("1", "'1'") + CHECKS, "1:10: 'qdqspec' should be 1, not '1'"),
+        (HEAD, "1:1: 'checks' is missing in the spec"),
+        (HEAD + "checks: []\n", "3:9: 'checks' is empty: a spec without a check would prove nothing"),
+        (HEAD + "checks: {kind: speedup, min: 1}\n", "3:9: 'checks' should be a list, not a mapping"),
+        (HEAD + "checks: [speedup]\n", "3:10: a check is a mapping with a 'kind'"),
+        (HEAD + "checks: [{min: 1}]\n", "3:10: a check without a 'kind'"),
+        (HEAD + "checks: [{kind: speedpu, min: 1}]\n", "3:17: unknown check kind 'speedpu'"),
+        (HEAD + "checks: [{kind: [], min: 1}]\n", "3:17: unknown check kind '[]'"),
+        (HEAD + "checks: [{kind: speedup, mni: 1, min: 1}]\n", "3:26: unknown key 'mni' in check 'speedup'"),
+        (HEAD + "checks: [{kind: speedup}]\n", "3:10: 'min' is missing in check 'speedup'"),
+        (
+            HEAD + CHECKS + "  - {kind: speedup, min: 1, id: speedup}\n",
+            "5:33: two checks are called 'speedup'",
+        ),
+        (HEAD + CHECKS + "  - {kind: speedup, min: 1, id: 'a[b]'}\n", "5:33: 'a[b]' cannot be an id"),
+        (HEAD + CHECKS + "cheks: []\n", "5:1: unknown key 'cheks' in the spec"),
+        (HEAD + CHECKS + "tags: [a, 1]\n", "5:11: 'tags' should be text, not 1"),
+        (HEAD + CHECKS + "title: [a]\n", "5:8: 'title' should be text, not a list"),
+        (HEAD + CHECKS + "tune: quick\n", "5:7: 'tune' should be a mapping, not 'quick'"),
+        (HEAD + CHECKS + "tune: {trials: true}\n", "5:16: 'trials' should be an integer, not true"),
+        (HEAD + CHECKS + "tune: {trials: '60'}\n", "5:16: 'trials' should be an integer, not '60'"),
+        (HEAD + CHECKS + "tune: {trials: 0}\n", "5:16: 'trials' should be greater than or equal to 1, not 0"),
+        (HEAD + CHECKS + "tune: {minutes: -1}\n", "5:17: 'minutes' should be greater than 0, not -1"),
+        (HEAD + CHECKS + "tune: {minutes: 10x}\n", "5:17: '10x' is not a duration such as 90s, 10m or 1h"),
+        (HEAD + CHECKS + "tune: {minutes: .inf}\n", "5:17: 'minutes' should be a finite number, not inf"),
+        (HEAD + CHECKS + "tune: {min_sqnr_db: .nan}\n", "5:21: 'min_sqnr_db' should be a finite number"),
+        (HEAD + CHECKS + "tune: {strategy: atribution}\n", "5:18: unknown strategy 'atribution'"),
+        (HEAD + CHECKS + "quantize: {format: fp8}\n", "5:20: 'fp8' is not a value of 'format'"),
+        (HEAD + CHECKS + "regions: {by: manual}\n", "5:10: 'by: manual' and a list 'manual' belong"),
+        (HEAD + CHECKS + "regions: {manual: [[a]]}\n", "5:10: 'by: manual' and a list 'manual' belong"),
+        (HEAD + CHECKS + "regions: {by: manual, manual: [[]]}\n", "5:10: a manual region without a node"),
+        (HEAD + CHECKS + "matrix: {quant: int8}\n", "5:17: 'quant' should be a list, not 'int8'"),
+        (HEAD + CHECKS + "matrix: {quant: []}\n", "5:17: an axis without a value"),
+        (HEAD + CHECKS + "matrix: {batch: [1, 1]}\n", "5:17: '1' stands twice on one axis"),
+        (
+            HEAD + CHECKS + "matrix: {batch: [0]}\n",
+            "5:18: 'batch' should be greater than or equal to 1, not 0",
+        ),
+        (HEAD + CHECKS + "matrix: {optimizer: [a]}\n", "5:10: unknown key 'optimizer' in 'matrix'"),
+        (HEAD + CHECKS + "matrix: {batch: [1], exclude: [{}]}\n", "5:32: no axis is named here"),
+        (
+            HEAD + CHECKS + "matrix: {batch: [1], exclude: [{batch: 1}]}\n",
+            "5:9: the matrix excludes every case",
+        ),
+        (HEAD + CHECKS + "matrix: {}\n", "5:9: the matrix excludes every case"),
+        (
+            HEAD + CHECKS + f"matrix: {{batch: {list(range(1, 258))}}}\n",
+            "5:9: the matrix gives more than 256 cases",
+        ),
+        (
+            HEAD + CHECKS + "matrix: {batch: [1], include: [{batch: 2}, {batch: 2}]}\n",
+            "5:9: two cases of the matrix are called 'b2'",
+        ),
+        (
+            HEAD + CHECKS + "inputs: {shapes: {x: [0]}}\n",
+            "5:23: 'x' should be greater than or equal to 1, not 0",
+        ),
+        (
+            HEAD + CHECKS + "inputs: {shapes: {x: {min: [1]}}}\n",
+            "5:19: 'opt' is missing in 'inputs.shapes.x'",
+        ),
+        (HEAD + CHECKS + "inputs: {shapes: {x: {opt: [1], max: [1, 2]}}}\n", "5:22: min, opt and max have"),
+        (HEAD + CHECKS + "inputs: {shapes: {x: {opt: [3], max: [2]}}}\n", "5:22: not min <= opt <= max"),
+        (HEAD + CHECKS + "inputs: {shapes: [{}]}\n", "5:19: a shape profile without an input"),
+        (
+            HEAD + CHECKS + "inputs: {shapes: {x: {opt: [1], weight: 1}, y: {opt: [1], weight: 2}}}\n",
+            "5:10: the inputs of one profile have different weights",
+        ),
+        (HEAD + CHECKS + "skip: true\n", "5:7: 'skip' should be text, not true"),
+        (HEAD + CHECKS + "skip: ' '\n", "5:7: empty text where something must be said"),
+        (HEAD + CHECKS + "skip:\n", "5:1: 'skip' has no value"),
+        (HEAD + CHECKS + "skip_unless: {gpu: yes}\n", "5:15: unknown key 'gpu' in 'skip_unless'"),
+        (HEAD + CHECKS + "skip_unless: {backend: tensorflow}\n", "5:24: unknown backend 'tensorflow'"),
+        (HEAD + CHECKS + "skip_unless: {compute_capability: '8.9'}\n", "5:35: 8.9 is not a comparison"),
+        (HEAD + CHECKS + "xfail: {strict: false}\n", "5:1: 'reason' is missing in 'xfail'"),
+        (HEAD + CHECKS + "patterns: {allow_file: no.txt}\n", "5:24: cannot read 'no.txt': no such file"),
+        (HEAD + CHECKS + "patterns: {deny_file: .}\n", "5:23: cannot read '.': it is not a file"),
+        (HEAD + CHECKS + "patterns: {deny_file: [a]}\n", "5:23: a path to a text file is wanted here"),
+        ("", "1:1: the file is empty"),
+    ],
+)
+def test_refusals(write: Write, text: str, message: str) -> None:
+    first = str(refusal(write(text))).splitlines()[0]
+    assert first.startswith(f"specs/a.qdq.yaml:{message}")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model: ../../{}",
+        "inputs: {{calibration: ../../{}}}",
+        "inputs: {{evaluation: ../../{}}}",
+        "tune: {{start_from: [../../{}]}}",
+        "patterns: {{allow_file: ../../{}}}",
+        "patterns: {{deny_file: ../../{}}}",
+    ],
+)
+def test_paths_stay_below_the_root_unless_allowed(write: Write, tmp_path: Path, key: str) -> None:
+    (tmp_path / "outside.txt").write_text("name\n")
+    text = key.format("outside.txt") + "\n" + CHECKS + "qdqspec: 1\n"
+    path = write(text if key.startswith("model") else text + "model: m.onnx\n", "root/specs/a.qdq.yaml")
+    root = tmp_path / "root"
+    error = refusal(path, root=root)
+    assert "path '../../outside.txt' leads out of the root directory" in str(error).splitlines()[0]
+    assert "--qdq-allow-path" in str(error)
+    assert load_spec(path, root=root, allow_paths=[tmp_path]).cases()
+
+
+def test_links_are_followed_before_judging(write: Write, tmp_path: Path) -> None:
+    path = write(HEAD + CHECKS, "root/specs/a.qdq.yaml")
+    (path.parent / "m.onnx").symlink_to(tmp_path / "elsewhere.onnx")
+    assert "leads out of the root" in str(refusal(path, root=tmp_path / "root"))
+
+
+def test_a_link_to_itself_is_one_clear_error(write: Write) -> None:
+    path = write(HEAD + "patterns: {allow_file: loop.txt}\n" + CHECKS)
+    (path.parent / "loop.txt").symlink_to("loop.txt")
+    assert "cannot read 'loop.txt'" in str(refusal(path))
+
+
+def test_the_folder_of_a_spec_outside_the_root_is_its_own(write: Write, tmp_path: Path) -> None:
+    path = write(HEAD + CHECKS)
+    (tmp_path / "elsewhere").mkdir()
+    assert load_spec(path, root=tmp_path / "elsewhere").cases()
+    text = str(refusal(write(HEAD.replace("m.onnx", "../m.onnx") + CHECKS), root=tmp_path / "elsewhere"))
+    assert text.startswith(f"{path}:2:8: ")
+
+
+def test_messages_name_the_file_from_the_working_directory_without_a_root(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(HEAD)
+    monkeypatch.chdir(tmp_path / "specs")
+    with pytest.raises(SpecError, match=r"^a\.qdq\.yaml:1:1: "):
+        load_spec(Path("a.qdq.yaml"))
+    assert str(refusal(path, root=None)).startswith("a.qdq.yaml:1:1: ")
+
+
+def test_a_file_that_is_no_text(write: Write, tmp_path: Path) -> None:
+    path = tmp_path / "specs" / "b.qdq.yaml"
+    path.parent.mkdir()
+    path.write_bytes(b"qdqspec: 1\nmodel: \xff\xfe\n")
+    assert str(refusal(path)).splitlines()[0] == "specs/b.qdq.yaml:2:8: the file is not UTF-8 text"
+
+
+def test_a_file_that_is_too_large_missing_or_none(write: Write, tmp_path: Path) -> None:
+    large = write("# " + "x" * 1_000_000)
+    assert "a spec has at most 1,000,000 bytes" in str(refusal(large))
+    assert "No such file" in str(refusal(tmp_path / "specs" / "no.qdq.yaml"))
+    assert "a spec is a file" in str(refusal(tmp_path / "specs"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes are a POSIX thing")
+def test_a_named_pipe_does_not_hang(write: Write) -> None:
+    path = write(HEAD + "patterns: {allow_file: pipe}\n" + CHECKS)
+    os.mkfifo(path.parent / "pipe")
+    assert "it is not a file" in str(refusal(path))
+    assert "a spec is a file" in str(refusal(path.parent / "pipe"))
+
+
+def test_the_facts_are_attributes_too(write: Write) -> None:
+    error = refusal(write(HEAD + "tags: [1]\nchecks: []\n"))
+    assert error.problems == (
+        (3, 8, "'tags' should be text, not 1"),
+        (4, 9, "'checks' is empty: a spec without a check would prove nothing"),
+    )
+    assert error.where == "specs/a.qdq.yaml:3:8"

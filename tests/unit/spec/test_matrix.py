@@ -1,0 +1,110 @@
+"""Matrix expansion: the rules CI users know, and names that stay."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.spec.matrix import MatrixError, case_id, combinations, named_combinations
+from qdqspec.spec.vocabulary import is_id
+
+AXES = {"quant": ["int8", "uint8"], "batch": [1, 8]}
+
+
+def ids(exclude: list[dict[str, object]] = [], include: list[dict[str, object]] = []) -> list[str]:  # noqa: B006 - read only
+    return list(named_combinations(combinations(AXES, exclude, include)))  # type: ignore[arg-type]  # plain dicts
+
+
+def test_product_in_order_of_the_axes() -> None:
+    assert ids() == ["int8-b1", "int8-b8", "uint8-b1", "uint8-b8"]
+
+
+def test_exclude_removes_what_has_all_its_values() -> None:
+    assert ids(exclude=[{"quant": "int8", "batch": 8}]) == ["int8-b1", "uint8-b1", "uint8-b8"]
+    assert ids(exclude=[{"batch": 8}]) == ["int8-b1", "uint8-b1"]
+
+
+def test_include_extends_combinations_it_does_not_change() -> None:
+    assert ids(include=[{"quant": "int8", "preset": "quick"}]) == [
+        "int8-b1-quick",
+        "int8-b8-quick",
+        "uint8-b1",
+        "uint8-b8",
+    ]
+
+
+def test_include_that_would_change_an_axis_is_a_combination_of_its_own() -> None:
+    assert ids(include=[{"quant": "int16", "batch": 1}])[-1] == "int16-b1"
+
+
+def test_a_later_include_may_change_an_added_value_but_no_original() -> None:
+    found = ids(include=[{"preset": "quick"}, {"quant": "int8", "preset": "extensive"}])
+    assert found == ["int8-b1-extensive", "int8-b8-extensive", "uint8-b1-quick", "uint8-b8-quick"]
+
+
+def test_an_included_combination_is_not_extended_by_later_ones() -> None:
+    found = ids(include=[{"quant": "int16"}, {"quant": "int16", "preset": "quick"}])
+    assert found[-2:] == ["int16", "int16-quick"]
+
+
+def test_include_alone_gives_its_entries() -> None:
+    choices = combinations({}, include=[{"quant": "int8"}, {"quant": "uint8", "batch": 2}])
+    assert list(named_combinations(choices)) == ["int8", "uint8-b2"]
+
+
+def test_the_example_of_github_actions() -> None:
+    # https://docs.github.com/actions "Example: Expanding configurations", in our axes: fruit is quant,
+    # animal is weights, color is calibration, shape is preset.
+    choices = combinations(
+        {"quant": ["apple", "pear"], "weights": ["cat", "dog"]},
+        include=[
+            {"calibration": "green"},
+            {"calibration": "pink", "weights": "cat"},
+            {"quant": "apple", "preset": "circle"},
+            {"quant": "banana"},
+            {"quant": "banana", "weights": "cat"},
+        ],
+    )
+    assert [tuple(choice.values()) for choice in choices] == [
+        ("apple", "pink", "cat", "circle"),
+        ("apple", "green", "dog", "circle"),
+        ("pear", "pink", "cat"),
+        ("pear", "green", "dog"),
+        ("banana",),
+        ("banana", "cat"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axes", "exclude", "include", "why"),
+    [
+        ({"batch": range(1, 258)}, [], [], "more than 256"),
+        ({"batch": [1]}, [{"batch": 1}], [], "excludes every case"),
+        ({"batch": [1, 2]}, [], [{"batch": 3}, {"batch": 3}], "'b3'"),
+    ],
+)
+def test_a_matrix_that_cannot_be_named(axes: dict, exclude: list, include: list, why: str) -> None:
+    with pytest.raises(MatrixError, match=why):
+        named_combinations(combinations(axes, exclude, include))
+
+
+QUANT = st.sampled_from(["int8", "uint8", "int16"])
+BATCH = st.integers(1, 6)
+CHOICE = st.fixed_dictionaries({}, optional={"quant": QUANT, "batch": BATCH}).filter(bool)
+
+
+@given(
+    st.fixed_dictionaries({"quant": st.lists(QUANT, min_size=1, unique=True)}).flatmap(
+        lambda axes: st.lists(BATCH, min_size=1, unique=True).map(lambda batch: {**axes, "batch": batch})
+    ),
+    st.lists(CHOICE, max_size=3),
+    st.lists(CHOICE, max_size=3),
+)
+def test_originals_survive_and_nothing_excluded_comes_back(axes: dict, exclude: list, include: list) -> None:
+    choices = combinations(axes, exclude, include)
+    originals = [{"quant": q, "batch": b} for q in axes["quant"] for b in axes["batch"]]
+    kept = [o for o in originals if not any(e.items() <= o.items() for e in exclude)]
+    assert list(choices[: len(kept)]) == kept
+    assert all(choice in include for choice in choices[len(kept) :])
+    assert all(is_id(case_id(choice)) for choice in choices)

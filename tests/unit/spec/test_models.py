@@ -1,0 +1,93 @@
+"""Specs built in Python: the same keys, the same validation, the same class of error."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from qdqspec import Spec, load_spec
+from qdqspec.errors import SpecError
+from qdqspec.quantize.formats import FORMATS
+from qdqspec.spec.expand import _TARGETS
+from qdqspec.spec.sections import (
+    InputsSection,
+    MatrixSection,
+    PatternsSection,
+    QuantizeSection,
+    RegionsSection,
+    TuneSection,
+    skip_rules,
+)
+from qdqspec.spec.vocabulary import AXES, Activations, Format
+from qdqspec.types import Inputs, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
+
+SPEEDUP = {"kind": "speedup", "min": 1.2}
+
+
+def test_the_same_as_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.qdq.yaml"
+    path.write_text(
+        "qdqspec: 1\nmodel: m.onnx\nmatrix: {quant: [int8, uint8]}\ntune: {minutes: 1h}\n"
+        "checks: [{kind: speedup, min: 1.2}]\n"
+    )
+    from_file = load_spec(path)
+    in_python = Spec.relative_to(
+        tmp_path, model="m.onnx", matrix={"quant": ["int8", "uint8"]}, tune={"minutes": 60}, checks=[SPEEDUP]
+    )
+    assert dict(in_python) == dict(from_file)
+    left, right = in_python.cases(), from_file.cases()
+    assert [c.id for c in left] == [c.id for c in right] == ["int8", "uint8"]
+    assert [(c.model, c.tune, c.quantize) for c in left] == [(c.model, c.tune, c.quantize) for c in right]
+    assert (left[0].spec, left[0].name) == (None, "m::int8")
+
+
+def test_paths_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Spec(model=Path("../m.onnx"), checks=[SPEEDUP]).cases()[0].model == tmp_path.parent / "m.onnx"
+
+
+def test_all_problems_at_once_in_our_own_words() -> None:
+    with pytest.raises(SpecError) as caught:
+        Spec(modle="m.onnx", checks=[SPEEDUP, {"kind": "speedup", "mni": 1}], tune={"trials": 0.5})  # type: ignore[call-arg]  # the point
+    assert str(caught.value).splitlines() == [
+        "Spec(...): model: 'model' is missing in the spec (first of 5 problems)",
+        "tune.trials: 'trials' should be an integer, not 0.5",
+        "checks[1].min: 'min' is missing in check 'speedup'",
+        "checks[1].mni: unknown key 'mni' in check 'speedup' (did you mean 'min'?)",
+        "   valid keys: id, kind, min, severity",
+        "modle: unknown key 'modle' in the spec (did you mean 'model'?)",
+        f"   valid keys: {', '.join(sorted(Spec.model_fields))}",
+    ]
+
+
+def test_more_than_twenty_problems_are_counted() -> None:
+    with pytest.raises(SpecError) as caught:
+        Spec(model="m.onnx", checks=[{"kind": "no"}] * 30)
+    assert str(caught.value).splitlines()[-1] == "and 10 more"
+
+
+def test_cases_travel_to_other_processes() -> None:
+    cases = Spec(model="m.onnx", checks=[SPEEDUP], matrix={"batch": [1, 2]}).cases()
+    assert pickle.loads(pickle.dumps(cases)) == cases == copy.deepcopy(cases)
+
+
+def test_the_defaults_are_those_of_the_records() -> None:
+    assert InputsSection().rules() == Inputs()
+    assert PatternsSection().rules() == PatternRules()
+    assert RegionsSection().rules() == RegionRules()
+    assert QuantizeSection().rules() == QuantizeRules()
+    assert TuneSection().rules() == TuneRules()
+    assert skip_rules(None, None, None) == SkipRules()
+
+
+def test_the_loader_knows_the_formats_that_can_be_computed() -> None:
+    assert get_args(Format) == tuple(FORMATS)
+    assert get_args(Activations) == ("auto", *FORMATS)
+
+
+def test_every_axis_can_be_written_and_replaces_something() -> None:
+    assert set(AXES) == set(_TARGETS) == set(MatrixSection.model_fields) - {"include", "exclude"}

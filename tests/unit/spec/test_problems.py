@@ -1,0 +1,116 @@
+"""What a user reads: carets under the right columns, whatever stands in the line; and whole messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec import load_spec
+from qdqspec.errors import SpecError
+from qdqspec.spec.problems import Problem, excerpt, numbered, source_lines, spec_error
+
+MANY = """\
+# a spec with many planted errors
+qdqspec: 2
+modle: models/a.onnx
+title: [not, text]
+tags: [ok, ""]
+inputs:
+  shapes: {x: [8, 3, -224, "224"], y: {min: [2], opt: [1], weigth: 3}}
+  calibration: ../../secrets.npz
+matrix:
+  quant: [int8, fp8, int88]
+  bach: [1, 8]
+  batch: [1, 1]
+patterns:
+  allow_file: nowhere.txt
+  nodes: {exlude: ["/head/*"]}
+regions: {by: manual}
+quantize: {calibration: entrophy, weights: !!str per-channel}
+tune:
+  strategy: atribution
+  trials: true
+  minutes: 10x
+  minutes: 5
+checks: []
+"""
+
+FEW = """\
+qdqspec: 1
+model: models/a.onnx
+checks:
+  - {kind: speedupp, min: 1.2}
+  - kind: latency
+    max_msec: 1.20
+  - {kind: parity, min_sqnr_db: 25, id: "Bad Id"}
+  - {min: 3}
+skip_unless: {backend: onnxrutime, compute_capability: 8.9}
+xfail: {strict: false}
+"""
+
+
+@pytest.mark.parametrize(("name", "text"), [("many", MANY), ("few", FEW)])
+def test_messages(tmp_path: Path, golden: Callable[[str, str], None], name: str, text: str) -> None:
+    path = tmp_path / "specs" / "door.qdq.yaml"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, root=tmp_path)
+    golden(f"spec/{name}.txt", f"{caught.value}\n")
+
+
+def test_a_syntax_error(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    path = tmp_path / "door.qdq.yaml"
+    path.write_text("qdqspec: 1\nmodel: a.onnx\nchecks:\n  - {kind: speedup, min: 1.2\ntags: [a]\n")
+    with pytest.raises(SpecError) as caught:
+        load_spec(path, root=tmp_path)
+    golden("spec/syntax.txt", f"{caught.value}\n")
+
+
+def test_an_excerpt(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("".join(f"line {n}\n" for n in range(1, 12)))
+    assert excerpt(path, 10, 6).splitlines() == [
+        "    9 | line 9",
+        "   10 | line 10",
+        "      |      ^",
+        "   11 | line 11",
+    ]
+    assert excerpt(path, 2, context=0) == "   2 | line 2"
+    assert excerpt(path, 999, 1, context=0).startswith("   12 |")
+    assert excerpt(tmp_path / "gone.yaml", 1) == ""
+
+
+def test_a_long_line_is_cut_around_the_caret() -> None:
+    line = "a" * 500 + "WRONG" + "b" * 500
+    shown, carets = numbered([line], 1, 501, width=5)
+    assert len(shown) < 110
+    assert shown[carets.index("^") :].startswith("WRONGb")
+    assert carets.count("^") == 5
+
+
+@given(st.text(max_size=300), st.integers(1, 310), st.integers(1, 400))
+def test_every_row_has_the_line_and_the_caret_where_it_belongs(text: str, column: int, width: int) -> None:
+    lines = source_lines(text)
+    column = min(column, len(lines[0]) + 1)
+    shown, carets = numbered(lines, 1, column, width=width)
+    assert len(shown.splitlines()) <= 1
+    assert 0 <= carets.index("^") < 120
+    if column <= len(lines[0]) and lines[0][column - 1].isprintable() and lines[0][column - 1] != " ":
+        assert shown[carets.index("^")] == lines[0][column - 1]
+
+
+def test_equal_problems_are_told_once_and_in_order() -> None:
+    late, early = Problem(line=2, column=1, message="late"), Problem(line=1, column=2, message="early")
+    error = spec_error([late, early, late], ["ab", "cd"], "a.yaml")
+    assert [row[2] for row in error.problems] == ["early", "late"]
+    assert str(error).splitlines()[0] == "a.yaml:1:2: early (first of 2 problems)"
+
+
+def test_lone_surrogates_can_be_printed() -> None:
+    error = spec_error([Problem(line=1, column=1, message="bad \ud800")], ["x"], "a.yaml")
+    assert "bad \\ud800" in str(error)
