@@ -40,6 +40,8 @@ def _entry(name: str, elem_type: int, low: int, high: int, opset: int, per_chann
     )
 
 
+BIAS_FORMAT = "int32"  # QuantizeLinear cannot make it: such a constant is always stored as integers
+
 FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
@@ -47,6 +49,7 @@ FORMATS: dict[str, NumberFormat] = {
         _entry("uint8", onnx.TensorProto.UINT8, 0, 255, 10, 13),
         _entry("int16", onnx.TensorProto.INT16, -32768, 32767, 21, 21),
         _entry("uint16", onnx.TensorProto.UINT16, 0, 65535, 21, 21),
+        _entry(BIAS_FORMAT, onnx.TensorProto.INT32, -(2**31), 2**31 - 1, 10, 13),
     )
 }
 

@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.quantize.formats import QuantParams, number_format
+from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.quantize.ranges import TensorRange
-from qdqspec.quantize.scales import activation_params, quantize, weight_params
-from qdqspec.types import PlacedPair, Placement, Site
+from qdqspec.quantize.scales import activation_params, bias_params, quantize, weight_params
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 Array = npt.NDArray[np.generic]
-_Key = tuple[str, str, int | None, bool]
+_Key = tuple[str, str, int | None, bool, tuple[Consumer, ...]]
 
 
 class Quantizer:
@@ -23,7 +23,8 @@ class Quantizer:
 
     The site says format and axis. ``ranges`` should be tied already (`tie_ranges`). ``reduce_range`` uses
     7 bits of an 8-bit weight; ``symmetric_activations`` puts the zero point of unsigned activations that
-    take both signs in the middle.
+    take both signs in the middle. ``biases`` names for the consumer of an int32 bias the sites of the
+    activation and the weight whose product it is added to.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Quantizer:
         *,
         reduce_range: bool = False,
         symmetric_activations: bool = False,
+        biases: Mapping[Consumer, tuple[Site, Site]] | None = None,
     ) -> None:
         self._model = model
         self._ranges = ranges
         self._reduce_range = reduce_range
         self._symmetric = symmetric_activations
+        self._biases = biases or {}
         self._params: dict[_Key, QuantParams] = {}
         self._integers: dict[_Key, Array] = {}
 
@@ -84,6 +87,9 @@ class Quantizer:
 
     def _of_weight(self, site: Site) -> QuantParams:
         fmt = number_format(site.format)
+        if site.format == BIAS_FORMAT:
+            activation, weight = self._biases[site.consumers[0]]
+            return bias_params(self.params(activation), self.params(weight), fmt, site.axis or 0)
         return weight_params(self._floats(site), fmt, site.axis, reduce_range=self._reduce_range)
 
     def _floats(self, site: Site) -> npt.NDArray[np.floating]:
@@ -104,5 +110,6 @@ class Quantizer:
 
 
 def _key(site: Site) -> _Key:
-    """What the numbers depend on; sites of one tensor with other consumers share them."""
-    return (site.tensor, site.format, site.axis, site.weight)
+    """What the numbers depend on; sites of one tensor with other consumers share them, save for biases."""
+    ends = site.consumers if site.format == BIAS_FORMAT else ()
+    return (site.tensor, site.format, site.axis, site.weight, ends)

@@ -59,10 +59,22 @@ def weight_params(
 def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
     """The integers of ``values``: saturate(round half to even(value / scale) + zero point)."""
     scale, zero_point = _along_axis(params, values.ndim)
-    grid = np.asarray(np.rint(values.astype(np.float32, copy=False) / scale))  # a scalar stays an array
+    wide = np.float64 if params.format.dtype.itemsize > 2 else np.float32  # float32 cannot count to 2**31
+    grid = np.asarray(np.rint(values.astype(wide, copy=False) / scale))  # a scalar stays an array
     grid += zero_point
     np.clip(grid, params.format.low, params.format.high, out=grid)
     return grid.astype(params.format.dtype)
+
+
+def bias_params(activation: QuantParams, weight: QuantParams, fmt: NumberFormat, axis: int) -> QuantParams:
+    """Scale of a bias that is added to integer products: the product of the other two scales, zero point 0."""
+    scale = np.asarray(activation.scale * weight.scale, dtype=np.float32)
+    return QuantParams(
+        format=fmt,
+        scale=np.maximum(scale, _SMALLEST),
+        zero_point=np.zeros(scale.shape, dtype=fmt.dtype),
+        axis=axis if scale.ndim else None,
+    )
 
 
 def dequantize(integers: Array, params: QuantParams) -> npt.NDArray[np.float32]:

@@ -85,16 +85,29 @@ def test_one_outlier_in_a_hundred_thousand_values_is_clipped(absolute: Model, me
     found = calibrate(absolute, ["x", "y"], feeds_of(values[:50_000], values[50_000:]), method, run_on_cpu)
     assert 2.5 < found["x"].high < 25
     assert -6 < found["x"].low < -2.5
-    assert found["y"].low == 0
+    assert found["y"] == TensorRange(0, 60)  # an output is never clipped
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rare_large_probabilities_are_never_clipped(method: str) -> None:
-    model = model_of([helper.make_node("Sigmoid", ["x"], ["y"])])
-    logits = np.full(20_000, -7, np.float32)
-    logits[0] = 7
-    found = calibrate(model, ["y"], feeds_of(logits), method, run_on_cpu)
-    assert found["y"].high > 0.99
+def test_what_the_model_answers_with_is_never_clipped(method: str) -> None:
+    """One large value among many small ones: clipped in x and n, kept in logits, p, s and y."""
+    ops = [
+        ("Neg", "x", "logits"),
+        ("Softmax", "logits", "p"),
+        ("Neg", "p", "n"),
+        ("Sigmoid", "n", "s"),
+        ("Neg", "s", "y"),
+    ]
+    model = model_of([helper.make_node(op, [before], [after]) for op, before, after in ops])
+    values = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
+    values[0] = -60
+
+    def of(chosen: str) -> dict[str, TensorRange]:
+        return calibrate(model, ["x", "logits", "p", "s", "y"], feeds_of(values), chosen, run_on_cpu)
+
+    found, largest = of(method), of("max")
+    assert all(found[tensor] == largest[tensor] for tensor in ("logits", "p", "s", "y"))
+    assert method in ("max", "mse") or found["x"] != largest["x"]
 
 
 @pytest.mark.parametrize("method", METHODS)
