@@ -9,24 +9,28 @@ from qdqspec.types import Interval
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
-def ms_text(milliseconds: float, extra_digits: int = 0) -> str:
+def ms_text(milliseconds: float) -> str:
     """Milliseconds with about three digits that mean something: ``0.066``, ``1.31``, ``26.5``, ``312``."""
     if not math.isfinite(milliseconds):
         return "unknown"
-    whole = abs(milliseconds)
-    decimals = 0 if whole >= 100 else 1 if whole >= 10 else 2 if whole >= 1 else 3
-    if 0 < whole < 0.0095:
-        decimals = 1 - math.floor(math.log10(whole))
-    return f"{milliseconds:.{decimals + extra_digits}f}"
+    return f"{milliseconds:.{_ms_decimals(milliseconds)}f}"
 
 
 def ms_texts_apart(left: float, right: float) -> tuple[str, str]:
     """Both times, with as many more digits as it takes to see which one is larger."""
-    for extra in range(5):
-        texts = ms_text(left, extra), ms_text(right, extra)
+    decimals = _ms_decimals(max(abs(left), abs(right)))
+    for extra in range(6):
+        texts = f"{left:.{decimals + extra}f}", f"{right:.{decimals + extra}f}"
         if texts[0] != texts[1] or left == right:
             break
     return texts
+
+
+def _ms_decimals(milliseconds: float) -> int:
+    whole = abs(milliseconds)
+    if 0 < whole < 0.0095:
+        return 1 - math.floor(math.log10(whole))
+    return 0 if whole >= 100 else 1 if whole >= 10 else 2 if whole >= 1 else 3
 
 
 def ratio_text(ratio: float) -> str:

@@ -105,10 +105,11 @@ def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
     rows = []
     for role, samples in latency.samples.items():
         ratio = latency.ratios.get(role)
-        against = ("", "") if ratio is None else (ratio_text(ratio.median), interval_text(ratio))
-        rows.append((role, ms_text(samples.median_ms(clock)), *against, str(len(samples.on(clock)))))
+        against = "" if ratio is None else ratio_text(ratio.median)
+        bounds = "" if ratio is None or ratio.low == ratio.high else interval_text(ratio)
+        rows.append((role, ms_text(samples.median_ms(clock)), against, bounds, str(len(samples.on(clock)))))
     return Section(
-        title=f"Measured ({latency.provenance}, {latency.builds} builds each, {clock} clock)",
+        title=f"Latency ({latency.provenance}, {latency.builds} builds each, {clock} clock)",
         headers=("role", "median ms", "of reference", "95 % interval", "runs"),
         rows=tuple(rows),
     )

@@ -81,7 +81,7 @@ def _entry_rules(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
     for entry in params.require:
         nodes = _matching(entry, evidence)
         hit = [node for node in nodes if node in quantized]
-        words = f"required {plain(entry, 30)}: none of its {count_text(len(nodes), 'node')} is quantized"
+        words = f"required {plain(entry, 30)}: 0 of {count_text(len(nodes), 'node')} quantized"
         rules.append(_Rule(f"require {plain(entry)}", _found(hit, nodes), bool(hit), words))
     for entry in params.forbid:
         nodes = _matching(entry, evidence)

@@ -97,7 +97,7 @@ def latency_table(found: Evidence) -> Table | None:
                 ROLES.get(role, plain(role)),
                 ms_text(samples.median_ms(latency.clock)),
                 "" if ratio is None else ratio_text(ratio.median),
-                "" if ratio is None or role == "reference" else interval_text(ratio),
+                "" if ratio is None or ratio.low == ratio.high else interval_text(ratio),
                 str(len(samples.on(latency.clock))),
             )
         )

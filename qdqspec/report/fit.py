@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,16 +50,18 @@ def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str
     ]
 
 
-def _threshold(gains: list[tuple[int, int]], excess: int) -> int:
+def _threshold(gains: list[tuple[int, int]], excess: int) -> float:
     """The size from which blocks are shortened, so that at least ``excess`` bytes go where that is possible."""
+    threshold = math.inf
     for size, gain in sorted(gains, reverse=True):
         if excess <= 0:
-            return size + 1
+            break
         excess -= gain
-    return 0
+        threshold = size
+    return threshold
 
 
-def _shorter(block: Block, threshold: int) -> str:
+def _shorter(block: Block, threshold: float) -> str:
     return block.brief if block.brief and _size(block.text) >= threshold else block.text
 
 

@@ -71,7 +71,7 @@ def read_record(path: Path) -> RunRecord:
 
 def json_text(data: dict[str, Any]) -> str:
     """The data as a file's text: two spaces, sorted keys, strict JSON, a newline at the end."""
-    return json.dumps(data, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
 def _data(part: RunPart | CasePart) -> dict[str, Any]:

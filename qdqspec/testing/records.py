@@ -52,6 +52,55 @@ def sample_run() -> RunRecord:
     )
 
 
+def empty_run() -> RunRecord:
+    """A run in which no case was judged."""
+    return RunRecord(version="0.1.0", started=STARTED, seconds=0.0, cases=())
+
+
+def bare_run() -> RunRecord:
+    """A case of which nothing was measured, so that no check could tell."""
+    case = _case("bare", "", ("latency", {"max_ms": 3}), ("parity", {"min_cosine": 0.99}))
+    return RunRecord(
+        version="0.1.0", started=STARTED, seconds=1.0, cases=(judged(_evidence(case, node_ops={})),)
+    )
+
+
+# Markup of terminals, HTML, Markdown tables and spreadsheets, and text that is written backwards.
+HOSTILE = "=x|y</td><script>alert(1)</script>\n# \x1b[31m`*_[a](b)\u202e\r&amp;"
+
+
+def hostile_run() -> RunRecord:
+    """The sample's first case with names and messages as a hostile model or runtime would give them."""
+    record = faster_case()
+    found = record.evidence
+    assert found.search is not None
+    pairs = tuple(replace(pair, site=_renamed(pair.site)) for pair in found.pairs)
+    winner = Placement(sites=frozenset(pair.site for pair in pairs))
+    evidence = replace(
+        found,
+        case=replace(found.case, title=HOSTILE, id="hostile", tags=(HOSTILE,)),
+        target=HOSTILE,
+        device=DeviceKey(key=HOSTILE, details={HOSTILE: HOSTILE}),
+        pairs=pairs,
+        node_ops={HOSTILE: HOSTILE, **found.node_ops},
+        parity=ParityEvidence(outputs=(_tensor(HOSTILE, 12.0),), samples=1, data=HOSTILE),
+        accuracy={HOSTILE: AccuracyEvidence(metric=HOSTILE, reference=0.9, tuned=0.8, samples=10)},
+        search=replace(found.search, winner=winner, reason=HOSTILE, left_alone=True, strategy=HOSTILE),
+        warnings=(HOSTILE,),
+    )
+    results = tuple(
+        replace(result, id=HOSTILE, verdict=replace(result.verdict, headline=HOSTILE, advice=HOSTILE))
+        for result in record.results
+    )
+    return RunRecord(
+        version=HOSTILE, started=HOSTILE, seconds=1.0, cases=(CaseRecord(evidence=evidence, results=results),)
+    )
+
+
+def _renamed(site: Site) -> Site:
+    return replace(site, tensor=HOSTILE + site.tensor, consumers=(Consumer(HOSTILE, 0),))
+
+
 def faster_case() -> CaseRecord:
     """SqueezeNet, 1.74 times as fast; its latency budget is missed and everything else holds."""
     case = _case(

@@ -1,0 +1,120 @@
+"""A suite that every check passes. Inherit it in a test class; pytest runs it over your check.
+
+    class TestMine(CheckContract):
+        check = my_check
+        passing = ({"kind": "mine", "max": 3}, evidence)
+        failing = ({"kind": "mine", "max": 1}, evidence)
+        inconclusive = ({"kind": "mine", "max": 1}, evidence_without_it)
+
+May import floors 0 and 5, and pytest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, ClassVar, TypeAlias
+
+import pytest
+from pydantic import ValidationError
+
+from qdqspec.checks.base import Check, CheckParams
+from qdqspec.types import CheckSpec, Evidence, Outcome, Verdict
+
+Example: TypeAlias = tuple[dict[str, Any], Evidence]  # parameters as a spec has them, and what was measured
+
+HEADLINE_WIDTH = 79
+
+
+class CheckContract:
+    """What sessions, terminals and reports rely on, with one example for each outcome."""
+
+    check: ClassVar[Check]
+    passing: ClassVar[Example]
+    failing: ClassVar[Example]
+    inconclusive: ClassVar[Example]
+
+    def judged(self, outcome: Outcome) -> Verdict:
+        """The verdict of the example for an outcome."""
+        examples = {"pass": self.passing, "fail": self.failing, "inconclusive": self.inconclusive}
+        values, evidence = examples[outcome]
+        return self.check.judge(self.check.Params.model_validate(values), evidence)
+
+    def test_schema(self) -> None:
+        """Parameters have a JSON Schema, with a word on each, for the spec's editors."""
+        schema = self.check.Params.model_json_schema()
+        json.dumps(schema, allow_nan=False)
+        assert "kind" in schema["properties"], "name the kind: `kind: Literal['mine']`"
+        silent = [
+            name
+            for name, part in schema["properties"].items()
+            if name not in ("kind", *CheckParams.model_fields) and not part.get("description")
+        ]
+        assert not silent, f"no Field(description=...) for {silent}"
+
+    def test_unknown_keys(self) -> None:
+        """A misspelt key is an error, never a check that silently checks less."""
+        with pytest.raises(ValidationError, match="nobody_means_this"):
+            self.check.Params.model_validate({**self.passing[0], "nobody_means_this": 1})
+
+    def test_common_keys(self) -> None:
+        """The keys of all checks are accepted, and parameters enter a case as they are."""
+        params = self.check.Params.model_validate({**self.passing[0], "id": "mine", "severity": "warn"})
+        assert CheckSpec(id="mine", kind=self.passing[0]["kind"], params=params).params.severity == "warn"
+
+    def test_needs(self) -> None:
+        """What has to be measured is said."""
+        assert self.check.needs, "a check that needs no evidence judges nothing"
+
+    @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
+    def test_outcome(self, outcome: Outcome) -> None:
+        """Each example is judged as it says."""
+        assert self.judged(outcome).outcome == outcome
+
+    @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
+    def test_headline(self, outcome: Outcome) -> None:
+        """One printable line that fits a terminal: it is pytest's summary line."""
+        headline = self.judged(outcome).headline
+        assert headline.strip() == headline != ""
+        assert headline.isprintable()
+        assert len(headline) <= HEADLINE_WIDTH
+
+    @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
+    def test_numbers(self, outcome: Outcome) -> None:
+        """Numbers are finite: records are strict JSON."""
+        numbers = self.judged(outcome).numbers
+        assert all(isinstance(value, float) and math.isfinite(value) for value in numbers.values())
+
+    @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
+    def test_sections(self, outcome: Outcome) -> None:
+        """Tables are whole: every row has a cell for every header, and every cell is one printable line."""
+        for section in self.judged(outcome).sections:
+            for row in section.rows:
+                assert len(row) == len(section.headers), section.title
+                assert all(cell.isprintable() for cell in row), section.title
+
+    @pytest.mark.parametrize("outcome", ["fail", "inconclusive"])
+    def test_advice(self, outcome: Outcome) -> None:
+        """Who has trouble is told what to do next."""
+        assert self.judged(outcome).advice
+
+    def test_evidence_shown(self) -> None:
+        """A failure shows the numbers behind it."""
+        assert self.judged("fail").sections
+
+    def test_pure(self) -> None:
+        """The same evidence gives the same verdict."""
+        assert self.judged("fail") == self.judged("fail")
+
+    def test_nothing_measured(self) -> None:
+        """Evidence without its parts is inconclusive, never a pass and never an error."""
+        values, evidence = self.passing
+        bare = Evidence(
+            case=evidence.case,
+            backend=evidence.backend,
+            target=evidence.target,
+            device=evidence.device,
+            model_sha256=evidence.model_sha256,
+        )
+        verdict = self.check.judge(self.check.Params.model_validate(values), bare)
+        assert verdict.outcome == "inconclusive"

@@ -1,0 +1,76 @@
+"""A suite that every report format passes. Inherit it in a test class; pytest runs it over your format.
+
+    class TestMine(FormatContract):
+        report_format = my_format
+
+May import this room, the report room and pytest.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+import pytest
+
+from qdqspec.report.formats.base import ReportFormat
+from qdqspec.report.record import record_from_json, record_to_json
+from qdqspec.testing.records import HOSTILE, bare_run, empty_run, hostile_run, sample_run
+from qdqspec.types import RunRecord
+
+_RUNS = {"sample": sample_run, "empty": empty_run, "bare": bare_run, "hostile": hostile_run}
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode("utf-8") if isinstance(content, str) else content
+
+
+class FormatContract:
+    """What makes a report safe to write, to commit, and to open. Set ``binary`` where it is no text."""
+
+    report_format: ClassVar[ReportFormat]
+    binary: ClassVar[bool] = False
+
+    def rendered(self, record: RunRecord) -> str:
+        """The report as text."""
+        content = self.report_format.render(record)
+        return content if isinstance(content, str) else content.decode("utf-8")
+
+    def test_suffix(self) -> None:
+        """The suffix, with its dot, chooses the format."""
+        assert re.fullmatch(r"\.[a-z0-9]+", self.report_format.suffix)
+
+    @pytest.mark.parametrize("name", _RUNS)
+    def test_renders(self, name: str) -> None:
+        """Any record gives a report: an empty one, one without measurements, one with odd names."""
+        assert _bytes(self.report_format.render(_RUNS[name]()))
+
+    @pytest.mark.parametrize("name", _RUNS)
+    def test_deterministic(self, name: str) -> None:
+        """The same record gives the same bytes."""
+        assert _bytes(self.report_format.render(_RUNS[name]())) == _bytes(
+            self.report_format.render(_RUNS[name]())
+        )
+
+    @pytest.mark.parametrize("name", _RUNS)
+    def test_from_written_record(self, name: str) -> None:
+        """A record that was written and read gives the same bytes as when it was written."""
+        read = record_from_json(record_to_json(_RUNS[name]()))
+        again = record_from_json(record_to_json(read))
+        assert _bytes(self.report_format.render(read)) == _bytes(self.report_format.render(again))
+
+    def test_names_every_case(self) -> None:
+        """Every case is there, by its spec's name."""
+        if self.binary:
+            pytest.skip("a binary format is not searched for names")
+        text = self.rendered(sample_run())
+        assert all(case.evidence.case.spec_name in text for case in sample_run().cases)
+
+    def test_hostile_names(self) -> None:
+        """No control character and no markup of a name or message reaches the reader as such."""
+        if self.binary:
+            pytest.skip("a binary format escapes nothing")
+        text = self.rendered(hostile_run())
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+        assert HOSTILE not in text

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from qdqspec.registry import names
+from qdqspec.testing.checks import CheckContract
+from qdqspec.testing.records import cached_case, check_named, faster_case
+from qdqspec.types import Evidence, Interval, LatencyEvidence
+
+FASTER = faster_case().evidence
+DIGITS = cached_case().evidence
+
+
+def bare(evidence: Evidence) -> Evidence:
+    return replace(evidence, latency=None, parity=None, accuracy={}, size_bytes={}, pairs=(), node_ops={})
+
+
+def measured(evidence: Evidence) -> LatencyEvidence:
+    assert evidence.latency is not None
+    return evidence.latency
+
+
+class TestLatency(CheckContract):
+    check = check_named("latency")
+    passing = ({"kind": "latency", "max_ms": 5}, FASTER)
+    failing = ({"kind": "latency", "max_ms": {"onnxruntime": 4}}, FASTER)
+    inconclusive = ({"kind": "latency", "max_ms": {"tensorrt": 4}}, FASTER)
+
+
+class TestSpeedup(CheckContract):
+    check = check_named("speedup")
+    passing = ({"kind": "speedup", "min": 1.3}, FASTER)
+    failing = ({"kind": "speedup", "min": 2}, FASTER)
+    inconclusive = (
+        {"kind": "speedup", "min": 1.75},
+        replace(FASTER, latency=replace(measured(FASTER), speedup=Interval(median=1.7, low=1.5, high=1.9))),
+    )
+
+
+class TestParity(CheckContract):
+    check = check_named("parity")
+    passing = ({"kind": "parity", "min_sqnr_db": 20, "max_steps": 4}, FASTER)
+    failing = ({"kind": "parity", "min_cosine": 0.9999}, FASTER)
+    inconclusive = ({"kind": "parity", "min_sqnr_db": 20, "outputs": ["logits*"]}, FASTER)
+
+
+class TestAccuracy(CheckContract):
+    check = check_named("accuracy")
+    passing = ({"kind": "accuracy", "min": "97%", "max_drop": "1%"}, DIGITS)
+    failing = ({"kind": "accuracy", "max_drop": 0.001}, DIGITS)
+    inconclusive = ({"kind": "accuracy", "metric": "recall", "min": 0.9}, DIGITS)
+
+
+class TestPlacement(CheckContract):
+    check = check_named("placement")
+    passing = ({"kind": "placement", "require": ["Conv"], "forbid": ["softmax"], "max_pairs": 12}, FASTER)
+    failing = ({"kind": "placement", "forbid": ["fire1/*"]}, FASTER)
+    inconclusive = ({"kind": "placement", "require": ["Conv"]}, bare(FASTER))
+
+
+class TestSize(CheckContract):
+    check = check_named("size")
+    passing = ({"kind": "size", "max_bytes": "2MiB", "max_ratio": 0.3}, FASTER)
+    failing = ({"kind": "size", "max_ratio": 0.2}, FASTER)
+    inconclusive = ({"kind": "size", "max_bytes": 4096}, bare(FASTER))
+
+
+def test_every_check_has_a_contract() -> None:
+    tested = {
+        suite.passing[0]["kind"] for suite in CheckContract.__subclasses__() if "passing" in vars(suite)
+    }
+    assert set(names("check")) <= tested
+
+
+@pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
+def test_messages(outcome: str, golden) -> None:
+    lines = []
+    for suite in (TestLatency, TestSpeedup, TestParity, TestAccuracy, TestPlacement, TestSize):
+        verdict = suite().judged(outcome)
+        lines += [f"{suite.passing[0]['kind']}: {verdict.headline}"]
+        for section in verdict.sections:
+            lines += [f"  {section.title}: {section.text}".rstrip(": ")]
+            lines += [f"    {' | '.join(row)}" for row in (section.headers, *section.rows) if row]
+        lines += [f"  {verdict.advice}"] if verdict.advice else []
+    golden(f"checks/{outcome}.txt", "\n".join(lines) + "\n")

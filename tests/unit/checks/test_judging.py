@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.checks.latency import percentile
+from qdqspec.checks.speedup import judge_interval
+from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
+from qdqspec.types import (
+    AccuracyEvidence,
+    Evidence,
+    Interval,
+    ParityEvidence,
+    Samples,
+    TensorParity,
+    Verdict,
+)
+
+FASTER = faster_case().evidence
+ALONE = alone_case().evidence
+DIGITS = cached_case().evidence
+
+
+def judge(kind: str, evidence: Evidence, **values: object) -> Verdict:
+    return check_named(kind).judge(params_of(kind, **values), evidence)
+
+
+def timed(*wall: float, cpu: tuple[float, ...] = ()) -> Evidence:
+    assert FASTER.latency is not None
+    samples = {"reference": Samples(wall_ms=(2.0,)), "tuned": Samples(wall_ms=wall, cpu_ms=cpu)}
+    return replace(FASTER, latency=replace(FASTER.latency, samples=samples, clock="wall"))
+
+
+def with_outputs(*outputs: TensorParity) -> Evidence:
+    return replace(FASTER, parity=ParityEvidence(outputs=outputs, samples=4, data="evaluation"))
+
+
+def output(name: str, sqnr_db: float = 40.0, **values: object) -> TensorParity:
+    facts: dict = {"cosine": 0.9999, "max_abs": 0.01, "max_steps": 1.0, **values}
+    return TensorParity(name=name, sqnr_db=sqnr_db, **facts)
+
+
+# ---- latency ------------------------------------------------------------------------------------
+
+
+def test_the_budget_itself_is_within_the_budget() -> None:
+    assert judge("latency", timed(1.2, 1.2, 1.2), max_ms=1.2).outcome == "pass"
+    assert judge("latency", timed(1.2001, 1.2001), max_ms=1.2).headline == (
+        "median 1.2001 ms > budget 1.2000 ms (+0.0 %)"
+    )
+
+
+def test_a_percentile_can_fail_where_the_median_passes() -> None:
+    runs = timed(*([1.0] * 90), *([5.0] * 10))
+    assert judge("latency", runs, max_ms=2).outcome == "pass"
+    verdict = judge("latency", runs, max_ms=2, percentile=95)
+    assert verdict.headline == "p95 5.00 ms > budget 2.00 ms (+150 %)"
+
+
+def test_the_clock_asked_for_is_judged_and_must_have_been_taken() -> None:
+    both = timed(3.0, cpu=(1.0,))
+    assert judge("latency", both, max_ms=2).outcome == "fail"
+    assert judge("latency", both, max_ms=2, clock="cpu").outcome == "pass"
+    verdict = judge("latency", timed(1.0), max_ms=2, clock="cpu")
+    assert (verdict.outcome, verdict.advice) == ("inconclusive", "Judge this target with clock: wall.")
+
+
+def test_the_nearest_budget_counts() -> None:
+    table = {"onnxruntime": 0.5, "onnxruntime-cpu": 2, "any": 0.1}
+    assert judge("latency", timed(1.0), max_ms=table).numbers["budget_ms"] == 2
+    assert judge("latency", replace(timed(1.0), target="tensorrt"), max_ms=table).numbers["budget_ms"] == 0.1
+
+
+def test_a_missing_budget_says_which_key_to_add() -> None:
+    verdict = judge("latency", timed(1.0), max_ms={"tensorrt": 1})
+    assert verdict.outcome == "inconclusive"
+    assert "Add 'onnxruntime-cpu: <milliseconds>'" in verdict.advice
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1), st.floats(0, 100))
+def test_a_percentile_lies_between_its_neighbours(values: list[float], percent: float) -> None:
+    found = percentile(tuple(values), percent)
+    assert min(values) <= found <= max(values)
+    assert percentile((1.0, 2.0, 3.0), 50) == 2.0
+    assert percentile((1.0, 2.0), 75) == 1.75
+
+
+# ---- speedup ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(0.2, 5), min_size=3, max_size=3).map(sorted), st.floats(0.2, 5))
+def test_what_an_interval_says(bounds: list[float], least: float) -> None:
+    low, median, high = bounds
+    outcome = judge_interval(Interval(median=median, low=low, high=high), least)
+    assert (outcome == "pass") == (median >= least)
+    assert (outcome == "fail") == (high < least)
+
+
+def test_a_model_left_alone_fails_honestly() -> None:
+    verdict = judge("speedup", ALONE, min=1.3)
+    assert verdict.outcome == "fail"
+    assert verdict.headline == "1.00x, left alone: nothing proved faster than the reference; asked 1.30x"
+    assert verdict.numbers["speedup"] == 1.0
+    assert "left the model alone" in verdict.advice
+    assert judge("speedup", ALONE, min=1).outcome == "pass"
+
+
+def test_a_model_left_alone_needs_no_measurement() -> None:
+    assert judge("speedup", replace(ALONE, latency=None), min=1.3).outcome == "fail"
+
+
+# ---- parity -------------------------------------------------------------------------------------
+
+
+def test_every_output_must_keep_every_limit_and_the_worst_leads() -> None:
+    evidence = with_outputs(output("fine"), output("bad", 12.0), output("worse", 9.0))
+    verdict = judge("parity", evidence, min_sqnr_db=20, max_steps=3)
+    assert verdict.headline == "output 'worse': SQNR 9.0 dB < 20.0 dB"
+    assert "'worse' moved most" in verdict.advice
+    assert [row[-1] for row in verdict.sections[0].rows] == ["fail", "fail", "pass", ""]
+
+
+@pytest.mark.parametrize(
+    "limit", [{"min_sqnr_db": 1}, {"min_cosine": -1}, {"max_abs": 1e9}, {"max_steps": 1e9}]
+)
+def test_not_a_number_keeps_no_limit(limit: dict) -> None:
+    nan = math.nan
+    evidence = with_outputs(output("x", nan, cosine=nan, max_abs=nan, max_steps=nan))
+    verdict = judge("parity", evidence, **limit)
+    assert verdict.outcome == "fail"
+    assert "not a number" in verdict.headline
+
+
+def test_outputs_that_are_no_floats_must_be_equal() -> None:
+    same = output("label", math.inf, compared=False)
+    assert judge("parity", with_outputs(output("x"), same), min_sqnr_db=20).outcome == "pass"
+    differs = replace(same, matches=False, note="3 values differ")
+    verdict = judge("parity", with_outputs(output("x"), differs), min_sqnr_db=20)
+    assert verdict.headline == "output 'label': 3 values differ"
+    assert (
+        judge("parity", with_outputs(output("x"), differs), min_sqnr_db=20, outputs=["x"]).outcome == "pass"
+    )
+
+
+def test_an_output_that_cannot_be_compared_fails_every_limit() -> None:
+    lost = output("x", -math.inf, matches=False, note="the tuned model does not give this output")
+    verdict = judge("parity", with_outputs(lost), max_abs=1e9)
+    assert verdict.headline == "output 'x': the tuned model does not give this output"
+
+
+def test_equal_outputs_pass_and_say_so() -> None:
+    assert judge("parity", ALONE, min_sqnr_db=100).headline == "every output equals the reference's"
+
+
+@given(st.text(max_size=300))
+def test_any_name_fits_a_headline(name: str) -> None:
+    verdict = judge("parity", with_outputs(output(name, 3.0)), min_sqnr_db=20)
+    assert len(verdict.headline) < 80
+    assert verdict.headline.isprintable()
+
+
+# ---- accuracy -----------------------------------------------------------------------------------
+
+
+def scored(reference: float, tuned: float, name: str = "top1") -> Evidence:
+    found = AccuracyEvidence(metric=name.partition(":")[0], reference=reference, tuned=tuned, samples=100)
+    return replace(DIGITS, accuracy={name: found})
+
+
+def test_the_limits_themselves_pass_whatever_binary_fractions_make_of_them() -> None:
+    assert 0.97 - 0.96 > 0.01
+    assert judge("accuracy", scored(0.97, 0.96), max_drop="1%").outcome == "pass"
+    assert judge("accuracy", scored(0.97, 0.96), min=0.96).outcome == "pass"
+    assert judge("accuracy", scored(0.97, 0.959), max_drop="1%").outcome == "fail"
+
+
+def test_a_drop_names_both_values() -> None:
+    verdict = judge("accuracy", scored(0.98, 0.951), max_drop="1%")
+    assert verdict.headline == "top1 fell by 2.9 % (98.0 % to 95.1 %), allowed 1.0 %"
+    better = judge("accuracy", scored(0.95, 0.96), max_drop="1%")
+    assert better.headline == "top1 did not fall (95.0 % to 96.0 %), allowed 1.0 %"
+
+
+def test_an_output_has_its_own_accuracy() -> None:
+    evidence = scored(0.9, 0.9, "top1:logits")
+    assert judge("accuracy", evidence, min=0.5, output="logits").outcome == "pass"
+    assert judge("accuracy", evidence, min=0.5).outcome == "inconclusive"
+
+
+def test_custom_metrics_are_no_percentages() -> None:
+    assert judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33).headline == "psnr 33.5 >= 33"
+
+
+# ---- placement and size -------------------------------------------------------------------------
+
+
+def test_a_misspelt_requirement_is_told_from_an_unquantized_op() -> None:
+    verdict = judge("placement", FASTER, require=["Cov"])
+    assert verdict.outcome == "fail"
+    assert "(did you mean 'Conv'?)" in verdict.advice
+    unquantized = judge("placement", FASTER, require=["Softmax"])
+    assert unquantized.headline == "required Softmax: 0 of 1 node quantized"
+    assert "did you mean" not in unquantized.advice
+
+
+def test_entries_are_op_types_or_globs_over_node_names() -> None:
+    assert judge("placement", FASTER, forbid=["fire2?/*", "Softmax"]).outcome == "pass"
+    assert judge("placement", FASTER, forbid=["fire1?/*"]).outcome == "fail"
+    assert judge("placement", FASTER, forbid=["Conv"]).outcome == "fail"
+
+
+@pytest.mark.parametrize(("limits", "outcome"), [({"max_pairs": 11}, "fail"), ({"min_pairs": 12}, "pass")])
+def test_weight_pairs_are_not_counted(limits: dict, outcome: str) -> None:
+    assert judge("placement", FASTER, **limits).outcome == outcome
+
+
+def test_a_model_left_alone_has_no_pairs() -> None:
+    assert (
+        judge("placement", ALONE, forbid=["Conv"]).headline == "0 activation pairs, left alone: 1 rule held"
+    )
+    assert "left the model alone" in judge("placement", ALONE, require=["Conv"]).advice
+
+
+def test_sizes_that_differ_read_differently() -> None:
+    evidence = replace(FASTER, size_bytes={"reference": 2**21, "tuned": 2**20 + 1})
+    assert judge("size", evidence, max_bytes="1MiB").headline == "1048577 B > budget 1048576 B"
+    assert (
+        judge("size", evidence, max_ratio=0.5).headline == "0.50000 of the reference's size > budget 0.50000"
+    )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from qdqspec.registry import names
+from qdqspec.testing.records import params_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "words"),
+    [
+        ("latency", {}, "Field required"),
+        ("latency", {"max_ms": 0}, "greater than 0"),
+        ("latency", {"max_ms": {"tensorrt": -1}}, "greater than 0"),
+        ("latency", {"max_ms": float("inf")}, "finite"),
+        ("latency", {"max_ms": {}}, "at least 1 item"),
+        ("latency", {"max_ms": 1, "percentile": 101}, "less than or equal to 100"),
+        ("speedup", {"min": 0}, "greater than 0"),
+        ("parity", {}, "nothing to check"),
+        ("parity", {"outputs": ["x"]}, "nothing to check"),
+        ("parity", {"min_cosine": 2}, "less than or equal to 1"),
+        ("parity", {"max_steps": -1}, "greater than or equal to 0"),
+        ("accuracy", {"metric": "top1"}, "nothing to check"),
+        ("accuracy", {"max_drop": "-1%"}, "greater than or equal to 0"),
+        ("accuracy", {"min": "high%"}, "not a percentage"),
+        ("placement", {}, "nothing to check"),
+        ("placement", {"require": []}, "nothing to check"),
+        ("placement", {"require": [""]}, "at least 1 character"),
+        ("placement", {"min_pairs": 3, "max_pairs": 2}, "min_pairs 3 is above max_pairs 2"),
+        ("size", {}, "nothing to check"),
+        ("size", {"max_bytes": "0KiB"}, "greater than 0"),
+        ("size", {"max_bytes": "4 apples"}, "not a size"),
+    ],
+)
+def test_a_check_that_would_check_nothing_or_nonsense_is_refused(kind: str, values: dict, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        params_of(kind, **values)
+
+
+def test_one_number_is_the_budget_of_any_target() -> None:
+    assert params_of("latency", max_ms=3).max_ms == params_of("latency", max_ms={"any": 3}).max_ms
+
+
+def test_units_are_read() -> None:
+    assert params_of("accuracy", max_drop="1%").max_drop == pytest.approx(0.01)
+    assert params_of("size", max_bytes="4MiB").max_bytes == 4 * 2**20
+
+
+def test_the_kind_is_required_and_closed() -> None:
+    with pytest.raises(ValidationError, match="kind"):
+        type(params_of("speedup", min=1)).model_validate({"kind": "latency", "min": 1})
+
+
+def test_checks_import_nothing_heavy() -> None:
+    code = (
+        "import sys; from qdqspec.registry import names, resolve\n"
+        "for name in names('check'): resolve('check', name)\n"
+        "print(sorted({'numpy', 'onnx', 'onnxruntime', 'tabulate'} & set(sys.modules)))"
+    )
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.strip() == "[]"
+    assert {"latency", "speedup", "parity", "accuracy", "placement", "size"} <= set(names("check"))

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.report.fit import Block, Page, fitted
+from qdqspec.report.formats import html, markdown
+from qdqspec.report.formats.csv import report_format as csv_format
+from qdqspec.report.svg import ticks
+from qdqspec.report.tables import summary_table
+from qdqspec.testing.records import (
+    alone_case,
+    cached_case,
+    empty_run,
+    faster_case,
+    hostile_run,
+    sample_pairs,
+    sample_run,
+)
+from qdqspec.types import CaseRecord, Outcome, RunRecord, Severity
+
+PAGES = (markdown, html)
+
+
+class Outline(HTMLParser):
+    """Checks that elements are closed in order, and collects what a browser would load or run."""
+
+    VOID = frozenset({"meta"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def outline(record: RunRecord) -> Outline:
+    page = Outline()
+    page.feed(html.report_format.render(record))
+    page.close()
+    assert page.open == []
+    return page
+
+
+def big_run(cases: int, pairs: int) -> RunRecord:
+    case = faster_case()
+    many = replace(case.evidence, pairs=sample_pairs(pairs, whole=pairs))
+    return replace(sample_run(), cases=(CaseRecord(evidence=many, results=case.results),) * cases)
+
+
+# ---- terminal -----------------------------------------------------------------------------------
+
+
+def test_the_summary_table(golden) -> None:
+    golden("report/summary.txt", summary_table(sample_run()) + "\n")
+
+
+@pytest.mark.parametrize("width", [66, 80, 100, 120])
+def test_a_narrow_table_keeps_what_matters(width: int) -> None:
+    table = summary_table(sample_run(), width=width).splitlines()[:5]
+    assert max(map(len, table)) <= width
+    assert all(word in table[2] for word in ("squeezenet::default", "1.74x", "latency FAIL"))
+
+
+def test_a_table_of_odd_names_is_one_printable_line_a_case() -> None:
+    lines = summary_table(hostile_run()).splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert len(lines) == 4  # heads, rule, one case, footer
+
+
+def test_a_table_of_nothing_says_so() -> None:
+    assert summary_table(empty_run()) == "No case was run."
+
+
+def test_one_target_is_said_below_and_several_in_a_column() -> None:
+    first, second = faster_case(), cached_case()
+    other = replace(second, evidence=replace(second.evidence, target="tensorrt"))
+    both = summary_table(replace(sample_run(), cases=(first, other)))
+    assert both.splitlines()[0].split()[1] == "backend"
+    assert "tensorrt on x86-64" in both
+    assert "backend" not in summary_table(sample_run())
+
+
+@pytest.mark.parametrize(
+    ("severity", "outcome", "word"),
+    [
+        ("error", "fail", "latency FAIL"),
+        ("warn", "fail", "latency WARN"),
+        ("error", "inconclusive", "latency inconclusive"),
+        ("error", "pass", "4 passed"),
+    ],
+)
+def test_a_check_that_did_not_pass_is_named(severity: Severity, outcome: Outcome, word: str) -> None:
+    case = faster_case()
+    first = case.results[0]
+    told = replace(first, severity=severity, verdict=replace(first.verdict, outcome=outcome))
+    results = (told, *case.results[1:])
+    assert word in summary_table(replace(sample_run(), cases=(replace(case, results=results),)))
+
+
+# ---- HTML ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("run", [sample_run, empty_run, hostile_run])
+def test_a_page_is_whole_and_runs_and_loads_nothing(run) -> None:
+    page = outline(run())
+    assert not page.tags & {"script", "link", "img", "iframe", "object", "use", "image"}
+    assert not {name for name in page.attributes if name.startswith("on") or name in ("src", "style")}
+    assert "url(" not in html.report_format.render(run())
+
+
+def test_a_page_shows_charts_and_links_to_each_case() -> None:
+    text = html.report_format.render(sample_run())
+    assert text.count("<svg ") == 6
+    assert re.findall(r'href="#(case-\d+)"', text) == re.findall(r'id="(case-\d+)"', text)
+
+
+def test_names_reach_the_reader_unchanged_but_for_controls() -> None:
+    assert "=x|y</td><script>alert(1)</script>\\n# \\x1b[31m" in "".join(outline(hostile_run()).text)
+
+
+# ---- Markdown and CSV ---------------------------------------------------------------------------
+
+
+def test_table_rows_have_as_many_cells_as_heads_whatever_the_names() -> None:
+    lines = markdown.report_format.render(hostile_run()).splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    width = 0
+    for above, line in zip(["", *lines], lines, strict=False):
+        if line.startswith("|"):
+            cells = len(re.findall(r"(?<!\\)\|", line))
+            width = width if above.startswith("|") else cells
+            assert cells == width, line
+    assert len(tables) > 10
+
+
+def test_markdown_of_a_name_has_no_markup_left() -> None:
+    text = markdown.escape("a|b <i> [x](y) `c` *d* _e_ http://x.y @me #1 www.z.de\n- f")
+    assert text == (r"a\|b \<i\> \[x\](y) \`c\` \*d\* \_e\_ http:\//x.y \@me \#1 www\.z.de\\n- f")
+
+
+def test_csv_rows_are_read_back_as_numbers_and_never_as_formulas() -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_format.render(sample_run()))))
+    assert [float(row["speedup"]) for row in rows] == [1.7421, 1.0, 1.5748]
+    assert [row["left_alone"] for row in rows] == ["no", "yes", "no"]
+    assert [row["provenance"] for row in rows] == ["measured", "measured", "cached (2 h)"]
+    (hostile,) = csv.DictReader(io.StringIO(csv_format.render(hostile_run())))
+    assert hostile["backend"].startswith("'=")
+
+
+# ---- size ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_biggest_tables_go_first_where_a_page_would_be_too_long(page) -> None:
+    big, small = big_run(1, 3500).cases[0], big_run(1, 2000).cases[0]
+    text = page.report_format.render(replace(sample_run(), cases=(small, big)))
+    assert len(text.encode()) <= page.LIMIT_BYTES
+    assert text.count("7000 rows left out") == 1
+    assert "fire3499/x" not in text
+    assert text.count("7 built, 1 failed") == 2
+    assert "fire1999/x" in text
+    twins = page.report_format.render(replace(sample_run(), cases=(big, big)))
+    assert twins.count("7000 rows left out") == 2
+    assert "left out" not in page.report_format.render(replace(sample_run(), cases=(small,)))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_last_cases_go_where_even_that_is_too_long(page) -> None:
+    text = page.report_format.render(big_run(900, 4))
+    assert len(text.encode()) <= page.LIMIT_BYTES
+    assert re.search(r"\d+ more cases left out", text)
+    assert "and 400 more" in text
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=4), max_size=6),
+    st.integers(150, 900),
+)
+def test_a_fitted_page_fits_and_keeps_its_order(sizes: list, limit: int) -> None:
+    cases = [
+        [Block(f"{number}:".ljust(size, "x"), f"{number}:brief" if short else "") for size, short in case]
+        for number, case in enumerate(sizes)
+    ]
+    page = Page(head=[Block("head")], cases=cases, tail=[Block("tail")])
+    texts = fitted(page, limit, lambda left: f"{left} left")
+    assert sum(len(text) + 2 for text in texts) <= limit
+    assert (texts[0], texts[-1]) == ("head", "tail")
+    whole = sum(len(block.text) + 2 for case in cases for block in case)
+    if whole + 40 <= limit:
+        assert texts[1:-1] == [block.text for case in cases for block in case]
+
+
+@given(st.floats(0, 1e6), st.floats(1e-6, 1e6))
+def test_ticks_are_few_and_within(low: float, span: float) -> None:
+    found = ticks(low, low + span)
+    assert len(found) <= 9
+    assert all(low - span * 1e-6 <= tick <= low + span * (1 + 1e-6) for tick in found)
+    assert found == sorted(found)
+
+
+def test_a_chart_without_spread_still_draws() -> None:
+    case = alone_case()
+    assert case.evidence.latency is not None
+    same = {
+        role: replace(samples, cpu_ms=(1.0,) * 5) for role, samples in case.evidence.latency.samples.items()
+    }
+    evidence = replace(case.evidence, latency=replace(case.evidence.latency, samples=same))
+    outline(replace(sample_run(), cases=(replace(case, evidence=evidence),)))

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.errors import StateError
+from qdqspec.report.layout import RunPart
+from qdqspec.report.record import (
+    case_from_json,
+    case_to_json,
+    json_text,
+    read_record,
+    record_from_json,
+    record_to_json,
+)
+from qdqspec.testing.records import alone_case, bare_run, faster_case, hostile_run, sample_run
+from qdqspec.types import CaseRecord, RunRecord, SearchResult
+
+SAMPLE = record_to_json(sample_run())
+
+
+def run_of(case: CaseRecord) -> RunRecord:
+    return RunRecord(version="1", started="2026-01-01T00:00:00Z", seconds=1.0, cases=(case,))
+
+
+@pytest.mark.parametrize("run", [sample_run, bare_run, hostile_run])
+def test_a_second_round_trip_changes_nothing(run) -> None:
+    data = record_to_json(run())
+    assert record_to_json(record_from_json(json.loads(json_text(data)))) == data
+
+
+def test_measurements_survive_exactly() -> None:
+    before, after = sample_run(), record_from_json(json.loads(json_text(SAMPLE)))
+    for old, new in zip(before.cases, after.cases, strict=True):
+        assert new.evidence.latency == old.evidence.latency
+        assert new.evidence.parity == old.evidence.parity
+        assert new.evidence.accuracy == old.evidence.accuracy
+        assert new.evidence.pairs == old.evidence.pairs
+        assert new.evidence.node_ops == old.evidence.node_ops
+        assert new.results == old.results
+        assert isinstance(new.evidence.search, SearchResult)
+        assert new.evidence.search.winner == old.evidence.search.winner
+
+
+def test_result_json_has_what_the_contract_promises() -> None:
+    data = case_to_json(faster_case())
+    assert data["schema_version"] == 1
+    assert data["case"] == "squeezenet::default"
+    assert data["device"]["key"]
+    assert data["model"] == {"path": "models/squeezenet.onnx", "sha256": "3f" * 32}
+    assert data["scheme"]["digest"] == faster_case().evidence.search.winner.digest
+    assert data["speedup"]["ci95"][0] < data["speedup"]["median"] < data["speedup"]["ci95"][1]
+    assert data["reference"]["median_ms"] > data["tuned"]["median_ms"] > 0
+    assert data["trials"]["total"] == data["trials"]["built"] + data["trials"]["failed"] == 8
+    assert data["regions"]["count"] == 14
+    assert data["patterns"]["count"] == 6
+    assert data["placement"][0]["consumers"] == [["fire0/conv", 0]]
+    assert data["checks"][0]["verdict"] == "fail"
+    assert data["provenance"]["source"] == "measured"
+    assert case_to_json(case_from_json(data)) == data
+
+
+def test_equal_outputs_are_written_as_strict_json() -> None:
+    text = json_text(case_to_json(alone_case()))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    data = json.loads(text, parse_constant=refuse)
+    assert data["parity"]["sqnr_db"] == "Infinity"
+    restored = case_from_json(data).evidence.parity
+    assert restored is not None
+    assert restored.sqnr_db == float("inf")
+
+
+def test_a_record_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    case = faster_case()
+    found = case.evidence
+    assert found.search is not None
+    home = tmp_path / "somebody" / "work"
+    broken = f"cannot open {home}/out/candidate.onnx: node /block/conv in {Path.home()}/x"
+    failed = replace(found.search.trials[5], error=broken)
+    evidence = replace(
+        found,
+        case=replace(found.case, spec=home / "a.qdq.yaml", model=home / "models" / "a.onnx"),
+        output=home / "out",
+        search=replace(found.search, trials=(failed,), reason=f"see {home}/out/logs"),
+        warnings=(f"no data in {home}",),
+    )
+    text = json_text(record_to_json(run_of(CaseRecord(evidence=evidence, results=case.results))))
+    assert str(tmp_path) not in text
+    assert str(Path.home()) + "/" not in text
+    assert '"spec": "a.qdq.yaml"' in text
+    assert '"path": "models/a.onnx"' in text
+    assert "cannot open <output>/candidate.onnx: node /block/conv in <home>/x" in text
+
+
+def test_a_model_elsewhere_is_known_by_its_name(tmp_path: Path) -> None:
+    case = faster_case()
+    moved = replace(case.evidence, case=replace(case.evidence.case, model=tmp_path / "far" / "b.onnx"))
+    assert case_to_json(CaseRecord(evidence=moved))["model"]["path"] == "b.onnx"
+
+
+def test_a_spec_below_the_working_folder_keeps_its_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    case = faster_case()
+    spec = tmp_path / "specs" / "a.qdq.yaml"
+    moved = replace(case.evidence, case=replace(case.evidence.case, spec=spec, model=spec.parent / "a.onnx"))
+    data = case_to_json(CaseRecord(evidence=moved))
+    assert (data["spec"], data["model"]["path"]) == ("specs/a.qdq.yaml", "a.onnx")
+    assert case_to_json(case_from_json(data)) == data
+
+
+# ---- damage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "no schema_version"),
+        ([], "no schema_version"),
+        ({"schema_version": 2}, "it has schema_version 2"),
+        ({"schema_version": 1}, "damaged: qdqspec: Field required"),
+        ({**SAMPLE, "cases": [{**SAMPLE["cases"][0], "speedup": 3}]}, r"cases\.0\.speedup"),
+        ({**SAMPLE, "cases": 7}, "cases"),
+    ],
+)
+def test_what_is_no_record_is_one_clear_error(data: object, words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        record_from_json(data)
+
+
+def test_a_role_without_samples_is_damage() -> None:
+    data = json.loads(json.dumps(SAMPLE))
+    data["cases"][0]["tuned"]["samples"] = {"wall_ms": [], "cpu_ms": []}
+    with pytest.raises(StateError, match="tuned has no samples"):
+        record_from_json(data)
+
+
+def paths(data: Any, at: tuple = ()) -> list[tuple]:
+    """Where every value of JSON data is, one element a list."""
+    inner = data.items() if isinstance(data, dict) else enumerate(data[:1]) if isinstance(data, list) else ()
+    return [at, *(path for key, value in inner for path in paths(value, (*at, key)))]
+
+
+JSON = st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=3) | st.just([]) | st.just({})
+
+
+@given(st.sampled_from([path for path in paths(SAMPLE) if path]), JSON)
+def test_any_damage_gives_a_record_or_one_clear_error(path: tuple, value: object) -> None:
+    data = json.loads(json.dumps(SAMPLE))
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    try:
+        record = record_from_json(data)
+    except StateError:
+        return
+    record_to_json(record)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[" * 100_000, b"NaN"])
+def test_a_file_that_is_no_record_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(StateError, match=r"run\.json"):
+        read_record(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"gone\.json.*No such file"):
+        read_record(tmp_path / "gone.json")
+
+
+def test_unknown_keys_of_later_versions_are_ignored() -> None:
+    later = {**SAMPLE, "weather": "fine"}
+    assert record_to_json(record_from_json(later)) == SAMPLE
+
+
+def test_the_layout_has_a_json_schema() -> None:
+    assert "cases" in RunPart.model_json_schema()["properties"]

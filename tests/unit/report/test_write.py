@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdqspec.errors import ConfigError, OutputError
+from qdqspec.report.write import format_for, render, write_json, write_report, write_reports
+from qdqspec.testing.records import sample_run
+
+
+def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
+    paths = [tmp_path / "deep" / name for name in ("a.md", "a.HTML", "a.csv", "a.json")]
+    write_reports(sample_run(), paths)
+    starts = [path.read_text(encoding="utf-8")[:9] for path in paths]
+    assert starts == ["# Quantiz", "<!DOCTYPE", "spec,case", '{\n  "case']
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == [
+        "a.HTML",
+        "a.csv",
+        "a.json",
+        "a.md",
+    ]
+
+
+@pytest.mark.parametrize(("name", "words"), [("a.docx", "suffix '.docx'"), ("report", "no suffix")])
+def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        write_reports(sample_run(), [tmp_path / "a.md", tmp_path / name])
+    assert caught.value.cure == "known: .csv, .html, .json, .md"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_the_way_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.md").mkdir()
+    with pytest.raises(OutputError, match=r"a\.md: the report cannot be written"):
+        write_report(sample_run(), tmp_path / "a.md")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.md"]
+
+
+def test_a_file_where_a_folder_should_be_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_report(sample_run(), tmp_path / "file" / "a.md")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_write_that_fails_leaves_the_old_report(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.md"
+    path.write_text("old", encoding="utf-8")
+
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OutputError, match="No space left"):
+        write_report(sample_run(), path)
+    assert path.read_text(encoding="utf-8") == "old"
+
+
+def test_the_run_record_goes_under_any_name(tmp_path: Path) -> None:
+    write_json(sample_run(), tmp_path / "record")
+    assert len(json.loads((tmp_path / "record").read_text(encoding="utf-8"))["cases"]) == 3
+
+
+def test_the_json_report_is_the_run_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(sample_run(), path)
+    assert path.read_bytes() == render(sample_run(), path)
+    assert format_for(path).suffix == ".json"
