@@ -327,13 +327,17 @@ def _from_file(path: Path) -> _Layer:
 
 
 def _parsed(option: Option, value: object, origin: str, base: Path) -> object:
-    many = option.kind == "many"
-    values = value if many and isinstance(value, list | tuple) else [value]
+    if option.kind != "many":
+        return _parsed_one(option, value, origin, base)
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(_parsed_one(option, one, origin, base) for one in values)
+
+
+def _parsed_one(option: Option, value: object, origin: str, base: Path) -> object:
     try:
-        parsed = [_based(option.parse(one), base) for one in values]
+        return _based(option.parse(value), base)
     except ValueError as error:
         raise ConfigError(f"{origin}: '{value}' does not fit: {error}", cure=option.help) from None
-    return tuple(parsed) if many else parsed[0]
 
 
 def _based(value: object, base: Path) -> object:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from qdqspec import registry
-from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, say, say_json, settings_from
+from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, backend_named, say, say_json, settings_from
 from qdqspec.config import OPTIONS, list_settings
 
 if TYPE_CHECKING:
-    from qdqspec.backends.base import Availability, Backend
+    from qdqspec.backends.base import Availability
     from qdqspec.cli.words import Verbs
 
 
@@ -37,7 +37,7 @@ def add_verbs(verbs: Verbs) -> None:
 def doctor(arguments: argparse.Namespace) -> int:
     """Probe every backend there is."""
     chosen = settings_from(arguments).backend
-    found = {name: _backend(name).probe() for name in registry.names("backend")}
+    found = {name: backend_named(name).probe() for name in registry.names("backend")}
     if arguments.json:
         say_json(
             {"schema_version": 1, "chosen": chosen, "backends": {n: _facts(a) for n, a in found.items()}}
@@ -46,11 +46,6 @@ def doctor(arguments: argparse.Namespace) -> int:
         for name, availability in found.items():
             say(_diagnosis(name, availability, chosen=name == chosen))
     return FINE if found[chosen].usable else IMPOSSIBLE
-
-
-def _backend(name: str) -> Backend:
-    found = registry.resolve("backend", name)
-    return cast("Backend", found() if isinstance(found, type) else found)
 
 
 def _facts(availability: Availability) -> dict[str, object]:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.words import FINE, add_verb, say, say_json
-from qdqspec.types import RegionRules
+from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, settings_from
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -49,29 +48,38 @@ def _add_inspect(verbs: Verbs) -> None:
         inspect,
         does="Print the regions of a model, their patterns, and what of it can be quantized.",
         example="qdqspec inspect model.onnx --verbose",
+        options=["backend"],
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument("--verbose", action="store_true", help="Also node names and boundaries.")
     parser.add_argument(
-        "--verbose", action="store_true", help="Also the nodes, inputs and outputs of regions."
+        "--max-nodes", type=int, default=40, metavar="N", help="Cut each list there (default: 40)."
     )
-    parser.add_argument(
-        "--max-nodes", type=int, default=10, metavar="N", help="Largest region (default: 10)."
-    )
+    parser.add_argument("--include-all", action="store_true", help="Also regions with nothing to quantize.")
 
 
 def inspect(arguments: argparse.Namespace) -> int:
-    """Cut the model into regions and show them."""
+    """Cut the model into regions and show them, judged by the backend where it works here."""
     from qdqspec.graph.model import load_model
-    from qdqspec.regions.inspect import inspect_model, render_text, to_json
+    from qdqspec.regions.inspect import render_text, to_json
+    from qdqspec.regions.inspection import inspect_model
     from qdqspec.regions.search import find_regions
 
+    backend = backend_named(settings_from(arguments).backend)
+    labels = backend.capabilities().labels if backend.probe().usable else None
     model = load_model(arguments.model)
-    regions = find_regions(model, RegionRules(max_nodes=arguments.max_nodes))
-    inspection = inspect_model(model, regions)
+    inspection = inspect_model(model, find_regions(model), labels)
     if arguments.json:
         say_json(to_json(inspection))
-    else:
-        say(render_text(inspection, verbose=arguments.verbose))
+        return FINE
+    say(
+        render_text(
+            inspection,
+            verbose=arguments.verbose,
+            max_nodes=arguments.max_nodes,
+            include_all=arguments.include_all,
+        )
+    )
     return FINE
 
 

@@ -173,18 +173,26 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
 
         say_json(record_to_json(record))
         return
+    from qdqspec.report.notes import warning_lines
     from qdqspec.report.tables import summary_table
 
-    say(summary_table(record))
+    say("\n".join([summary_table(record), *_verdict_lines(record), *warning_lines(record)]))
     for case in record.cases:
-        for result in case.results:
-            if result.verdict.outcome != "pass":
-                word = "warning" if result.severity == "warn" else result.verdict.outcome
-                say(f"{word}: {case.evidence.case.name}::{result.id} - {result.verdict.headline}")
         if case.evidence.output is not None:
             say(f"Models and measurements: {case.evidence.output}")
     for path in settings.report:
         say(f"Report: {path}")
+
+
+def _verdict_lines(record: RunRecord) -> list[str]:
+    """What does not hold, a line each."""
+    return [
+        f"{'warning' if result.severity == 'warn' else result.verdict.outcome}: "
+        f"{case.evidence.case.name}::{result.id} - {result.verdict.headline}"
+        for case in record.cases
+        for result in case.results
+        if result.verdict.outcome != "pass"
+    ]
 
 
 def _is_wanting(result: CheckResult, settings: Settings) -> bool:

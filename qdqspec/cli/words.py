@@ -10,14 +10,17 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from qdqspec import registry
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
 from qdqspec.errors import OutputError
 
 FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
 if TYPE_CHECKING:
+    from qdqspec.backends.base import Backend
+
     Verbs: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - it has no other name
 
 
@@ -51,6 +54,12 @@ def settings_from(
     return load_settings(
         find_root(Path.cwd()), flags=flags_given(vars(arguments)), prefix="--", layout=layout
     )
+
+
+def backend_named(name: str) -> Backend:
+    """The backend called ``name``; raises `ConfigError` with the nearest known one."""
+    found = registry.resolve("backend", name)
+    return cast("Backend", found() if isinstance(found, type) else found)
 
 
 def say(text: str) -> None:

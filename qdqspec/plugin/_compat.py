@@ -45,8 +45,8 @@ def is_worker(config: pytest.Config) -> bool:
 
 
 def reporter_of(config: pytest.Config) -> Any | None:
-    """The terminal reporter; none in a worker or under ``-p no:terminal``."""
-    return config.pluginmanager.get_plugin("terminalreporter")
+    """The terminal reporter; none under ``-p no:terminal``, nor in a worker, where it writes to nowhere."""
+    return None if is_worker(config) else config.pluginmanager.get_plugin("terminalreporter")
 
 
 def uncaptured(config: pytest.Config) -> Callable[[], AbstractContextManager[object]]:

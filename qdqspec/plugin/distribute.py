@@ -56,7 +56,10 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
 
 
 def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
-    """One record of a run that was judged in pieces; a case whose checks ran apart is put together."""
+    """One record of a run that was judged in pieces; a case whose checks ran apart is put together.
+
+    Pieces arrive in the order in which workers end, so their cases are sorted.
+    """
     cases: dict[tuple[object, str], CaseRecord] = {}
     for piece in (case for record in records for case in record.cases):
         key = (piece.evidence.case.spec, piece.evidence.case.name)
@@ -67,7 +70,7 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
         version=records[0].version,
         started=min(record.started for record in records),
         seconds=max(record.seconds for record in records),
-        cases=tuple(cases.values()),
+        cases=tuple(cases[key] for key in (cases if len(records) == 1 else sorted(cases, key=str))),
     )
 
 

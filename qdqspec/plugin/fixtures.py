@@ -199,5 +199,7 @@ def _one_case(reference: str, config: pytest.Config) -> Case:
 
 
 def _present(piece: T | None) -> T:
-    assert piece is not None, "the session gathers what it was asked for"
+    """What was asked for; a run without timing has none of it."""
+    if piece is None:
+        pytest.skip("not measured in this run: --qdq-mode=verify takes no timing")
     return piece

@@ -55,8 +55,8 @@ class InterruptWatch:
         self._config = config
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remember it; ``pytest.exit`` comes here too and is not meant."""
-        self._config.stash[_INTERRUPTED] = isinstance(excinfo.value, KeyboardInterrupt)
+        """Remember it; ``pytest.exit`` and errors of collection come here too, as other classes."""
+        self._config.stash[_INTERRUPTED] = excinfo.type is KeyboardInterrupt
 
 
 def print_summary(terminal: Any, config: pytest.Config) -> None:
@@ -74,10 +74,13 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
 
 
 def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> None:
+    from qdqspec.report.notes import warning_lines
     from qdqspec.report.tables import summary_table
 
     width = shutil.get_terminal_size().columns if terminal.isatty() else None
     terminal.write_line(summary_table(record, width=width))
+    for line in warning_lines(record):
+        terminal.write_line(line, yellow=True)
     settings: Settings = settings_of(config)
     if settings.output.is_dir():
         terminal.write_line(f"Models and measurements: {_near(settings.output, config)}")

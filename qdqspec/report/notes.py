@@ -1,0 +1,19 @@
+"""What a reader of the summary table should know beside it. May import floor 0."""
+
+from __future__ import annotations
+
+from qdqspec.types import RunRecord
+
+
+def warning_lines(record: RunRecord) -> list[str]:
+    """``warning: squeezenet::default: ...``, each once; a warning of several cases names the first ones."""
+    cases: dict[str, list[str]] = {}
+    for case in record.cases:
+        for text in case.evidence.warnings:
+            cases.setdefault(text, []).append(case.evidence.case.name)
+    return [f"warning: {_names(names)}: {text}" for text, names in cases.items()]
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(dict.fromkeys(names[:2]))
+    return f"{shown} and {len(names) - 2} more" if len(names) > 2 else shown

@@ -1,0 +1,98 @@
+"""A project with one spec and the fake session, as a user would set it up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Pytester forgets what was first loaded in its own runs; numpy refuses to be loaded twice, and the
+# others would cost each test a tenth of a second.
+import qdqspec.backends.base
+import qdqspec.report.tables
+import qdqspec.report.write
+import qdqspec.spec.load  # noqa: F401
+
+SPEC = """\
+qdqspec: 1
+model: models/squeezenet.onnx
+title: SqueezeNet for the door camera
+tags: [vision, smoke]
+matrix: {quant: [int8], batch: [1, 8]}
+checks:
+  - {kind: speedup, min: 1.1}
+  - {kind: parity, min_sqnr_db: 25}
+"""
+
+CONFTEST = """\
+import pytest
+from fake_session import FakeSession
+
+
+@pytest.fixture(scope="session")
+def qdq_session():
+    session = FakeSession()
+    yield session
+    session.close()
+"""
+
+
+class Project:
+    """A folder with specs; ``run`` drives a real pytest in it."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.pytester = pytester
+        self.path = pytester.path
+        (self.path / "fake_session.py").write_text((Path(__file__).parent / "fake_session.py").read_text())
+        (self.path / "conftest.py").write_text(CONFTEST)
+        (self.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
+        self.spec("a.qdq.yaml", SPEC)
+
+    def spec(self, name: str, text: str) -> Path:
+        path = self.path / "specs" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def outcomes(self, **words: str) -> None:
+        """``outcomes(**{"int8-b1::speedup": "fail"})``."""
+        (self.path / "outcomes.json").write_text(json.dumps(words))
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        return self.pytester.runpytest_inprocess(*arguments)
+
+    def run_apart(self, *arguments: str) -> pytest.RunResult:
+        """In a process of its own, where the test is about processes, signals or imports."""
+        return self.pytester.runpytest_subprocess(*arguments)
+
+    def session(self) -> Any:
+        """A fake session of this project, outside pytest."""
+        spec = importlib.util.spec_from_file_location("fake_session", self.path / "fake_session.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.FakeSession()
+
+    def calls(self) -> list[str]:
+        """What the session was asked, without process ids."""
+        file = self.path / "calls.txt"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [line.partition(" ")[2] for line in lines]
+
+    def processes(self) -> dict[str, set[str]]:
+        """The process ids that judged each case."""
+        found: dict[str, set[str]] = {}
+        for line in (self.path / "calls.txt").read_text().splitlines():
+            pid, verb, *rest = line.split()
+            if verb == "judge":
+                found.setdefault(rest[0].partition("::")[0], set()).add(pid)
+        return found
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
+    for name in ("CI", "PYTEST_ADDOPTS", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+    return Project(pytester)

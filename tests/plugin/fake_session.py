@@ -1,0 +1,158 @@
+"""A session for tests of the plugin: the real interface, made-up numbers, no model opened.
+
+It stands in a project as users' own sessions do: a conftest overrides the fixture ``qdq_session``. What a
+check comes to is written in ``outcomes.json``: ``{"default::speedup": "fail"}``; everything else passes.
+Every call is appended to ``calls.txt``.
+"""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from qdqspec.backends.base import Availability
+from qdqspec.errors import ModelError
+from qdqspec.types import (
+    CaseRecord,
+    CheckResult,
+    DeviceKey,
+    Evidence,
+    Interval,
+    LatencyEvidence,
+    ParityEvidence,
+    Placement,
+    Progress,
+    RunRecord,
+    Samples,
+    SearchResult,
+    Section,
+    TensorParity,
+    Verdict,
+)
+
+HERE = Path(__file__).parent
+HEADLINES = {
+    "pass": "speed-up 1.50",
+    "fail": "speed-up 1.02 < 1.10 asked for",
+    "warn": "speed-up 1.02 < 1.10 asked for",
+    "inconclusive": "speed-up 1.08..1.13 straddles 1.10",
+}
+
+
+class FakeSession:
+    def __init__(self):
+        self.watch = None
+        self.backend_usable = True
+        self.results = {}
+        self.cases = {}
+
+    def _call(self, *words):
+        with (HERE / "calls.txt").open("a") as file:
+            file.write(" ".join((str(os.getpid()), *map(str, words))) + "\n")
+
+    def availability(self, case):
+        if self.backend_usable:
+            return Availability(usable=True)
+        return Availability(usable=False, why="no runtime found", install="pip install runtime")
+
+    def model(self, case):
+        return SimpleNamespace(path=case.model)
+
+    def regions(self, case):
+        return ()
+
+    def plan(self, case):
+        return "12 candidates, about 3 min"
+
+    def output(self, case):
+        return HERE / "reports"
+
+    def search(self, case):
+        self._call("search", case.id)
+        return self._evidence(case).search
+
+    def evidence(self, case, needs):
+        self._call("evidence", case.id, ",".join(sorted(needs)))
+        return self._evidence(case)
+
+    def judge(self, case, check):
+        self._call("judge", f"{case.id}::{check.id}", case.inputs.calibration or "-", case.model.name)
+        if self.watch is not None:
+            self.watch(
+                Progress(case=case.name, phase="compose", done=3, total=12, best=0.5, kept=2, dropped=1)
+            )
+        outcome = self._outcome(case, check)
+        result = CheckResult(id=check.id, kind=check.kind, severity=check.severity, verdict=_verdict(outcome))
+        self.cases[case.name] = case
+        self.results.setdefault(case.name, {})[check.id] = result
+        return result
+
+    def _outcome(self, case, check):
+        file = HERE / "outcomes.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        outcome = known.get(f"{case.id}::{check.id}", "pass")
+        if outcome == "bug":
+            raise ZeroDivisionError("a malfunction of ours")
+        if outcome == "interrupt":
+            raise KeyboardInterrupt
+        if outcome == "no model":
+            raise ModelError("there is no such model file", where=case.model.name, cure="check the path")
+        return outcome
+
+    def _evidence(self, case):
+        samples = {"reference": Samples(wall_ms=(3.0, 3.0)), "tuned": Samples(wall_ms=(2.0, 2.0))}
+        return Evidence(
+            case=case,
+            backend="fake",
+            target="fake-cpu",
+            device=DeviceKey(key="simulated"),
+            model_sha256="0" * 64,
+            search=SearchResult(
+                winner=Placement(sites=frozenset()),
+                trials=(),
+                left_alone=False,
+                reason="it is faster",
+                strategy="attribution",
+                seconds=1.0,
+                cpu_seconds=1.0,
+                eps=0.01,
+                blocks=1,
+                regions=1,
+                patterns=1,
+            ),
+            latency=LatencyEvidence(
+                clock="wall",
+                samples=samples,
+                ratios={},
+                builds=3,
+                speedup=Interval(median=1.5, low=1.4, high=1.6),
+            ),
+            parity=ParityEvidence(
+                outputs=(TensorParity(name="y", sqnr_db=31.5, cosine=0.9999, max_abs=0.01, max_steps=1.0),),
+                samples=4,
+                data="random",
+            ),
+        )
+
+    def record(self):
+        cases = tuple(
+            CaseRecord(evidence=self._evidence(case), results=tuple(self.results[name].values()))
+            for name, case in self.cases.items()
+        )
+        return RunRecord(version="0.1.0", started="2026-01-01T00:00:00Z", seconds=1.0, cases=cases)
+
+    def close(self):
+        self._call("close")
+
+
+def _verdict(outcome):
+    verdict = Verdict(outcome="pass", headline=HEADLINES[outcome], numbers={"speedup": 1.5})
+    if outcome == "pass":
+        return verdict
+    return replace(
+        verdict,
+        outcome="fail" if outcome == "warn" else outcome,
+        sections=(Section(title="Latency", headers=("model", "median"), rows=(("tuned", "2.0 ms"),)),),
+        advice="Give the search more trials.",
+    )

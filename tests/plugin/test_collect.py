@@ -1,0 +1,127 @@
+"""Which files are collected, as what, and under which ids."""
+
+from __future__ import annotations
+
+import pytest
+
+IDS = [
+    "specs/a.qdq.yaml::int8-b1::speedup",
+    "specs/a.qdq.yaml::int8-b1::parity",
+    "specs/a.qdq.yaml::int8-b8::speedup",
+    "specs/a.qdq.yaml::int8-b8::parity",
+]
+
+
+def ids(result: pytest.RunResult) -> list[str]:
+    return [line for line in result.outlines if "::" in line]
+
+
+def test_ids_are_file_case_check(project):
+    assert ids(project.run("--collect-only", "-q")) == IDS
+
+
+def test_tree_is_file_case_check(project):
+    project.run("--collect-only", "specs").stdout.fnmatch_lines(
+        ["*<SpecFile a.qdq.yaml>", "*<CaseNode int8-b1>", "*<CheckItem speedup>", "*<CheckItem parity>"]
+    )
+
+
+def test_a_case_is_selected_by_its_id(project):
+    project.run("specs/a.qdq.yaml::int8-b8").assert_outcomes(passed=2)
+    assert [call.split()[1] for call in project.calls() if call.startswith("judge")] == [
+        "int8-b8::speedup",
+        "int8-b8::parity",
+    ]
+
+
+def test_a_check_is_selected_by_its_id(project):
+    project.run("specs/a.qdq.yaml::int8-b8::parity").assert_outcomes(passed=1)
+
+
+def test_second_spelling_of_the_suffix(project):
+    project.spec("b.qdq.yml", "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.1}]\n")
+    assert "specs/b.qdq.yml::default::speedup" in ids(project.run("--collect-only", "-q"))
+
+
+def test_other_yaml_is_left_alone(project):
+    project.spec("b.yaml", "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.1}]\n")
+    assert ids(project.run("--collect-only", "-q", "specs")) == IDS
+
+
+def test_other_yaml_is_collected_where_named(project):
+    project.spec("b.yaml", "# by hand\nqdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedup, min: 1.1}]\n")
+    assert ids(project.run("--collect-only", "-q", "specs/b.yaml")) == ["specs/b.yaml::default::speedup"]
+
+
+def test_named_yaml_of_another_kind_is_no_spec(project):
+    project.spec("b.yaml", "name: build\njobs: {qdqspec: 1}\n")
+    result = project.run("--collect-only", "-q", "specs/b.yaml")
+    assert ids(result) == []
+    assert "CaseNode" not in result.stdout.str()
+
+
+def test_wrong_spec_is_an_error_of_that_file_alone(project):
+    project.spec("b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\nchecks: [{kind: speedupp, min: 1.1}]\n")
+    result = project.run("--continue-on-collection-errors")
+    result.assert_outcomes(passed=4, errors=1)
+    result.stdout.fnmatch_lines(
+        ["ERROR specs/b.qdq.yaml - specs/b.qdq.yaml:3:17: unknown check kind 'speedupp'*"]
+    )
+    assert "Traceback" not in result.stdout.str()
+    assert ".py:" not in result.stdout.str()
+
+
+def test_wrong_spec_stops_the_run_with_exit_2(project):
+    project.spec("b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\nchecks: []\n")
+    assert project.run().ret == pytest.ExitCode.INTERRUPTED
+    assert project.calls() == []
+
+
+SPEC_MODULE = """\
+from qdqspec import Spec
+
+squeeze = Spec(model="m.onnx", checks=[{"kind": "speedup", "min": 1.2}])
+wide = Spec(model="m.onnx", matrix={"batch": [1, 8]}, checks=[{"kind": "speedup", "min": 1.2}])
+unrelated = 3
+
+
+def test_ordinary():
+    pass
+"""
+
+
+@pytest.mark.parametrize("arguments", [["specs"], ["specs/spec_nets.py"], ["specs", "specs/spec_nets.py"]])
+def test_python_specs_and_their_tests_are_collected_once(project, arguments):
+    project.spec("spec_nets.py", SPEC_MODULE)
+    found = ids(project.run("--collect-only", "-q", *arguments))
+    assert [one for one in found if "spec_nets" in one] == [
+        "specs/spec_nets.py::squeeze::speedup",
+        "specs/spec_nets.py::wide-b1::speedup",
+        "specs/spec_nets.py::wide-b8::speedup",
+        "specs/spec_nets.py::test_ordinary",
+    ]
+
+
+def test_python_specs_where_pytest_collects_such_files_anyway(project):
+    (project.path / "pyproject.toml").write_text(
+        '[tool.pytest]\nstrict = true\npython_files = ["spec_*.py"]\n'
+    )
+    project.spec("spec_nets.py", SPEC_MODULE)
+    assert len([one for one in ids(project.run("--collect-only", "-q")) if "spec_nets" in one]) == 4
+
+
+def test_python_specs_run(project):
+    project.spec("spec_nets.py", SPEC_MODULE)
+    project.run("specs/spec_nets.py").assert_outcomes(passed=4)
+    assert [call.split()[1] for call in project.calls() if call.startswith("judge")] == [
+        "squeeze::speedup",
+        "wide-b1::speedup",
+        "wide-b8::speedup",
+    ]
+
+
+def test_python_specs_with_clashing_names_are_an_error(project):
+    project.spec("spec_nets.py", SPEC_MODULE + "\nSqueeze = squeeze\n")
+    result = project.run("specs/spec_nets.py")
+    result.stdout.fnmatch_lines(["*the variable 'Squeeze' gives a case the id 'squeeze', which is taken*"])
+    result.assert_outcomes(errors=1)

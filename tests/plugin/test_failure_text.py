@@ -1,0 +1,82 @@
+"""What is read when a check fails."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+
+def failure(result: pytest.RunResult) -> str:
+    """The text below the line of underscores, up to the next section."""
+    found = re.search(r"\n_+ [^\n]+ _+\n(.*?)\n=====", result.stdout.str(), re.DOTALL)
+    assert found is not None, result.stdout.str()
+    return found[1] + "\n"
+
+
+def test_the_whole_text(project, golden):
+    project.outcomes(**{"int8-b8::speedup": "fail"})
+    golden("plugin/failure.txt", failure(project.run("--qdq-seed=17", "--qdq-backend=fake")))
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_the_summary_line_is_the_verdict_alone(project, monkeypatch, ci):
+    monkeypatch.setenv("CI", ci)
+    project.outcomes(**{"int8-b8::speedup": "fail"})
+    result = project.run()
+    lines = result.outlines
+    at = lines.index("FAILED specs/a.qdq.yaml::int8-b8::speedup - speed-up 1.02 < 1.10 asked for")
+    assert "1 failed, 3 passed" in lines[at + 1]
+
+
+def test_the_command_reproduces_from_another_folder(project, monkeypatch):
+    project.outcomes(**{"int8-b8::speedup": "fail"})
+    monkeypatch.chdir(project.path / "specs")
+    result = project.run(
+        f"--rootdir={project.path}", "-c", str(project.path / "pyproject.toml"), "a.qdq.yaml"
+    )
+    result.stdout.fnmatch_lines(["Reproduce with:", "  pytest a.qdq.yaml::int8-b8::speedup --qdq-scheme=*"])
+
+
+def test_the_command_reproduces(project):
+    project.outcomes(**{"int8-b8::speedup": "fail"})
+    command = project.run().outlines
+    words = command[command.index("Reproduce with:") + 1].split()
+    assert words[0] == "pytest"
+    result = project.run(*words[1:])
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"  {' '.join(words)}"])
+
+
+def test_an_error_of_the_users_is_its_message_alone(project):
+    project.outcomes(**{"int8-b8::speedup": "no model"})
+    assert failure(project.run()) == "squeezenet.onnx: there is no such model file\n  check the path\n"
+
+
+def test_a_malfunction_keeps_its_traceback(project):
+    project.outcomes(**{"int8-b8::speedup": "bug"})
+    result = project.run()
+    result.stdout.fnmatch_lines(["*raise ZeroDivisionError*", "E *ZeroDivisionError: a malfunction of ours"])
+
+
+SETUP_FAILS = """
+import pytest
+from qdqspec.errors import ConfigError
+
+@pytest.fixture(scope="session")
+def qdq_session():
+    raise ConfigError("no licence for this backend", cure="ask for one")
+"""
+
+
+def test_an_error_in_a_fixture_reads_the_same(project):
+    (project.path / "conftest.py").write_text(SETUP_FAILS)
+    result = project.run("specs/a.qdq.yaml::int8-b8::parity")
+    result.assert_outcomes(errors=1)
+    assert failure(result) == "no licence for this backend\n  ask for one\n"
+
+
+def test_editors_are_pointed_into_the_spec(project):
+    project.outcomes(**{"int8-b8::parity": "fail"})
+    report = project.pytester.inline_run().getfailures()[0]
+    assert report.location == ("specs/a.qdq.yaml", 7, "int8-b8::parity")

@@ -1,0 +1,140 @@
+"""The fixtures, and what overriding them in a conftest changes."""
+
+from __future__ import annotations
+
+import pytest
+
+CHECK = "specs/a.qdq.yaml::int8-b8::parity"
+
+
+def add_to_conftest(project, text: str) -> None:
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(text)
+
+
+def test_overriding_calibration_changes_what_is_judged(project):
+    add_to_conftest(project, "\n\n@pytest.fixture\ndef qdq_calibration():\n    return 'mine.npz'\n")
+    project.run(CHECK).assert_outcomes(passed=1)
+    assert project.calls()[0] == "judge int8-b8::parity mine.npz squeezenet.onnx"
+
+
+OTHER_MODEL = """
+
+from pathlib import Path
+from types import SimpleNamespace
+
+
+@pytest.fixture
+def qdq_model(qdq_session):
+    return SimpleNamespace(path={path})
+"""
+
+
+def test_overriding_the_model_changes_what_is_judged(project):
+    add_to_conftest(project, OTHER_MODEL.format(path="Path('other.onnx')"))
+    project.run(CHECK).assert_outcomes(passed=1)
+    assert project.calls()[0] == "judge int8-b8::parity - other.onnx"
+
+
+def test_a_model_without_a_file_is_refused(project):
+    add_to_conftest(project, OTHER_MODEL.format(path="None"))
+    result = project.run(CHECK)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["a::int8-b8: the model that fixture 'qdq_model' gave has no file"])
+
+
+def test_overriding_the_backend_decides_skip_unless(project):
+    add_to_conftest(
+        project, "\n\n@pytest.fixture(scope='session')\ndef qdq_backend():\n    return 'tensorrt'\n"
+    )
+    project.spec(
+        "b.qdq.yaml",
+        "qdqspec: 1\nmodel: m.onnx\nskip_unless: {backend: tensorrt}\nchecks: [{kind: speedup, min: 1.1}]\n",
+    )
+    project.run("specs/b.qdq.yaml").assert_outcomes(passed=1)
+
+
+def test_module_scoped_fixtures_work_in_specs(project):
+    add_to_conftest(
+        project,
+        "\n\n@pytest.fixture(scope='module', autouse=True)\ndef once(request):\n"
+        "    print('entered', request.node.name)\n",
+    )
+    result = project.run("-s")
+    result.assert_outcomes(passed=4)
+    assert result.stdout.str().count("entered a.qdq.yaml") == 1
+
+
+CASE_TEST = """
+def test_budget(qdq_case):
+    case = qdq_case("specs/a.qdq.yaml::int8-b8")
+    assert case.latency.median_ms == 2.0
+    assert case.latency.reference_ms == 3.0
+    assert case.latency.speedup == 1.5
+    assert case.parity.sqnr_db > 30
+    assert case.search.strategy == "attribution"
+    assert case.evidence.target == "fake-cpu"
+    assert case.case.id == "int8-b8"
+"""
+
+
+def test_qdq_case_in_a_plain_test(project):
+    (project.path / "test_budget.py").write_text(CASE_TEST)
+    project.run("test_budget.py").assert_outcomes(passed=1)
+    assert project.calls()[:2] == ["evidence int8-b8 latency"] * 2
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("specs/a.qdq.yaml::int-b8", "*there is no case 'int-b8' (did you mean 'int8-b8'?)"),
+        ("specs/a.qdq.yaml", "*means 2 cases, and one is wanted"),
+        ("specs/none.qdq.yaml", "*specs/none.qdq.yaml*cannot read the spec*"),
+    ],
+)
+def test_qdq_case_explains_a_wrong_reference(project, reference, message):
+    (project.path / "test_budget.py").write_text(f"def test_budget(qdq_case):\n    qdq_case({reference!r})\n")
+    result = project.run("test_budget.py")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([message])
+
+
+MARKED_TEST = """
+import pytest
+
+
+@pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")
+def test_all(qdq_model, qdq_regions, qdq_calibration, qdq_tuned, qdq_parity, qdq_latency, qdq_backend):
+    assert qdq_model.path.name == "squeezenet.onnx"
+    assert qdq_regions == ()
+    assert qdq_calibration is None
+    assert qdq_tuned.strategy == "attribution"
+    assert qdq_parity.cosine > 0.99
+    assert qdq_latency.median_ms("tuned") == 2.0
+    assert qdq_backend == "onnxruntime"
+"""
+
+
+def test_case_fixtures_in_a_marked_test(project):
+    (project.path / "test_marked.py").write_text(MARKED_TEST)
+    project.run("test_marked.py").assert_outcomes(passed=1)
+
+
+def test_case_fixtures_without_a_case_say_how(project):
+    (project.path / "test_lost.py").write_text("def test_lost(qdq_tuned): pass\n")
+    result = project.run("test_lost.py")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(['*mark it @pytest.mark.qdq("specs/a.qdq.yaml::case")*'])
+
+
+def test_qdq_report_renders_what_was_judged(project):
+    (project.path / "test_report.py").write_text(
+        "def test_report(qdq_report):\n    assert '\"int8-b8\"' in qdq_report('json')\n"
+    )
+    project.run(CHECK, "test_report.py").assert_outcomes(passed=2)
+
+
+def test_qdq_report_knows_its_formats(project):
+    (project.path / "test_report.py").write_text("def test_report(qdq_report):\n    qdq_report('jsn')\n")
+    result = project.run("test_report.py")
+    result.stdout.fnmatch_lines(["*unknown format 'jsn' (did you mean 'json'?)"])

@@ -1,0 +1,54 @@
+"""--qdq-*, QDQSPEC_* and [tool.qdqspec], as pytest users meet them."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_every_option_is_in_the_help(project):
+    text = project.run("--help").stdout.str()
+    for name in ("backend", "mode", "cache-dir", "no-cache", "seed", "threads", "report", "json", "require"):
+        assert f"--qdq-{name}" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--qdq-mode=rum", "*--qdq-mode: 'rum' does not fit: *did you mean 'run'?*"),
+        (
+            "--qdq-backend=onnxruntim",
+            "*--qdq-backend: 'onnxruntim' does not fit: *did you mean 'onnxruntime'?*",
+        ),
+        ("--qdq-threads=0", "*--qdq-threads: '0' does not fit: a whole number of at least 1*"),
+        ("--qdq-time-limit=20", "*--qdq-time-limit: '20' does not fit: a time with its unit*"),
+        ("--qdq-require=devise", "*--qdq-require: 'devise' does not fit: *did you mean 'device'?*"),
+    ],
+)
+def test_a_wrong_option_is_refused_at_once(project, option, message):
+    result = project.run(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([message])
+    assert "Traceback" not in result.stderr.str()
+
+
+def test_the_file_is_read(project):
+    with (project.path / "pyproject.toml").open("a") as file:
+        file.write('[tool.qdqspec]\nthreads = 3\ncache_dir = "kept"\n')
+    project.run().stdout.fnmatch_lines(["qdqspec: onnxruntime, 3 threads, mode run, cache kept"])
+
+
+def test_the_environment_beats_the_file_and_the_flag_beats_both(project, monkeypatch):
+    with (project.path / "pyproject.toml").open("a") as file:
+        file.write("[tool.qdqspec]\nthreads = 3\n")
+    monkeypatch.setenv("QDQSPEC_THREADS", "4")
+    project.run().stdout.fnmatch_lines(["qdqspec: onnxruntime, 4 threads*"])
+    project.run("--qdq-threads=5").stdout.fnmatch_lines(["qdqspec: onnxruntime, 5 threads*"])
+
+
+def test_a_wrong_variable_is_told_where_specs_are(project, monkeypatch):
+    monkeypatch.setenv("QDQSPEC_THREDS", "4")
+    result = project.run()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(
+        ["*unknown environment variable QDQSPEC_THREDS (did you mean 'QDQSPEC_THREADS'?)*"]
+    )

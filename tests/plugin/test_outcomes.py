@@ -1,0 +1,149 @@
+"""What becomes a pass, a failure, a skip, a warning."""
+
+from __future__ import annotations
+
+import pytest
+
+BARE = "qdqspec: 1\nmodel: m.onnx\nchecks: [{{kind: speedup, min: 1.1{check}}}]\n{rest}\n"
+
+
+@pytest.fixture
+def bare(project):
+    """One spec with one check, and what is added to it."""
+    (project.path / "specs" / "a.qdq.yaml").unlink()
+
+    def write(rest: str = "", check: str = "") -> None:
+        project.spec("b.qdq.yaml", BARE.format(rest=rest, check=check))
+
+    return write
+
+
+def test_a_fulfilled_check_passes(project):
+    result = project.run()
+    result.assert_outcomes(passed=4)
+    assert result.ret == 0
+
+
+def test_a_failed_check_fails_the_run(project):
+    project.outcomes(**{"int8-b1::speedup": "fail"})
+    result = project.run()
+    result.assert_outcomes(passed=3, failed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+
+
+def test_an_inconclusive_check_is_a_skip_that_says_so(project):
+    project.outcomes(**{"int8-b1::speedup": "inconclusive"})
+    result = project.run("-rs")
+    result.assert_outcomes(passed=3, skipped=1)
+    result.stdout.fnmatch_lines(
+        ["SKIPPED [[]1[]] specs/a.qdq.yaml:7: inconclusive: speed-up 1.08..1.13 straddles*"]
+    )
+
+
+def test_an_inconclusive_check_fails_where_conclusive_is_required(project):
+    project.outcomes(**{"int8-b1::speedup": "inconclusive"})
+    result = project.run("--qdq-require=conclusive")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["FAILED specs/a.qdq.yaml::int8-b1::speedup - inconclusive: speed-up 1.08*"])
+
+
+UNUSABLE = """
+import pytest
+from fake_session import FakeSession
+
+@pytest.fixture(scope="session")
+def qdq_session():
+    session = FakeSession()
+    session.backend_usable = False
+    return session
+"""
+
+
+def test_a_missing_backend_is_a_skip_that_says_how_to_get_it(project):
+    (project.path / "conftest.py").write_text(UNUSABLE)
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=4)
+    result.stdout.fnmatch_lines(
+        ["SKIPPED*backend onnxruntime is not usable here: no runtime found; pip install runtime"]
+    )
+    assert project.calls() == []
+
+
+def test_a_missing_backend_fails_where_the_device_is_required(project):
+    (project.path / "conftest.py").write_text(UNUSABLE)
+    result = project.run("--qdq-require=device", "specs/a.qdq.yaml::int8-b1::parity")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["*no runtime found; pip install runtime", "It fails because of --qdq-require=device."]
+    )
+
+
+def test_plan_skips_with_the_plan(project):
+    result = project.run("--qdq-mode=plan", "-rs")
+    result.assert_outcomes(skipped=4)
+    result.stdout.fnmatch_lines(["SKIPPED*plan: 12 candidates, about 3 min"])
+    assert project.calls() == ["close"]
+
+
+def test_skip_gives_the_reason(project, bare):
+    bare("skip: waits for the new camera")
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*waits for the new camera"])
+
+
+def test_skip_unless_backend(project, bare):
+    bare("skip_unless: {backend: tensorrt}")
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*for backend tensorrt, and this run uses onnxruntime*"])
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "onnxruntime-cpu"])
+def test_skip_unless_the_backend_that_runs_does_not_skip(project, bare, backend):
+    bare(f"skip_unless: {{backend: {backend}}}")
+    project.run().assert_outcomes(passed=1)
+
+
+def test_skip_unless_compute_capability_skips_without_a_gpu(project, bare):
+    bare("skip_unless: {compute_capability: '>=8.9'}")
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*for a GPU of compute capability >=8.9*"])
+
+
+def test_xfail_expects_a_verdict(project, bare):
+    bare("xfail: the head is too small")
+    project.outcomes(**{"default::speedup": "fail"})
+    project.run().assert_outcomes(xfailed=1)
+
+
+def test_xfail_is_strict(project, bare):
+    bare("xfail: the head is too small")
+    result = project.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*XPASS(strict)*the head is too small*"])
+
+
+@pytest.mark.parametrize("outcome", ["no model", "bug"])
+def test_xfail_does_not_hide_what_is_no_verdict(project, bare, outcome):
+    bare("xfail: the head is too small")
+    project.outcomes(**{"default::speedup": outcome})
+    project.run().assert_outcomes(failed=1)
+
+
+def test_severity_warn_passes_with_a_warning(project, bare):
+    bare(check=", severity: warn")
+    project.outcomes(**{"default::speedup": "warn"})
+    result = project.run_apart()  # inside this process warnings are errors
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*specs?b.qdq.yaml:3: VerdictWarning: speed-up 1.02 < 1.10 asked for*"])
+
+
+def test_severity_warn_fails_where_warnings_are_errors(project, bare):
+    bare(check=", severity: warn")
+    project.outcomes(**{"default::speedup": "warn"})
+    result = project.run("-W", "error")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["speed-up 1.02 < 1.10 asked for", "*an error by filterwarnings*"])
+    assert "Traceback" not in result.stdout.str()

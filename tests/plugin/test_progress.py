@@ -1,0 +1,82 @@
+"""A live bar on a terminal, a line a minute elsewhere; both get through the capture."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+LINE = "[[]qdqspec[]] a::int8-b8: compose, trial 3 of 12, best 2.00x, 2 kept, 1 dropped, 0 no difference"
+CHECK = "specs/a.qdq.yaml::int8-b8::speedup"
+
+
+@pytest.fixture
+def impatient(project):
+    """The project with a heartbeat at every update."""
+    with (project.path / "conftest.py").open("a") as file:
+        file.write("\n\nimport qdqspec.progress\n\nqdqspec.progress.HEARTBEAT_SECONDS = 0\n")
+    return project
+
+
+@pytest.mark.parametrize("capture", ["fd", "sys", "no"])
+def test_without_a_terminal_there_is_a_line(impatient, capture):
+    result = impatient.run_apart(f"--capture={capture}", CHECK)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([LINE])
+
+
+def test_the_line_comes_once_a_minute(project):
+    assert "[qdqspec]" not in project.run_apart(CHECK).stdout.str()
+
+
+def test_quiet_keeps_the_line_and_quieter_does_not(impatient):
+    impatient.run_apart("-q", CHECK).stdout.fnmatch_lines([LINE])
+    assert "[qdqspec]" not in impatient.run_apart("-qq", CHECK).stdout.str()
+
+
+def test_workers_write_the_line_too(impatient):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    impatient.run_apart("-n", "1", CHECK).stderr.fnmatch_lines([LINE])
+
+
+def test_a_session_watched_by_its_owner_is_left_alone(impatient):
+    conftest = impatient.path / "conftest.py"
+    conftest.write_text(
+        conftest.read_text().replace("FakeSession()", "FakeSession()\n    session.watch = print")
+    )
+    assert "[qdqspec]" not in impatient.run_apart(CHECK).stdout.str()
+
+
+def on_a_terminal(project, *arguments: str) -> str:
+    """What a terminal of 120 columns receives."""
+    pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *arguments], cwd=project.path, stdout=terminal, env=environment
+    )
+    os.close(terminal)
+    received = b""
+    try:
+        while chunk := os.read(controller, 65536):
+            received += chunk
+    except OSError:  # how Linux reports the end
+        pass
+    os.close(controller)
+    assert child.wait() == 0
+    return received.decode()
+
+
+def test_on_a_terminal_there_is_a_bar_that_goes_away(project):
+    shown = on_a_terminal(project, CHECK)
+    assert "a::int8-b8 compose" in shown
+    assert "best 2.00x, 2 kept, 1 dropped, 0 no difference" in shown
+    after = shown[shown.rindex("a::int8-b8 compose") :]
+    assert "\x1b[2K" in after  # the line is erased
+    assert "[qdqspec]" not in shown
+
+
+def test_quiet_has_no_bar(project):
+    assert "compose" not in on_a_terminal(project, "-q", CHECK)

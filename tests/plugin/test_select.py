@@ -1,0 +1,55 @@
+"""-k, -m, --lf and --sw work on checks as on any test."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("expression", "count"),
+    [
+        ("squeezenet", 4),  # the model's stem
+        ("int8", 4),
+        ("vision and smoke", 4),  # tags
+        ("parity", 2),
+        ("b8 and speedup", 1),
+        ("not vision", 0),
+    ],
+)
+def test_k_knows_model_format_tags_and_kind(project, expression, count):
+    project.run("-k", expression).assert_outcomes(passed=count, deselected=4 - count)
+
+
+def test_k_finds_a_tag_that_is_in_no_id(project):
+    project.spec(
+        "b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\ntags: [audio]\nchecks: [{kind: size, max_bytes: 4MiB}]\n"
+    )
+    project.run("-k", "audio").assert_outcomes(passed=1, deselected=4)
+
+
+@pytest.mark.parametrize("marker", ["qdq", "tune"])
+def test_m_selects_checks_among_tests(project, marker):
+    (project.path / "test_plain.py").write_text("def test_plain(): pass\n")
+    project.run("-m", marker).assert_outcomes(passed=4, deselected=1)
+    project.run("-m", f"not {marker}").assert_outcomes(passed=1, deselected=4)
+
+
+def test_markers_are_registered(project):
+    project.run("--markers").stdout.fnmatch_lines(
+        ["@pytest.mark.qdq*", "@pytest.mark.tune*", "@pytest.mark.gpu*", "@pytest.mark.slow*"]
+    )
+
+
+def test_lf_runs_the_failed_check_alone(project):
+    project.outcomes(**{"int8-b8::speedup": "fail"})
+    project.run().assert_outcomes(passed=3, failed=1)
+    project.run("--lf").assert_outcomes(failed=1)
+    project.outcomes()
+    project.run("--lf").assert_outcomes(passed=1)
+
+
+def test_sw_stops_at_the_failure_and_goes_on_from_there(project):
+    project.outcomes(**{"int8-b1::parity": "fail"})
+    project.run("--sw").assert_outcomes(passed=1, failed=1)
+    project.outcomes()
+    project.run("--sw").assert_outcomes(passed=3, deselected=1)

@@ -1,0 +1,97 @@
+"""What a run says at its head and its end, and the files it writes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_the_header_says_where_models_run(project):
+    project.run("--qdq-threads=2", "--qdq-no-cache").stdout.fnmatch_lines(
+        ["qdqspec: onnxruntime, 2 threads, mode run, no cache"]
+    )
+
+
+def test_nothing_is_said_where_no_spec_is_collected(project):
+    (project.path / "test_plain.py").write_text("def test_plain(): pass\n")
+    result = project.run("test_plain.py")
+    result.assert_outcomes(passed=1)
+    assert not any(line.startswith(("qdqspec:", "===== quantized")) for line in result.outlines)
+
+
+def test_the_environment_is_not_read_where_no_spec_is_collected(project, monkeypatch):
+    monkeypatch.setenv("QDQSPEC_BACKND", "x")
+    (project.path / "test_plain.py").write_text("def test_plain(): pass\n")
+    project.run("test_plain.py").assert_outcomes(passed=1)
+
+
+def test_one_table_with_a_row_a_case(project):
+    result = project.run()
+    assert result.stdout.str().count("quantized models") == 1
+    result.stdout.fnmatch_lines(["case *speed-up*", "a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*"])
+
+
+def test_warnings_about_the_evidence_are_printed(project):
+    with (project.path / "conftest.py").open("a") as file:
+        file.write(WARNED)
+    project.run().stdout.fnmatch_lines(
+        ["warning: a::int8-b1, a::int8-b8: parity on random inputs proves little"]
+    )
+
+
+WARNED = """
+
+from dataclasses import replace
+
+plain = FakeSession._evidence
+FakeSession._evidence = lambda self, case: replace(
+    plain(self, case), warnings=("parity on random inputs proves little",)
+)
+"""
+
+
+def test_reports_are_written_and_named(project):
+    result = project.run("--qdq-report=out/a.json", "--qdq-report=out/b.json", "--qdq-json=record.txt")
+    result.stdout.fnmatch_lines(["Report: out?a.json", "Report: out?b.json", "Report: record.txt"])
+    record = json.loads((project.path / "record.txt").read_text())
+    assert [
+        case["case"]["id"] if isinstance(case["case"], dict) else case["case"] for case in record["cases"]
+    ]
+    assert len(record["cases"]) == 2
+    assert json.loads((project.path / "out" / "a.json").read_text())["cases"] == record["cases"]
+
+
+def test_reports_are_written_without_a_terminal_too(project):
+    project.run("-p", "no:terminal", "--qdq-json=record.json")
+    assert len(json.loads((project.path / "record.json").read_text())["cases"]) == 2
+
+
+def test_an_unknown_report_suffix_is_refused_before_anything_runs(project):
+    result = project.run("--qdq-report=out.xyz")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*no report format is known by the suffix '.xyz'"])
+    assert project.calls() == []
+
+
+def test_a_report_that_cannot_be_written_fails_the_run_and_keeps_the_table(project):
+    (project.path / "file").write_text("")
+    result = project.run("--qdq-json=file/record.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["a::int8-b1 *", "*file/record.json: the report cannot be written*"])
+
+
+def test_ctrl_c_prints_how_to_go_on(project):
+    project.outcomes(**{"int8-b8::speedup": "interrupt"})
+    result = project.run_apart("specs", "--qdq-seed=3", "-k", "int8 and vision")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["What was measured is kept. Resume with:"])
+    line = result.outlines[result.outlines.index("What was measured is kept. Resume with:") + 1]
+    assert line.strip().startswith("pytest ")
+    assert line.endswith("specs --qdq-seed=3 -k 'int8 and vision'")
+
+
+def test_an_error_during_collection_is_no_ctrl_c(project):
+    project.spec("b.qdq.yaml", "qdqspec: 1\n")
+    assert "Resume with" not in project.run().stdout.str()

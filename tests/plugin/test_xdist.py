@@ -1,0 +1,78 @@
+"""-n 2: cases stay together, and the controller shows and writes what the workers judged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from qdqspec.cases import load_cases
+from qdqspec.config import Settings
+from qdqspec.plugin.distribute import merge_records
+from qdqspec.types import CheckSpec
+
+pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+
+
+def test_loadscope_keeps_a_case_on_one_worker(project):
+    project.run_apart("-n", "2", "--dist", "loadscope", "specs").assert_outcomes(passed=4)
+    assert all(len(pids) == 1 for pids in project.processes().values())
+
+
+def test_every_case_is_a_group_for_loadgroup(project):
+    """Only the marks: pytest-xdist 3.8 does not see groups under pytest 9.2, whatever the test."""
+    items, _ = project.pytester.inline_genitems()
+    groups = [mark.args[0] for item in items for mark in item.iter_markers("xdist_group")]
+    assert groups == ["specs/a.qdq.yaml::int8-b1"] * 2 + ["specs/a.qdq.yaml::int8-b8"] * 2
+
+
+def test_the_controller_prints_one_table_and_writes_one_record(project):
+    result = project.run_apart("-n", "2", "--dist", "loadscope", "--qdq-json=record.json")
+    result.assert_outcomes(passed=4)
+    assert result.stdout.str().count("quantized models") == 1
+    result.stdout.fnmatch_lines(["a::int8-b1 *1.50x*", "a::int8-b8 *1.50x*", "Report: record.json"])
+    record = json.loads((project.path / "record.json").read_text())
+    assert [len(case["checks"]) for case in record["cases"]] == [2, 2]
+
+
+def test_checks_of_a_case_judged_apart_are_put_together(project):
+    first, second = (
+        replace(case, checks=()) for case in load_cases(project.path / "specs" / "a.qdq.yaml", Settings())
+    )
+    pieces = []
+    for case, check in ((second, "parity"), (first, "speedup"), (first, "parity")):
+        session = project.session()
+        session.judge(case, CheckSpec(id=check, kind=check, params=None))
+        pieces.append(session.record())
+    merged = merge_records(pieces)
+    assert [case.evidence.case.id for case in merged.cases] == ["int8-b1", "int8-b8"]
+    assert [[result.id for result in case.results] for case in merged.cases] == [
+        ["speedup", "parity"],
+        ["parity"],
+    ]
+
+
+def test_what_one_worker_did_not_measure_comes_from_another(project):
+    session = project.session()
+    case = load_cases(project.path / "specs" / "a.qdq.yaml", Settings())[0]
+    session.judge(case, CheckSpec(id="speedup", kind="speedup", params=None))
+    whole = session.record()
+    part = replace(
+        whole, cases=(replace(whole.cases[0], evidence=replace(whole.cases[0].evidence, latency=None)),)
+    )
+    assert merge_records([part, whole]).cases[0].evidence.latency == whole.cases[0].evidence.latency
+
+
+def test_failures_read_as_without_workers(project):
+    project.outcomes(**{"int8-b8::speedup": "fail"})
+    result = project.run_apart("-n", "2", "--dist", "loadgroup", "specs")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "speed-up 1.02 < 1.10 asked for",
+            "Reproduce with:",
+            "  pytest specs/a.qdq.yaml::int8-b8::speedup --qdq-scheme=*",
+            "FAILED specs/a.qdq.yaml::int8-b8::speedup*- speed-up 1.02 < 1.10 asked for",
+        ]
+    )
