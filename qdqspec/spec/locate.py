@@ -166,7 +166,10 @@ class _Reader:
             if again:
                 first = self.keys[here][0].line + 1
                 self._note(event, f"duplicate key '{key}'", hint=f"first on line {first}")
-                here = (*here, "again")  # read, but not kept
+                here = (
+                    *loc,
+                    event.start_mark.index,
+                )  # read, but not kept; keys are text, so this is nobody's
             self.keys[here] = (event.start_mark, event.end_mark)
             value = self._value(self._next(), here)
             if value is None:

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 # What a Q/DQ pair can be made of so far. A format joins `quantize.formats` and this line.
 Format: TypeAlias = Literal["int8", "uint8", "int16", "uint16"]
-Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16"]
+Activations: TypeAlias = Literal["auto", Format]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse"]
 Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
 Preset: TypeAlias = Literal["quick", "default", "extensive"]

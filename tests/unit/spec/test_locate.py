@@ -89,6 +89,12 @@ def test_all_problems_of_the_yaml_are_found_and_the_first_value_is_kept() -> Non
     assert document.data == {"a": 1}
 
 
+def test_a_key_given_three_times_is_two_problems_whatever_is_below() -> None:
+    document = read_yaml("a: {again: 1}\na: {x: 1}\na: {x: 1}\n")
+    assert [p.message for p in document.problems] == ["duplicate key 'a'"] * 2
+    assert document.line(("a", "again")) == 1
+
+
 def test_the_data_before_a_syntax_error_is_not_used() -> None:
     assert read_yaml("a: 1\nb: [").data == {}
 
