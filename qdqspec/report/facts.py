@@ -5,6 +5,7 @@ Cells are for people: one printable line each. Escaping for a format's own synta
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from qdqspec.units import (
     size_text,
 )
 
+_UTC = re.compile(r"(Z|\+00:00)$")
 LONG = 400  # characters of a free text, which comes from a spec or a runtime and may be of any length
 ROLES = {
     "reference": "reference",
@@ -50,7 +52,7 @@ def run_line(record: RunRecord) -> str:
         said.append(f"{outcomes['fail']} failed")
     if outcomes["inconclusive"]:
         said.append(f"{outcomes['inconclusive']} inconclusive")
-    when = plain(record.started.replace("T", " ").replace("Z", " UTC"), 40)
+    when = plain(_UTC.sub(" UTC", record.started.replace("T", " ")), 40)
     return (
         f"{count_text(len(record.cases), 'case')}, {', '.join(said)}. "
         f"{when}, {seconds_text(record.seconds)}, qdqspec {plain(record.version, 40)}."

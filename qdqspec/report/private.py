@@ -46,7 +46,7 @@ class Redactor:
         folders = {str(path): name for name, path in named.items() if path is not None and path.is_absolute()}
         self._names = {folder: folders[folder] for folder in sorted(folders, key=len, reverse=True)}
         either = "|".join(re.escape(folder) for folder in self._names if len(folder) > 1)
-        # Whole folders only: with /tmp among them, /tmpfs and node /block/tmp/Conv stay as they are.
+        # Whole folders only: longer names that begin alike, and node names that hold one, stay as they are.
         self._pattern = re.compile(rf"(?<![\w/.-])({either})(?![\w.-])") if either else None
 
     def text(self, text: str) -> str:

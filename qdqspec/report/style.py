@@ -29,7 +29,7 @@ a { color: inherit; text-decoration-color: var(--line); text-underline-offset: 3
   color: var(--accent); letter-spacing: -0.02em; }
 .gain.alone { color: var(--soft); font-size: 20px; }
 .warning { border-left: 3px solid var(--unsure); padding: 2px 12px; margin: 14px 0 0; overflow-wrap: anywhere; }
-.charts, .tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr));
+.charts, .tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr));
   gap: 20px 36px; margin-top: 22px; }
 .tables { align-items: start; }
 figure, section { margin: 0; min-width: 0; }
@@ -38,13 +38,13 @@ table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-
 th { text-align: left; font-weight: 600; color: var(--soft); font-size: 12.5px; white-space: nowrap; }
 th, td { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th:last-child, td:last-child { padding-right: 0; }
-td { overflow-wrap: anywhere; }
+td { overflow-wrap: anywhere; min-width: 10ch; }
 .summary td { overflow-wrap: normal; white-space: nowrap; }
 .summary td:last-child { white-space: normal; }
 tr:last-child td { border-bottom: 0; }
-.number { text-align: right; white-space: nowrap; overflow-wrap: normal; }
+.number { text-align: right; white-space: nowrap; overflow-wrap: normal; min-width: 0; }
 .checks { margin-top: 18px; }
-.checks td:first-child { width: 1%; white-space: nowrap; }
+.checks td:first-child { width: 1%; white-space: nowrap; min-width: 0; }
 .advice { color: var(--soft); }
 .badge { display: inline-block; padding: 0 8px; border-radius: 9px; font-size: 12px; font-weight: 600;
   line-height: 19px; border: 1px solid currentColor; }
@@ -54,7 +54,7 @@ details { margin-top: 18px; } summary { cursor: pointer; font-size: 14px; font-w
 details[open] > summary { margin-bottom: 8px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 18px; margin: 0; font-size: 13.5px; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-svg { display: block; width: 100%; height: auto; }
+svg { display: block; width: 100%; max-width: 640px; height: auto; }
 svg text { font-size: 12px; fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
 svg .end { text-anchor: end; } svg .middle { text-anchor: middle; } svg .value { font-weight: 600; }
 svg .grid { stroke: var(--line); } svg .grid.one { stroke: var(--reference); stroke-dasharray: 4 3; }

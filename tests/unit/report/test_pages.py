@@ -230,3 +230,9 @@ def test_a_chart_without_spread_still_draws() -> None:
     }
     evidence = replace(case.evidence, latency=replace(case.evidence.latency, samples=same))
     outline(replace(sample_run(), cases=(replace(case, evidence=evidence),)))
+
+
+@pytest.mark.parametrize("started", ["2026-01-15T09:30:00Z", "2026-01-15T09:30:00+00:00"])
+def test_times_are_said_in_utc(started: str) -> None:
+    page = markdown.report_format.render(replace(sample_run(), started=started))
+    assert "2026-01-15 09:30:00 UTC, 12 min" in page
