@@ -122,7 +122,7 @@ def _backend(value: object) -> str:
 def _whole(least: int) -> Callable[[object], int]:
     def parse(value: object) -> int:
         text = str(value)
-        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
+        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII) or int(text) < least:
             raise ValueError(f"a whole number of at least {least} is expected")
         return int(text)
 
@@ -135,7 +135,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def _duration(value: object) -> float:
     """``90s``, ``20m``, ``1h30m`` in seconds."""
     text = str(value).strip()
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smh])", text)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh])", text, re.ASCII)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError("a time with its unit is expected, such as 90s, 20m or 1h30m")
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
@@ -301,18 +301,8 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
 
 
 def _from_file(path: Path) -> _Layer:
-    if not path.is_file():
-        return []
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("qdqspec", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"this is not valid TOML: {error}", where=path, cure="correct the file") from None
-    except OSError as error:
-        raise ConfigError(f"it cannot be read: {error.strerror}", where=path) from None
-    if not isinstance(table, dict):
-        raise ConfigError("[tool.qdqspec] must be a table", where=path, cure="write [tool.qdqspec] on a line")
     layer: _Layer = []
-    for name, value in table.items():
+    for name, value in _table(path).items():
         key = name.replace("-", "_")
         if key not in _BY_KEY:
             known = [option.name for option in OPTIONS]
@@ -324,6 +314,25 @@ def _from_file(path: Path) -> _Layer:
             )
         layer.append((key, value, f"{path.name} [tool.qdqspec] {name}"))
     return layer
+
+
+def _table(path: Path) -> dict[str, object]:
+    """``[tool.qdqspec]`` of a file; empty where it has none."""
+    if not path.is_file():
+        return {}
+    try:
+        table: object = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"this is not valid TOML: {error}", where=path, cure="correct the file") from None
+    except OSError as error:
+        raise ConfigError(
+            f"it cannot be read: {error.strerror}", where=path, cure="make it readable"
+        ) from None
+    for name in ("tool", "qdqspec"):
+        table = table.get(name, {}) if isinstance(table, dict) else None
+    if not isinstance(table, dict):
+        raise ConfigError("[tool.qdqspec] must be a table", where=path, cure="write [tool.qdqspec] on a line")
+    return table
 
 
 def _parsed(option: Option, value: object, origin: str, base: Path) -> object:

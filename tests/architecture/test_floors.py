@@ -1,0 +1,132 @@
+"""Lower floors never import higher ones, and some rooms never know some others. Read from the source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "qdqspec"
+
+FLOORS = {
+    "errors": 0, "types": 0, "units": 0, "registry": 0, "config": 0,
+    "spec": 1, "graph": 1,
+    "regions": 2, "quantize": 2, "backends": 2, "baseline": 2,
+    "placement": 3, "measure": 3, "parity": 3,
+    "search": 4,
+    "checks": 5,
+    "cases": 6, "progress": 6, "session": 6,
+    "report": 7,
+    "plugin": 8, "cli": 8, "testing": 8, "__main__": 8,
+}  # fmt: skip
+
+# Whatever their floors: (room, what it must not know, why).
+BANS = [
+    ("spec", {"onnx", "numpy", "onnxruntime", "qdqspec.graph"}, "collection opens YAML only"),
+    (
+        "checks",
+        {"qdqspec.measure", "qdqspec.backends", "qdqspec.search", "qdqspec.graph"},
+        "checks never measure",
+    ),
+    ("search", {"qdqspec.measure", "qdqspec.backends", "onnxruntime"}, "it is asked and told"),
+    (
+        "report",
+        {"qdqspec.session", "qdqspec.graph", "onnx", "onnxruntime"},
+        "a record goes in, text comes out",
+    ),
+    ("graph", {"onnxruntime", "qdqspec.spec"}, "it knows ONNX only"),
+    ("regions", {"onnxruntime", "qdqspec.backends"}, "it knows ONNX only"),
+]
+STANDARD_LIBRARY_ONLY = ["errors", "types", "units", "registry", "config", "cases", "progress"]
+DRIVERS = {"search/loop.py"}  # it carries a strategy's questions to the bench, and is no strategy
+LONG = {"types.py"}  # every record that crosses rooms stands in one place
+LAZY = {"rich"}  # loaded by `progress` when it draws
+
+
+def files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, *, type_checking: bool = True) -> set[str]:
+    """Full names of the modules a file imports anywhere in it, lazy ones included."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    skipped: set[ast.AST] = set()
+    if not type_checking:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                skipped.update(ast.walk(node))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            assert node.level == 0, f"{path} imports relatively; write the full name"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def test_every_room_has_a_floor():
+    rooms = {room_of(path) for path in files()} - {"__init__"}
+    assert rooms <= set(FLOORS), "give the new room a floor"
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_lower_floors_never_import_higher_ones(path):
+    room = room_of(path)
+    if room == "__init__":  # the facade names what it resolves lazily
+        return
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "qdqspec" and len(parts) > 1 and parts[1] in FLOORS:
+            assert FLOORS[parts[1]] <= FLOORS[room], f"floor {FLOORS[room]} imports {name}"
+
+
+@pytest.mark.parametrize(("room", "banned", "why"), BANS, ids=[ban[0] for ban in BANS])
+def test_what_a_room_must_not_know(room, banned, why):
+    for path in files():
+        if room_of(path) != room or path.relative_to(PACKAGE).as_posix() in DRIVERS:
+            continue
+        for name in imports(path, type_checking=False):
+            assert not any(name == one or name.startswith(f"{one}.") for one in banned), (
+                f"{path}: {name}; {why}"
+            )
+
+
+@pytest.mark.parametrize("room", STANDARD_LIBRARY_ONLY)
+def test_rooms_of_the_standard_library_alone(room):
+    import sys
+
+    for path in files():
+        if room_of(path) == room:
+            tops = {name.split(".")[0] for name in imports(path)}
+            assert tops <= {*sys.stdlib_module_names, "qdqspec", *LAZY}, path
+
+
+def test_the_plugin_touches_pytest_internals_in_one_file_only():
+    guilty = [
+        path.name
+        for path in files()
+        if any(name.split(".")[0] == "_pytest" for name in imports(path)) and path.name != "_compat.py"
+    ]
+    assert guilty == []
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_files_stay_readable(path):
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= 400 or path.relative_to(PACKAGE).as_posix() in LONG
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), "say what the module may import"
+
+
+def test_there_are_files_to_look_at():
+    assert len(files()) > 30
+    assert "qdqspec.config.Settings" in imports(PACKAGE / "cases.py")
+    assert "qdqspec.session.Session" in imports(PACKAGE / "plugin" / "run.py")
+    assert "qdqspec.session.Session" not in imports(PACKAGE / "plugin" / "run.py", type_checking=False)

@@ -1,0 +1,38 @@
+"""What is loaded when. The plugin's share is tested in tests/plugin/test_collect_only.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def third_party_after(code: str) -> list[str]:
+    """Top-level modules outside the standard library that a fresh interpreter has after ``code``."""
+    program = (
+        "import sys; before = set(sys.modules)\n"
+        f"{code}\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(' '.join(sorted(new - set(sys.stdlib_module_names) - {'qdqspec'})))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return found.stdout.split("\n")[-2].split()
+
+
+def test_importing_the_package_loads_nothing_of_others():
+    assert third_party_after("import qdqspec") == []
+
+
+def test_the_measurement_sees_what_is_loaded():
+    assert "numpy" in third_party_after("import qdqspec.graph.model")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["tune", "--help"]])
+def test_help_loads_nothing_of_others(words):
+    code = f"from qdqspec.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n    pass"
+    assert third_party_after(code) == []
+
+
+def test_settings_load_nothing_of_others():
+    assert third_party_after("from qdqspec.cli import main; main(['config'])") == []

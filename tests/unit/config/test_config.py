@@ -1,0 +1,160 @@
+"""Where each value comes from, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.config import (
+    OPTIONS,
+    Settings,
+    _duration,
+    add_options,
+    find_root,
+    flags_given,
+    list_settings,
+    load_settings,
+)
+from qdqspec.errors import ConfigError
+from qdqspec.types import Case
+
+
+def project(folder: Path, text: str) -> Path:
+    (folder / "pyproject.toml").write_text(text)
+    return folder
+
+
+def test_every_option_is_a_field_of_the_settings_and_says_what_it_does():
+    fields = set(Settings.__dataclass_fields__)
+    assert {option.key for option in OPTIONS} == fields - {"root", "layout", "origins"}
+    assert all(option.help.endswith(".") for option in OPTIONS)
+
+
+def test_defaults_lie_below_the_root(tmp_path):
+    settings = load_settings(tmp_path, environ={})
+    assert settings.cache_dir == tmp_path / ".qdqspec" / "cache"
+    assert settings.output == tmp_path / "reports"
+    assert settings == Settings(root=tmp_path)
+    assert {setting.origin for setting in list_settings(settings)} == {"default"}
+
+
+def test_flag_beats_environment_beats_file(tmp_path):
+    root = project(tmp_path, "[tool.qdqspec]\nseed = 1\nthreads = 1\nbackend = 'fake'\n")
+    settings = load_settings(
+        root, flags={"seed": "3"}, environ={"QDQSPEC_SEED": "2", "QDQSPEC_THREADS": "2", "PATH": "/bin"}
+    )
+    assert (settings.seed, settings.threads, settings.backend) == (3, 2, "fake")
+    origins = {setting.name: setting.origin for setting in list_settings(settings)}
+    assert origins["seed"] == "--qdq-seed"
+    assert origins["threads"] == "QDQSPEC_THREADS"
+    assert origins["backend"] == "pyproject.toml [tool.qdqspec] backend"
+    assert origins["mode"] == "default"
+
+
+def test_paths_start_where_they_were_written(tmp_path):
+    root = project(tmp_path, '[tool.qdqspec]\ncache-dir = "kept"\nallow-path = ["a", "b"]\n')
+    elsewhere = tmp_path / "elsewhere"
+    settings = load_settings(root, flags={"output": "out"}, environ={"QDQSPEC_JSON": "r.json"}, cwd=elsewhere)
+    assert settings.cache_dir == root / "kept"
+    assert settings.allow_path == (root / "a", root / "b")
+    assert settings.output == elsewhere / "out"
+    assert settings.json == elsewhere / "r.json"
+
+
+def test_lists_in_the_environment_are_separated_as_in_path(tmp_path):
+    settings = load_settings(tmp_path, environ={"QDQSPEC_REQUIRE": f"device{os.pathsep}conclusive"})
+    assert settings.require == ("device", "conclusive")
+
+
+@pytest.mark.parametrize("key", ["cache-dir", "cache_dir"])
+def test_keys_of_the_file_are_written_with_dash_or_underscore(tmp_path, key):
+    assert (
+        load_settings(project(tmp_path, f'[tool.qdqspec]\n{key} = "x"\n'), environ={}).cache_dir.name == "x"
+    )
+
+
+@pytest.mark.parametrize(("word", "value"), [("1", True), ("true", True), ("no", False), ("", False)])
+def test_switches_in_the_environment(tmp_path, word, value):
+    assert load_settings(tmp_path, environ={"QDQSPEC_NO_CACHE": word}).no_cache is value
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[tool.qdqspec]\nbackent = 'x'\n", "unknown key 'backent' (did you mean 'backend'?)"),
+        ("[tool.qdqspec]\nthreads = 0\n", "threads: '0' does not fit: a whole number of at least 1"),
+        ("[tool.qdqspec]\nthreads = true\n", "threads: 'True' does not fit"),
+        ("[tool.qdqspec]\nseed = 1.5\n", "seed: '1.5' does not fit"),
+        ("[tool.qdqspec]\nno-cache = 3\n", "no-cache: '3' does not fit: true or false"),
+        ("[tool.qdqspec]\ncache-dir = ''\n", "cache-dir: '' does not fit: a word is expected"),
+        (
+            "[tool.qdqspec]\nrequire = ['device', 'x']\n",
+            "require: 'x' does not fit: one of device, conclusive",
+        ),
+        ("[tool]\nqdqspec = 3\n", "[tool.qdqspec] must be a table"),
+        ("tool = 3\n", "[tool.qdqspec] must be a table"),
+        ("[tool.qdqspec\n", "this is not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path, text, message):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(project(tmp_path, text), environ={})
+    assert message in str(caught.value)
+    assert "pyproject.toml" in str(caught.value)
+    assert caught.value.cure
+
+
+def test_a_wrong_variable_is_named():
+    with pytest.raises(ConfigError, match=r"unknown environment variable QDQSPEC_SEAD \(did you mean"):
+        load_settings(Path(), environ={"QDQSPEC_SEAD": "1"})
+
+
+def test_folder_of_a_case_follows_the_layout(tmp_path):
+    case = Case(id="int8-b8", model=Path("m.onnx"), spec=Path("specs/a.qdq.yaml"))
+    out = tmp_path / "reports"
+    assert Settings(root=tmp_path).folder(case) == out / "a" / "int8-b8"
+    assert Settings(root=tmp_path, layout="case").folder(case) == out / "int8-b8"
+    assert Settings(root=tmp_path, layout="").folder(case) == out
+
+
+def test_root_is_the_nearest_project(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "pyproject.toml").touch()
+    assert find_root(tmp_path / "a" / "b") == tmp_path / "a"
+
+
+def test_a_folder_without_a_project_is_its_own_root(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "is_file", lambda path: False)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert find_root(tmp_path / "b") == tmp_path / "b"
+
+
+def test_the_same_table_serves_any_parser():
+    parser = argparse.ArgumentParser()
+    add_options(parser.add_argument, prefix="--", only=["seed", "no-cache", "require"])
+    given = flags_given(
+        vars(parser.parse_args(["--seed", "4", "--require", "device", "--require", "conclusive"]))
+    )
+    assert given == {"seed": "4", "require": ["device", "conclusive"]}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--threads", "4"])
+
+
+@given(hours=st.integers(0, 99), minutes=st.integers(0, 999), seconds=st.integers(0, 9999))
+def test_durations_add_up(hours, minutes, seconds):
+    assert _duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
+
+
+@given(st.text(max_size=12) | st.from_regex(r"[0-9.smh ]{1,8}"))
+def test_a_duration_is_time_with_units_or_refused(text):
+    if re.fullmatch(r"\s*([0-9]+(\.[0-9]+)?[smh])+\s*", text):
+        assert _duration(text) >= 0
+    else:
+        with pytest.raises(ValueError, match="with its unit"):
+            _duration(text)
