@@ -135,6 +135,19 @@ class _Base:
     initializers: tuple[onnx.TensorProto, ...]
     producer: dict[str, int]
     notes: tuple[str, ...]
+    spots: dict[str, _Spot] = field(
+        default_factory=dict
+    )  # what was found out, by what a pair's consumers read
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    """Where a site's nodes go in the base: before or after node ``anchor``; ``ends`` are (node, input)."""
+
+    site: Site
+    ends: tuple[tuple[int, int], ...]
+    anchor: int
+    after: bool
 
 
 def _prepare(model: Model, proto: onnx.ModelProto, opset: int) -> _Base:
@@ -167,20 +180,26 @@ class _Splice:
 
     def add(self, site: Site, pair: Pair) -> None:
         """Place the pair's nodes and constants, and let the site's consumers read it."""
-        ends = [(self._node_index(end, site), end.input) for end in site.consumers]
-        anchor = self.base.producer.get(site.tensor)
-        if anchor is None or site.weight or site.tensor in self.model.constants:
-            self.before.setdefault(min(index for index, _ in ends), []).extend(pair.nodes)
-        else:
-            self.after.setdefault(anchor, []).extend(pair.nodes)
+        spot = self.base.spots.get(pair.output)
+        if spot is None or spot.site != site:
+            spot = self.base.spots[pair.output] = self._spot(site)
+        aside = self.after if spot.after else self.before
+        aside.setdefault(spot.anchor, []).extend(pair.nodes)
         if pair.output != site.tensor:
-            for index, position in ends:
+            for index, position in spot.ends:
                 self._writable(index).input[position] = pair.output
         if pair.integer is not None and site.tensor not in self.integers:
             self.integers[site.tensor] = pair.integer
         elif pair.integer is not None:
             self.added.append(pair.integer)
         self.added.extend(pair.constants)
+
+    def _spot(self, site: Site) -> _Spot:
+        ends = tuple((self._node_index(end, site), end.input) for end in site.consumers)
+        producer = self.base.producer.get(site.tensor)
+        if producer is None or site.tensor in self.model.constants:
+            return _Spot(site, ends, min(index for index, _ in ends), after=False)
+        return _Spot(site, ends, producer, after=True)
 
     def replace(self, weight: str) -> None:
         """Let the integers stand in the place of the float weight."""
