@@ -39,3 +39,6 @@ LABELS: dict[str, tuple[Label, ...]] = {
 # They vanish into the Q that follows: Relu where its zero point is the format's lowest value, Clip where
 # its bounds enclose all that the scale can represent. Identity and Dropout are removed before.
 ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})
+
+# In older models ONNX Runtime's own rewrite of the operator is not valid ONNX, and the build fails.
+SINCE_OPSET = {"MaxPool": 12}

@@ -38,7 +38,8 @@ class Capabilities:
     ``activations[format]`` and ``weights[format]`` give the dtypes that a format is stored in, as names of
     `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on ONNX Runtime);
     ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q stands after them;
-    ``weighted`` maps an op to (weight input, output-channel axis of the weight).
+    ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias behind a DQ;
+    ``since_opset`` names ops that are left in float in models of an older opset.
     """
 
     formats: tuple[str, ...]
@@ -48,7 +49,8 @@ class Capabilities:
     absorbs: frozenset[str] = frozenset()
     reduce_range: bool = False  # 7-bit weights: 8-bit products would saturate on this CPU
     symmetric_activations: bool = False
-    float_bias: bool = True
+    integer_bias: frozenset[str] = frozenset()
+    since_opset: Mapping[str, int] = field(default_factory=dict)
     per_layer_profile: bool = True
     dynamic_shapes: bool = True
 
@@ -101,8 +103,8 @@ class Backend(Protocol):
         """Say whether it is usable here, and how to get it if not. Never raises."""
         ...
 
-    def device(self) -> DeviceKey:
-        """What results are keyed by: product, instruction set, backend major.minor."""
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """What results are keyed by: product, instruction set, backend major.minor, threads."""
         ...
 
     def capabilities(self) -> Capabilities:

@@ -71,7 +71,7 @@ class FakeDevice:
         """Always usable."""
         return Availability(usable=True, facts={"device": "simulated"})
 
-    def device(self) -> DeviceKey:
+    def device(self, options: BuildOptions) -> DeviceKey:  # noqa: ARG002 - simulated threads are all alike
         """One key for all simulated devices: their results are comparable only within one seed."""
         return DeviceKey(key="fake", details={"note": "simulated times, not measured ones"})
 

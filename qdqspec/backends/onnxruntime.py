@@ -20,7 +20,7 @@ import numpy as np
 from qdqspec.backends import _cpu
 from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
 from qdqspec.backends._ort_layers import map_kernels
-from qdqspec.backends._ort_ops import ABSORBED, LABELS
+from qdqspec.backends._ort_ops import ABSORBED, LABELS, LINEAR, SINCE_OPSET
 from qdqspec.backends._ort_profile import layer_times, read_profile
 from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -37,17 +37,10 @@ _INLINE_BYTES = "1024"  # larger constants of the optimized graph go to a file b
 
 
 class OnnxRuntime:
-    """ONNX Runtime's CPU provider with every optimization on.
-
-    ``threads`` is what `device` is keyed by, because ratios with one thread say nothing of eight;
-    `build` takes its own from `BuildOptions`, and a session passes the same number to both.
-    """
+    """ONNX Runtime's CPU provider with every optimization on."""
 
     name = "onnxruntime"
     target = "onnxruntime-cpu"
-
-    def __init__(self, *, threads: int = 1) -> None:
-        self.threads = threads
 
     def probe(self) -> Availability:
         """Say whether ONNX Runtime can be imported, and which integer path this processor has."""
@@ -65,8 +58,11 @@ class OnnxRuntime:
             return Availability(usable=False, why=why, install=_INSTALL, facts=facts)
         return Availability(usable=True, facts=facts)
 
-    def device(self) -> DeviceKey:
-        """Processor, integer instruction set, ONNX Runtime major.minor and threads."""
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """Processor, integer instruction set, ONNX Runtime major.minor and threads.
+
+        Threads count because ratios with one say nothing of those with eight.
+        """
         cpu = _cpu.detect()
         version = importlib.metadata.version("onnxruntime")
         major_minor = ".".join(version.split(".")[:2])
@@ -74,12 +70,12 @@ class OnnxRuntime:
             "cpu": cpu.product,
             "int8_path": cpu.int8_path,
             "cores": str(cpu.cores),
-            "threads": str(self.threads),
+            "threads": str(options.threads),
             "onnxruntime": version,
             "system": platform.platform(),
             "python": platform.python_version(),
         }
-        return DeviceKey(key=f"{cpu.slug}-onnxruntime-{major_minor}-t{self.threads}", details=details)
+        return DeviceKey(key=f"{cpu.slug}-onnxruntime-{major_minor}-t{options.threads}", details=details)
 
     def capabilities(self) -> Capabilities:
         """What runs in integers here; the table is verified against the installed version by our tests."""
@@ -90,7 +86,8 @@ class OnnxRuntime:
             weights={"int8": "int8", "uint8": "int8"},
             absorbs=ABSORBED,
             reduce_range=_cpu.detect().saturates,
-            float_bias=False,
+            integer_bias=frozenset(LINEAR),
+            since_opset=SINCE_OPSET,
         )
 
     def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:

@@ -54,7 +54,9 @@ def fold_batchnorm(model: Model) -> Folded:
     kept = [node for index, node in enumerate(proto.graph.node) if index not in gone]
     del proto.graph.node[:]
     proto.graph.node.extend(kept)
-    _drop_unread(proto.graph, {name for fold in folds for name in (*fold.norm.inputs[1:], *fold.conv.inputs[1:])})
+    _drop_unread(
+        proto.graph, {name for fold in folds for name in (*fold.norm.inputs[1:], *fold.conv.inputs[1:])}
+    )
     return Folded(Model(proto, path=model.path), tuple(fold.norm.name for fold in folds))
 
 

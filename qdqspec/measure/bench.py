@@ -80,6 +80,7 @@ class Bench:
         except BackendError as error:
             if engine is not None:
                 engine.close()
+            self.close()  # in a race it may have been the incumbent's engine that failed: it is built anew
             return replace(
                 blank, status="failed", error=str(error), build_seconds=time.perf_counter() - start
             )

@@ -69,9 +69,9 @@ class Isolated:
         """As the backend itself says."""
         return self._local.probe()
 
-    def device(self) -> DeviceKey:
+    def device(self, options: BuildOptions) -> DeviceKey:
         """As the backend itself says."""
-        return self._local.device()
+        return self._local.device(options)
 
     def capabilities(self) -> Capabilities:
         """As the backend itself says."""

@@ -71,7 +71,19 @@ def channel_axis(model: Model, node: Node, index: int) -> int | None:
         return 1 if node.attributes.get("group", 1) == 1 else None
     if node.op_type == "Gemm":
         return 0 if node.attributes.get("transB", 0) else 1
-    return rank - 1 if rank >= 2 else None
+    return 1 if rank == 2 else None
+
+
+def bias_input(model: Model, node: Node, channels: int) -> int | None:
+    """The index of a constant bias of so many channels that a Gemm adds, or an Add after a MatMul.
+
+    A bias that is broadcast otherwise, from one value or over rows, is none that integer kernels take.
+    """
+    for index in (2,) if node.op_type == "Gemm" else (0, 1):
+        constant = model.constants.get(node.inputs[index]) if index < len(node.inputs) else None
+        if constant is not None and list(constant.dims) == [channels]:
+            return index
+    return None
 
 
 def is_float(model: Model, tensor: str) -> bool:

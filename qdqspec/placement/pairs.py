@@ -18,7 +18,7 @@ from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs
 from qdqspec.graph.weights import WeightStore
-from qdqspec.quantize.formats import QuantParams
+from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams
 from qdqspec.types import Site
 
 MARK = "qdqspec.tensor"  # node metadata of what we insert: the tensor whose values the node carries
@@ -92,7 +92,7 @@ class PairMaker:
 
     def stores_integers(self, site: Site) -> bool:
         """Whether the site becomes a stored integer weight."""
-        return site.weight and self._integer_weights
+        return site.weight and (self._integer_weights or site.format == BIAS_FORMAT)
 
     def make(self, site: Site) -> Pair:
         """The pair of a site. Raises `PlacementError` naming tensor and model where it does not fit."""

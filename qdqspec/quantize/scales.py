@@ -59,8 +59,9 @@ def weight_params(
 def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
     """The integers of ``values``: saturate(round half to even(value / scale) + zero point)."""
     scale, zero_point = _along_axis(params, values.ndim)
-    wide = np.float64 if params.format.dtype.itemsize > 2 else np.float32  # float32 cannot count to 2**31
-    grid = np.asarray(np.rint(values.astype(wide, copy=False) / scale))  # a scalar stays an array
+    # float32 cannot count to 2**31; and a scalar has to stay an array
+    wide: type[np.floating] = np.float64 if params.format.dtype.itemsize > 2 else np.float32
+    grid = np.asarray(np.rint(np.divide(values.astype(wide, copy=False), scale)))
     grid += zero_point
     np.clip(grid, params.format.low, params.format.high, out=grid)
     return grid.astype(params.format.dtype)

@@ -18,7 +18,8 @@ from qdqspec.search.blocks import Block, CostModel, fuse, unit_labels
 from qdqspec.types import Label, Placement, Trial
 
 SHARES = (0.0, 0.5, 1.0)  # how much a crossing counts in a composition
-ROUNDS = 3
+ROUNDS = 5
+PATIENCE = 2  # rounds without a won race before it ends: each still teaches the cost model
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 Steps = Generator[list[Proposal], list[Trial], None]
@@ -79,11 +80,13 @@ class Attribution:
         trials = [trial for trial in seen if trial.ok and trial.layers]
         blocks = fuse(space, (trial.layers for trial in trials))
         costs = CostModel(space, blocks)
+        winless = 0
         for _ in range(ROUNDS):
             for trial in trials:
                 costs.learn(trial, dict(trial.placement.labels))
             trials = yield [_profiled(p, "compose") for p in compositions(space, blocks, costs)]
-            if not any(trial.incumbent for trial in trials):
+            winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
+            if winless == PATIENCE or not trials:
                 return
 
 

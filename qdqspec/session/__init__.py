@@ -64,6 +64,7 @@ class Session:
         self.settings = replace(settings or Settings(), **overrides)
         self.watch = watch
         self._backend = Isolated(self.settings.backend)
+        self._options = BuildOptions(threads=self.settings.threads)
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._results: dict[_Key, dict[str, CheckResult]] = {}
@@ -152,7 +153,7 @@ class Session:
 
     @cached_property
     def _device(self) -> DeviceKey:
-        return self._backend.device()
+        return self._backend.device(self._options)
 
     def _work(self, case: Case) -> CaseWork:
         key = _key(case)
@@ -163,7 +164,7 @@ class Session:
     def _workbench(self) -> Workbench:
         return Workbench(
             backend=self._backend,
-            options=BuildOptions(threads=self.settings.threads),
+            options=self._options,
             settings=self.settings,
             exclusive=lambda: DeviceLock(self._device.key),
             watch=self._tell,

@@ -119,6 +119,7 @@ class Prepared:
             tie_ranges(self.model, ranges),
             reduce_range=self.capabilities.reduce_range,
             symmetric_activations=self.capabilities.symmetric_activations,
+            biases=space.bias_sources,
         )
         return space.known(ranges.keys()), quantizer
 
