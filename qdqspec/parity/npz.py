@@ -46,7 +46,6 @@ class Member:
             _header(stream, self.file, self.name)
             for row in range(self.shape[0]):
                 yield self._row(_read_exactly(stream, size), size, row)
-            stream.read(1)  # the archive compares its checksum when it meets the end
 
     def _row(self, data: bytes, size: int, row: int) -> Array:
         if len(data) < size:

@@ -16,12 +16,13 @@ from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
 
 reals = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
-formats = st.sampled_from(list(FORMATS.values()))
+# int32 is for biases: QuantizeLinear does not make it, and float32 does not hold its steps.
+formats = st.sampled_from([FORMATS[name] for name in ("int8", "uint8", "int16", "uint16")])
 spans = st.tuples(reals, reals).map(lambda ends: TensorRange(min(ends), max(ends)))
 weights = hnp.arrays(
     np.float32,
     hnp.array_shapes(min_dims=2, max_dims=4, max_side=5),
-    elements=st.floats(-100, 100, width=32, allow_subnormal=False),
+    elements=st.floats(-100, 100, width=32).map(lambda value: value if abs(value) > 1e-30 else 0.0),
 )
 
 
