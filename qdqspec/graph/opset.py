@@ -44,9 +44,10 @@ def _converted(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
     try:
         return version_converter.convert_version(_with_weights_as_inputs(proto), version)
     except Exception as error:  # noqa: BLE001 - the C++ converter raises RuntimeError and its own classes
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        # "/project/onnx/version_converter/convert.cc:101: f: Assertion `x` failed: why"
+        why = str(error).strip().partition("failed: ")[2] or str(error).strip() or type(error).__name__
         raise ModelError(
-            f"the opset cannot be raised from {opset_of(proto)} to {version}: {why}",
+            f"the opset cannot be raised from {opset_of(proto)} to {version}: {why.splitlines()[0][:300]}",
             cure=f"export the model with opset {version}, or choose a number format that needs none",
         ) from None
 

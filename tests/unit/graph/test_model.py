@@ -1,0 +1,183 @@
+"""Loading a model, and what is said when it cannot be loaded."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.errors import ModelError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.types import Consumer
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Path:
+    """A model whose only weight stands in weights.bin beside it."""
+    (tmp_path / "weights.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="weights.bin")
+    proto = parsed("g (float[4] x) => (float[4] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(weight)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+def redirect(path: Path, location: str) -> None:
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = location
+    path.write_bytes(proto.SerializeToString())
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere\.onnx: there is no such model file"):
+        load_model(tmp_path / "nowhere.onnx")
+
+
+def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"{re.escape(str(tmp_path))}: this is a folder"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a model", b"\xff" * 64])
+def test_what_is_not_onnx_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"broken\.onnx") as caught:
+        load_model(path)
+    assert caught.value.cure
+
+
+def test_a_truncated_model_is_refused(tmp_path: Path, models: Path) -> None:
+    path = tmp_path / "half.onnx"
+    whole = (models / "digits_resnet.onnx").read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match=r"half\.onnx"):
+        load_model(path)
+
+
+def test_a_model_that_breaks_onnx_rules_is_refused_with_the_rule(tmp_path: Path) -> None:
+    path = tmp_path / "bad.onnx"
+    path.write_bytes(parsed("g (float[4] x) => (float[4] y) { y = Relu(nobody) }").SerializeToString())
+    with pytest.raises(ModelError, match=r"bad\.onnx: the model is not valid ONNX: .*nobody"):
+        load_model(path)
+
+
+def test_external_data_is_read_from_beside_the_model(external: Path) -> None:
+    assert load_model(external).array("w").tolist() == [0, 1, 2, 3]
+
+
+def test_missing_external_data_is_named_with_the_place_to_put_it(external: Path) -> None:
+    (external.parent / "weights.bin").unlink()
+    with pytest.raises(ModelError, match=r"'weights\.bin' is missing") as caught:
+        load_model(external)
+    assert str(external.parent / "weights.bin") in (caught.value.cure or "")
+
+
+@pytest.mark.parametrize("location", ["../weights.bin", "/etc/hostname"])
+def test_external_data_outside_the_folder_is_refused(external: Path, location: str) -> None:
+    redirect(external, location)
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load_model(external)
+
+
+def test_a_link_out_of_the_folder_is_refused(
+    external: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.bin"
+    secret.write_bytes(bytes(16))
+    (external.parent / "link.bin").symlink_to(secret)
+    redirect(external, "link.bin")
+    with pytest.raises(ModelError, match="outside the model's folder"):
+        load_model(external)
+
+
+def test_the_hash_is_that_of_the_bytes_with_their_external_data(external: Path, tmp_path: Path) -> None:
+    before = load_model(external).sha256
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    for name in ("model.onnx", "weights.bin"):
+        (copy / name).write_bytes((external.parent / name).read_bytes())
+    assert load_model(copy / "model.onnx").sha256 == before
+    (external.parent / "weights.bin").write_bytes(bytes(16))
+    assert load_model(external).sha256 != before
+
+
+def test_unnamed_and_repeated_nodes_get_names_that_ignore_pairs() -> None:
+    proto = parsed(
+        """g (float[4] x) => (float[4] y) {
+            a = Relu(x)  b = Relu(a)
+            s = Constant<value_float = 0.1>()
+            q = QuantizeLinear(b, s)  d = DequantizeLinear(q, s)
+            y = Neg(d)
+        }"""
+    )
+    for node in proto.graph.node[:2]:
+        node.name = "same"
+    assert [node.name for node in Model(proto).nodes] == [
+        "same",
+        "Relu#1",
+        "Constant#2",
+        "QuantizeLinear#0",
+        "DequantizeLinear#1",
+        "Neg#3",
+    ]
+
+
+def test_consumers_and_producers() -> None:
+    model = Model(parsed("g (float[4] x) => (float[4] y) { a = Relu(x)  y = Add(a, a) }"))
+    assert model.consumers["a"] == (Consumer("Add#1", 0), Consumer("Add#1", 1))
+    assert model.producer["a"].op_type == "Relu"
+    assert "x" not in model.producer
+    assert "y" not in model.consumers
+
+
+def test_constant_nodes_count_as_constants() -> None:
+    model = Model(
+        parsed("g (float[2] x) => (float[2] y) { c = Constant<value = float[2] {1, 2}>()  y = Add(x, c) }")
+    )
+    assert list(model.constants) == ["c"]
+    assert model.array("c").tolist() == [1, 2]
+    assert model.elem_type("c") == TensorProto.FLOAT
+    assert model.shape("c") == (2,)
+
+
+def test_an_initializer_that_is_an_input_need_not_be_fed() -> None:
+    proto = parsed("g (float[4] x, float[4] w) => (float[4] y) { y = Add(x, w) }")
+    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(4, np.float32), "w"))
+    assert Model(proto).inputs == ("x",)
+
+
+def test_bodies_tell_what_they_read_from_outside() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Relu", ["a"], ["r"])], "then", [], [helper.make_tensor_value_info("r", 1, [4])]
+    )
+    proto = parsed("g (float[4] x, bool c) => (float[4] y) { a = Neg(x)  y = Relu(a) }")
+    proto.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body))
+    assert "a" in Model(proto).subgraph_reads
+    assert "x" not in Model(proto).subgraph_reads
+
+
+def test_types_are_inferred_with_symbolic_dimensions_left_open() -> None:
+    model = Model(parsed("g (float[N, 4] x) => (int64[K] y) { a = Relu(x)  y = Shape(a) }"))
+    assert model.shape("a") == (None, 4)
+    assert model.elem_type("a") == TensorProto.FLOAT
+    assert model.elem_type("nobody") is None
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_example_models_load_and_nothing_changes_them(models: Path, name: str) -> None:
+    path = models / f"{name}.onnx"
+    model = load_model(path)
+    assert len(model.by_name) == len(model.nodes)
+    assert all(model.elem_type(tensor) is not None for node in model.nodes for tensor in node.outputs)
+    assert model.proto == onnx.load(path)

@@ -1,0 +1,76 @@
+"""Raising the opset changes operators and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.errors import ModelError
+from qdqspec.graph.opset import opset_of, raise_opset
+
+
+def parsed(text: str, opset: int, ir: int = 8) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}, "my": 3]> {text}')
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_a_raised_model_is_valid_and_otherwise_the_same(models: Path, name: str) -> None:
+    proto = onnx.load(models / f"{name}.onnx")
+    before = proto.SerializeToString()
+    raised = raise_opset(proto, 21)
+    onnx.checker.check_model(raised, full_check=True)
+    assert opset_of(raised) == 21
+    assert raised.graph.initializer == proto.graph.initializer
+    assert raised.graph.value_info == proto.graph.value_info
+    assert [(n.name, n.output) for n in raised.graph.node] == [(n.name, n.output) for n in proto.graph.node]
+    assert proto.SerializeToString() == before
+
+
+def test_metadata_and_other_domains_survive() -> None:
+    proto = parsed("g (float[4] x) => (float[4] y) { h = my.Odd(x)  y = Relu(h) }", 13)
+    proto.metadata_props.add(key="author", value="me")
+    proto.graph.node[0].metadata_props.add(key="scope", value="block")
+    raised = raise_opset(proto, 21)
+    assert {o.domain: o.version for o in raised.opset_import} == {"": 21, "my": 3}
+    assert raised.metadata_props == proto.metadata_props
+    assert raised.graph.node[0] == proto.graph.node[0]
+
+
+def test_operators_whose_definition_changed_are_rewritten() -> None:
+    proto = parsed("g (float[1, 4] x) => (float[4] y) { y = Squeeze<axes = [0]>(x) }", 11)
+    raised = raise_opset(proto, 13)
+    onnx.checker.check_model(raised, full_check=True)
+    assert len(raised.graph.node[-1].input) == 2
+
+
+def test_weights_do_not_pass_through_the_converter() -> None:
+    proto = parsed("g (float[4096] x) => (float[4096] y) { y = Add(x, w) }", 13)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(4096, np.float32), "w"))
+    proto.graph.initializer[0].doc_string = "a note the converter would lose the encoding of"
+    raised = raise_opset(proto, 21)
+    assert raised.graph.initializer == proto.graph.initializer
+    assert raised.graph.input == proto.graph.input
+
+
+def test_a_version_already_reached_is_kept() -> None:
+    proto = parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 17)
+    raised = raise_opset(proto, 13)
+    assert raised == proto
+    assert raised is not proto
+
+
+def test_initializers_need_not_be_inputs_afterwards() -> None:
+    assert raise_opset(parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 13, ir=3), 13).ir_version == 4
+
+
+def test_a_failure_says_from_to_and_why() -> None:
+    proto = parsed(
+        "g (float[1,1,2,2] x) => (float[1,1,4,4] y) { y = Upsample<scales = [1.0,1.0,2.0,2.0]>(x) }", 7
+    )
+    proto.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(ModelError, match=r"from 7 to 13: .*NoSuchOperator"):
+        raise_opset(proto, 13)

@@ -1,0 +1,101 @@
+"""Weights that many files share: written once, aligned, and loaded by ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from qdqspec.errors import ModelError, OutputError
+from qdqspec.graph.model import load_model
+from qdqspec.graph.save import save_model
+from qdqspec.graph.weights import WeightStore, share_weights
+
+
+def floats(name: str, count: int = 512, start: float = 0.0) -> TensorProto:
+    return numpy_helper.from_array(np.arange(count, dtype=np.float32) + np.float32(start), name)
+
+
+def place(tensor: TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def outputs(path: Path, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_a_light_model_computes_what_the_whole_one_does(models: Path, tmp_path: Path, name: str) -> None:
+    path = models / f"{name}.onnx"
+    save_model(share_weights(onnx.load(path), tmp_path), tmp_path / "light.onnx")
+    assert (tmp_path / "light.onnx").stat().st_size < path.stat().st_size / 4
+    model = load_model(path)
+    shapes = {name: [d or 2 for d in model.shape(name) or ()] for name in model.inputs}
+    feeds = {n: np.random.default_rng(0).normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    for ours, theirs in zip(outputs(tmp_path / "light.onnx", feeds), outputs(path, feeds), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_equal_bytes_are_stored_once_and_aligned(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path)
+    first = store.externalize(floats("a", 500))
+    second = store.externalize(floats("b", 500, start=1))
+    again = store.externalize(floats("c", 500))
+    assert place(first)["offset"] == place(again)["offset"] == "0"
+    assert int(place(second)["offset"]) % 64 == 0
+    assert store.path.stat().st_size == int(place(second)["offset"]) + 2000
+    assert (again.name, again.dims, again.data_type) == ("c", [500], TensorProto.FLOAT)
+
+
+def test_a_file_of_an_earlier_run_is_kept_and_used(tmp_path: Path) -> None:
+    before = WeightStore(tmp_path).externalize(floats("a"))
+    resumed = WeightStore(tmp_path)
+    assert place(resumed.externalize(floats("a"))) == place(before)
+    size = resumed.path.stat().st_size
+    other = WeightStore(tmp_path)
+    assert int(place(other.externalize(floats("z", start=9)))["offset"]) >= size
+    assert resumed.path.read_bytes()[:size] == floats("a").raw_data
+
+
+def test_small_tensors_stay_where_they_are(tmp_path: Path) -> None:
+    small = floats("a", 4)
+    assert WeightStore(tmp_path).externalize(small) is small
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_])
+def test_shapes_and_axes_stay_readable_for_shape_inference(tmp_path: Path, dtype: type) -> None:
+    shape = numpy_helper.from_array(np.ones(4096, dtype), "shape")
+    assert WeightStore(tmp_path).externalize(shape) is shape
+
+
+def test_numbers_not_stored_raw_are_stored_raw(tmp_path: Path) -> None:
+    listed = onnx.helper.make_tensor("w", TensorProto.FLOAT, [512], [0.5] * 512)
+    WeightStore(tmp_path).externalize(listed)
+    assert (tmp_path / "weights.bin").read_bytes() == np.full(512, 0.5, np.float32).tobytes()
+
+
+def test_external_data_elsewhere_is_taken_over(tmp_path: Path) -> None:
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+    there = WeightStore(tmp_path / "there").externalize(floats("a"))
+    here = WeightStore(tmp_path / "here", base=tmp_path / "there").externalize(there)
+    assert place(here)["location"] == "weights.bin"
+    assert (tmp_path / "here" / "weights.bin").read_bytes() == floats("a").raw_data
+
+
+def test_external_data_that_ends_early_is_named(tmp_path: Path) -> None:
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+    there = WeightStore(tmp_path / "there").externalize(floats("a"))
+    (tmp_path / "there" / "weights.bin").write_bytes(b"short")
+    with pytest.raises(ModelError, match=r"weights\.bin: .*'a' ends after 5 of 2048 bytes"):
+        WeightStore(tmp_path / "here", base=tmp_path / "there").externalize(there)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"nowhere.weights\.bin: weights cannot be written"):
+        WeightStore(tmp_path / "nowhere")
