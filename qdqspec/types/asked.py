@@ -1,0 +1,140 @@
+"""What is asked: a case, with every rule its spec gives. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from qdqspec.types.words import Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputShape:
+    """The smallest, usual and largest shape of one model input."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeProfile:
+    """One shape for each named input. ``weight`` is its share in the objective."""
+
+    shapes: Mapping[str, InputShape] = field(default_factory=dict)
+    weight: float = 1.0
+
+    def opt(self) -> dict[str, tuple[int, ...]]:
+        """The shapes that are measured, by input name."""
+        return {name: shape.opt for name, shape in self.shapes.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Shapes and data of a case. Paths are absolute."""
+
+    profiles: tuple[ShapeProfile, ...] = (ShapeProfile(),)
+    batch: int | None = None  # from the matrix: replaces the first dimension of every input
+    calibration: Path | None = None
+    evaluation: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternRules:
+    """What may be quantized. Empty ``allow`` allows all; ``exclude`` are globs over node names."""
+
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionRules:
+    """How the model is cut into regions. ``manual`` lists node-name globs, one tuple a region."""
+
+    by: Literal["structure", "names", "fusion", "manual"] = "structure"
+    max_nodes: int = 10
+    manual: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeRules:
+    """Number formats and calibration. ``activations="auto"`` lets the backend choose the dtype."""
+
+    format: str = "int8"
+    calibration: Literal["max", "percentile", "entropy", "mse"] = "max"
+    weights: Literal["per-channel", "per-tensor"] = "per-channel"
+    activations: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneRules:
+    """The search: strategy, budget (whichever is reached first), objective and gating clock."""
+
+    strategy: str = "attribution"
+    preset: Literal["quick", "default", "extensive"] = "default"
+    trials: int | None = None
+    minutes: float | None = None
+    objective: Literal["latency", "pareto"] = "latency"
+    min_sqnr_db: float | None = None
+    clock: Literal["auto", "cpu", "wall"] = "auto"
+    start_from: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSpec:
+    """One check as asked: ``params`` is the check's own validated model, ``line`` its place in the file."""
+
+    id: str
+    kind: str
+    params: Any
+    severity: Severity = "error"
+    line: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipRules:
+    """The closed words ``skip``, ``skip_unless`` and ``xfail``."""
+
+    skip: str | None = None
+    unless: Mapping[str, str] = field(default_factory=dict)
+    xfail: str | None = None
+    xfail_strict: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model under one choice of the matrix, with everything asked of it. Paths are absolute."""
+
+    id: str
+    model: Path
+    spec: Path | None = None
+    line: int = 1
+    title: str = ""
+    tags: tuple[str, ...] = ()
+    matrix: Mapping[str, str | int | float] = field(default_factory=dict)
+    inputs: Inputs = Inputs()
+    patterns: PatternRules = PatternRules()
+    regions: RegionRules = RegionRules()
+    quantize: QuantizeRules = QuantizeRules()
+    tune: TuneRules = TuneRules()
+    checks: tuple[CheckSpec, ...] = ()
+    skipping: SkipRules = SkipRules()
+
+    @property
+    def spec_name(self) -> str:
+        """The spec file's name without ``.qdq.yaml``; the model's stem where no spec stands behind."""
+        if self.spec is None:
+            return self.model.stem
+        name = self.spec.name
+        for suffix in (".qdq.yaml", ".qdq.yml", ".yaml", ".yml", ".py"):
+            name = name.removesuffix(suffix)
+        return name
+
+    @property
+    def name(self) -> str:
+        """What tables show: ``squeezenet::default``."""
+        return f"{self.spec_name}::{self.id}"

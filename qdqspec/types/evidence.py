@@ -1,0 +1,120 @@
+"""All that is known of a case when its checks judge it. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qdqspec.types.asked import Case
+from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
+from qdqspec.types.placed import Site
+from qdqspec.types.words import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyEvidence:
+    """Final interleaved measurement over fresh builds, by role.
+
+    Roles: ``reference``, ``tuned``, and where they differ from these ``everything`` (all of it quantized)
+    and ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's
+    over the tuned one's.
+    """
+
+    clock: Clock
+    samples: Mapping[str, Samples]
+    ratios: Mapping[str, Interval]
+    speedup: Interval
+    builds: int
+    provenance: Provenance = Provenance()
+
+    def median_ms(self, role: str) -> float:
+        """The median of a role on the gating clock, in milliseconds."""
+        return self.samples[role].median_ms(self.clock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParity:
+    """How close one output is to the reference's.
+
+    ``sqnr_db`` is ten times the log of signal power over noise power (infinite where equal),
+    ``max_abs`` the largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over
+    the reference's range.
+    """
+
+    name: str
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    max_steps: float
+    compared: bool = True  # false where the output is not a float tensor and was compared for equality
+    matches: bool = True
+    note: str = ""  # why it could not be compared, or did not match
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityEvidence:
+    """Parity of the tuned model with the reference, over ``samples`` inputs. The worst output leads."""
+
+    outputs: tuple[TensorParity, ...]
+    samples: int
+    data: str  # "evaluation", "calibration" or "random"
+
+    @property
+    def sqnr_db(self) -> float:
+        """The worst output's SQNR in dB."""
+        return min((o.sqnr_db for o in self.outputs), default=float("inf"))
+
+    @property
+    def cosine(self) -> float:
+        """The worst output's cosine similarity."""
+        return min((o.cosine for o in self.outputs), default=1.0)
+
+    @property
+    def max_abs(self) -> float:
+        """The worst output's largest absolute difference."""
+        return max((o.max_abs for o in self.outputs), default=0.0)
+
+    @property
+    def max_steps(self) -> float:
+        """The worst output's largest difference in quantization steps."""
+        return max((o.max_steps for o in self.outputs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyEvidence:
+    """A task metric of reference and tuned model on labelled data. Higher is better."""
+
+    metric: str
+    reference: float
+    tuned: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedPair:
+    """A site as shipped, with its numbers. Per-channel scales are listed in channel order."""
+
+    site: Site
+    scale: tuple[float, ...]
+    zero_point: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that is known of a case when its checks judge it. Parts nobody asked for are ``None``."""
+
+    case: Case
+    backend: str
+    target: str  # backend and variant: onnxruntime-cpu
+    device: DeviceKey
+    model_sha256: str
+    search: SearchResult | None = None
+    pairs: tuple[PlacedPair, ...] = ()
+    latency: LatencyEvidence | None = None
+    parity: ParityEvidence | None = None
+    accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
+    size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
+    node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
+    output: Path | None = None  # the folder of this case's files
+    warnings: tuple[str, ...] = ()

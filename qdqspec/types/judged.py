@@ -1,0 +1,58 @@
+"""What is made of evidence: verdicts and records. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qdqspec.types.evidence import Evidence
+from qdqspec.types.words import Outcome, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A titled table of a verdict's body: ``rows`` under ``headers``, or free ``text``."""
+
+    title: str
+    headers: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a check says. ``headline`` is complete in itself and shorter than 80 columns."""
+
+    outcome: Outcome
+    headline: str
+    sections: tuple[Section, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    advice: str = ""  # what to do next; empty where it passed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckResult:
+    """A verdict with the check it belongs to."""
+
+    id: str
+    kind: str
+    severity: Severity
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRecord:
+    """One case of a run: its evidence and what its checks said."""
+
+    evidence: Evidence
+    results: tuple[CheckResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """One run, ready for any report. ``started`` is an ISO 8601 time in UTC."""
+
+    version: str
+    started: str
+    seconds: float
+    cases: tuple[CaseRecord, ...]

@@ -1,0 +1,170 @@
+"""What was measured of candidates: samples, layer times, races, trials, the search. Standard library only."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from qdqspec.types.placed import Placement
+from qdqspec.types.words import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """Milliseconds of single runs, on both clocks. ``cpu_ms`` is empty where it means nothing."""
+
+    wall_ms: tuple[float, ...] = ()
+    cpu_ms: tuple[float, ...] = ()
+
+    def on(self, clock: Clock) -> tuple[float, ...]:
+        """The samples of the clock asked for; wall time where thread CPU time was not taken."""
+        return self.cpu_ms if clock == "cpu" and self.cpu_ms else self.wall_ms
+
+    def median_ms(self, clock: Clock) -> float:
+        """The median, in milliseconds."""
+        return statistics.median(self.on(clock))
+
+    def __add__(self, other: Samples) -> Samples:
+        return Samples(wall_ms=self.wall_ms + other.wall_ms, cpu_ms=self.cpu_ms + other.cpu_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTime:
+    """One executed kernel: its time in milliseconds, and the ONNX nodes it stands for.
+
+    ``boundary`` marks kernels that only convert (quantize, dequantize, reorder, transpose inserted by
+    the runtime); they are charged to ``tensors``. ``integer`` is true where the kernel computes on
+    integers.
+    """
+
+    name: str
+    op_type: str
+    milliseconds: float
+    nodes: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()
+    boundary: bool = False
+    integer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A point estimate with the bounds of its 95 % confidence interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Race:
+    """A challenger against the incumbent, in interleaved pairs. ``ratio`` is challenger over incumbent."""
+
+    opponent: str
+    ratio: float
+    p_value: float
+    pairs: int
+    verdict: Literal["faster", "slower", "no difference", "same graph"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One candidate: what it was, whether it built, and how it fared. A failure is data, not an exception."""
+
+    number: int
+    phase: str
+    placement: Placement
+    status: Literal["ok", "failed"] = "ok"
+    error: str | None = None
+    samples: Samples = Samples()
+    build_seconds: float = 0.0
+    graph_hash: str = ""
+    layers: tuple[LayerTime, ...] = ()
+    race: Race | None = None
+    incumbent: bool = False  # true where it became the one to beat
+    ratio: float | None = None  # median over the reference's, as first screened
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was built and timed."""
+        return self.status == "ok"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKey:
+    """What baselines and caches are keyed by (``key``), and what is only recorded (``details``)."""
+
+    key: str
+    details: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a number came from, and how old it is in seconds."""
+
+    source: Literal["measured", "cached", "replayed"] = "measured"
+    age_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        if self.source == "measured":
+            return "measured"
+        hours = self.age_seconds / 3600
+        age = (
+            f"{self.age_seconds / 60:.0f} min"
+            if hours < 1
+            else f"{hours:.0f} h"
+            if hours < 48
+            else f"{hours / 24:.0f} d"
+        )
+        return f"{self.source} ({age})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What the search came to. ``left_alone`` is true where nothing proved better than the reference."""
+
+    winner: Placement
+    trials: tuple[Trial, ...]
+    left_alone: bool
+    reason: str
+    strategy: str
+    seconds: float
+    cpu_seconds: float
+    eps: float
+    blocks: int
+    regions: int
+    patterns: int
+    provenance: Provenance = Provenance()
+
+    @property
+    def built(self) -> int:
+        """Search builds that succeeded; confirmation and noise rebuilds are not counted."""
+        return sum(t.ok for t in self.trials if t.phase not in ("confirm", "noise"))
+
+    @property
+    def failed(self) -> int:
+        """Search builds that failed."""
+        return sum(not t.ok for t in self.trials if t.phase not in ("confirm", "noise"))
+
+    @property
+    def total(self) -> int:
+        """Search builds, failed ones too; confirmation and noise rebuilds are not counted."""
+        return self.built + self.failed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a search is, for progress bars and heartbeat lines. ``best`` is the ratio to the reference."""
+
+    case: str
+    phase: str
+    done: int
+    total: int
+    best: float | None = None
+    kept: int = 0
+    dropped: int = 0
+    undecided: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    seconds_left: float | None = None
