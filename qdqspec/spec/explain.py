@@ -14,7 +14,8 @@ from qdqspec import registry
 from qdqspec.errors import SpecError
 from qdqspec.spec.kinds import params_of
 from qdqspec.spec.locate import Loc
-from qdqspec.spec.problems import MAX_PROBLEMS, printable
+from qdqspec.spec.problems import MAX_MESSAGE, MAX_PROBLEMS
+from qdqspec.units import plain
 
 _MAX_SHOWN = 60  # characters of a value in a message
 
@@ -26,7 +27,9 @@ _WORDS = (
     (r"a valid string", "text"),
     (r"valid (integer|number|boolean)", r"\1"),
     (r"a integer", "an integer"),
+    (r" after validation", ""),
 )
+_SUBJECTS = ("Input", "Tuple", "List", "Dictionary", "String", "Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +55,13 @@ def error_without_file(error: ValidationError, model: type[BaseModel], data: obj
     rows = []
     for finding in found[:MAX_PROBLEMS]:
         hint = f" ({finding.hint})" if finding.hint else ""
-        rows.append(f"{_dotted(finding.loc)}: {finding.message}{hint}")
+        rows.append(plain(f"{_dotted(finding.loc)}: {finding.message}", MAX_MESSAGE) + hint)
         rows += [f"   {finding.note}"] if finding.note else []
     if len(found) > 1:
         rows[0] += f" (first of {len(found)} problems)"
     if len(found) > MAX_PROBLEMS:
         rows.append(f"and {len(found) - MAX_PROBLEMS} more")
-    return SpecError(printable("\n".join(rows)), where=f"{model.__name__}(...)")
+    return SpecError("\n".join(rows), where=f"{model.__name__}(...)")
 
 
 def _finding(details: ErrorDetails, model: type[BaseModel], data: object) -> Finding:
@@ -87,11 +90,13 @@ def _choice(loc: Loc, message: str, word: object, known: Sequence[str], what: st
 
 def _message(details: ErrorDetails, data: object) -> str:
     text = details["msg"].removeprefix("Value error, ")
-    if not text.startswith("Input should "):
+    subject, should, rest = text.partition(" should ")
+    if subject not in _SUBJECTS or not should:
         return text
     for pydantic_word, our_word in _WORDS:
-        text = re.sub(pydantic_word, our_word, text)
-    return f"'{_key(details['loc'], data)}' {text.removeprefix('Input ')}, not {_shown(details['input'])}"
+        rest = re.sub(pydantic_word, our_word, rest)
+    said = f"'{_key(details['loc'], data)}' should {rest}"
+    return said if ", not " in rest else f"{said}, not {_shown(details['input'])}"
 
 
 def _keys_at(loc: Loc, model: type[BaseModel], data: object) -> list[str]:
@@ -159,5 +164,5 @@ def _shown(value: object) -> str:
     if isinstance(value, list | tuple | set):
         return "a list"
     text = str(value).lower() if isinstance(value, bool | None) else str(value)
-    text = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+    text = plain(text, _MAX_SHOWN)
     return f"'{text}'" if isinstance(value, str) else text

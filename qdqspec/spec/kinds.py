@@ -6,6 +6,7 @@ checks that a spec asks for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
@@ -20,7 +21,8 @@ from qdqspec.spec.vocabulary import BACKENDS, is_id, slug
 
 def params_of(kind: str) -> type[BaseModel]:
     """The parameter model of a check kind that the registry knows."""
-    params: type[BaseModel] = registry.resolve("check", kind).Params  # type: ignore[attr-defined]  # see Check
+    check = registry.resolve("check", kind)
+    params: type[BaseModel] = check.Params  # type: ignore[attr-defined]  # resolve() promises no more than object
     return params
 
 
@@ -91,9 +93,11 @@ def _kind_schema(kind: str, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
 
 def check_ids(entries: tuple[CheckEntry, ...]) -> tuple[str, ...]:
     """The id of each check: its own, or its kind, counted from the second of a kind on."""
+    seen: Counter[str] = Counter()
     ids = []
-    for index, entry in enumerate(entries):
-        nth = sum(other.kind == entry.kind for other in entries[: index + 1])
+    for entry in entries:
+        seen[entry.kind] += 1
+        nth = seen[entry.kind]
         plain = slug(entry.kind) if nth == 1 else f"{slug(entry.kind)}-{nth}"
         ids.append(getattr(entry.params, "id", None) or plain)
     return tuple(ids)
@@ -103,13 +107,14 @@ def _named_apart(entries: tuple[CheckEntry, ...]) -> tuple[CheckEntry, ...]:
     """Refuse no checks at all, and two of one id."""
     if not entries:
         raise PydanticCustomError("checks", "'checks' is empty: a spec without a check would prove nothing")
-    ids = check_ids(entries)
+    seen: set[str] = set()
     twice: dict[tuple[int | str, ...], PydanticCustomError] = {}
-    for index, name in enumerate(ids):
-        if name in ids[:index]:
+    for index, name in enumerate(check_ids(entries)):
+        if name in seen:
             own = getattr(entries[index].params, "id", None) is not None
             error = PydanticCustomError("id", "two checks are called '{name}'", {"name": name})
             twice[(index, "id") if own else (index,)] = error
+        seen.add(name)
     if twice:
         raise _refused(twice)
     return entries

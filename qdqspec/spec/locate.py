@@ -34,7 +34,7 @@ Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool"
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 MAX_ALIASES = 20
-MAX_NODES = 50_000
+MAX_NODES = 20_000
 _MAX_DIGITS = 40  # of a number; Python itself refuses to convert more than 4,300
 
 # Resolves and constructs single scalars. It never sees a document, so no directive can change it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from qdqspec.spec.vocabulary import AXES, MAX_CASES, slug
+from qdqspec.spec.vocabulary import AXES, MAX_CASES, MAX_COMBINATIONS, slug
 
 Value: TypeAlias = str | int
 Choice: TypeAlias = dict[str, Value]
@@ -26,7 +27,11 @@ def combinations(
     The rules are those of GitHub Actions: an entry of ``exclude`` removes every combination that has all its
     values; an entry of ``include`` extends every combination of the axes whose own values it does not
     change, and becomes a combination of its own where there is none.
+
+    Raises `MatrixError` above `MAX_COMBINATIONS`, whatever ``exclude`` would leave of them.
     """
+    if math.prod(len(values) for values in axes.values()) > MAX_COMBINATIONS:
+        raise MatrixError(f"the matrix has more than {MAX_COMBINATIONS:,} combinations before exclude")
     originals = list(itertools.islice(_product(axes, exclude), MAX_CASES + 1))
     extended = [dict(choice) for choice in originals]
     added: list[Choice] = []

@@ -14,21 +14,19 @@ from pydantic import (
     model_validator,
 )
 
+from qdqspec.spec.choices import MatrixSection
 from qdqspec.spec.expand import cases_of
 from qdqspec.spec.explain import error_without_file
+from qdqspec.spec.fields import Listed, Section, Words
+from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.kinds import Checks
 from qdqspec.spec.place import Place, SpecPath
 from qdqspec.spec.sections import (
-    InputsSection,
-    Listed,
-    MatrixSection,
     PatternsSection,
     QuantizeSection,
     RegionsSection,
-    Section,
     SkipUnlessSection,
     TuneSection,
-    Words,
     Xfail,
 )
 from qdqspec.types import Case

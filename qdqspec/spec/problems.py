@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qdqspec.errors import SpecError
+from qdqspec.units import plain
 
 MAX_PROBLEMS = 20
+MAX_MESSAGE = 200  # characters; keys, tags and values in it may be of any length
 _MAX_WIDTH = 100  # of a source line; a longer one is cut around the caret
 _LINE_BREAK = re.compile(r"\r\n|\n|\r")
 
@@ -75,22 +77,17 @@ def spec_error(problems: Sequence[Problem], lines: Sequence[str], name: str) -> 
     """All problems of the file ``name`` as one error, by place; the first line is complete in itself."""
     ordered = sorted(dict.fromkeys(problems), key=lambda p: (p.line, p.column))
     count = f" (first of {len(ordered)} problems)" if len(ordered) > 1 else ""
-    rows = [ordered[0].message + count]
+    rows = [plain(ordered[0].message, MAX_MESSAGE) + count]
     for number, problem in enumerate(ordered[:MAX_PROBLEMS]):
         if number:
-            rows.append(f"{name}:{problem.line}:{problem.column}: {problem.message}")
+            rows.append(f"{name}:{problem.line}:{problem.column}: {plain(problem.message, MAX_MESSAGE)}")
         rows += numbered(lines, problem.line, problem.column, width=problem.width, hint=problem.hint)
         rows += [f"   {problem.note}"] if problem.note else []
     if len(ordered) > MAX_PROBLEMS:
         rows.append(f"and {len(ordered) - MAX_PROBLEMS} more")
-    error = SpecError(printable("\n".join(rows)), where=f"{name}:{ordered[0].line}:{ordered[0].column}")
-    error.problems = tuple((p.line, p.column, printable(p.message)) for p in ordered)
+    error = SpecError("\n".join(rows), where=f"{name}:{ordered[0].line}:{ordered[0].column}")
+    error.problems = tuple((p.line, p.column, plain(p.message, MAX_MESSAGE)) for p in ordered)
     return error
-
-
-def printable(text: str) -> str:
-    """The text with lone surrogates spelled out, so that any terminal and file can take it."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _window(line: str, column: int) -> int:

@@ -22,7 +22,8 @@ AXES = ("quant", "batch", "calibration", "weights", "activations", "strategy", "
 # Known by name even where this version, or this machine, has no such backend: such a case is skipped.
 BACKENDS = ("onnxruntime", "tensorrt", "trtexec", "fake")
 
-MAX_CASES = 256
+MAX_CASES = 256  # of one spec
+MAX_COMBINATIONS = 4096  # looked at before exclude, so that no matrix takes forever
 
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 

@@ -232,6 +232,10 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
         (HEAD, "1:1: 'checks' is missing in the spec"),
         (HEAD + "checks: []\n", "3:9: 'checks' is empty: a spec without a check would prove nothing"),
         (HEAD + "checks: {kind: speedup, min: 1}\n", "3:9: 'checks' should be a list, not a mapping"),
+        (
+            HEAD + "checks: [{kind: latency, max_ms: {}}]\n",
+            "3:34: 'max_ms' should have at least 1 item, not 0",
+        ),
         (HEAD + "checks: [speedup]\n", "3:10: a check is a mapping with a 'kind'"),
         (HEAD + "checks: [{min: 1}]\n", "3:10: a check without a 'kind'"),
         (HEAD + "checks: [{kind: speedpu, min: 1}]\n", "3:17: unknown check kind 'speedpu'"),

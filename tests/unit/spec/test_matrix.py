@@ -80,6 +80,7 @@ def test_the_example_of_github_actions() -> None:
     ("axes", "exclude", "include", "why"),
     [
         ({"batch": range(1, 258)}, [], [], "more than 256"),
+        ({"batch": range(1, 5000)}, [{"batch": 1}], [], "more than 4,096 combinations"),
         ({"batch": [1]}, [{"batch": 1}], [], "excludes every case"),
         ({"batch": [1, 2]}, [], [{"batch": 3}, {"batch": 3}], "'b3'"),
     ],

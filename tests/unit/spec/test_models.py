@@ -12,10 +12,10 @@ import pytest
 from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS
+from qdqspec.spec.choices import MatrixSection
 from qdqspec.spec.expand import _TARGETS
+from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.sections import (
-    InputsSection,
-    MatrixSection,
     PatternsSection,
     QuantizeSection,
     RegionsSection,

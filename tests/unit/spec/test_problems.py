@@ -111,6 +111,12 @@ def test_equal_problems_are_told_once_and_in_order() -> None:
     assert str(error).splitlines()[0] == "a.yaml:1:2: early (first of 2 problems)"
 
 
-def test_lone_surrogates_can_be_printed() -> None:
-    error = spec_error([Problem(line=1, column=1, message="bad \ud800")], ["x"], "a.yaml")
-    assert "bad \\ud800" in str(error)
+@pytest.mark.parametrize("odd", ["\ud800", "two\nlines", "\x1b[31m", "k" * 900_000])
+def test_whatever_stands_in_a_message_it_is_one_short_printable_line(odd: str) -> None:
+    error = spec_error([Problem(line=1, column=1, message=f"bad {odd} end")], [odd], "a.yaml")
+    first, *rest = str(error).splitlines()
+    assert first.startswith("a.yaml:1:1: bad ")
+    assert first.endswith(" end")
+    assert len(first) < 250
+    assert len(rest) == 2
+    assert str(error).replace("\n", "").isprintable()

@@ -1,0 +1,33 @@
+"""What every section of a spec is made of. May import pydantic.
+
+Numbers are strict: text is no number, ``true`` is no ``1``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+_T = TypeVar("_T")
+
+# A YAML list. Strictness concerns what is in it, not whether Python calls it a list or a tuple.
+Listed: TypeAlias = Annotated[tuple[_T, ...], Field(strict=False)]
+
+
+def _said(text: str) -> str:
+    if not text.strip():
+        raise PydanticCustomError("empty", "empty text where something must be said")
+    return text
+
+
+Words: TypeAlias = Annotated[str, AfterValidator(_said), Field(json_schema_extra={"minLength": 1})]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A mapping of the spec. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

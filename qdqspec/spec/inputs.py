@@ -1,0 +1,94 @@
+"""The section ``inputs``: shapes and data. May import floor 0 and pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Self, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from qdqspec.spec.fields import Count, Listed, Positive, Section
+from qdqspec.spec.place import SpecPath
+from qdqspec.types import Inputs, InputShape, ShapeProfile
+
+
+def _shape(value: object) -> object:
+    """``[8, 3, 224, 224]`` is short for ``{opt: [8, 3, 224, 224]}``."""
+    return {"opt": value} if isinstance(value, list | tuple) else value
+
+
+Dims: TypeAlias = Annotated[Listed[Count], Field(max_length=32)]
+
+
+class Shape(Section):
+    """The shape of one input: the usual one, and its bounds where it is dynamic."""
+
+    opt: Dims = Field(description="The shape that is measured.")
+    min: Dims | None = Field(default=None, description="The smallest shape; as opt where not given.")
+    max: Dims | None = Field(default=None, description="The largest shape; as opt where not given.")
+    weight: Positive | None = Field(default=None, description="Share of this profile in the objective.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        low, high = self.min or self.opt, self.max or self.opt
+        if not len(low) == len(self.opt) == len(high):
+            raise PydanticCustomError("shape", "min, opt and max have different numbers of dimensions")
+        if any(not a <= b <= c for a, b, c in zip(low, self.opt, high, strict=True)):
+            raise PydanticCustomError("shape", "not min <= opt <= max in every dimension")
+        return self
+
+    def record(self) -> InputShape:
+        """All three shapes."""
+        return InputShape(min=self.min or self.opt, opt=self.opt, max=self.max or self.opt)
+
+
+ShortShape: TypeAlias = Annotated[Shape, BeforeValidator(_shape, json_schema_input_type=Dims | Shape)]
+
+
+def _one_weight(profile: dict[str, Shape]) -> dict[str, Shape]:
+    if not profile:
+        raise PydanticCustomError("shape", "a shape profile without an input")
+    if len({shape.weight for shape in profile.values() if shape.weight is not None}) > 1:
+        raise PydanticCustomError("shape", "the inputs of one profile have different weights")
+    return profile
+
+
+Profile: TypeAlias = Annotated[dict[str, ShortShape], AfterValidator(_one_weight)]
+
+
+def _profiles(value: object) -> object:
+    """One profile needs no list around it."""
+    return [value] if isinstance(value, Mapping) else value
+
+
+Profiles: TypeAlias = Annotated[
+    Listed[Profile], BeforeValidator(_profiles, json_schema_input_type=Profile | tuple[Profile, ...])
+]
+
+
+class InputsSection(Section):
+    """Shapes and data the model is run with."""
+
+    shapes: Profiles = Field(
+        default=(), description="Shape by input name, or a list of such tables (profiles)."
+    )
+    calibration: SpecPath | None = Field(
+        default=None, description="An .npz with one array per input, first axis samples; or a folder of them."
+    )
+    evaluation: SpecPath | None = Field(
+        default=None, description="An .npz with inputs and labels, for accuracy."
+    )
+
+    def rules(self) -> Inputs:
+        """As a frozen record; no shapes is one profile without shapes."""
+        profiles = tuple(_profile_record(profile) for profile in self.shapes)
+        return Inputs(
+            profiles=profiles or (ShapeProfile(),), calibration=self.calibration, evaluation=self.evaluation
+        )
+
+
+def _profile_record(profile: dict[str, Shape]) -> ShapeProfile:
+    weights = [shape.weight for shape in profile.values() if shape.weight is not None]
+    shapes = {name: shape.record() for name, shape in profile.items()}
+    return ShapeProfile(shapes=shapes, weight=weights[0] if weights else 1.0)
