@@ -15,9 +15,11 @@ Array = npt.NDArray[np.generic]
 Scales = npt.NDArray[np.float32]
 
 _SMALLEST = np.finfo(np.float32).smallest_normal  # kernels flush subnormal scales to zero
-# Scale of a tensor or channel that is zero everywhere. Any would do for its own values; runtimes multiply it
-# into the scale of an int32 bias, which must neither overflow (tiny scales) nor become coarse (large ones).
-_SCALE_OF_ZERO = np.float32(2.0**-10)
+_SCALE_OF_ZERO = np.float32(2.0**-10)  # of a tensor that is zero everywhere: any will do
+# A channel's scale is at least this share of the largest one's. Runtimes keep a bias as int32 in steps of input
+# scale times weight scale, and a dead channel makes that overflow: with weights of 1e-9 beside weights of 1, ONNX
+# Runtime 1.31 turned a bias of 0.3 into 0.
+_LEAST_SHARE = 2.0**-16
 
 
 def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool = False) -> QuantParams:
@@ -49,7 +51,7 @@ def weight_params(
     steps = (fmt.high - fmt.low) // 2
     if reduce_range and fmt.dtype.itemsize == 1:
         steps //= 2
-    scale = _usable(largest / steps)
+    scale = _usable(np.maximum(largest, largest.max(initial=0.0) * _LEAST_SHARE) / steps)
     middle = 0 if fmt.signed else (fmt.high + 1) // 2
     return QuantParams(
         format=fmt, scale=scale, zero_point=np.full(scale.shape, middle, dtype=fmt.dtype), axis=axis

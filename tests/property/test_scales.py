@@ -78,19 +78,24 @@ def test_per_channel_equals_per_slice(
     whole = weight_params(weight, fmt, axis, reduce_range=reduce_range)
     integers = quantize(weight, whole)
     assert whole.axis == axis % weight.ndim
+    least = whole.scale.max() * 2.0**-16  # of channels that are all but dead
     for channel in range(weight.shape[axis]):
         part = np.take(weight, channel, axis)
         alone = weight_params(part, fmt, None, reduce_range=reduce_range)
-        assert whole.scale[channel] == alone.scale
-        np.testing.assert_array_equal(np.take(integers, channel, axis), quantize(part, alone))
+        if part.any() and alone.scale > least:
+            assert whole.scale[channel] == alone.scale
+            np.testing.assert_array_equal(np.take(integers, channel, axis), quantize(part, alone))
+        elif weight.any():
+            assert whole.scale[channel] == pytest.approx(least)
 
 
 @given(weights, st.booleans())
 def test_weights_use_their_whole_range_symmetrically(weight: np.ndarray, reduce_range: bool) -> None:
     integers = quantize(weight, weight_params(weight, FORMATS["int8"], 0, reduce_range=reduce_range))
     largest = np.abs(integers.astype(int)).reshape(len(weight), -1).max(axis=1)
-    empty = np.abs(weight).reshape(len(weight), -1).max(axis=1) == 0
-    np.testing.assert_array_equal(largest, np.where(empty, 0, 63 if reduce_range else 127))
+    peaks = np.abs(weight).reshape(len(weight), -1).max(axis=1)
+    alive = (peaks > 0) & (peaks > peaks.max() * 2.0**-16)
+    assert (largest[alive] == (63 if reduce_range else 127)).all()
 
 
 @given(weights, st.data(), formats)

@@ -126,11 +126,20 @@ def test_a_half_precision_weight_gets_float32_scales() -> None:
     np.testing.assert_array_equal(quantizer.integer_weight(site), [[42, -127]])
 
 
-def test_a_dead_channel_gets_a_scale_that_neither_overflows_nor_coarsens_a_bias() -> None:
-    weight = np.array([[0, 0], [1, -2]], np.float32)
+@pytest.mark.parametrize("weak", [0, 1e-20, 1e-9])
+def test_a_bias_fits_in_32_bits_beside_a_dead_channel(weak: float) -> None:
+    weight = np.array([[weak, 0], [1, -2]], np.float32)
     params = weight_params(weight, FORMATS["int8"], 0)
-    assert 1e-4 < params.scale[0] < 1e-2
+    input_scale, bias = 0.01, 3
+    assert bias / (input_scale * params.scale[0]) < 2**31
+    assert params.scale[1] == np.float32(2 / 127)
     np.testing.assert_array_equal(quantize(weight, params), [[0, 0], [64, -127]])
+
+
+def test_a_weak_but_living_channel_keeps_its_own_scale() -> None:
+    weight = np.array([[1e-4, 0], [1, -2]], np.float32)
+    params = weight_params(weight, FORMATS["int8"], 0)
+    np.testing.assert_array_equal(quantize(weight, params), [[127, 0], [64, -127]])
 
 
 @pytest.mark.parametrize("largest", [1e-45, 1e-40, 3.4e38])
