@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import ConfigError, ModelError, PlacementError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.quantize.formats import FORMATS
+from qdqspec.quantize.formats import FORMATS, QuantParams
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
@@ -152,6 +152,28 @@ def test_scales_stay_normal_floats_for_extreme_values(largest: float) -> None:
         ):
             assert (params.scale >= np.finfo(np.float32).smallest_normal).all()
             assert np.isfinite(dequantize(quantize(weight, params), params)).all()
+
+
+def test_a_bias_counts_in_products_of_input_and_weight_steps() -> None:
+    model = model_with_weight(np.array([0.25, -3, 7], np.float32))
+    inputs = activation("x")
+    weight = Site(tensor="w", consumers=(), format="int8", weight=True)
+    bias = Site(tensor="w", consumers=(Consumer("MatMul#0", 2),), format="int32", axis=0, weight=True)
+    quantizer = Quantizer(model, {"x": TensorRange(0, 255)}, biases={bias.consumers[0]: (inputs, weight)})
+    step = quantizer.params(inputs).scale * quantizer.params(weight).scale
+    assert quantizer.params(bias).scale == step
+    with warnings.catch_warnings(action="error"):
+        integers = quantizer.integer_weight(bias)
+    assert integers.dtype == np.int32
+    np.testing.assert_array_equal(integers[:2], np.rint(np.array([0.25, -3]) / step))
+
+
+def test_a_bias_that_32_bits_cannot_hold_saturates() -> None:
+    fmt = FORMATS["int32"]
+    tiny = QuantParams(fmt, np.float32([1e-9]), np.zeros(1, np.int32), axis=0)
+    with warnings.catch_warnings(action="error"):
+        assert quantize(np.float32([300]), tiny) == 2**31 - 1
+        assert quantize(np.float32([-300]), tiny) == -(2**31)
 
 
 def test_an_empty_range_gets_a_safe_scale_and_zero_point_zero() -> None:
