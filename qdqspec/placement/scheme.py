@@ -7,7 +7,6 @@ a scheme, is refused with its name.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +29,7 @@ from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 SCHEMA_VERSION = 1
 
+_SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _MOST_BYTES = 256 * 2**20  # a site takes some hundred bytes; nothing near this is a scheme
 _CURE = "write it again with `qdqspec tune`; after an edit by hand, delete its digest"
 
@@ -175,9 +175,7 @@ class _Site(BaseModel):
             raise ValueError("scale and zero_point must be equally many")
         if self.axis is None and len(pair.scale) != 1:
             raise ValueError("several scales need an axis")
-        if not all(
-            math.isfinite(s) and np.finfo(np.float32).tiny <= s < np.finfo(np.float32).max for s in pair.scale
-        ):
+        if not all(_SMALLEST <= scale <= _LARGEST for scale in pair.scale):  # NaN fails too
             raise ValueError("a scale must be a positive float32")
         if not all(fmt.low <= z <= fmt.high for z in pair.zero_point):
             raise ValueError(f"a zero point of {fmt.name} lies between {fmt.low} and {fmt.high}")
