@@ -80,6 +80,7 @@ def tune(arguments: argparse.Namespace) -> int:
         settings = replace(settings, output=arguments.output.absolute())
     cases = [_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
     _prepare_output(cases, settings)
+    _refuse_unknown_formats(settings)
     from qdqspec.session import Session
 
     with closing(Session(settings)) as session:
@@ -123,6 +124,15 @@ def _prepare_output(cases: list[Case], settings: Settings) -> None:
             writable_folder(settings.folder(case))
 
 
+def _refuse_unknown_formats(settings: Settings) -> None:
+    """Before a long run, and not after it."""
+    if settings.report:
+        from qdqspec.report.write import format_for
+
+        for path in settings.report:
+            format_for(path)
+
+
 def _print_plans(cases: list[Case], session: Session) -> int:
     for case in cases:
         say(f"{case.name}: {session.plan(case)}")
@@ -164,10 +174,11 @@ def _watched(session: Session) -> Iterator[None]:
 
 
 def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
-    from qdqspec.report.write import write_report
+    from qdqspec.report.result import write_results
+    from qdqspec.report.write import write_reports
 
-    for path in settings.report:
-        write_report(record, path)
+    write_results(record)
+    write_reports(record, settings.report)
     if as_json:
         from qdqspec.report.record import record_to_json
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qdqspec.config import Settings
+from qdqspec.errors import OutputError
 from qdqspec.types import CaseRecord, Evidence, RunRecord
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _SESSIONS = pytest.StashKey[list["Session"]]()
 _RECEIVED = pytest.StashKey[list[RunRecord]]()
-_KEY = "qdqspec_records"
+TROUBLES = pytest.StashKey[list[str]]()  # what could not be written, by whichever process
+_RECORD, _TROUBLE = "qdqspec_record", "qdqspec_trouble"  # in a worker's output
 
 
 def note_session(config: pytest.Config, session: Session) -> None:
@@ -33,26 +35,38 @@ def note_session(config: pytest.Config, session: Session) -> None:
 
 def record_of(config: pytest.Config) -> RunRecord | None:
     """All that was judged in this run, by whichever process; nothing where nothing was."""
-    own = [session.record() for session in config.stash.get(_SESSIONS, [])]
-    return merge_records([*config.stash.get(_RECEIVED, []), *own])
+    own = own_record(config)
+    return merge_records([*config.stash.get(_RECEIVED, []), *([own] if own is not None else [])])
+
+
+def own_record(config: pytest.Config) -> RunRecord | None:
+    """What was judged in this process. Only here it is known which folders belong to it."""
+    return merge_records([session.record() for session in config.stash.get(_SESSIONS, [])])
 
 
 def hand_over(config: pytest.Config) -> None:
-    """In a worker of pytest-xdist: send what was judged to the controller."""
+    """In a worker of pytest-xdist: write the results of its cases, and send what was judged."""
     from qdqspec.report.record import record_to_json
 
-    record = record_of(config)
-    if record is not None:
-        worker: Any = config
-        worker.workeroutput[_KEY] = json.dumps(record_to_json(record))
+    record = own_record(config)
+    if record is None:
+        return
+    worker: Any = config
+    worker.workeroutput[_RECORD] = json.dumps(record_to_json(record))
+    try:
+        write_results(record)
+    except OutputError as error:
+        worker.workeroutput[_TROUBLE] = str(error)
 
 
 def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
     """In the controller: take in what a worker sent. A worker that crashed sent nothing."""
-    if _KEY in worker_output:
+    if _RECORD in worker_output:
         from qdqspec.report.record import record_from_json
 
-        config.stash.setdefault(_RECEIVED, []).append(record_from_json(json.loads(worker_output[_KEY])))
+        config.stash.setdefault(_RECEIVED, []).append(record_from_json(json.loads(worker_output[_RECORD])))
+    if _TROUBLE in worker_output:
+        config.stash.setdefault(TROUBLES, []).append(worker_output[_TROUBLE])
 
 
 def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
@@ -85,18 +99,23 @@ def _joined(first: CaseRecord, second: CaseRecord) -> CaseRecord:
     return CaseRecord(evidence=replace(first.evidence, **missing), results=first.results + added)
 
 
+def write_results(record: RunRecord) -> None:
+    """Write ``result.json`` of each case."""
+    from qdqspec.report.result import write_results as write
+
+    write(record)
+
+
 def write_reports(record: RunRecord, settings: Settings) -> list[Path]:
     """Write what ``--qdq-report`` and ``--qdq-json`` ask for, and say where it is."""
-    from qdqspec.report.write import write_json, write_report
+    from qdqspec.report.write import write_json
+    from qdqspec.report.write import write_reports as write
 
-    written = []
-    for path in settings.report:
-        write_report(record, path)
-        written.append(path)
-    if settings.json is not None:
-        write_json(record, settings.json)
-        written.append(settings.json)
-    return written
+    write(record, settings.report)
+    if settings.json is None:
+        return list(settings.report)
+    write_json(record, settings.json)
+    return [*settings.report, settings.json]
 
 
 def refuse_unknown_formats(paths: Iterable[Path]) -> None:

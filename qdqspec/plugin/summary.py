@@ -14,12 +14,11 @@ import pytest
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.plugin.collect import CheckItem
-from qdqspec.plugin.distribute import record_of, write_reports
+from qdqspec.plugin.distribute import TROUBLES, own_record, record_of, write_reports, write_results
 from qdqspec.plugin.options import asked_for, settings_of
 from qdqspec.types import RunRecord
 
 _REPORTS = pytest.StashKey[list[Path]]()
-_TROUBLE = pytest.StashKey[str]()
 _INTERRUPTED = pytest.StashKey[bool]()
 _CONCERNED = pytest.StashKey[bool]()  # whether this run has checks to judge, or an option of ours
 
@@ -36,15 +35,17 @@ def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
 
 
 def write_at_end(session: pytest.Session) -> None:
-    """Write the reports asked for. One that cannot be written makes the run fail, and the rest is kept."""
+    """Write results and reports. What cannot be written makes the run fail, and the rest is kept."""
     config = session.config
-    record = record_of(config)
-    if record is None:
-        return
+    record, own = record_of(config), own_record(config)
     try:
-        config.stash[_REPORTS] = write_reports(record, settings_of(config))
+        if own is not None:
+            write_results(own)
+        if record is not None:
+            config.stash[_REPORTS] = write_reports(record, settings_of(config))
     except QdqspecError as error:
-        config.stash[_TROUBLE] = str(error)
+        config.stash.setdefault(TROUBLES, []).append(str(error))
+    if config.stash.get(TROUBLES, []):
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
@@ -65,8 +66,8 @@ def print_summary(terminal: Any, config: pytest.Config) -> None:
     if record is not None:
         terminal.section("quantized models")
         _print_table(terminal, record, config)
-    if config.stash.get(_TROUBLE, None):
-        terminal.write_line(config.stash[_TROUBLE], red=True)
+    for trouble in config.stash.get(TROUBLES, []):
+        terminal.write_line(trouble, red=True)
     interrupted = config.stash.get(_INTERRUPTED, False)
     if interrupted and (record is not None or config.stash.get(_CONCERNED, False)):
         words = shlex.join(("pytest", *config.invocation_params.args))

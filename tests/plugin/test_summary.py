@@ -62,6 +62,41 @@ def test_reports_are_written_and_named(project):
     assert json.loads((project.path / "out" / "a.json").read_text())["cases"] == record["cases"]
 
 
+WITH_FOLDER = """
+
+from dataclasses import replace
+
+plain = FakeSession._evidence
+FakeSession._evidence = lambda self, case: replace(plain(self, case), output=HERE / case.id)
+"""
+
+
+@pytest.fixture
+def with_folders(project):
+    """Each case has a folder with its models."""
+    with (project.path / "conftest.py").open("a") as file:
+        file.write("from fake_session import HERE\n" + WITH_FOLDER)
+    for name in ("int8-b1", "int8-b8"):
+        (project.path / name).mkdir()
+    return project
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "2", "--dist", "loadscope"]])
+def test_each_case_leaves_its_result_beside_its_models(with_folders, arguments):
+    with_folders.run_apart(*arguments).assert_outcomes(passed=4)
+    for name in ("int8-b1", "int8-b8"):
+        result = json.loads((with_folders.path / name / "result.json").read_text())
+        assert [check["kind"] for check in result["checks"]] == ["speedup", "parity"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "2"]])
+def test_a_result_that_cannot_be_written_fails_the_run(with_folders, arguments):
+    (with_folders.path / "int8-b1" / "result.json").mkdir()
+    result = with_folders.run_apart(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["*int8-b1/result.json: the report cannot be written*"])
+
+
 def test_reports_are_written_without_a_terminal_too(project):
     project.run("-p", "no:terminal", "--qdq-json=record.json")
     assert len(json.loads((project.path / "record.json").read_text())["cases"]) == 2

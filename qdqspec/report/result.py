@@ -1,0 +1,20 @@
+"""Writes ``result.json`` beside a case's models. May import floor 0 and this room."""
+
+from __future__ import annotations
+
+from qdqspec.report.record import case_to_json, json_text
+from qdqspec.report.write import write_whole
+from qdqspec.types import RunRecord
+
+RESULT = "result.json"
+
+
+def write_results(record: RunRecord) -> None:
+    """Write each case's result into its folder; a case without a folder has left nothing to stand beside.
+
+    Raises `OutputError` where a folder cannot be written.
+    """
+    for case in record.cases:
+        folder = case.evidence.output
+        if folder is not None and folder.is_dir():
+            write_whole(folder / RESULT, json_text(case_to_json(case)).encode("utf-8"))

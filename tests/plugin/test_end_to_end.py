@@ -1,0 +1,75 @@
+"""A real model, tuned by a real session through a real pytest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+SPEC = """\
+qdqspec: 1
+model: digits_resnet.onnx
+tune: {trials: 2}
+checks:
+  - {kind: size, max_ratio: 1.5}
+  - {kind: parity, min_sqnr_db: 200}
+  - {kind: placement, max_pairs: 1000}
+"""
+
+
+@pytest.fixture
+def real(pytester, models):
+    """A project without any conftest."""
+    (pytester.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
+    (pytester.path / "specs").mkdir()
+    shutil.copy(models / "digits_resnet.onnx", pytester.path / "specs")
+    (pytester.path / "specs" / "a.qdq.yaml").write_text(SPEC)
+    return pytester
+
+
+def test_a_run_its_record_its_reproduction_and_its_cache(real):
+    first = real.runpytest_subprocess("-W", "error", "specs", "--qdq-json=record.json")
+    text = first.stdout.str()
+    assert "size" in text
+    record = json.loads((real.path / "record.json").read_text())
+    left_alone = record["cases"][0]["placement"] == []
+    # Where the float model is the fastest here, it is shipped, and its parity is perfect.
+    first.assert_outcomes(passed=3 if left_alone else 2, failed=0 if left_alone else 1)
+    assert {"tuned.onnx", "result.json", "scheme.json"} <= {
+        path.name for path in (real.path / "reports" / "a" / "default").iterdir()
+    }
+    if not left_alone:
+        command = re.search(r"Reproduce with:\n  pytest (.*)", text)
+        again = real.runpytest_subprocess(*command[1].split(), "--qdq-json=again.json")
+        again.assert_outcomes(failed=1)
+        scheme = re.search(r"--qdq-scheme=(\w+)", command[1])[1]
+        assert json.loads((real.path / "again.json").read_text())["cases"][0]["scheme"]["digest"] == scheme
+
+
+def test_a_missing_model_is_named_when_the_case_runs(real):
+    (real.path / "specs" / "digits_resnet.onnx").unlink()
+    result = real.runpytest_subprocess("specs")
+    result.assert_outcomes(failed=3)
+    result.stdout.fnmatch_lines(["*digits_resnet.onnx: there is no such model file"])
+    assert "Traceback" not in result.stdout.str()
+    assert ".py:" not in result.stdout.str()
+
+
+def test_plan_builds_nothing(real):
+    result = real.runpytest_subprocess("specs", "--qdq-mode=plan", "-rs")
+    result.assert_outcomes(skipped=3)
+    result.stdout.fnmatch_lines(["*plan: * units in * regions can be quantized*"])
+    assert not (real.path / "reports").exists()
+
+
+def test_fixtures_of_a_real_case(real):
+    (real.path / "test_case.py").write_text(
+        "def test_case(qdq_case):\n"
+        "    case = qdq_case('specs/a.qdq.yaml::default')\n"
+        "    assert case.latency.median_ms > 0\n"
+        "    assert case.search.total >= 1\n"
+        "    assert case.parity.sqnr_db > 10\n"
+    )
+    real.runpytest_subprocess("test_case.py").assert_outcomes(passed=1)

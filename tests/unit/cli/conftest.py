@@ -1,0 +1,45 @@
+"""Runs verbs in this process, in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qdqspec.cli import main
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def verb(tmp_path, monkeypatch, capsys):
+    """``verb("doctor", "--json")`` in an empty project."""
+    for name in list(os.environ):
+        if name.startswith("QDQSPEC_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str | Path) -> Outcome:
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as end:  # how argparse leaves
+            code = int(end.code or 0)
+        written = capsys.readouterr()
+        assert "Traceback" not in written.err
+        return Outcome(code, written.out, written.err)
+
+    return run

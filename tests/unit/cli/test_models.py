@@ -1,0 +1,102 @@
+"""``inspect``, ``apply`` and ``strip`` on a real model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qdqspec.graph.model import load_model
+
+
+def digest(path) -> bytes:
+    return path.read_bytes()
+
+
+@pytest.fixture
+def model(models, tmp_path):
+    path = tmp_path / "digits.onnx"
+    path.write_bytes((models / "digits_resnet.onnx").read_bytes())
+    return path
+
+
+@pytest.fixture
+def scheme(model, tmp_path):
+    """One activation and one weight of the first convolution, by hand."""
+    conv = next(node for node in load_model(model).nodes if node.op_type == "Conv")
+    rows = [(conv.inputs[0], 0, "uint8", 0.05, 128), (conv.inputs[1], 1, "int8", 0.01, 0)]
+    sites = [
+        {
+            "tensor": tensor, "consumers": [{"node": conv.name, "input": index}], "format": dtype,
+            "scale": scale, "zero_point": zero, "axis": None, "weight": index == 1,
+        }
+        for tensor, index, dtype, scale, zero in rows
+    ]  # fmt: skip
+    path = tmp_path / "scheme.json"
+    path.write_text(json.dumps({"schema_version": 1, "backend": "onnxruntime", "sites": sites}))
+    return path
+
+
+def test_inspect_prints_the_regions(verb, model):
+    result = verb("inspect", model)
+    assert result.code == 0
+    assert "r0 ROOT" in result.out
+    assert "quantizable:" in result.out
+    assert len(verb("inspect", model, "--verbose").out) > len(result.out)
+    assert len(verb("inspect", model, "--max-nodes", "2").out) < len(result.out)
+
+
+def test_inspect_as_json(verb, model):
+    found = verb("inspect", model, "--json").json
+    leaves = [region for region in found["regions"] if region["type"] == "LEAF"]
+    assert sum(len(leaf["nodes"]) for leaf in leaves) == found["coverage"]["nodes"]
+    assert 0 < found["coverage"]["quantizable"] <= found["coverage"]["nodes"]
+
+
+def test_apply_then_strip_restores_the_model(verb, model, scheme, tmp_path):
+    before = digest(model)
+    applied = verb("apply", model, scheme, "-o", "q.onnx", "--json")
+    assert applied.code == 0
+    assert applied.json["pairs"] == 2
+    quantized = load_model(tmp_path / "q.onnx")
+    assert sum(node.op_type == "DequantizeLinear" for node in quantized.nodes) == 2
+    stripped = verb("strip", "q.onnx", "-o", "s.onnx", "--reference", model)
+    assert stripped.code == 0
+    assert "2 dequantized tensors removed" in stripped.out
+    assert [n.name for n in load_model(tmp_path / "s.onnx").nodes] == [
+        n.name for n in load_model(model).nodes
+    ]
+    assert digest(model) == before
+
+
+@pytest.mark.parametrize("target", ["digits.onnx", "./digits.onnx", "scheme.json"])
+def test_apply_never_writes_to_an_input(verb, model, scheme, target):
+    before = digest(model), digest(scheme)
+    result = verb("apply", model, scheme, "-o", target)
+    assert result.code == 2
+    assert "overwrite the input" in result.err
+    assert (digest(model), digest(scheme)) == before
+
+
+def test_strip_never_writes_to_an_input(verb, model):
+    before = digest(model)
+    assert verb("strip", model, "-o", model).code == 2
+    assert digest(model) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inspect", "none.onnx"], "none.onnx: there is no such model file"),
+        (["inspect", "pyproject.toml"], "pyproject.toml: "),
+        (["strip", "none.onnx", "-o", "x.onnx"], "none.onnx: there is no such model file"),
+        (["apply", "digits.onnx", "none.json", "-o", "x.onnx"], "none.json: the scheme cannot be read"),
+        (["apply", "digits.onnx", "pyproject.toml", "-o", "x.onnx"], "pyproject.toml: "),
+        (["strip", "digits.onnx", "-o", "none/x.onnx"], "none: there is no such folder"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message(verb, model, words, message):
+    result = verb(*words)
+    assert result.code == 2
+    assert message in result.err
+    assert result.out == ""

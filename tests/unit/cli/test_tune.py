@@ -1,0 +1,227 @@
+"""``qdqspec tune``: once for real; what surrounds the session, with one that makes numbers up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from qdqspec.errors import DataError
+from qdqspec.types import Progress
+
+SPEC = """\
+qdqspec: 1
+model: m.onnx
+matrix: {batch: [1, 8]}
+tune: {trials: 12}
+checks:
+  - {kind: speedup, min: 1.1}
+  - {kind: parity, min_sqnr_db: 25}
+"""
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Every session is the plugin tests' fake one; the list of those made, with their settings."""
+    source = Path(__file__).parents[2] / "plugin" / "fake_session.py"
+    copy = tmp_path / "fake_session.py"
+    copy.write_text(source.read_text())
+    spec = importlib.util.spec_from_file_location("fake_session", copy)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = []
+
+    class Session(module.FakeSession):
+        def __init__(self, settings):
+            super().__init__()
+            self.settings = settings
+            made.append(self)
+
+    monkeypatch.setattr("qdqspec.session.Session", Session)
+    (tmp_path / "a.qdq.yaml").write_text(SPEC)
+    return made
+
+
+def calls(folder: Path) -> list[str]:
+    return [line.split(" ", 1)[1] for line in (folder / "calls.txt").read_text().splitlines()]
+
+
+def test_a_real_model_is_tuned_into_the_folder_named(verb, models, tmp_path):
+    before = (models / "digits_resnet.onnx").read_bytes()
+    result = verb("tune", models / "digits_resnet.onnx", "-o", "out", "--trials", "2", "--json", "--no-cache")
+    assert result.code == 0, result.err
+    (case,) = result.json["cases"]
+    assert case["speedup"]["median"] > 0
+    assert {"reference.onnx", "tuned.onnx", "trials.jsonl", "result.json"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
+    assert (models / "digits_resnet.onnx").read_bytes() == before
+
+
+def test_a_spec_is_judged_case_by_case(verb, fake, tmp_path):
+    result = verb("tune", "a.qdq.yaml", "-o", "out")
+    assert result.code == 0
+    assert "a::b1" in result.out
+    assert "a::b8" in result.out
+    assert [line.split()[:2] for line in calls(tmp_path)] == [
+        ["judge", "b1::speedup"], ["judge", "b1::parity"], ["judge", "b8::speedup"], ["judge", "b8::parity"],
+        ["close"],
+    ]  # fmt: skip
+    assert (tmp_path / "out" / "b1").is_dir()
+    assert (tmp_path / "out" / "b8").is_dir()
+
+
+def test_one_case_of_a_spec(verb, fake, tmp_path):
+    assert verb("tune", "a.qdq.yaml::b8").code == 0
+    assert all("b8::" in line for line in calls(tmp_path)[:-1])
+
+
+def test_a_failed_check_is_found_wanting(verb, fake, tmp_path):
+    (tmp_path / "outcomes.json").write_text(json.dumps({"b8::speedup": "fail"}))
+    result = verb("tune", "a.qdq.yaml")
+    assert result.code == 1
+    assert "fail: a::b8::speedup - speed-up 1.02 < 1.10 asked for" in result.out
+
+
+def test_inconclusive_is_wanting_only_where_required(verb, fake, tmp_path):
+    (tmp_path / "outcomes.json").write_text(json.dumps({"b8::speedup": "inconclusive"}))
+    assert verb("tune", "a.qdq.yaml").code == 0
+    assert verb("tune", "a.qdq.yaml", "--require", "conclusive").code == 1
+
+
+def test_a_check_that_only_warns_is_not_wanting(verb, fake, tmp_path):
+    (tmp_path / "a.qdq.yaml").write_text(SPEC.replace("min: 1.1", "min: 1.1, severity: warn"))
+    (tmp_path / "outcomes.json").write_text(json.dumps({"b8::speedup": "warn"}))
+    result = verb("tune", "a.qdq.yaml")
+    assert result.code == 0
+    assert "warning: a::b8::speedup - speed-up 1.02" in result.out
+
+
+def test_a_bare_model_is_searched_and_measured(verb, fake, tmp_path):
+    result = verb("tune", "m.onnx", "-o", "out")
+    assert result.code == 0
+    assert "m::default" in result.out
+    assert calls(tmp_path) == ["search default", "evidence default latency,parity", "close"]
+
+
+def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):
+    cases = []
+    from qdqspec.session import Session
+
+    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    words = [
+        "--trials",
+        "3",
+        "--minutes",
+        "0.5",
+        "--preset",
+        "quick",
+        "--quant",
+        "fp8",
+        "--calibration",
+        "c.npz",
+    ]
+    result = verb("tune", "a.qdq.yaml::b1", "--mode", "plan", "--strategy", "attribution", *words)
+    assert result.out == "a::b1: a plan\n"
+    (case,) = cases
+    assert (case.tune.trials, case.tune.minutes, case.tune.preset) == (3, 0.5, "quick")
+    assert case.quantize.format == "fp8"
+    assert case.inputs.calibration == Path.cwd() / "c.npz"
+
+
+def test_settings_reach_the_session(verb, fake, tmp_path):
+    verb(
+        "tune",
+        "m.onnx",
+        "--seed",
+        "7",
+        "--threads",
+        "2",
+        "--backend",
+        "fake",
+        "--cache-dir",
+        "kept",
+        "-o",
+        "out",
+    )
+    settings = fake[0].settings
+    assert (settings.seed, settings.threads, settings.backend) == (7, 2, "fake")
+    assert settings.cache_dir == tmp_path / "kept"
+    assert settings.output == tmp_path / "out"
+
+
+def test_json_is_the_record_alone(verb, fake):
+    result = verb("tune", "a.qdq.yaml", "--json")
+    assert len(result.json["cases"]) == 2
+
+
+def test_reports_are_written(verb, fake, tmp_path):
+    result = verb("tune", "a.qdq.yaml", "--report", "r.md", "--report", "r.json")
+    assert (tmp_path / "r.md").is_file()
+    assert (tmp_path / "r.json").is_file()
+    assert f"Report: {tmp_path / 'r.md'}" in result.out
+
+
+def test_progress_goes_to_standard_error(verb, fake, monkeypatch):
+    monkeypatch.setattr("qdqspec.progress.HEARTBEAT_SECONDS", 0)
+    result = verb("tune", "a.qdq.yaml", "--json")
+    assert "[qdqspec] a::b1: compose, trial 3 of 12" in result.err
+    assert result.json
+    assert fake[0].watch is None
+
+
+def test_an_error_of_the_session_is_one_message_and_closes_it(verb, fake, tmp_path, monkeypatch):
+    from qdqspec.session import Session
+
+    def broken(self, case, check):
+        self.watch(Progress(case="a", phase="pure", done=1, total=2))
+        raise DataError("'x' holds NaN", where="c.npz", cure="look at the data")
+
+    monkeypatch.setattr(Session, "judge", broken)
+    result = verb("tune", "a.qdq.yaml")
+    assert result.code == 2
+    assert result.err == "qdqspec: c.npz: 'x' holds NaN\n  look at the data\n"
+    assert calls(tmp_path) == ["close"]
+
+
+def test_a_missing_backend_is_impossible(verb, fake, monkeypatch):
+    from qdqspec.backends.base import Availability
+    from qdqspec.session import Session
+
+    missing = Availability(usable=False, why="no GPU", install="buy one")
+    monkeypatch.setattr(Session, "availability", lambda self, case: missing)
+    result = verb("tune", "m.onnx")
+    assert result.code == 2
+    assert "backend onnxruntime is not usable here: no GPU\n  buy one" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["spec_nets.py"], "specs in Python are collected by pytest only"),
+        (["none.qdq.yaml"], "cannot read the spec"),
+        (["a.qdq.yaml::b9"], "there is no case 'b9'"),
+        (["m.onnx", "--strategy", "attribute"], "unknown strategy 'attribute' (did you mean 'attribution'?)"),
+        (["m.onnx", "--report", "r.xyz"], "no report format is known"),
+        (["m.onnx", "-o", "pyproject.toml"], "the output folder cannot be written to"),
+        (["m.onnx", "--trials", "0"], "it must be more than 0"),
+        (["m.onnx", "--minutes", "x"], "invalid float value: 'x'"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_anything_is_measured(verb, fake, words, message):
+    result = verb("tune", *words)
+    assert result.code == 2
+    assert message in result.err
+    assert fake == []
+
+
+def test_a_model_called_as_a_result_is_not_written_to(verb, fake, tmp_path):
+    model = tmp_path / "tuned.onnx"
+    model.write_bytes(b"mine")
+    result = verb("tune", "tuned.onnx", "-o", ".")
+    assert result.code == 2
+    assert "inputs are not written to" in result.err
+    assert model.read_bytes() == b"mine"
+    assert fake == []

@@ -1,0 +1,114 @@
+"""What every verb promises: help with an example, JSON, exit codes, one clear message."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import qdqspec.cli as cli
+
+VERBS = ("tune", "inspect", "apply", "strip", "list", "schema", "doctor", "config")
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_has_an_example_of_the_verb_and_json(verb, name):
+    result = verb(name, "--help")
+    assert result.code == 0
+    assert f"qdqspec {name}" in result.out.split("example:\n")[1]
+    assert "--json" in result.out
+
+
+@pytest.mark.parametrize("words", [["nope"], [], ["inspect"], ["tune", "m.onnx", "--preset", "x"]])
+def test_wrong_usage_exits_2(verb, words):
+    result = verb(*words)
+    assert result.code == 2
+    assert "usage: qdqspec" in result.err
+
+
+def test_version(verb):
+    assert verb("--version").out.startswith("qdqspec ")
+
+
+def test_ctrl_c_says_how_to_go_on(verb, monkeypatch):
+    def interrupted(parser, words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("argparse.ArgumentParser.parse_args", interrupted)
+    result = verb("tune", "a model.onnx")
+    assert result.code == cli.INTERRUPTED
+    assert "qdqspec tune 'a model.onnx'" in result.err
+
+
+def test_a_wrong_variable_is_one_message(verb, monkeypatch):
+    monkeypatch.setenv("QDQSPEC_SEAD", "1")
+    result = verb("config")
+    assert result.code == 2
+    assert result.err.startswith("qdqspec: unknown environment variable QDQSPEC_SEAD")
+    assert result.out == ""
+
+
+def test_config_prints_value_and_origin(verb, monkeypatch):
+    monkeypatch.setenv("QDQSPEC_SEED", "7")
+    rows = [line.split() for line in verb("config", "--threads", "2", "--require", "device").out.splitlines()]
+    assert ["seed", "7", "QDQSPEC_SEED"] in rows
+    assert ["threads", "2", "--threads"] in rows
+    assert ["require", "device", "--require"] in rows
+    assert ["mode", "run", "default"] in rows
+    assert ["no-cache", "false", "default"] in rows
+
+
+def test_config_as_json(verb, tmp_path):
+    found = verb("config", "--json", "--report", "a.md").json
+    settings = {row["name"]: row for row in found["settings"]}
+    assert found["root"] == str(tmp_path)
+    assert settings["report"] == {"name": "report", "value": [str(tmp_path / "a.md")], "origin": "--report"}
+    assert settings["time-limit"]["value"] is None
+    assert settings["no-cache"]["value"] is False
+
+
+def test_doctor_tells_of_every_backend(verb):
+    result = verb("doctor")
+    assert result.code == 0
+    assert "onnxruntime: works (chosen)" in result.out
+    assert "fake: works" in result.out
+
+
+def test_doctor_as_json(verb):
+    found = verb("doctor", "--json", "--backend", "fake").json
+    assert found["chosen"] == "fake"
+    assert found["backends"]["onnxruntime"]["usable"] is True
+    assert "onnxruntime" in found["backends"]["onnxruntime"]["facts"]
+
+
+def test_doctor_fails_where_the_chosen_backend_does_not_work(verb, monkeypatch):
+    from qdqspec.backends.base import Availability
+    from qdqspec.backends.onnxruntime import backend
+
+    missing = Availability(usable=False, why="it is not installed", install="pip install onnxruntime")
+    monkeypatch.setattr(backend, "probe", lambda *self: missing)
+    result = verb("doctor")
+    assert result.code == 2
+    assert (
+        "onnxruntime: not usable here (chosen)\n  it is not installed\n  to get it: pip install" in result.out
+    )
+    assert verb("doctor", "--backend", "fake").code == 0
+
+
+def test_doctor_knows_no_unknown_backend(verb):
+    result = verb("doctor", "--backend", "onnxruntimes")
+    assert result.code == 2
+    assert "did you mean 'onnxruntime'?" in result.err
+
+
+def test_schema_goes_to_the_output_or_a_file(verb, tmp_path):
+    schema = verb("schema").json
+    assert schema["properties"]["qdqspec"]
+    assert verb("schema", "-o", "s.json").out == ""
+    assert json.loads((tmp_path / "s.json").read_text()) == schema
+
+
+def test_schema_onto_a_folder_is_refused(verb, tmp_path):
+    result = verb("schema", "-o", tmp_path)
+    assert result.code == 2
+    assert "the schema cannot be written" in result.err
