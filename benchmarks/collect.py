@@ -1,0 +1,54 @@
+"""How long importing and collecting take: ``python benchmarks/collect.py [SPECS]``.
+
+Bars: ``import qdqspec`` at most 100 ms, ``pytest --collect-only`` on 1,000 specs at most 2 s. The best of
+three fresh processes each; what Python or pytest take without qdqspec is printed beside it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SPEC = """\
+qdqspec: 1
+model: models/m{number}.onnx
+tags: [vision]
+tune: {{trials: 12}}
+checks:
+  - {{kind: speedup, min: 1.1}}
+  - {{kind: parity, min_sqnr_db: 25}}
+"""
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    show("import qdqspec", ["-c", "import qdqspec"], ["-c", "pass"], bar=0.1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number in range(count):
+            (folder / f"s{number:05}.qdq.yaml").write_text(SPEC.format(number=number))
+        collect = ["-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "--rootdir", name, name]
+        show(f"collect {count} specs", collect, [*collect, "-p", "no:qdqspec"], bar=2.0)
+
+
+def show(title: str, words: list[str], without: list[str], bar: float) -> None:
+    taken, base = best(words), best(without)
+    print(
+        f"{title}: {taken:.2f} s (without qdqspec {base:.2f} s), share {taken - base:.2f} s, bar {bar:.1f} s"
+    )
+
+
+def best(words: list[str]) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *words], check=False, capture_output=True)
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(3))
+
+
+if __name__ == "__main__":
+    main()
