@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -36,7 +36,7 @@ def run_check(
     case = replace(item.case, inputs=replace(item.case.inputs, calibration=qdq_calibration))
     if settings.mode == "plan":
         pytest.skip(f"plan: {qdq_session.plan(case)}")
-    _require_device(case, qdq_session, settings)
+    _require_device(case, qdq_session, qdq_backend, settings)
     case = replace(case, model=_model_path(request, case))
     with shown(item.config, qdq_session):
         result = qdq_session.judge(case, item.check)
@@ -49,7 +49,8 @@ def _skip_unless(case: Case, backend: str, session: Session) -> None:
     """Skip where the machine or the run is not what ``skip_unless`` of the spec wants."""
     wanted = case.skipping.unless.get("backend")
     if wanted is not None and wanted != backend and not wanted.startswith(f"{backend}-"):
-        pytest.skip(f"for backend {wanted}, and this run uses {backend}; run it with --qdq-backend={wanted}")
+        option = f"--qdq-backend={wanted.partition('-')[0]}"
+        pytest.skip(f"for backend {wanted}, and this run uses {backend}; run it with {option}")
     wanted = case.skipping.unless.get("compute_capability")
     if wanted is not None and not fulfils(session.availability(case).facts.get("compute_capability"), wanted):
         pytest.skip(f"for a GPU of compute capability {wanted}, which {backend} does not have here")
@@ -71,11 +72,11 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.strip().split("."))
 
 
-def _require_device(case: Case, session: Session, settings: Settings) -> None:
+def _require_device(case: Case, session: Session, backend: str, settings: Settings) -> None:
     found = session.availability(case)
     if found.usable:
         return
-    reason = f"backend {settings.backend} is not usable here: {found.why}"
+    reason = f"backend {backend} is not usable here: {found.why}"
     reason += f"; {found.install}" if found.install else ""
     if "device" in settings.require:
         raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")
@@ -143,7 +144,7 @@ def _warn(item: CheckItem, headline: str) -> None:
 
 
 def _fail(item: CheckItem, result: CheckResult, command: str, evidence: Evidence | None) -> NoReturn:
-    verdict: Any = result.verdict
+    verdict = result.verdict
     if verdict.outcome == "inconclusive":
         verdict = replace(verdict, headline=f"inconclusive: {verdict.headline}")
     folder = evidence.output if evidence is not None else None

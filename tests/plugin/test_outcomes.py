@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qdqspec.plugin.run import fulfils
+
 BARE = "qdqspec: 1\nmodel: m.onnx\nchecks: [{{kind: speedup, min: 1.1{check}}}]\n{rest}\n"
 
 
@@ -110,6 +112,24 @@ def test_skip_unless_compute_capability_skips_without_a_gpu(project, bare):
     result = project.run("-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*for a GPU of compute capability >=8.9*"])
+
+
+@pytest.mark.parametrize(
+    ("value", "comparison", "holds"),
+    [
+        ("8.9", ">=8.9", True),
+        ("10.0", ">= 8.9", True),  # as numbers, not as text
+        ("8.6", ">=8.9", False),
+        ("8.9", "<9", True),
+        ("9.0", "<9.0", False),
+        ("8.9", "==8.9", True),
+        ("8.9", ">8.9", False),
+        ("8.9", "<=8.9", True),
+        (None, ">=0.0", False),
+    ],
+)
+def test_compute_capabilities_compare_as_versions(value, comparison, holds):
+    assert fulfils(value, comparison) is holds
 
 
 def test_xfail_expects_a_verdict(project, bare):
