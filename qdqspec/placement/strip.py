@@ -8,22 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
 from onnx import TensorProto
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.opset import opset_of
+from qdqspec.graph.opset import opset_of, raise_opset
 from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, map_tensors, refill
 from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.restore import FloatWeights, is_constant, within_reach
+from qdqspec.placement.revive import Revival
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
-
-# A pair that cuts off below zero after one of these stands for a Relu that the quantizing tool removed.
-_SIGNED_OUTPUT = frozenset(
-    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "BatchNormalization", "LayerNormalization"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +34,20 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
 
     Float weights behind Q and DQ come back bit for bit; integer ones dequantized as float, or from the
     ``reference`` (the model before quantization) bit for bit. What `insert_qdq` made is undone byte for
-    byte; only a raised opset stays raised, unless the reference shows what it was. Pairs that cannot be
-    taken out are left and noted. Tensors with external data refer to the folder of ``model``.
+    byte; only a raised opset stays raised. Where the result has just the nodes, weights and interface of the
+    reference (at the model's opset), the reference itself is returned: tools reorder, and raise the opset.
+    Pairs that cannot be taken out are left and noted. External data refers to the folder of ``model``.
     """
-    before = _raised_from(model.proto)
-    expected = reference
-    if reference is not None and before is not None:
-        expected = Model(raised(reference.proto, opset_of(model.proto)), path=reference.path)
-    work = _Strip(model, FloatWeights(model, expected))
+    expected = None if reference is None else _at_opset_of(model, reference)
+    work = _Strip(model, FloatWeights(model, expected), Revival(model, expected))
     work.find()
     proto = work.build()
     notes = [*work.notes()]
     if reference is not None and expected is not None:
-        reachable = _reachable(expected, model)
-        if proto == reachable:
+        if _same_parts(proto, _reachable(expected, model)):
             return Stripped(_reachable(reference, model), (*notes, "equal to the reference"))
         notes.extend(_missing(proto, reference))
-    if before is not None:
+    if (before := _raised_from(model.proto)) is not None:
         notes.append(f"stays at opset {opset_of(model.proto)}, to which it was raised (was {before})")
     return Stripped(proto, tuple(notes))
 
@@ -66,13 +58,13 @@ class _Strip:
 
     model: Model
     weights: FloatWeights
+    revival: Revival
     alias: dict[str, str] = field(default_factory=dict)  # tensor: what stands for it afterwards
     gone: set[int] = field(default_factory=set)  # nodes, by index
     floats: dict[str, TensorProto] = field(default_factory=dict)  # restored weights by name
     place: dict[str, str] = field(default_factory=dict)  # integer weight: the restored one in its place
     dropped: set[str] = field(default_factory=set)  # initializers
     left: dict[str, list[str]] = field(default_factory=dict)  # reason: nodes left alone
-    clamped: list[str] = field(default_factory=list)
 
     def find(self) -> None:
         """Decide on every node."""
@@ -107,6 +99,8 @@ class _Strip:
         types = {self.model.elem_type(before), self.model.elem_type(after)} - {None}
         if len(types) > 1:
             return "changes the element type"
+        if self.revival.take(quantize, dequantize):
+            return ""
         before = self._now(before)
         if after not in self.model.outputs:
             self.alias[after] = before
@@ -114,8 +108,6 @@ class _Strip:
             self.alias[before] = after  # a graph output keeps its name: the producer makes it now
         else:
             return "makes a graph output out of an input or another output"
-        if self._cuts_at_zero(quantize):
-            self.clamped.append(quantize.inputs[0])
         return ""
 
     def _take_weight(self, node: Node) -> str:
@@ -165,17 +157,6 @@ class _Strip:
         ends = self.model.consumers.get(tensor, ())
         return not self._is_seen(tensor) and all(self.model.by_name[e.node].index in self.gone for e in ends)
 
-    def _cuts_at_zero(self, quantize: Node) -> bool:
-        producer = self.model.producer.get(quantize.inputs[0])
-        if producer is None or producer.op_type not in _SIGNED_OUTPUT:
-            return False
-        if len(quantize.inputs) < 3 or quantize.inputs[2] not in self.model.constants:
-            return False
-        zero_point = self.model.array(quantize.inputs[2])
-        return bool(
-            zero_point.dtype in (np.uint8, np.int8) and (zero_point == np.iinfo(zero_point.dtype).min).all()
-        )
-
     def _now(self, tensor: str) -> str:
         while tensor in self.alias:
             tensor = self.alias[tensor]
@@ -185,14 +166,30 @@ class _Strip:
         """The model as it is without what was found."""
         proto = copy_model(self.model.proto, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
-        graph.node.extend(self._node(node) for node in self.model.nodes if node.index not in self.gone)
+        graph.node.extend(self._nodes())
         graph.initializer.extend(self._initializers())
         graph.input.extend(self._inputs())
         vanished = {out for index in self.gone for out in self.model.nodes[index].outputs}
         vanished |= self.dropped | self.alias.keys()
-        vanished -= self.floats.keys()
+        vanished -= self.floats.keys() | {self.model.nodes[i].outputs[0] for i in self.revival.relus}
         graph.value_info.extend(v for v in self.model.proto.graph.value_info if v.name not in vanished)
         return proto
+
+    def _nodes(self) -> Iterator[onnx.NodeProto]:
+        for node in self.model.nodes:
+            if node.index in self.revival.relus:
+                yield self.revival.relu(node, self._now(self.revival.relus[node.index]))
+            elif node.index in self.revival.exact:
+                revived = self.revival.exact[node.index]
+                before = onnx.NodeProto()
+                before.CopyFrom(self._node(node))
+                refill(
+                    before.output,
+                    [revived.inputs[0] if o == revived.outputs[0] else o for o in before.output],
+                )
+                yield from (before, revived.proto)
+            elif node.index not in self.gone:
+                yield self._node(node)
 
     def _node(self, node: Node) -> onnx.NodeProto:
         restored = self._restored_constant(node)
@@ -231,6 +228,9 @@ class _Strip:
             elif tensor.name in self.place:
                 yield self._float(self.place[tensor.name])
         yield from (self._float(name) for name in self.floats if name not in placed)
+        if self.weights.reference is not None:
+            constants = self.weights.reference.constants
+            yield from (constants[name] for name in sorted(self.revival.constants()))
 
     def _float(self, name: str) -> TensorProto:
         """The restored weight as an initializer; the value of a Constant node may have any name inside."""
@@ -265,10 +265,13 @@ class _Strip:
                 "the reference has no such weight" if known else "only the original as reference restores it"
             )
             yield f"dequantized, not as before quantization, {_listed(self.weights.dequantized)}: {cure}"
-        if self.clamped and self.weights.reference is None:
+        if self.revival.exact:
+            nodes = [node.name for node in self.revival.exact.values()]
+            yield f"removed by the quantizing tool and taken from the reference, {_listed(nodes)}"
+        if self.revival.relus:
             yield (
-                f"negative values now pass where a zero point had cut them off, {_listed(self.clamped)}: "
-                "the quantizing tool may have removed a Relu there"
+                f"a Relu stands where a zero point had cut off negative values, "
+                f"{_listed(self.revival.relus.values())}: the quantizing tool may have removed one, or a Clip"
             )
 
     def _bodies_with_pairs(self) -> Iterator[str]:
@@ -291,6 +294,31 @@ def _listed(names: Iterable[str], most: int = 3) -> str:
 
 def _raised_from(proto: onnx.ModelProto) -> str | None:
     return next((p.value for p in proto.metadata_props if p.key == RAISED_FROM), None)
+
+
+def _at_opset_of(model: Model, reference: Model) -> Model:
+    """The reference as it looks after raising its opset to the model's, as whoever quantized it did."""
+    if _raised_from(model.proto) is not None:
+        return Model(raised(reference.proto, opset_of(model.proto)), path=reference.path)
+    if opset_of(model.proto) > opset_of(reference.proto):
+        return Model(raise_opset(reference.proto, opset_of(model.proto)), path=reference.path)
+    return reference
+
+
+def _same_parts(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
+    """Whether two models have the same nodes and weights, in whatever order, and the same interface."""
+    left, right = one.graph, other.graph
+    return (
+        left.input == right.input
+        and left.output == right.output
+        and one.functions == other.functions
+        and {t.name: t for t in left.initializer} == {t.name: t for t in right.initializer}
+        and sorted(map(_bytes, left.node)) == sorted(map(_bytes, right.node))
+    )
+
+
+def _bytes(node: onnx.NodeProto) -> bytes:
+    return bytes(node.SerializeToString(deterministic=True))
 
 
 def _reachable(owner: Model, reader: Model) -> onnx.ModelProto:

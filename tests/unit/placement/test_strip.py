@@ -15,6 +15,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.strip import Stripped, strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
 from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
@@ -274,19 +275,55 @@ def test_pairs_inside_bodies_are_left_alone_and_said() -> None:
     assert "in the body or function 'inner'" in stripped.notes[0]
 
 
-def test_a_zero_point_that_stands_for_a_relu_is_pointed_out() -> None:
-    model = parsed(
-        """g (float[2,2] x) => (float[2,2] y) {
-            t = MatMul(x, x)  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  y = Neg(a)
-        }""",
-        s=np.array(0.5, np.float32),
-        zero=np.array(0, np.uint8),
-    )
-    assert any(re.search("negative values now pass .*'t'", note) for note in strip_qdq(model).notes)
+CUT = """g (float[2,2] x) => (float[2,2] y) {
+    [mm] t = MatMul(x, x)  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  [neg] y = Neg(a)
+}"""
+
+
+def cut() -> Model:
+    """ONNX Runtime's quantizer leaves this of a MatMul with a Relu."""
+    return parsed(CUT, s=np.array(0.5, np.float32), zero=np.array(0, np.uint8))
+
+
+def test_a_relu_stands_where_a_zero_point_had_cut_off() -> None:
+    stripped = strip_qdq(cut())
+    assert lines(stripped) == ["t = MatMul(x, x)", "a = Relu(t)", "y = Neg(a)"]
+    assert any(re.search("Relu stands where .*'t'", note) for note in stripped.notes)
+
+
+@pytest.mark.parametrize("function", ["Relu(m)", "Clip(m, low, high)"])
+def test_the_reference_gives_back_the_function_that_a_tool_removed(function: str) -> None:
+    bounds = {"low": np.array(0, np.float32), "high": np.array(6, np.float32)} if "Clip" in function else {}
     reference = parsed(
-        "g (float[2,2] x) => (float[2,2] y) { m = MatMul(x, x) [relu] t = Relu(m)  y = Neg(t) }"
+        f"g (float[2,2] x) => (float[2,2] y) {{ [mm] m = MatMul(x, x) [act] t = {function} [neg] y = Neg(t) }}",
+        **bounds,
     )
-    assert any("more nodes, 2: 'relu'" in note for note in strip_qdq(model, reference).notes)
+    stripped = strip_qdq(cut(), reference)
+    assert stripped.notes[-1] == "equal to the reference"
+    assert stripped.proto == reference.proto
+
+
+def test_no_relu_is_made_up_where_the_reference_has_none() -> None:
+    reference = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
+    assert strip_qdq(cut(), reference).proto == reference.proto
+
+
+def test_our_own_pairs_never_stand_for_a_relu() -> None:
+    model = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
+    site = Site(tensor="t", consumers=(Consumer("neg", 0),), format="uint8")
+    numbers = Quantizer(model, {"t": TensorRange(0.0, 4.0)})
+    assert (
+        strip_qdq(Model(insert_qdq(model, Placement(sites=frozenset({site})), numbers).proto)).proto
+        == model.proto
+    )
+
+
+def test_nodes_that_are_gone_for_good_are_said() -> None:
+    model = parsed("g (float[4] x) => (float[4] y) { [n] y = Neg(x) }")
+    reference = parsed("g (float[4] x) => (float[4] y) { [i] t = Identity(x)  [n] y = Neg(t) }")
+    assert strip_qdq(model, reference).notes == (
+        "not like the reference, which has more nodes, 1: 'i': the quantizing tool removed them",
+    )
 
 
 def test_a_raised_opset_stays_and_is_said_unless_the_reference_shows_it() -> None:

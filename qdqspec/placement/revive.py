@@ -1,0 +1,74 @@
+"""Relu and Clip that a quantizing tool removed, because a zero point cuts off the same values.
+
+ONNX Runtime's quantizer does so with unsigned activations: without its pairs such a model computes something
+else. May import floors 0 to 2, numpy, onnx and this room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.placement.pairs import MARK
+
+# Where a pair cuts off below zero after one of these, it did what a Relu does.
+_SIGNED_OUTPUT = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "BatchNormalization", "LayerNormalization"}
+)
+
+
+@dataclass(slots=True)
+class Revival:
+    """Finds the pairs that stand for an activation function, and what to put there instead.
+
+    ``exact`` are the reference's own nodes, by the index of the node they follow; ``relus`` are
+    DequantizeLinear nodes, by index, that become a Relu, with the tensor it reads.
+    """
+
+    model: Model
+    reference: Model | None
+    exact: dict[int, Node] = field(default_factory=dict)
+    relus: dict[int, str] = field(default_factory=dict)
+
+    def take(self, quantize: Node, dequantize: Node) -> bool:
+        """Note the pair if a Relu must stand for it. True where the pair cannot simply be left out."""
+        tensor = quantize.inputs[0]
+        producer = self.model.producer.get(tensor)
+        if producer is None or not self._cuts_at_zero(producer, quantize):
+            return False
+        original = self.reference.producer.get(tensor) if self.reference else None
+        if original is None:
+            self.relus[dequantize.index] = tensor
+            return True
+        if original.op_type in ("Relu", "Clip") and self._fits(original):
+            self.exact[producer.index] = original
+        return False
+
+    def constants(self) -> set[str]:
+        """What the revived nodes read and the model lacks: bounds of a Clip."""
+        read = {name for node in self.exact.values() for name in node.inputs[1:] if name}
+        return read - self.model.constants.keys()
+
+    def relu(self, dequantize: Node, tensor: str) -> onnx.NodeProto:
+        """The Relu in the place of a pair."""
+        return onnx.helper.make_node("Relu", [tensor], list(dequantize.outputs), f"{dequantize.name}_Relu")
+
+    def _fits(self, original: Node) -> bool:
+        known = self.reference.constants if self.reference else {}
+        free = original.inputs[0] not in self.model.producer and original.inputs[0] not in self.model.inputs
+        return free and all(name in known for name in original.inputs[1:] if name)
+
+    def _cuts_at_zero(self, producer: Node, quantize: Node) -> bool:
+        if producer.op_type not in _SIGNED_OUTPUT or any(
+            p.key == MARK for p in quantize.proto.metadata_props
+        ):
+            return False
+        if len(quantize.inputs) < 3 or quantize.inputs[2] not in self.model.constants:
+            return False
+        zero_point = self.model.array(quantize.inputs[2])
+        if zero_point.dtype not in (np.uint8, np.int8, np.uint16, np.int16):
+            return False
+        return bool((zero_point == np.iinfo(zero_point.dtype).min).all())
