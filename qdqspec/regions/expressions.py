@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from itertools import islice
 from typing import TypeAlias
 
 import onnx
@@ -22,14 +21,14 @@ __all__ = ["BUILT_INS", "Expression", "allowed_nodes", "matches", "parse", "unma
 
 Path: TypeAlias = tuple[Node, ...]
 LONGEST_REPEAT = 16  # rounds of one `*`
-MOST_WAYS = 2000  # tried from one node: enough for any sane expression, and an end for the others
+MOST_STEPS = 2000  # tried from one node: enough for any sane expression, and an end for the others
 
 
 def matches(expression: Expression, model: Model) -> tuple[tuple[str, ...], ...]:
     """The node names of every match, along the data flow, in graph order of the first node.
 
     Of ways from one node, those that are part of a longer one are left out: ``Conv > Relu?`` takes the
-    Relu where there is one. A node where thousands of ways begin gives the first of them only.
+    Relu where there is one. From a node where thousands of ways begin, not all are tried.
     """
     if expression.name:
         return tuple((n.name,) for n in model.nodes if fnmatchcase(n.name, expression.name))
@@ -78,16 +77,21 @@ def _is_like(name: str, globs: tuple[str, ...]) -> bool:
 class _Matcher:
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._steps = 0
         self._defaults: dict[tuple[str, str], dict[str, onnx.AttributeProto]] = {}
 
     def ways_from(self, part: Part, start: Node) -> list[tuple[str, ...]]:
         """All complete ways that begin at a node, without those that lie inside another."""
-        ways = {tuple(n.name for n in way) for way in islice(self._ways(part, (), start), MOST_WAYS) if way}
+        self._steps = 0
+        ways = {tuple(n.name for n in way) for way in self._ways(part, (), start) if way}
         sets = [frozenset(way) for way in ways]
         kept = [way for way in ways if not any(frozenset(way) < other for other in sets)]
         return sorted(kept, key=lambda way: [self._model.by_name[name].index for name in way])
 
     def _ways(self, part: Part, path: Path, start: Node) -> Iterator[Path]:
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            return
         match part:
             case Op():
                 for node in self._next(path, start):

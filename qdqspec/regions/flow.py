@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 
 from qdqspec.graph.model import Model, Node
-from qdqspec.regions.ops import ANCHORS, SHAPE_SOURCES
+from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
-
 from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import FLOATS
 from qdqspec.regions.flow import flow_of
 from qdqspec.types import Label, Region, RegionType
 
 SCHEMA_VERSION = 1
-_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ def _refusal(model: Model, node: Node, labels: Mapping[str, tuple[Label, ...]], 
     known = [t for t in (model.elem_type(tensor) for tensor in node.inputs if tensor) if t is not None]
     if not known:
         return f"{node.op_type}: element type not known"
-    if not _FLOATS.intersection(known):
+    if not FLOATS.intersection(known):
         return f"{node.op_type}: no floating point input"
     return ""
 

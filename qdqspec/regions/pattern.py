@@ -17,9 +17,9 @@ import onnx
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model, Node, TensorType
+from qdqspec.graph.ops import is_commutative
 from qdqspec.regions.coloring import Edge, Puzzle, canonical_order
 from qdqspec.regions.flow import Flow, flow_of
-from qdqspec.regions.ops import COMMUTATIVE
 from qdqspec.regions.text import pattern_text
 from qdqspec.registry import did_you_mean
 
@@ -138,7 +138,7 @@ class PatternMaker:
         return self._faces[index]
 
     def _new_face(self, node: Node) -> _Face:
-        loose = node.op_type in COMMUTATIVE
+        loose = is_commutative(node, self._flow.model.opset)
         slots = [(0 if loose else slot, tensor) for slot, tensor in enumerate(node.inputs) if tensor]
         inner = self._flow.reads[node.index]
         if len(inner) > len(slots) or any(a.type in BODIES for a in node.proto.attribute):

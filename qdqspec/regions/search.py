@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qdqspec.graph.model import Model
+from qdqspec.graph.ops import ANCHORS, POOLS
 from qdqspec.regions.blocks import TINY, Block, Composite, Leaf, dissolve, join_tiny, leaves, pack_run
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
 from qdqspec.regions.flow import Flow, flow_of
 from qdqspec.regions.manual import blocks_of_globs, blocks_of_groups
 from qdqspec.regions.names import blocks_of_names
-from qdqspec.regions.ops import ANCHORS, POOLS
 from qdqspec.regions.tree import regions_of_blocks
 from qdqspec.types import Region, RegionRules
 

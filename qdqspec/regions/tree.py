@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from qdqspec.graph.ops import MOVING_OPS
 from qdqspec.regions.blocks import Block, Composite, Leaf, leaves
 from qdqspec.regions.flow import Flow
-from qdqspec.regions.ops import COPIES
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.types import Region, RegionType
 
@@ -53,7 +53,7 @@ def _adopt(neighbours: Sequence[int], index: int, home: dict[int, Leaf]) -> None
 
 
 def _computes(flow: Flow, leaf: Leaf) -> bool:
-    return any(flow.model.nodes[index].op_type not in COPIES for index in leaf.nodes)
+    return any(flow.model.nodes[index].op_type not in MOVING_OPS for index in leaf.nodes)
 
 
 def _pruned(blocks: Sequence[Block]) -> list[Block]:

@@ -1,0 +1,279 @@
+"""What must hold of the regions and patterns of any model."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import string
+
+import onnx
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from qdqspec.errors import PatternError
+from qdqspec.graph.model import Model, Node, load_model
+from qdqspec.regions import Expression, canonical, find_regions, matches, parse
+from qdqspec.testing.graphs import onnx_models
+from qdqspec.types import Region, RegionRules
+
+UNARY = ("Relu", "Sigmoid", "Identity", "Conv", "Shape")
+BINARY = ("Add", "Sub", "Mul")
+
+
+@st.composite
+def graphs(draw: st.DrawFn, most: int = 14) -> list[tuple[str, tuple[int, ...]]]:
+    """Operators with the places of what feeds them; -1 and -2 are the graph's inputs."""
+    rows: list[tuple[str, tuple[int, ...]]] = []
+    for index in range(draw(st.integers(1, most))):
+        op = draw(st.sampled_from((*UNARY, *BINARY, "Split", "Constant")))
+        floats = [i for i in range(-2, index) if i < 0 or rows[i][0] != "Shape"]
+        arity = 2 if op in BINARY else 0 if op == "Constant" else 1
+        rows.append((op, tuple(draw(st.sampled_from(floats)) for _ in range(arity))))
+    return rows
+
+
+def model_of(rows: list[tuple[str, tuple[int, ...]]], prefix: str = "n", seed: int | None = None) -> Model:
+    """The same rows always make the same graph; ``prefix`` names it, ``seed`` lists nodes in another order."""
+    value = helper.make_tensor("", TensorProto.FLOAT, [1, 4, 2, 2], [0.5] * 16)
+    nodes = []
+    for index, (op, feeds) in enumerate(rows):
+        inputs = [f"{prefix}_t{f}" for f in feeds] + ([f"{prefix}_w"] if op == "Conv" else [])
+        outputs = [f"{prefix}_t{index}"] + ([f"{prefix}_s{index}"] if op == "Split" else [])
+        extra = {"value": value} if op == "Constant" else {"axis": 3} if op == "Split" else {}
+        nodes.append(helper.make_node(op, inputs, outputs, name=f"{prefix}_{index}", **extra))
+    if seed is not None:
+        nodes = _shuffled(nodes, random.Random(seed))
+    made = {i: f"{prefix}_t{i}" for i in range(-2, len(rows))}
+    used = {f for _, feeds in rows for f in feeds}
+    results = [made[i] for i in range(len(rows)) if i not in used] or [made[len(rows) - 1]]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(made[i], TensorProto.FLOAT, [1, 4, 2, 2]) for i in (-2, -1)],
+        [onnx.ValueInfoProto(name=name) for name in results],
+        [helper.make_tensor(f"{prefix}_w", TensorProto.FLOAT, [4, 4, 1, 1], [0.1] * 16)],
+    )
+    return Model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)]))
+
+
+def _shuffled(nodes: list[onnx.NodeProto], chance: random.Random) -> list[onnx.NodeProto]:
+    made_by = {t: n.name for n in nodes for t in n.output}
+    waiting, done, order = list(nodes), set(), []
+    while waiting:
+        ready = [n for n in waiting if all(t not in made_by or made_by[t] in done for t in n.input)]
+        node = chance.choice(ready)
+        waiting.remove(node)
+        done.add(node.name)
+        order.append(node)
+    return order
+
+
+def leaves(regions: tuple[Region, ...]) -> list[Region]:
+    return [region for region in regions if region.type == "LEAF"]
+
+
+@given(graphs(), st.integers(1, 12))
+def test_leaves_are_a_strict_partition_and_the_tree_is_consistent(rows, max_nodes):
+    model = model_of(rows)
+    regions = find_regions(model, RegionRules(max_nodes=max_nodes))
+    everything = [node.name for node in model.nodes if node.op_type != "Constant"]
+    assert sorted(name for leaf in leaves(regions) for name in leaf.nodes) == sorted(everything)
+    by_id = {region.id: region for region in regions}
+    assert len(by_id) == len(regions)
+    for region in regions:
+        below = [name for child in region.children for name in by_id[child].nodes]
+        assert region.type == "LEAF" or sorted(below) == sorted(region.nodes)
+        assert all(by_id[child].parent == region.id for child in region.children)
+        assert (region.type == "ROOT") == (region.parent is None) == (region.id == "r0")
+
+
+@given(graphs())
+def test_boundaries_are_what_crosses(rows):
+    model = model_of(rows)
+    for region in find_regions(model, RegionRules(max_nodes=3)):
+        inside = [model.by_name[name] for name in region.nodes]
+        made = {t for node in inside for t in node.outputs}
+        outer = [n for n in model.nodes if n.name not in region.nodes]
+        read_outside = {t for node in outer for t in node.inputs} | set(model.outputs)
+        constants = model.constants.keys()
+        assert set(region.inputs) == {t for n in inside for t in n.inputs} - made - constants
+        assert set(region.outputs) == made & read_outside
+
+
+def test_discovery_is_deterministic(models):
+    path = models / "ultraface_rfb320.onnx"
+    assert find_regions(load_model(path)) == find_regions(load_model(path))
+
+
+@given(graphs(), st.integers(0, 2**32), st.integers(1, 12))
+def test_regions_do_not_depend_on_names_or_node_order(rows, seed, max_nodes):
+    """Nodes that only a symmetry tells apart may change places, so patterns by id are what is compared."""
+    rules = RegionRules(max_nodes=max_nodes)
+    one = find_regions(model_of(rows), rules)
+    other = find_regions(model_of(rows, "other", seed), rules)
+    assert [(r.id, r.type, r.children, r.pattern) for r in one] == [
+        (r.id, r.type, r.children, r.pattern) for r in other
+    ]
+
+
+@given(graphs(), st.integers(0, 2**32))
+def test_the_order_of_a_pattern_is_a_correspondence(rows, seed):
+    one, other = model_of(rows), model_of(rows, "other", seed)
+    names = [n.name for n in one.nodes if n.op_type != "Constant"]
+    if not names:
+        return
+    a = canonical(one, names)
+    b = canonical(other, [name.replace("n_", "other_") for name in names])
+    assert a.digest == b.digest
+    assert sorted(a.order) == sorted(names)
+    paired = dict(zip(a.order, b.order, strict=True))
+    for name, partner in paired.items():
+        mine, theirs = one.by_name[name], other.by_name[partner]
+        assert mine.op_type == theirs.op_type
+        fed_by = [paired.get(maker, "") for maker in _makers(one, mine)]
+        partners = [maker if maker in b.order else "" for maker in _makers(other, theirs)]
+        if mine.op_type in ("Add", "Mul"):
+            fed_by, partners = sorted(fed_by), sorted(partners)
+        assert fed_by == partners
+
+
+def _makers(model: Model, node: Node) -> list[str]:
+    return [model.producer[t].name for t in node.inputs if t in model.producer]
+
+
+@given(graphs(most=5), graphs(most=5))
+def test_equal_digests_mean_isomorphic_and_the_other_way_round(rows, others):
+    one, other = model_of(rows), model_of(others, "other")
+    names = [n.name for n in one.nodes if n.op_type != "Constant"]
+    partners = [n.name for n in other.nodes if n.op_type != "Constant"]
+    if not names or not partners:
+        return
+    same = canonical(one, names).digest == canonical(other, partners).digest
+    assert same == _are_isomorphic(one, names, other, partners)
+
+
+def _are_isomorphic(one: Model, names: list[str], other: Model, partners: list[str]) -> bool:
+    """By trying every pairing of nodes and, for inputs from outside, every consistent pairing of tensors."""
+    if len(names) != len(partners):
+        return False
+    return any(
+        _agree(one, other, dict(zip(names, chosen, strict=True)))
+        for chosen in itertools.permutations(partners)
+    )
+
+
+def _agree(one: Model, other: Model, paired: dict[str, str]) -> bool:
+    choices = []
+    for name, partner in paired.items():
+        mine, theirs = one.by_name[name], other.by_name[partner]
+        if mine.op_type != theirs.op_type or len(mine.outputs) != len(theirs.outputs):
+            return False
+        if [_is_seen(one, t) for t in mine.outputs] != [_is_seen(other, t) for t in theirs.outputs]:
+            return False
+        straight = list(zip(mine.inputs, theirs.inputs, strict=True))
+        crossed = list(zip(mine.inputs, reversed(theirs.inputs), strict=True))
+        choices.append([straight, crossed] if mine.op_type in ("Add", "Mul") else [straight])
+    return any(
+        _is_consistent(one, other, paired, itertools.chain(*rows)) for rows in itertools.product(*choices)
+    )
+
+
+def _is_seen(model: Model, tensor: str) -> bool:
+    return tensor in model.outputs
+
+
+def _is_consistent(one: Model, other: Model, paired: dict[str, str], ends) -> bool:
+    forth: dict[str, str] = {}
+    back: dict[str, str] = {}
+    for mine, theirs in ends:
+        if (mine in one.constants) != (theirs in other.constants):
+            return False
+        if mine in one.constants:
+            continue
+        maker, partner = one.producer.get(mine), other.producer.get(theirs)
+        if (maker is None) != (partner is None):
+            return False
+        if maker is not None and (
+            paired[maker.name] != partner.name or maker.outputs.index(mine) != partner.outputs.index(theirs)
+        ):
+            return False
+        if forth.setdefault(mine, theirs) != theirs or back.setdefault(theirs, mine) != mine:
+            return False
+    return True
+
+
+@given(graphs(), st.data())
+def test_a_planted_change_changes_the_digest(rows, data):
+    changeable = [i for i, (op, _) in enumerate(rows) if op in ("Relu", "Sigmoid")]
+    if not changeable:
+        return
+    index = data.draw(st.sampled_from(changeable))
+    changed = [*rows[:index], ("Tanh", rows[index][1]), *rows[index + 1 :]]
+    names = [f"n_{i}" for i, (op, _) in enumerate(rows) if op != "Constant"]
+    assert canonical(model_of(rows), names).digest != canonical(model_of(changed), names).digest
+
+
+TOKENS = (
+    "Conv",
+    "Relu",
+    "conv-relu",
+    ">",
+    "?",
+    "*",
+    "|",
+    "(",
+    ")",
+    "[",
+    "]",
+    "group",
+    "=",
+    "1",
+    ",",
+    " ",
+    "/head/*",
+)
+
+
+@given(st.one_of(st.text(max_size=30), st.lists(st.sampled_from(TOKENS), max_size=12).map("".join)))
+def test_any_expression_parses_or_gives_the_one_error(text):
+    found = _read(text)
+    if isinstance(found, PatternError):
+        assert found.text == text
+        assert 1 <= found.column <= len(text) + 1
+    else:
+        assert found.name or found.part
+
+
+def _read(text: str) -> Expression | PatternError:
+    try:
+        return parse(text)
+    except PatternError as error:
+        return error
+
+
+@given(onnx_models(), st.integers(1, 6))
+def test_models_with_bodies_and_odd_names_are_partitioned_too(proto, max_nodes):
+    model = Model(proto)
+    regions = find_regions(model, RegionRules(max_nodes=max_nodes))
+    everything = [node.name for node in model.nodes if node.op_type != "Constant"]
+    assert sorted(name for leaf in leaves(regions) for name in leaf.nodes) == sorted(everything)
+
+
+@given(graphs(most=10), st.lists(st.sampled_from(TOKENS[:12]), max_size=9).map(" ".join))
+def test_every_match_is_a_path_of_existing_nodes(rows, text):
+    model = model_of(rows)
+    try:
+        expression = parse(text)
+    except PatternError:
+        return
+    for match in matches(expression, model):
+        nodes = [model.by_name[name] for name in match]
+        for before, after in itertools.pairwise(nodes):
+            assert set(before.outputs) & set(after.inputs)
+
+
+@given(st.text(string.ascii_letters + "/*?[]", max_size=12))
+def test_node_name_globs_never_fail(text):
+    if "/" in text:
+        assert isinstance(matches(parse(text), model_of([("Relu", (-1,))])), tuple)

@@ -1,0 +1,66 @@
+"""Dominators and the structure tree, against definitions worked out by brute force."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.regions.dominators import DominatorTree, post_dominators, structure_tree
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[list[int]]:
+    """Predecessors of each vertex; 0 is the entry, the last is the exit, all lie between them."""
+    size = draw(st.integers(2, 9))
+    before = [[]] + [
+        sorted(draw(st.sets(st.integers(0, v - 1), min_size=1, max_size=3))) for v in range(1, size)
+    ]
+    fed = {p for row in before for p in row}
+    before.append([v for v in range(size) if v not in fed] or [size - 1])
+    return before
+
+
+def successors_of(before: list[list[int]]) -> list[list[int]]:
+    return [[v for v, row in enumerate(before) if u in row] for u in range(len(before))]
+
+
+def on_every_way(after: list[list[int]], start: int, end: int) -> set[int]:
+    ways = [{end}] if start == end else [w for s in after[start] for w in [on_every_way(after, s, end)] if w]
+    return {start} | set.intersection(*ways) if ways else set()
+
+
+@given(graphs())
+def test_immediate_dominators_by_definition(before):
+    after = successors_of(before)
+    last = len(before) - 1
+    tree = DominatorTree()
+    for row in before[1:]:
+        tree.add(row)
+    for vertex in range(1, last + 1):
+        strict = on_every_way(after, 0, vertex) - {vertex}
+        assert tree.parent[vertex] == max(strict)
+    post = post_dominators(after)
+    for vertex in range(last):
+        assert post[vertex] == min(on_every_way(after, vertex, last) - {vertex})
+
+
+def test_a_diamond_nests_its_branches():
+    before = [[], [0], [1], [1], [2, 3], [4]]
+    tree = DominatorTree()
+    for row in before[1:]:
+        tree.add(row)
+    chains = structure_tree(tree.parent, post_dominators(successors_of(before)))
+    assert chains.following[:2] == (1, 4)
+    assert chains.inside == {1: [2, 3]}
+
+
+@pytest.mark.parametrize("depth", [3000])
+def test_deep_nesting_needs_no_recursion(depth):
+    """A fork inside a fork inside a fork: innermost in the middle."""
+    tree = DominatorTree()
+    for vertex in range(1, depth + 1):
+        tree.add([vertex - 1])
+    for vertex in range(depth, 0, -1):
+        joined = tree.add([len(tree.parent) - 1, vertex])
+        assert joined == vertex

@@ -1,0 +1,117 @@
+"""Pattern expressions: what they match, and what a wrong one is answered with."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from qdqspec.errors import PatternError, SpecError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.regions import BUILT_INS, allowed_nodes, matches, parse, unmatched
+from qdqspec.types import PatternRules
+
+BODY = """
+    c1 = Conv(x, w) b1 = BatchNormalization(c1, s, s, s, s) r1 = Relu(b1)
+    c2 = Conv <group = 1> (r1, w) r2 = Clip(c2)
+    c3 = Conv(r2, w) a3 = Add(c3, r1) r3 = Relu(a3)
+    t = Transpose <perm = [0, 2, 3, 1]> (r3) y = LeakyRelu <alpha = 0.1> (t)
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    weights = ",".join(["0.1"] * 16)
+    text = f"""<ir_version: 8, opset_import: ["": 15]>
+    g (float[1,4,8,8] x) => (float y) <float[4,4,1,1] w = {{{weights}}}, float[4] s = {{1,1,1,1}}> {{ {BODY} }}"""
+    return Model(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Transpose", ["Transpose#8"]),
+        ("Conv > Relu", []),
+        (
+            "Conv > BatchNormalization? > (Relu|Clip)?",
+            ["Conv#0 BatchNormalization#1 Relu#2", "Conv#3 Clip#4", "Conv#5"],
+        ),
+        ("conv-add-relu", ["Conv#5 Add#6 Relu#7"]),
+        ("Conv > Add | Transpose", ["Conv#5 Add#6", "Transpose#8"]),
+        ("Add > (Relu | Transpose)* > LeakyRelu", ["Add#6 Relu#7 Transpose#8 LeakyRelu#9"]),
+        ("Conv[group=1] > Clip", ["Conv#3 Clip#4"]),
+        ("Conv[group=2]", []),
+        ("LeakyRelu[alpha=0.1]", ["LeakyRelu#9"]),
+        ("Transpose[perm=[0,2,3,1]]", ["Transpose#8"]),
+        ("Add > * > Transpose", ["Add#6 Relu#7 Transpose#8"]),
+        ("Rel?#*", ["Relu#2", "Relu#7"]),
+    ],
+)
+def test_matches(model, text, expected):
+    assert [" ".join(match) for match in matches(parse(text), model)] == expected
+
+
+def test_an_attribute_left_out_has_its_default(model):
+    """The first Conv does not write ``group``; the operator's definition says 1."""
+    assert ("Conv#0",) in matches(parse("Conv[group=1]"), model)
+
+
+def test_every_branch_is_a_match(models):
+    model = load_model(models / "squeezenet10.onnx")
+    assert len(matches(parse("conv-relu"), model)) == 26
+
+
+def test_every_built_in_parses():
+    for name, text in BUILT_INS.items():
+        assert parse(name).part == parse(text).part
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "what"),
+    [
+        ("Conv > Rellu", 8, "unknown operator 'Rellu' (did you mean 'Relu'?)"),
+        ("conv-rel", 1, "unknown operator 'conv-rel' (did you mean 'conv-relu'?)"),
+        ("Conv >", 7, "expected an operator"),
+        ("(Conv | Relu", 1, "this parenthesis is never closed"),
+        ("Conv ) Relu", 6, "did not expect ')' here"),
+        ("Conv[group]", 11, "expected '=' and a value, not ']'"),
+        ("Conv & Relu", 6, "did not expect '&' here"),
+        ("", 1, "expected an operator"),
+        ("(" * 60 + "Conv" + ")" * 60, 51, "more than 50 parentheses inside each other"),
+        ("Conv > " * 400 + "Conv", 2000, "longer than 2000 characters"),
+    ],
+)
+def test_a_wrong_expression_is_shown_with_a_caret(text, column, what):
+    with pytest.raises(PatternError) as caught:
+        parse(text)
+    assert isinstance(caught.value, SpecError)
+    assert caught.value.column == column
+    assert caught.value.what.startswith(what)
+    assert str(caught.value).splitlines()[-1] == "  " + " " * (column - 1) + "^"
+
+
+def test_allowed_nodes_combine_all_rules(model):
+    def names(**rules: tuple[str, ...]) -> list[str]:
+        return sorted(allowed_nodes(model, PatternRules(**rules)))
+
+    assert len(names()) == 10
+    assert names(allow=("Conv",)) == ["Conv#0", "Conv#3", "Conv#5"]
+    assert names(allow=("Conv", "Transpose"), deny=("Conv > Clip",)) == ["Conv#0", "Conv#5", "Transpose#8"]
+    assert names(allow=("Conv",), exclude=("*#0",)) == ["Conv#3", "Conv#5"]
+    assert names(include=("Relu*", "Clip*"), deny=("Clip",)) == ["Relu#2", "Relu#7"]
+    assert names(include=("relu*",)) == []
+
+
+def test_constant_nodes_are_never_allowed():
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) {
+        c = Constant <value_floats = [1.0]> () y = Add(x, c) }"""
+    assert allowed_nodes(Model(onnx.parser.parse_model(text)), PatternRules()) == {"Add#1"}
+
+
+def test_unmatched_rules_are_reported_as_written(model):
+    rules = PatternRules(allow=("Conv", "Gemm"), deny=("Softmax",), include=("*",), exclude=("/head/*",))
+    assert unmatched(model, rules) == ("Gemm", "Softmax", "/head/*")
+
+
+def test_an_expression_with_endless_ways_ends(models):
+    model = load_model(models / "ultraface_rfb320.onnx")
+    assert matches(parse("(*|*)* > (*|*)* > Softmax"), model)

@@ -1,0 +1,106 @@
+"""What makes patterns equal, and what keeps them apart."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from qdqspec.errors import ModelError
+from qdqspec.graph.model import Model
+from qdqspec.regions import canonical
+from qdqspec.regions.coloring import Puzzle, canonical_order
+
+
+def model_of(body: str, shape: str = "4,4") -> Model:
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+    g (float[{shape}] x, float[{shape}] z) => (float y) {{ {body} }}"""
+    return Model(onnx.parser.parse_model(text))
+
+
+def digest(body: str, shape: str = "4,4", granularity: str = "structure+shapes") -> str:
+    model = model_of(body, shape)
+    return canonical(model, [node.name for node in model.nodes], granularity).digest
+
+
+def test_the_digest_of_a_known_graph_never_changes_within_a_version():
+    assert digest("a = Relu(x) y = Add(a, z)") == "p1-3de73e1b49c199e1"
+
+
+def test_operands_of_commutative_operators_may_change_places():
+    assert digest("a = Relu(x) y = Add(a, z)") == digest("a = Relu(x) y = Add(z, a)")
+    assert digest("a = Relu(x) y = Sub(a, z)") != digest("a = Relu(x) y = Sub(z, a)")
+
+
+def test_a_chain_and_a_fork_of_the_same_operators_differ():
+    chain = "a = Relu(x) b = Relu(a) y = Add(b, z)"
+    fork = "a = Relu(x) b = Relu(x) y = Add(a, b)"
+    assert digest(chain) != digest(fork)
+
+
+def test_sharing_an_outside_tensor_counts():
+    assert digest("a = Relu(x) b = Neg(x) y = Add(a, b)") != digest("a = Relu(x) b = Neg(z) y = Add(a, b)")
+
+
+def test_attributes_arity_and_element_types_count():
+    assert digest("y = Softmax <axis = 0> (x)") != digest("y = Softmax <axis = 1> (x)")
+    assert digest("y = Sum(x, z)") != digest("y = Sum(x, z, z)")
+    assert digest("y = Cast <to = 10> (x)") != digest("y = Cast <to = 11> (x)")
+
+
+def test_shapes_count_only_when_asked_for():
+    body = "a = Relu(x) y = Add(a, z)"
+    assert digest(body, "4,4") != digest(body, "8,8")
+    assert digest(body, "4,4", "structure") == digest(body, "8,8", "structure")
+
+
+def test_a_result_seen_outside_counts():
+    body = "a = Relu(x) y = Neg(a)"
+    model = model_of(body)
+    seen = model_of(body + " b = Abs(a) c = Add(b, y)")
+    names = ["Relu#0", "Neg#1"]
+    assert canonical(model, names).digest != canonical(seen, names).digest
+
+
+def test_text_shows_branches_and_skips():
+    model = model_of("e = Relu(x) a = Neg(e) b = Abs(e) c = Add(a, b) y = Mul(c, z)")
+    names = [node.name for node in model.nodes]
+    assert canonical(model, names).text == "Relu > (Abs | Neg) > Add > Mul"
+    skip = model_of("e = Relu(x) a = Neg(e) y = Add(a, e)")
+    assert canonical(skip, [n.name for n in skip.nodes]).text == "Relu > (Neg | skip) > Add"
+
+
+def test_an_unknown_node_is_named():
+    with pytest.raises(
+        ModelError, match=r"no node 'Relu#9' to make a pattern of \(did you mean 'Relu#0'\?\)"
+    ):
+        canonical(model_of("y = Relu(x)"), ["Relu#9"])
+
+
+def ring(sizes: list[int], start: int = 0) -> Puzzle:
+    """Rings of sources, joined in neighbouring pairs: refinement alone cannot tell their sizes."""
+    count = sum(sizes)
+    labels, edges = ["source"] * count, [[] for _ in range(count)]
+    first = 0
+    for size in sizes:
+        for i in range(size):
+            pair = (first + (start + i) % size, first + (start + i + 1) % size)
+            labels.append("join")
+            edges.append([(0, pair[0], 0), (0, pair[1], 0)])
+        first += size
+    return Puzzle(labels, edges)
+
+
+def test_rings_that_refinement_cannot_tell_apart_are_told_apart():
+    assert canonical_order(ring([6]))[1] != canonical_order(ring([3, 3]))[1]
+
+
+def test_rings_in_any_order_are_the_same():
+    assert canonical_order(ring([6, 3, 3]))[1] == canonical_order(ring([3, 6, 3], start=1))[1]
+
+
+def test_many_equal_branches_do_not_take_forever():
+    count = 300
+    edges = [[], *([(0, 0, 0)] for _ in range(count)), [(0, i + 1, 0) for i in range(count)]]
+    order, certificate = canonical_order(Puzzle(["root", *["branch"] * count, "join"], edges))
+    assert sorted(order) == list(range(count + 2))
+    assert certificate.count("branch") == count

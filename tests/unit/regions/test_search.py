@@ -1,0 +1,153 @@
+"""Discovery on graphs whose structure a reader knows."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from qdqspec.errors import SpecError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.regions import find_regions
+from qdqspec.types import Region, RegionRules
+
+
+def model_of(body: str, *, result: str = "y", result_shape: str = "", opset: int = 17) -> Model:
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]>
+    g (float[1,4,8,8] x) => (float{result_shape} {result})
+    <float[4,4,1,1] w = {{{",".join(["0.1"] * 16)}}}> {{ {body} }}"""
+    return Model(onnx.parser.parse_model(text))
+
+
+def leaf_texts(regions: tuple[Region, ...]) -> list[str]:
+    return [region.pattern_text for region in regions if region.type == "LEAF"]
+
+
+def block(before: str, after: str) -> str:
+    """A residual block without BatchNormalization."""
+    return f"""{after}a = Conv({before}, w) {after}b = Relu({after}a) {after}c = Conv({after}b, w)
+    {after}d = Add({after}c, {before}) {after} = Relu({after}d)"""
+
+
+def test_residual_blocks_are_leaves_that_share_a_pattern():
+    regions = find_regions(
+        model_of(block("x", "p") + block("p", "q") + block("q", "y"), result_shape="[1,4,8,8]")
+    )
+    assert leaf_texts(regions) == ["Conv > Relu > Conv > Add > Relu"] * 3
+    assert len({region.pattern for region in regions if region.type == "LEAF"}) == 1
+    assert [region.id for region in regions] == ["r0", "r0.0", "r0.1", "r0.2"]
+
+
+FORK = """{0}a = Conv({1}, w) {0}b = Relu({0}a) {0}c = Conv({0}b, w) {0}d = Relu({0}c)
+    {0}e = Conv({1}, w) {0}f = Sigmoid({0}e) {0}g = Conv({0}f, w) {0}h = Sigmoid({0}g)
+    {0} = Add({0}d, {0}h) """
+
+
+def test_large_branchings_are_composites_of_their_branches():
+    regions = find_regions(model_of(FORK.format("p", "x") + FORK.format("y", "p")), RegionRules(max_nodes=6))
+    composites = [region for region in regions if region.type == "COMPOSITE"]
+    assert [r.id for r in composites] == ["r0.0", "r0.1"]
+    texts = [r.pattern_text for r in regions if r.parent == "r0.1"]
+    assert texts == ["Conv > Relu > Conv > Relu", "Conv > Sigmoid > Conv > Sigmoid > Add"]
+
+
+def test_a_level_that_holds_most_of_the_model_is_left_out():
+    regions = find_regions(model_of("s = Relu(x) " + FORK.format("y", "s")), RegionRules(max_nodes=6))
+    assert all(region.type != "COMPOSITE" for region in regions)
+
+
+def test_long_sequences_are_cut_into_equal_parts_at_anchors():
+    links = "".join(f"c{i} = Conv({f'r{i - 1}' if i else 'x'}, w) r{i} = Relu(c{i})" for i in range(12))
+    regions = find_regions(model_of(links, result="r11"))
+    assert [len(r.nodes) for r in regions if r.type == "LEAF"] == [8, 8, 8]
+
+
+def test_shape_arithmetic_constants_and_copies_are_never_regions_of_their_own():
+    body = """c = Conv(x, w) t = Transpose <perm = [0, 2, 3, 1]> (c)
+    s = Shape(c) i = Constant <value_ints = [0]> () g = Gather(s, i) m = Constant <value_ints = [-1]> ()
+    k = Concat <axis = 0> (g, m) y = Reshape(t, k)"""
+    regions = find_regions(model_of(body), RegionRules(max_nodes=2))
+    assert [r.type for r in regions] == ["ROOT", "LEAF"]
+    assert len(regions[1].nodes) == 6
+    assert regions[1].pattern_text == "Conv > Transpose > Reshape"
+
+
+def test_a_model_of_copies_only_still_has_a_region():
+    regions = find_regions(model_of("a = Identity(x) y = Transpose <perm = [3, 2, 1, 0]> (a)"))
+    assert [(r.type, len(r.nodes)) for r in regions] == [("ROOT", 2), ("LEAF", 2)]
+
+
+def test_a_mask_read_by_every_layer_does_not_tie_the_layers_together():
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[4,4] x, float[4,4] mask) => (float[4,4] y) <float[4,4] w> {
+        m = Neg(mask)
+        a = MatMul(x, w) b = Add(a, m) c = Softmax(b) d = MatMul(c, w) e = Add(d, x)
+        f = MatMul(e, w) h = Add(f, m) i = Softmax(h) j = MatMul(i, w) y = Add(j, e)
+    }"""
+    regions = find_regions(Model(onnx.parser.parse_model(text)))
+    layers = [r for r in regions if r.pattern_text == "MatMul > Add > Softmax > MatMul > Add"]
+    assert len(layers) == 2
+    assert layers[0].pattern == layers[1].pattern
+
+
+def test_tensors_read_inside_an_if_body_are_its_inputs():
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (bool c, float[4] x) => (float[4] y) {
+        a = Relu(x)
+        y = If (c) <
+            then_branch = t () => (float[4] p) { p = Neg(a) },
+            else_branch = e () => (float[4] q) { q = Identity(a) }
+        >
+    }"""
+    model = Model(onnx.parser.parse_model(text))
+    regions = find_regions(model, RegionRules(by="manual", manual=(("If*",),)))
+    chosen = next(region for region in regions if region.nodes == ("If#1",))
+    assert chosen.inputs == ("c", "a")
+
+
+def test_fusion_groups_become_leaves_and_structure_fills_the_rest():
+    model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
+    regions = find_regions(
+        model, RegionRules(by="fusion"), groups=[["Conv#0", "Relu#1"], ["made_by_backend"]]
+    )
+    assert [r.nodes for r in regions if r.type == "LEAF"] == [("Conv#0", "Relu#1"), ("Conv#2", "Relu#3")]
+
+
+def test_manual_globs_and_one_that_matches_nothing():
+    model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
+    regions = find_regions(model, RegionRules(by="manual", manual=(("Relu#1", "Conv#2"),)))
+    assert ("Relu#1", "Conv#2") in [r.nodes for r in regions]
+    with pytest.raises(SpecError, match=r"'Rely#1'\] matches no node \(did you mean 'Relu#1'\?\)"):
+        find_regions(model, RegionRules(by="manual", manual=(("Rely#1",),)))
+
+
+@pytest.mark.parametrize("source", ["path", "metadata"])
+def test_names_make_the_tree(source):
+    model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) d = Relu(c) e = Conv(d, w) y = Relu(e)")
+    scopes = ["stem", "stem", "layer.0", "layer.0", "layer.1", "layer.1"]
+    for node, scope in zip(model.proto.graph.node, scopes, strict=True):
+        if source == "path":
+            node.name = f"/{scope.replace('.', '/')}/{node.op_type}"
+        else:
+            outer = [scope.split(".")[0]] if "." in scope else []
+            entry = node.metadata_props.add()
+            entry.key, entry.value = "pkg.torch.onnx.name_scopes", repr(["", *outer, scope, node.op_type])
+    regions = find_regions(Model(model.proto), RegionRules(by="names", max_nodes=2))
+    shape = [(r.type, len(r.nodes), r.parent) for r in regions if r.type != "ROOT"]
+    # Two of three modules are more than half of the model: that level says nothing and is left out.
+    assert shape == [("LEAF", 2, "r0")] * 3
+
+
+def test_names_fall_back_on_structure_where_there_are_none():
+    model = model_of("a = Conv(x, w) b = Relu(a) c = Conv(b, w) y = Relu(c)")
+    assert find_regions(model, RegionRules(by="names")) == find_regions(model)
+
+
+def test_resnet_blocks_of_a_real_model_are_recognizable(models):
+    texts = leaf_texts(find_regions(load_model(models / "digits_resnet.onnx")))
+    assert texts.count("Conv > Relu > Conv > Add > Relu") == 4
+    assert texts.count("(Conv | Conv > Relu > Conv) > Add > Relu") == 2
+
+
+def test_fire_modules_of_a_real_model_are_recognizable(models):
+    texts = leaf_texts(find_regions(load_model(models / "squeezenet10.onnx")))
+    assert sum(text.startswith("(Conv > Relu | Conv > Relu) > Concat") for text in texts) == 8
