@@ -63,6 +63,8 @@ def misfit(model: Model, site: Site) -> str | None:
         return "no node of the model reads it"
     if site.weight and site.tensor not in model.constants:
         return "it is placed as a weight but is no constant"
+    if site.format == BIAS_FORMAT and not site.weight:
+        return f"{BIAS_FORMAT} is for constants: no QuantizeLinear makes it"
     elem_type = model.elem_type(site.tensor)
     if elem_type not in _REALS:
         kind = "unknown" if elem_type is None else onnx.TensorProto.DataType.Name(elem_type)

@@ -187,6 +187,7 @@ MISFITS: Mapping[str, tuple[Site, str]] = {
     "unknown node": (site("t", ("nobody", 0)), "node 'nobody' does not read it at input 0"),
     "another input": (site("t", ("c", 0)), "node 'c' does not read it at input 0"),
     "no consumer": (site("t"), "names no consumer"),
+    "bias format": (site("t", ("a", 0), fmt="int32"), "int32 is for constants"),
     "no weight": (site("t", ("a", 0), weight=True), "is no constant"),
 }
 
