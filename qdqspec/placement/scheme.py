@@ -77,14 +77,14 @@ def read_scheme(path: Path) -> SchemeFile:
 def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     """The model with the pairs of a scheme and the very numbers that stand in it.
 
-    BatchNormalization is folded first, as tuning does. Sites that do not fit the model are left out and
-    noted; where none fits, `PlacementError` is raised. A damaged scheme raises `StateError`.
+    BatchNormalization is folded first, as tuning does, unless more sites fit the model as it is. Sites that
+    do not fit are left out and noted; where none fits, `PlacementError` is raised. A damaged scheme raises
+    `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
-    folded = fold_batchnorm(model)
-    notes = [f"{len(folded.removed)} BatchNormalization folded, as tuning does"] if folded.removed else []
-    reasons = {pair.site.tensor: reason for pair in known.pairs if (reason := _misfit(folded.model, pair))}
-    fitting = [pair for pair in known.pairs if _misfit(folded.model, pair) is None]
+    prepared, notes = _prepared(model, known.pairs)
+    reasons = {pair.site.tensor: reason for pair in known.pairs if (reason := _misfit(prepared, pair))}
+    fitting = _fitting(prepared, known.pairs)
     if known.pairs and not fitting:
         first, reason = next(iter(reasons.items()))
         raise PlacementError(
@@ -94,8 +94,21 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
         )
     notes += [f"left out '{tensor}': {reason}" for tensor, reason in reasons.items()]
     placement = Placement(sites=frozenset(pair.site for pair in fitting))
-    inserted = insert_qdq(folded.model, placement, _Numbers(folded.model, fitting))
+    floating = frozenset(pair.site for pair in fitting if not pair.stored)
+    inserted = insert_qdq(folded.model, placement, _Numbers(folded.model, fitting), floating=floating)
     return Inserted(inserted.proto, (*notes, *inserted.notes))
+
+
+def _prepared(model: Model, pairs: Sequence[PlacedPair]) -> tuple[Model, list[str]]:
+    """The model the sites were meant for: folding renumbers the nodes that have no name."""
+    folded = fold_batchnorm(model)
+    if not pairs or not folded.removed or len(_fitting(model, pairs)) > len(_fitting(folded.model, pairs)):
+        return model, []
+    return folded.model, [f"{len(folded.removed)} BatchNormalization folded, as tuning does"]
+
+
+def _fitting(model: Model, pairs: Iterable[PlacedPair]) -> list[PlacedPair]:
+    return [pair for pair in pairs if _misfit(model, pair) is None]
 
 
 class _Numbers:
@@ -103,7 +116,7 @@ class _Numbers:
 
     def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
         self._model = model
-        self._params = {pair.site: _params(pair) for pair in pairs}
+        self._params = {pair.site: params_of(pair) for pair in pairs}
 
     def params(self, site: Site) -> QuantParams:
         return self._params[site]
@@ -113,7 +126,8 @@ class _Numbers:
         return quantize(values, self._params[site])
 
 
-def _params(pair: PlacedPair) -> QuantParams:
+def params_of(pair: PlacedPair) -> QuantParams:
+    """The numbers of a pair as arithmetic wants them."""
     fmt = number_format(pair.site.format)
     scale, zero_point = np.array(pair.scale, np.float32), np.array(pair.zero_point, fmt.dtype)
     if pair.site.axis is None:
@@ -134,7 +148,7 @@ def _misfit(model: Model, pair: PlacedPair) -> str | None:
 
 def _record(pair: PlacedPair) -> dict[str, object]:
     site, single = pair.site, pair.site.axis is None
-    return {
+    record: dict[str, object] = {
         "tensor": site.tensor,
         "consumers": [end._asdict() for end in site.consumers],
         "format": site.format,
@@ -143,6 +157,7 @@ def _record(pair: PlacedPair) -> dict[str, object]:
         "axis": site.axis,
         "weight": site.weight,
     }
+    return record if pair.stored else {**record, "stored": False}
 
 
 # ---- the file border ----------------------------------------------------------------------------
@@ -163,6 +178,7 @@ class _Site(BaseModel):
     zero_point: int | list[int]
     axis: Annotated[int, Field(ge=0)] | None
     weight: bool | None = None  # without it, what has an axis is a weight
+    stored: bool = True  # a weight: as integers behind a DQ, or else as it was behind Q and DQ
 
     @model_validator(mode="after")
     def _numbers_make_sense(self) -> _Site:
@@ -193,6 +209,7 @@ class _Site(BaseModel):
             site=site,
             scale=tuple(self.scale) if isinstance(self.scale, list) else (self.scale,),
             zero_point=tuple(self.zero_point) if isinstance(self.zero_point, list) else (self.zero_point,),
+            stored=self.stored,
         )
 
 

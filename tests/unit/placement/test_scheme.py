@@ -12,7 +12,9 @@ import onnx
 import pytest
 
 from qdqspec.errors import PlacementError, StateError
+from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import ranges_for
@@ -168,6 +170,25 @@ def test_a_scheme_of_which_nothing_fits_is_refused(path: Path, models: Path) -> 
 def test_a_scheme_without_sites_changes_nothing(model: Model, tmp_path: Path) -> None:
     write_scheme(tmp_path / "s.json", Placement(sites=frozenset()), (), "onnxruntime")
     assert apply_scheme(model, tmp_path / "s.json").proto == model.proto
+
+
+@pytest.mark.parametrize("fold", [True, False])
+def test_a_scheme_for_either_form_of_a_model_with_batch_normalization_applies(
+    models: Path, tmp_path: Path, fold: bool
+) -> None:
+    """Its nodes have no names, so folding gives them other numbers."""
+    given = load_model(models / "ultraface_rfb320.onnx")
+    model = fold_batchnorm(given).model if fold else given
+    sites = [
+        Site(tensor=node.inputs[1], consumers=(Consumer(node.name, 1),), format="int8", axis=0, weight=True)
+        for node in model.nodes
+        if node.op_type == "Conv"
+    ]
+    placement, numbers = Placement(sites=frozenset(sites)), Quantizer(model, {})
+    write_scheme(tmp_path / "s.json", placement, numbers.placed(placement), "onnxruntime")
+    applied = apply_scheme(given, tmp_path / "s.json")
+    assert applied.proto == insert_qdq(model, placement, numbers).proto
+    assert bool(applied.notes) == fold
 
 
 def test_batch_normalization_is_folded_first_as_tuning_does() -> None:
