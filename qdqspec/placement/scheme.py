@@ -95,7 +95,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     notes += [f"left out '{tensor}': {reason}" for tensor, reason in reasons.items()]
     placement = Placement(sites=frozenset(pair.site for pair in fitting))
     floating = frozenset(pair.site for pair in fitting if not pair.stored)
-    inserted = insert_qdq(folded.model, placement, _Numbers(folded.model, fitting), floating=floating)
+    inserted = insert_qdq(prepared, placement, _Numbers(prepared, fitting), floating=floating)
     return Inserted(inserted.proto, (*notes, *inserted.notes))
 
 
