@@ -37,22 +37,28 @@ class Inserted:
 
 
 def insert_qdq(
-    model: Model, placement: Placement, numbers: QuantSource, *, weights: WeightMode = "integer"
+    model: Model,
+    placement: Placement,
+    numbers: QuantSource,
+    *,
+    weights: WeightMode = "integer",
+    floating: frozenset[Site] = frozenset(),
 ) -> Inserted:
     """The model with the pairs of a placement; `Inserter` makes many candidates of one model.
 
+    Weights at the sites ``floating`` stay float whatever ``weights`` says.
     Raises `PlacementError` where a site does not fit, `ModelError` where the opset cannot be raised.
     """
-    return Inserter(model, numbers, weights=weights).insert(placement)
+    return Inserter(model, numbers, weights=weights, floating=floating).insert(placement)
 
 
 class Inserter:
     """Makes candidates of one model; what they share is prepared once.
 
     An activation gets a QuantizeLinear and a DequantizeLinear, and only the site's consumers read their
-    output. A weight is stored as integers behind a DequantizeLinear, or with ``weights="float"`` as it was
-    with both before its consumers. With a ``store``, candidates refer to weights there, and are to be saved
-    in its folder.
+    output. A weight is stored as integers behind a DequantizeLinear, or with ``weights="float"``, and at the
+    sites ``floating`` always, as it was with both before its consumers. With a ``store``, candidates refer to
+    weights there, and are to be saved in its folder.
     """
 
     def __init__(
@@ -61,11 +67,14 @@ class Inserter:
         numbers: QuantSource,
         *,
         weights: WeightMode = "integer",
+        floating: frozenset[Site] = frozenset(),
         store: WeightStore | None = None,
     ) -> None:
         self._model = model
         self._store = store
-        self._maker = PairMaker(model, numbers, integer_weights=weights == "integer", store=store)
+        self._maker = PairMaker(
+            model, numbers, integer_weights=weights == "integer", floating=floating, store=store
+        )
         self._pairs: dict[Site, Pair] = {}
         self._bases: dict[int, _Base] = {}
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)

@@ -79,12 +79,19 @@ class PairMaker:
     """Makes the pairs of one model. Names depend on model and site only, never on other sites."""
 
     def __init__(
-        self, model: Model, numbers: QuantSource, *, integer_weights: bool, store: WeightStore | None = None
+        self,
+        model: Model,
+        numbers: QuantSource,
+        *,
+        integer_weights: bool,
+        floating: frozenset[Site] = frozenset(),
+        store: WeightStore | None = None,
     ) -> None:
         self._model = model
         self._store = store
         self._numbers = numbers
         self._integer_weights = integer_weights
+        self._floating = floating
         self._taken = frozenset(_all_names(model.proto))
         self._private = frozenset(model.constants) - frozenset(model.outputs) - model.subgraph_reads
 
@@ -94,7 +101,9 @@ class PairMaker:
 
     def stores_integers(self, site: Site) -> bool:
         """Whether the site becomes a stored integer weight."""
-        return site.weight and (self._integer_weights or site.format == BIAS_FORMAT)
+        if site.format == BIAS_FORMAT:
+            return site.weight
+        return site.weight and self._integer_weights and site not in self._floating
 
     def make(self, site: Site) -> Pair:
         """The pair of a site. Raises `PlacementError` naming tensor and model where it does not fit."""

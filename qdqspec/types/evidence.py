@@ -93,11 +93,15 @@ class AccuracyEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedPair:
-    """A site as shipped, with its numbers. Per-channel scales are listed in channel order."""
+    """A site as shipped, with its numbers. Per-channel scales are listed in channel order.
+
+    A weight is ``stored`` as integers behind a DequantizeLinear, or else stays as it was behind both.
+    """
 
     site: Site
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
+    stored: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

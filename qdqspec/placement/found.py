@@ -1,0 +1,206 @@
+"""The Q/DQ pairs that stand in a model, with their numbers, in names of the model without them.
+
+May import floors 0 to 2, numpy, onnx, and this room. A pair is described as it is, whether or not a placement
+can say it: who compares models must see 4-bit blocks as well as 8-bit channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.placement.recognize import is_op
+from qdqspec.placement.restore import is_constant
+from qdqspec.placement.strip import TakenApart
+from qdqspec.types import Consumer
+
+Array = npt.NDArray[np.generic]
+
+COMPUTED = "its scale or zero point is computed"
+RESCALES = "its DequantizeLinear has other numbers than its QuantizeLinear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Numbers:
+    """What a pair computes with. ``format`` is the ONNX element type in lower case: int8, float8e4m3fn.
+
+    ``scale`` is float32 and has no dimension, one (along ``axis``), or those of the tensor in blocks of
+    ``block`` elements along it; ``zero_point`` has the same shape and is zero where none is given.
+    ``precision`` is the element type the operators are told to compute in, 0 where they are not told.
+    """
+
+    format: str
+    scale: npt.NDArray[np.float32]
+    zero_point: npt.NDArray[np.float32]
+    axis: int | None = None
+    block: int = 0
+    precision: int = 0
+
+    def same(self, other: Numbers) -> bool:
+        """Whether two pairs compute the same."""
+        mine, its = (
+            (n.format, n.axis, n.block, n.precision, n.scale.shape, n.scale.tobytes(), n.zero_point.tobytes())
+            for n in (self, other)
+        )
+        return mine == its
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoundPair:
+    """One quantized tensor and those who read it so.
+
+    ``tensor``, ``ends`` and ``output`` (a graph output that it makes) are names of the model without Q/DQ;
+    ``quantized`` (the integers) and ``nodes`` (the DequantizeLinear nodes) those of the model it stands in. A weight is
+    ``stored`` where it has no QuantizeLinear. Without ``numbers``, ``problem`` says why they are not known.
+    """
+
+    tensor: str
+    ends: tuple[Consumer, ...]
+    output: str
+    hidden: bool  # whether a body of If, Loop or Scan reads it
+    quantized: str
+    nodes: tuple[str, ...]
+    weight: bool
+    stored: bool
+    numbers: Numbers | None
+    problem: str = ""
+
+    @property
+    def unread(self) -> bool:
+        """Whether nobody reads it but another pair."""
+        return not (self.ends or self.output or self.hidden)
+
+
+def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
+    """The pairs that were taken out, in graph order; several readers of the same integers are one pair."""
+    found: dict[tuple[str, str], list[FoundPair]] = {}
+    for node in apart.found.model.nodes:
+        if is_op(node, "DequantizeLinear") and node.index in apart.found.gone:
+            pair = _pair(apart, node)
+            alike = found.setdefault((pair.quantized, pair.tensor), [])
+            for index, known in enumerate(alike):
+                if _same(known, pair):
+                    alike[index] = _joined(known, pair)
+                    break
+            else:
+                alike.append(pair)
+    return tuple(pair for alike in found.values() for pair in alike)
+
+
+def _same(one: FoundPair, other: FoundPair) -> bool:
+    if one.numbers is None or other.numbers is None:
+        return one.problem == other.problem
+    return one.numbers.same(other.numbers)
+
+
+def _joined(one: FoundPair, other: FoundPair) -> FoundPair:
+    return replace(
+        one,
+        ends=tuple(sorted({*one.ends, *other.ends})),
+        output=one.output or other.output,
+        hidden=one.hidden or other.hidden,
+        nodes=(*one.nodes, *other.nodes),
+    )
+
+
+def _pair(apart: TakenApart, node: Node) -> FoundPair:
+    model, after = apart.found.model, node.outputs[0]
+    quantize = model.producer.get(node.inputs[0])
+    stored = quantize is None or not is_op(quantize, "QuantizeLinear")
+    tensor = after if node.index in apart.found.revival.relus else apart.found.now(after)
+    numbers, problem = _numbers_of(model, node, None if stored else quantize)
+    return FoundPair(
+        tensor=tensor,
+        ends=tuple(sorted(_ends(apart, after))),
+        output=after if after in model.outputs else "",
+        hidden=after in model.subgraph_reads,
+        quantized=node.inputs[0],
+        nodes=(node.name,),
+        weight=tensor in apart.stripped.constants,
+        stored=stored,
+        numbers=numbers,
+        problem=problem,
+    )
+
+
+def _ends(apart: TakenApart, tensor: str) -> Iterator[Consumer]:
+    """Who reads a tensor and is still there in the model without Q/DQ."""
+    for end in apart.found.model.consumers.get(tensor, ()):
+        if end.node in apart.names:
+            yield Consumer(apart.names[end.node], end.input)
+
+
+def _numbers_of(model: Model, dequantize: Node, quantize: Node | None) -> tuple[Numbers | None, str]:
+    nodes = (dequantize,) if quantize is None else (quantize, dequantize)
+    if not all(is_constant(model, node.inputs[1:]) for node in nodes):
+        return None, COMPUTED
+    format_name = _format(model, dequantize if quantize is None else quantize)
+    read = [_read(model, node, format_name) for node in nodes]
+    if not read[0].same(read[-1]):
+        return None, RESCALES
+    return read[0], ""
+
+
+def _format(model: Model, node: Node) -> str:
+    """The element type of a pair's integers: a QuantizeLinear makes uint8 where nothing says otherwise."""
+    zero_point = node.inputs[2] if len(node.inputs) > 2 else ""
+    if node.inputs[0] in model.constants and node.op_type == "DequantizeLinear":
+        elem_type = model.constants[node.inputs[0]].data_type
+    elif zero_point:
+        elem_type = model.constants[zero_point].data_type
+    else:
+        elem_type = _integer(node, "output_dtype") or TensorProto.UINT8
+    return str(TensorProto.DataType.Name(elem_type)).lower()
+
+
+def _read(model: Model, node: Node, format_name: str) -> Numbers:
+    scale = model.array(node.inputs[1]).astype(np.float32)
+    zero_point = np.zeros(scale.shape, np.float32)
+    if len(node.inputs) > 2 and node.inputs[2]:
+        zero_point = zero_point + model.array(node.inputs[2]).astype(np.float32).reshape(zero_point.shape)
+    block = _integer(node, "block_size")
+    axis = _axis(model, node, scale) if scale.size > 1 or scale.ndim else None
+    if axis is None:
+        scale, zero_point = scale.reshape(()), zero_point.reshape(())
+    return Numbers(
+        format=format_name,
+        scale=scale,
+        zero_point=zero_point,
+        axis=axis,
+        block=block,
+        precision=_integer(node, "precision"),
+    )
+
+
+def _axis(model: Model, node: Node, scale: npt.NDArray[np.float32]) -> int | None:
+    """The axis of a scale's elements, counted from 0; ``None`` where one number stands for the whole tensor.
+
+    A scale of shape [1] does, save along an axis that is named and has one element itself.
+    """
+    shape = _shape(model, node)
+    axis = _integer(node, "axis", 1)
+    axis = axis + len(shape) if axis < 0 and shape is not None else axis
+    if scale.size == 1:
+        named = any(attribute.name == "axis" for attribute in node.proto.attribute)
+        one = shape is not None and 0 <= axis < len(shape) and shape[axis] == 1
+        return axis if named and one else None
+    return axis
+
+
+def _shape(model: Model, node: Node) -> tuple[int | None, ...] | None:
+    constant = model.constants.get(node.inputs[0])
+    if constant is not None:
+        return tuple(constant.dims)
+    producer = model.producer.get(node.inputs[0])
+    if node.op_type == "DequantizeLinear" and producer is not None and is_op(producer, "QuantizeLinear"):
+        return _shape(model, producer)
+    return model.shape(node.inputs[0])
+
+
+def _integer(node: Node, attribute: str, default: int = 0) -> int:
+    return next((int(a.i) for a in node.proto.attribute if a.name == attribute), default)

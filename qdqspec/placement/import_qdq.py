@@ -1,0 +1,212 @@
+"""Placements out of models that other tools, training or a person quantized.
+
+May import floors 0 to 2, numpy and this room. Whatever a placement cannot say is noted, never misread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from qdqspec.graph.model import Model
+from qdqspec.placement.found import FoundPair, Numbers, find_pairs
+from qdqspec.placement.pairs import misfit
+from qdqspec.placement.scheme import params_of
+from qdqspec.placement.strip import TakenApart, listed, take_apart
+from qdqspec.quantize.formats import FORMATS
+from qdqspec.quantize.scales import quantize
+from qdqspec.types import Consumer, PlacedPair, Placement, Site
+
+_TINY = float(np.finfo(np.float32).tiny)
+_SUPERSEDED = "is quantized again at once, with other numbers: only the last pair is kept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """The placement of a quantized model with its numbers, and what a reader should know.
+
+    Tensor and node names are those of the model that `strip_qdq` makes.
+    """
+
+    placement: Placement
+    pairs: tuple[PlacedPair, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A placement for one float model, and what of it does not fit there."""
+
+    placement: Placement
+    notes: tuple[str, ...] = ()
+
+
+def import_placement(model: Model, reference: Model | None = None) -> Imported:
+    """Read the Q/DQ pairs of a model, whoever put them in.
+
+    ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed.
+    Pairs that a placement cannot say (blocks, 4-bit and floating-point formats, computed scales, graph outputs)
+    are noted and left out.
+    """
+    apart = take_apart(model, reference)
+    found = find_pairs(apart)
+    reasons = {id(pair): why for pair in found if (why := _unsayable(pair))}
+    placed = [_placed(pair) for pair in found if id(pair) not in reasons and not pair.unread]
+    notes = [*_grouped((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
+    notes += [*_grouped(_half_said(found)), *_losses(apart, found, placed), *_left(apart)]
+    return Imported(
+        placement=Placement(sites=frozenset(pair.site for pair in placed)),
+        pairs=tuple(sorted(placed, key=lambda pair: (pair.site.tensor, pair.site.consumers))),
+        notes=tuple(notes),
+    )
+
+
+def placement_for(model: Model, quantized: Model) -> Fitted:
+    """The placement of a quantized model as a placement of ``model``, its float original or one like it.
+
+    Sites are found again by the nodes that read them, because tools rename tensors. For warm starts: a search
+    calibrates anew, so that the numbers are not needed.
+    """
+    imported = import_placement(quantized, model)
+    sites: list[Site] = []
+    lost: list[tuple[str, str]] = []
+    for site in sorted(imported.placement.sites, key=lambda site: (site.tensor, site.consumers)):
+        for moved in _moved(model, site, lost):
+            why = misfit(model, moved)
+            if why is None:
+                sites.append(moved)
+            else:
+                lost.append((site.tensor, why))
+    notes = (*imported.notes, *_grouped(lost))
+    return Fitted(placement=Placement(sites=frozenset(_disjoint(sites))), notes=notes)
+
+
+def _unsayable(pair: FoundPair) -> str:
+    """Why a placement cannot say the pair; empty where it can."""
+    if pair.numbers is None:
+        return pair.problem
+    if pair.output and not pair.ends:
+        return "makes a graph output, which no site names: the output is not quantized after `apply`"
+    if pair.hidden and not pair.ends:
+        return "is read in a body of If, Loop or Scan only, which no site names"
+    return _unknown_numbers(pair.numbers)
+
+
+def _unknown_numbers(numbers: Numbers) -> str:
+    if numbers.block or numbers.scale.ndim > 1:
+        return f"is {numbers.format} in blocks of {numbers.block or '?'}, which schemes do not carry"
+    if numbers.format not in FORMATS:
+        return f"is {numbers.format}, which schemes do not carry"
+    if numbers.axis is not None and numbers.axis < 0:
+        return "has an axis counted from the end of a shape that is not known"
+    if numbers.precision:
+        return "is told to compute in another precision than its scale's"
+    if not (np.isfinite(numbers.scale) & (numbers.scale >= _TINY)).all():
+        return "has a scale that is zero, negative, subnormal or not finite"
+    return ""
+
+
+def _half_said(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
+    """Pairs of which a site says a part, or that another pair makes void."""
+    by_tensor: dict[str, list[FoundPair]] = {}
+    for pair in found:
+        by_tensor.setdefault(pair.tensor, []).append(pair)
+    for pair in found:
+        if pair.output and pair.ends:
+            yield pair.tensor, "also makes a graph output, which is not quantized after `apply`"
+        if pair.hidden and pair.ends:
+            yield pair.tensor, "is also read in a body of If, Loop or Scan, which sees it float after `apply`"
+        if pair.unread and not _repeated(pair, by_tensor[pair.tensor]):
+            yield pair.tensor, _SUPERSEDED
+
+
+def _repeated(pair: FoundPair, others: Iterable[FoundPair]) -> bool:
+    """Whether every pair of the tensor that is read computes the same, so that quantizing twice is as once."""
+    numbers = [other.numbers for other in others if not other.unread]
+    return pair.numbers is not None and all(n is not None and n.same(pair.numbers) for n in numbers)
+
+
+def _placed(pair: FoundPair) -> PlacedPair:
+    numbers = pair.numbers
+    assert numbers is not None
+    site = Site(
+        tensor=pair.tensor, consumers=pair.ends, format=numbers.format, axis=numbers.axis, weight=pair.weight
+    )
+    return PlacedPair(
+        site=site,
+        scale=tuple(numbers.scale.reshape(-1).tolist()),
+        zero_point=tuple(int(z) for z in numbers.zero_point.reshape(-1).tolist()),
+        stored=pair.stored or not pair.weight,
+    )
+
+
+def _losses(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[str]:
+    """Stored integers that the float weight behind them does not give back."""
+    sources = {(pair.tensor, pair.ends): pair.quantized for pair in found if pair.stored}
+    for pair in placed:
+        source = sources.get((pair.site.tensor, pair.site.consumers))
+        if source is None:
+            continue
+        integers = apart.found.model.array(source).astype(np.int64)
+        weight = apart.stripped.array(pair.site.tensor).astype(np.float32, copy=False)
+        steps = int(np.abs(quantize(weight, params_of(pair)).astype(np.int64) - integers).max(initial=0))
+        if steps:
+            known = apart.found.weights.reference is not None
+            why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"
+            yield f"'{pair.site.tensor}' comes back up to {steps} steps away from its integers: {why}"
+
+
+def _left(apart: TakenApart) -> Iterator[str]:
+    yield from (note for note in apart.notes if note.startswith("left alone"))
+    if apart.found.revival.relus:
+        yield from (note for note in apart.notes if note.startswith("a Relu stands"))
+    other = [node.name for node in apart.found.model.nodes if _is_integer_kernel(node.op_type)]
+    if other:
+        yield f"not Q/DQ, but operators that compute in integers themselves, {listed(other)}: left as they are"
+    trt = [node.name for node in apart.found.model.nodes if node.domain == "trt"]
+    if trt:
+        yield f"operators of TensorRT's own domain, {listed(trt)}: left as they are"
+
+
+def _is_integer_kernel(op_type: str) -> bool:
+    return op_type.startswith("QLinear") or op_type in (
+        "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm", "MatMulNBits",
+    )  # fmt: skip
+
+
+def _moved(model: Model, site: Site, lost: list[tuple[str, str]]) -> Iterator[Site]:
+    """The site as the tensors that its readers read in ``model``; one site each."""
+    tensors: dict[str, list[Consumer]] = {}
+    for end in site.consumers:
+        node = model.by_name.get(end.node)
+        if node is None or end.input >= len(node.inputs) or not node.inputs[end.input]:
+            lost.append((site.tensor, f"the model has no input {end.input} of a node '{end.node}'"))
+        else:
+            tensors.setdefault(node.inputs[end.input], []).append(end)
+    for tensor, ends in tensors.items():
+        yield Site(
+            tensor=tensor,
+            consumers=tuple(ends),
+            format=site.format,
+            axis=site.axis,
+            weight=tensor in model.constants,
+        )
+
+
+def _disjoint(sites: Iterable[Site]) -> Iterator[Site]:
+    """The sites without consumers that an earlier one has."""
+    taken: set[Consumer] = set()
+    for site in sites:
+        if not taken & set(site.consumers):
+            taken.update(site.consumers)
+            yield site
+
+
+def _grouped(reasons: Iterable[tuple[str, str]]) -> Iterator[str]:
+    groups: dict[str, list[str]] = {}
+    for tensor, why in reasons:
+        groups.setdefault(why, []).append(tensor)
+    for why, tensors in groups.items():
+        yield f"{listed(dict.fromkeys(tensors))}: {why}"

@@ -1,0 +1,145 @@
+"""Which nodes of a model are Q/DQ pairs, whoever put them in: what stripping, import and comparison see alike.
+
+May import floors 0 to 2, onnx, and this room. Pairs are recognized by structure, never by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnx import TensorProto
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.placement.restore import FloatWeights, is_constant
+from qdqspec.placement.revive import Revival
+
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+
+def recognize(model: Model, reference: Model | None = None) -> Recognition:
+    """Look at every node of a model; ``reference`` is the model before quantization, at the same opset."""
+    found = Recognition(model, FloatWeights(model, reference), Revival(model, reference))
+    found.find()
+    return found
+
+
+@dataclass(slots=True)
+class Recognition:
+    """What of a model is Q/DQ, and what stands for it in the model without.
+
+    ``gone`` are the nodes that go, by index; ``floats`` the weights that come back behind integers, by name;
+    ``place`` the name of such a weight by the integers it stands in for; ``left`` the nodes that cannot be
+    taken out, by reason.
+    """
+
+    model: Model
+    weights: FloatWeights
+    revival: Revival
+    alias: dict[str, str] = field(default_factory=dict)  # tensor: what stands for it afterwards
+    gone: set[int] = field(default_factory=set)
+    floats: dict[str, TensorProto] = field(default_factory=dict)
+    place: dict[str, str] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)  # initializers
+    left: dict[str, list[str]] = field(default_factory=dict)
+
+    def find(self) -> None:
+        """Decide on every node."""
+        for node in self.model.nodes:
+            if is_op(node, "DequantizeLinear"):
+                self._find_dequantize(node)
+        for node in self.model.nodes:
+            if is_op(node, "QuantizeLinear"):
+                self._find_quantize(node)
+        self._sweep()
+
+    def _find_dequantize(self, node: Node) -> None:
+        source = node.inputs[0]
+        producer = self.model.producer.get(source)
+        if producer is not None and is_op(producer, "QuantizeLinear"):
+            reason = self._take_pair(producer, node)
+        elif source not in self.model.constants:
+            maker = "a graph input" if producer is None else producer.op_type
+            reason = f"reads what no QuantizeLinear made, but {maker}"
+        elif not is_constant(self.model, node.inputs):
+            reason = "has a scale or zero point that is computed"
+        else:
+            reason = self._take_weight(node)
+        if reason:
+            self.left.setdefault(reason, []).append(node.name)
+        else:
+            self.gone.add(node.index)
+
+    def _take_pair(self, quantize: Node, dequantize: Node) -> str:
+        """Let what comes before the pair stand for what comes after it; a reason where that cannot be."""
+        before, after = quantize.inputs[0], dequantize.outputs[0]
+        types = {self.model.elem_type(before), self.model.elem_type(after)} - {None}
+        if len(types) > 1:
+            return "changes the element type"
+        if self.revival.take(quantize, dequantize):
+            return ""
+        before = self.now(before)
+        if after not in self.model.outputs:
+            self.alias[after] = before
+        elif before in self.model.producer and before not in self.model.outputs:
+            self.alias[before] = after  # a graph output keeps its name: the producer makes it now
+        else:
+            return "makes a graph output out of an input or another output"
+        return ""
+
+    def _take_weight(self, node: Node) -> str:
+        name = self.weights.name(node)
+        if name != node.outputs[0]:
+            self.alias[node.outputs[0]] = name
+        if name in self.floats or (name in self.model.constants and name != node.outputs[0]):
+            return ""
+        self.floats[name] = self.weights.tensor(node, name)
+        self.place.setdefault(node.inputs[0], name)
+        return ""
+
+    def _find_quantize(self, node: Node) -> None:
+        ends = self.model.consumers.get(node.outputs[0], ())
+        if all(self.model.by_name[end.node].index in self.gone for end in ends) and not self._is_seen(
+            node.outputs[0]
+        ):
+            self.gone.add(node.index)
+        else:
+            self.left.setdefault("has an integer output that others read", []).append(node.name)
+
+    def _is_seen(self, tensor: str) -> bool:
+        return tensor in self.model.outputs or tensor in self.model.subgraph_reads
+
+    def _sweep(self) -> None:
+        """Drop the constants, and what computed them, that only the nodes gone had read."""
+        work = [name for index in sorted(self.gone) for name in self._own_inputs(self.model.nodes[index])]
+        while work:
+            name = work.pop()
+            if not name or name in self.dropped or not self._is_dead(name):
+                continue
+            producer = self.model.producer.get(name)
+            if producer is None:
+                self.dropped.update({name} & self.model.initializers.keys())
+            elif name in self.place:
+                self.dropped.add(name)
+            elif all(self._is_dead(output) for output in producer.outputs if output):
+                self.gone.add(producer.index)
+                work.extend(producer.inputs)
+
+    def _own_inputs(self, node: Node) -> tuple[str, ...]:
+        """The inputs of a Q or DQ gone that are not the data passing through it."""
+        stored = is_op(node, "DequantizeLinear") and node.inputs[0] in self.model.constants
+        return node.inputs if stored else node.inputs[1:]
+
+    def _is_dead(self, tensor: str) -> bool:
+        ends = self.model.consumers.get(tensor, ())
+        return not self._is_seen(tensor) and all(self.model.by_name[e.node].index in self.gone for e in ends)
+
+    def now(self, tensor: str) -> str:
+        """What a tensor is called in the model without Q/DQ."""
+        while tensor in self.alias:
+            tensor = self.alias[tensor]
+        return tensor
+
+
+def is_op(node: Node, op_type: str) -> bool:
+    """Whether a node is a QuantizeLinear or DequantizeLinear as ONNX or ONNX Runtime define them."""
+    return node.op_type == op_type and node.domain in _DOMAINS
