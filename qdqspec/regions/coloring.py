@@ -30,10 +30,11 @@ class Puzzle:
         self.up: Tagged = [[] for _ in labels]
         self.down: Tagged = [[] for _ in labels]
         self.depth: list[int] = []
+        tags: dict[tuple[int, int], bytes] = {}
         for vertex, row in enumerate(edges):
             depth = 0
             for slot, feeding, output in row:
-                tag = b"%d.%d." % (slot, output)
+                tag = tags.get((slot, output)) or tags.setdefault((slot, output), b"%d.%d." % (slot, output))
                 self.up[vertex].append((tag, feeding))
                 self.down[feeding].append((tag, vertex))
                 depth = max(depth, self.depth[feeding] + 1)

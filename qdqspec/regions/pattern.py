@@ -27,6 +27,7 @@ Granularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
 BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _End: TypeAlias = tuple[int, str, int, int, str]  # slot, tensor, maker (-1: fed), its output, text
+REPEATING = 200  # nodes; nobody has larger blocks twice, and remembering them costs memory
 _BODY_SLOT = -1  # the tensors that a body reads have no order of their own
 
 
@@ -80,16 +81,24 @@ class PatternMaker:
         """The pattern of nodes given by index."""
         members = sorted(indices, key=self.place.__getitem__)
         labels, edges = self._puzzle(members)
-        # Equal blocks of a model mostly read alike even before they are put in canonical order.
-        key = (tuple(labels), tuple(map(tuple, edges)))
-        if key not in self._solved:
-            order, certificate = canonical_order(Puzzle(labels, edges))
-            digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
-            self._solved[key] = order, f"{VERSION}-{digest}", self._text(members)
-        order, digest, text = self._solved[key]
+        order, digest, text = self._solution(labels, edges, members)
         shared = len(labels) - len(members)
         names = (self._flow.model.nodes[members[v - shared]].name for v in order if v >= shared)
         return Pattern(digest=digest, text=text, order=tuple(names))
+
+    def _solution(
+        self, labels: list[str], edges: list[list[Edge]], members: Sequence[int]
+    ) -> tuple[list[int], str, str]:
+        """Order, digest and text. Blocks that repeat mostly read alike even before they are ordered."""
+        key = (tuple(labels), tuple(map(tuple, edges))) if len(labels) <= REPEATING else ()
+        if key and key in self._solved:
+            return self._solved[key]
+        order, certificate = canonical_order(Puzzle(labels, edges))
+        digest = hashlib.sha256(certificate.encode()).hexdigest()[:16]
+        solution = order, f"{VERSION}-{digest}", self._text(members)
+        if key:
+            self._solved[key] = solution
+        return solution
 
     def _text(self, members: Sequence[int]) -> str:
         """Without what was only carried along, which would hide the operators that matter."""
