@@ -38,6 +38,10 @@ class Flow:
     own: tuple[bytes, ...]
     readers: dict[str, tuple[int, ...]]
 
+    def is_light(self, nodes: Iterable[int]) -> bool:
+        """Whether there is no anchor among the nodes."""
+        return all(self.model.nodes[index].op_type not in ANCHORS for index in nodes)
+
     def linked(self, a: Iterable[int], b: Iterable[int]) -> bool:
         """Whether one of two sets of nodes feeds the other, or both are fed by the same node."""
         others = set(b)

@@ -10,7 +10,7 @@ import ast
 from dataclasses import dataclass, field
 
 from qdqspec.graph.model import Node
-from qdqspec.regions.blocks import Block, Composite, Leaf, Linked, dissolve, join_tiny, pack_run
+from qdqspec.regions.blocks import Block, Composite, Leaf, dissolve, join_tiny, pack_run
 from qdqspec.regions.flow import Flow
 
 DEEPEST = 50  # levels; names are user input, and recursion follows them
@@ -39,7 +39,7 @@ def blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
     root = _Scope()
     for index, path in paths.items():
         _add(root, path, index)
-    whole = Composite(_blocks(root, max_nodes, flow.linked))
+    whole = Composite(_blocks(root, max_nodes, flow))
     dissolve(whole, max_nodes, flow.linked)
     return whole.children
 
@@ -79,20 +79,21 @@ def _add(scope: _Scope, path: tuple[str, ...], index: int) -> None:
     scope.entries.append(index)
 
 
-def _blocks(scope: _Scope, limit: int, linked: Linked) -> list[Block]:
+def _blocks(scope: _Scope, limit: int, flow: Flow) -> list[Block]:
     blocks: list[Block] = []
     for entry in scope.entries:
         if isinstance(entry, int):
-            blocks.append(Leaf([entry]))
+            blocks.append(Leaf([entry], light=flow.is_light([entry])))
         else:
-            blocks.append(_block(scope.inner[entry], limit, linked))
-    return join_tiny(pack_run(blocks, limit), limit, linked)
+            blocks.append(_block(scope.inner[entry], limit, flow))
+    return join_tiny(pack_run(blocks, limit), limit, flow.linked)
 
 
-def _block(scope: _Scope, limit: int, linked: Linked) -> Block:
+def _block(scope: _Scope, limit: int, flow: Flow) -> Block:
     if scope.size <= limit:
-        return Leaf(_nodes(scope), closed=True)
-    inside = _blocks(scope, limit, linked)
+        nodes = _nodes(scope)
+        return Leaf(nodes, closed=True, light=flow.is_light(nodes))
+    inside = _blocks(scope, limit, flow)
     return inside[0] if len(inside) == 1 else Composite(inside)
 
 

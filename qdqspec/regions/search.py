@@ -165,7 +165,7 @@ class _Builder:
 
     def _unit(self, branches: list[Block], unit: list[int]) -> list[Block]:
         """A branching with what closes it is one leaf if it fits, else a composite; a bare run is a leaf."""
-        light = all(self._flow.model.nodes[index].op_type not in ANCHORS for index in unit)
+        light = self._flow.is_light(unit)
         tail: list[Block] = [Leaf(unit, light=light)] if unit else []
         if not branches:
             return tail

@@ -151,3 +151,12 @@ def test_resnet_blocks_of_a_real_model_are_recognizable(models):
 def test_fire_modules_of_a_real_model_are_recognizable(models):
     texts = leaf_texts(find_regions(load_model(models / "squeezenet10.onnx")))
     assert sum(text.startswith("(Conv > Relu | Conv > Relu) > Concat") for text in texts) == 8
+
+
+def test_module_names_of_a_real_model_make_its_stages(models):
+    regions = find_regions(load_model(models / "digits_resnet.onnx"), RegionRules(by="names"))
+    stage = next(region for region in regions if region.type == "COMPOSITE")
+    below = [region for region in regions if region.parent == stage.id]
+    assert all(name.startswith("/layer2/layer2.0/") for name in below[0].nodes)
+    assert all(name.startswith("/layer2/layer2.1/") for name in below[1].nodes)
+    assert [r.pattern_text for r in regions if r.type == "LEAF"][0] == "Conv > Relu"
