@@ -159,4 +159,4 @@ def test_module_names_of_a_real_model_make_its_stages(models):
     below = [region for region in regions if region.parent == stage.id]
     assert all(name.startswith("/layer2/layer2.0/") for name in below[0].nodes)
     assert all(name.startswith("/layer2/layer2.1/") for name in below[1].nodes)
-    assert [r.pattern_text for r in regions if r.type == "LEAF"][0] == "Conv > Relu"
+    assert next(r.pattern_text for r in regions if r.type == "LEAF") == "Conv > Relu"
