@@ -71,8 +71,7 @@ def search(
         proposal = proposals[0]
         if expected is not None and expected.placement.digest == proposal.placement.digest:
             trial, expected = expected, next(recorded, None)
-            if trial.incumbent:
-                bench.adopt(trial.placement, trial.ratio or 1.0)
+            bench.recall(trial)
         else:
             expected = None
             trial = bench.trial(len(trials), proposal.placement, proposal.phase, profile=proposal.profile)

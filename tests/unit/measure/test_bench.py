@@ -1,0 +1,421 @@
+"""Trials on the simulated device: who becomes the incumbent, what a failure costs, what stays open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import Array, BuildOptions
+from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.errors import BackendError, OutputError
+from qdqspec.measure.bench import FLOOR_EPS, NOISE_BUILDS, NOISE_ROUNDS, Bench
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site, Trial
+
+FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
+QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
+REFERENCE = Placement(sites=frozenset())
+
+
+def placement(name: str) -> Placement:
+    """A placement that stands for a model file of that name; its site is never inserted."""
+    return Placement(sites=frozenset({Site(tensor=name, consumers=(Consumer("n", 0),), format="uint8")}))
+
+
+@dataclass
+class Candidate:
+    """How a placement behaves: its speed, whether its graph has a hash of its own, when it fails."""
+
+    scale: float = 1.0
+    graph: str = ""
+    fails: Callable[[str, int], bool] = lambda stage, count: False  # stage, how often it came there
+
+
+@dataclass
+class Lab:
+    """Stands for a backend: builds placements by name, counts builds and what is still open."""
+
+    candidates: dict[str, Candidate]
+    words: Mapping[str, str]
+    device: FakeDevice = field(default_factory=FakeDevice)
+    built: list[str] = field(default_factory=list)
+    open: list[WatchedEngine] = field(default_factory=list)
+    stages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    file: Path = Path()
+
+    def write(self, what: Placement) -> Path:
+        return Path(next((site.tensor for site in what.sites), "reference"))
+
+    def build(self, model: Path, options: BuildOptions) -> WatchedEngine:
+        name = model.name
+        self.reach(name, "build")
+        words = {**self.words, "fake.scale": str(self.candidates[name].scale)}
+        engine = self.device.build(self.file, BuildOptions(extra=words))
+        self.built.append(name)
+        watched = WatchedEngine(self, name, engine)
+        self.open.append(watched)
+        return watched
+
+    def reach(self, name: str, stage: str) -> None:
+        self.stages[name, stage] += 1
+        if self.candidates[name].fails(stage, self.stages[name, stage]):
+            raise BackendError(f"{name} fails in {stage}")
+
+
+class WatchedEngine:
+    def __init__(self, lab: Lab, name: str, engine: FakeEngine) -> None:
+        self.lab, self.name, self.engine = lab, name, engine
+        self.graph_hash = lab.candidates[name].graph
+        self.closed = False
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return self.engine.run(feeds)
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        self._reach("bind")
+        self.engine.bind(feeds)
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        self._reach("time")
+        return self.engine.time(runs, warmup)
+
+    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+        self._reach("layers")
+        return self.engine.layers(runs)
+
+    def close(self) -> None:
+        self.closed = True
+        if self in self.lab.open:
+            self.lab.open.remove(self)
+
+    def _reach(self, stage: str) -> None:
+        if self.closed:
+            raise BackendError("the engine is closed")
+        try:
+            self.lab.reach(self.name, stage)
+        except BackendError:
+            self.close()
+            raise
+
+
+MakeLab = Callable[..., Lab]
+
+
+@pytest.fixture
+def make_lab(tmp_path: Path) -> MakeLab:
+    """``make_lab(fast=Candidate(scale=0.8))``: those candidates beside a reference of scale 1."""
+    file = tmp_path / "model.onnx"
+    onnx.save(small_model(), file)
+
+    def make(words: Mapping[str, str] | None = None, **candidates: Candidate) -> Lab:
+        return Lab({"reference": Candidate(), **candidates}, words or {}, file=file)
+
+    return make
+
+
+def bench_of(lab: Lab, seed: int = 0, **more) -> Bench:
+    return Bench(lab, lab.write, FEEDS, clock="cpu", random=np.random.default_rng(seed), **more)
+
+
+def known(what: Placement, ratio: float, **more) -> Trial:
+    """A trial of an earlier run, which won its race."""
+    return Trial(number=0, phase="p", placement=what, ratio=ratio, incumbent=True, **more)
+
+
+def started(lab: Lab, seed: int = 0, **more) -> Bench:
+    bench = bench_of(lab, seed, **more)
+    assert bench.trial(0, REFERENCE, "pure").incumbent
+    return bench
+
+
+def test_the_first_trial_is_the_one_to_beat(make_lab: MakeLab) -> None:
+    bench = bench_of(make_lab())
+    assert bench.best is None
+    trial = bench.trial(0, REFERENCE, "pure", profile=True)
+    assert (trial.ok, trial.incumbent, trial.ratio, trial.race) == (True, True, 1.0, None)
+    assert trial.layers
+    assert trial.samples.wall_ms
+    assert bench.best == 1.0
+
+
+def test_a_faster_one_takes_its_place_and_ratios_chain(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET, fast=Candidate(scale=0.8), faster=Candidate(scale=0.4))
+    bench = started(lab)
+    first, second = (bench.trial(n, placement(name), "p") for n, name in ((1, "fast"), (2, "faster")))
+    assert (first.incumbent, second.incumbent) == (True, True)
+    assert first.ratio == pytest.approx(0.8)
+    assert second.race is not None
+    assert second.race.opponent == placement("fast").digest
+    assert second.race.ratio == pytest.approx(0.5)
+    assert second.ratio == bench.best == pytest.approx(0.4)
+
+
+def test_a_slower_one_is_closed_and_changes_nothing(make_lab: MakeLab) -> None:
+    lab = make_lab(slow=Candidate(scale=1.1))
+    bench = started(lab)
+    trial = bench.trial(1, placement("slow"), "p")
+    assert (trial.ok, trial.incumbent) == (True, False)
+    assert bench.best == 1.0
+    assert [engine.name for engine in lab.open] == ["reference"]
+
+
+def test_profiles_only_where_asked(make_lab: MakeLab) -> None:
+    lab = make_lab(a=Candidate(), b=Candidate())
+    bench = started(lab)
+    assert not bench.trial(1, placement("a"), "p").layers
+    assert bench.trial(2, placement("b"), "p", profile=True).layers
+
+
+def test_a_graph_seen_before_is_not_raced_but_remembered(make_lab: MakeLab) -> None:
+    lab = make_lab(one=Candidate(scale=1.3, graph="g"), two=Candidate(scale=1.3, graph="g"))
+    bench = started(lab)
+    one, two = bench.trial(1, placement("one"), "p"), bench.trial(2, placement("two"), "p")
+    assert two.race is not None
+    assert (two.race.verdict, two.race.pairs) == ("same graph", 0)
+    assert two.race.opponent == placement("one").digest
+    assert (two.ratio, two.samples) == (one.ratio, one.samples)
+    assert len(lab.open) == 1
+
+
+def test_graphs_without_a_hash_are_all_different(make_lab: MakeLab) -> None:
+    bench = started(make_lab(one=Candidate(scale=1.3), two=Candidate(scale=1.3)))
+    for number, name in enumerate(("one", "two"), 1):
+        trial = bench.trial(number, placement(name), "p")
+        assert trial.race is not None
+        assert trial.race.pairs > 0
+
+
+@pytest.mark.parametrize("stage", ["build", "bind", "time", "layers"])
+def test_a_candidate_that_fails_is_a_failed_trial(make_lab: MakeLab, stage: str) -> None:
+    lab = make_lab(bad=Candidate(fails=lambda where, _: where == stage))
+    bench = started(lab)
+    trial = bench.trial(1, placement("bad"), "p", profile=True)
+    assert (trial.status, trial.incumbent, trial.ratio) == ("failed", False, None)
+    assert f"bad fails in {stage}" in (trial.error or "")
+    assert "bad" not in {engine.name for engine in lab.open}
+    assert bench.best == 1.0
+
+
+def test_a_failed_build_does_not_cost_a_build_of_the_incumbent(make_lab: MakeLab) -> None:
+    lab = make_lab(bad=Candidate(fails=lambda stage, _: stage == "build"), slow=Candidate(scale=1.5))
+    bench = started(lab)
+    bench.trial(1, placement("bad"), "p")
+    bench.trial(2, placement("slow"), "p")
+    assert lab.built == ["reference", "slow"]
+
+
+def test_a_challenger_that_dies_in_its_race_is_the_one_that_failed(make_lab: MakeLab) -> None:
+    lab = make_lab(
+        bad=Candidate(scale=0.7, fails=lambda stage, count: stage == "time" and count > 3),
+        good=Candidate(scale=0.7),
+    )
+    bench = started(lab)
+    trial = bench.trial(1, placement("bad"), "p")
+    assert trial.error == "bad fails in time"
+    assert bench.trial(2, placement("good"), "p").incumbent
+
+
+def test_an_incumbent_that_dies_in_a_race_is_built_anew_for_the_same_challenger(make_lab: MakeLab) -> None:
+    lab = make_lab(good=Candidate(scale=0.7))
+    bench = started(lab)
+    lab.candidates["reference"].fails = lambda stage, count: stage == "time" and count == 4
+    trial = bench.trial(1, placement("good"), "p")
+    assert trial.ok
+    assert trial.incumbent
+    assert lab.built.count("reference") >= 2
+
+
+def test_an_incumbent_that_cannot_be_built_again_is_named(make_lab: MakeLab) -> None:
+    lab = make_lab(good=Candidate(scale=0.7))
+    bench = bench_of(lab)
+    bench.recall(known(REFERENCE, 1.0))
+    lab.candidates["reference"].fails = lambda stage, _: stage == "build"
+    trial = bench.trial(1, placement("good"), "p")
+    assert trial.error == "reference fails in build"
+    assert not lab.open
+
+
+def test_a_graph_of_an_earlier_run_is_known_too(make_lab: MakeLab) -> None:
+    lab = make_lab(again=Candidate(graph="g"))
+    bench = bench_of(lab)
+    bench.recall(known(REFERENCE, 1.0, graph_hash="g"))
+    trial = bench.trial(1, placement("again"), "p")
+    assert trial.race is not None
+    assert (trial.race.verdict, trial.race.opponent) == ("same graph", REFERENCE.digest)
+    assert lab.built == ["again"]
+
+
+def test_a_recalled_incumbent_is_built_when_first_needed(make_lab: MakeLab) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5), faster=Candidate(scale=0.3))
+    bench = bench_of(lab)
+    bench.recall(known(REFERENCE, 1.0))
+    bench.recall(known(placement("fast"), 0.5))
+    assert not lab.built
+    trial = bench.trial(2, placement("faster"), "p")
+    assert trial.incumbent
+    assert trial.race is not None
+    assert trial.race.opponent == placement("fast").digest
+    assert trial.ratio == pytest.approx(0.3, rel=0.1)
+
+
+def test_what_is_no_failure_of_the_backend_escapes_and_nothing_stays_open(make_lab: MakeLab) -> None:
+    lab = make_lab(good=Candidate(scale=0.7))
+    bench = started(lab)
+
+    def full(_: object) -> Path:
+        raise OutputError("no space left")
+
+    def interrupt(stage: str, count: int) -> bool:
+        if stage == "time" and count == 2:
+            raise KeyboardInterrupt
+        return False
+
+    bench._write = full
+    with pytest.raises(OutputError):
+        bench.trial(1, placement("good"), "p")
+    bench._write = lab.write
+    lab.candidates["good"].fails = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        bench.trial(1, placement("good"), "p")
+    bench.close()
+    assert not lab.open
+
+
+def test_only_timing_takes_the_device_for_itself(make_lab: MakeLab) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def exclusive():
+        events.append("in")
+        yield
+        events.append("out")
+
+    lab = make_lab(good=Candidate(scale=0.7))
+    plain_build = lab.build
+    lab.build = lambda *a: (events.append("build"), plain_build(*a))[1]  # type: ignore[method-assign]
+    started(lab, exclusive=exclusive)
+    assert events == ["build", "in", "out"]
+
+
+# ---- noise --------------------------------------------------------------------------------------
+
+
+def test_eps_is_twice_the_deviation_between_builds(make_lab: MakeLab) -> None:
+    found = []
+    for seed in range(60):
+        lab = make_lab({"fake.seed": str(seed), "fake.build_noise": "0.02", "fake.run_noise": "0"})
+        bench = bench_of(lab, seed)
+        bench.measure_noise(REFERENCE)
+        found.append(bench.eps)
+        assert not lab.open
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.04, rel=0.25)
+
+
+def test_eps_is_never_below_one_per_cent(make_lab: MakeLab) -> None:
+    bench = bench_of(make_lab(QUIET))
+    samples = bench.measure_noise(REFERENCE)
+    assert bench.eps == FLOOR_EPS
+    assert len(samples.wall_ms) == NOISE_BUILDS * NOISE_ROUNDS
+
+
+@pytest.mark.parametrize("stage", ["build", "bind", "time"])
+def test_noise_of_what_does_not_build_again_is_one_error(make_lab: MakeLab, stage: str) -> None:
+    lab = make_lab()
+    lab.candidates["reference"].fails = lambda where, count: where == stage and count == 2
+    with pytest.raises(BackendError, match="not again: reference fails"):
+        bench_of(lab).measure_noise(REFERENCE)
+    assert not lab.open
+
+
+def test_noise_is_known_again_from_its_samples(make_lab: MakeLab) -> None:
+    lab = make_lab({"fake.build_noise": "0.03"})
+    bench, resumed = bench_of(lab), bench_of(lab)
+    resumed.recall_noise(bench.measure_noise(REFERENCE))
+    assert resumed.eps == bench.eps > FLOOR_EPS
+    assert len(lab.built) == NOISE_BUILDS
+
+
+# ---- confirmation -------------------------------------------------------------------------------
+
+
+def roles(**named: str):
+    return {role: REFERENCE if name == "reference" else placement(name) for role, name in named.items()}
+
+
+def test_confirmation_times_fresh_builds_of_every_role(make_lab: MakeLab) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5))
+    found = bench_of(lab).compare(roles(reference="reference", tuned="fast", everything="slow"), rounds=8)
+    assert sorted(lab.built) == ["fast"] * 3 + ["reference"] * 3 + ["slow"] * 3
+    assert not lab.open
+    assert found.builds == 3
+    assert {role: len(s.cpu_ms) for role, s in found.samples.items()} == dict.fromkeys(found.ratios, 24)
+    assert found.ratios["tuned"].low <= 0.5 <= found.ratios["tuned"].high
+    assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.1)
+    assert found.speedup.low <= 2 <= found.speedup.high
+
+
+def test_equal_placements_share_their_builds(make_lab: MakeLab) -> None:
+    lab = make_lab()
+    found = bench_of(lab).compare(roles(reference="reference", tuned="reference"), rounds=4)
+    assert len(lab.built) == 3
+    assert (found.speedup.low, found.speedup.high) == (1, 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("stage", ["build", "bind", "time"])
+def test_a_role_that_fails_once_is_left_out(make_lab: MakeLab, stage: str, count: int) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5), bad=Candidate())
+    lab.candidates["bad"].fails = lambda where, nth: where == stage and nth == count
+    named = roles(reference="reference", tuned="fast", everything="bad")
+    found = bench_of(lab).compare(named, rounds=6)
+    assert set(found.samples) == set(found.ratios) == {"reference", "tuned"}
+    assert not lab.open
+
+
+def test_without_a_tuned_build_there_is_no_speedup(make_lab: MakeLab) -> None:
+    lab = make_lab(bad=Candidate(fails=lambda stage, _: stage == "build"))
+    found = bench_of(lab).compare(roles(reference="reference", tuned="bad"), rounds=4)
+    assert set(found.samples) == {"reference"}
+    assert (found.speedup.low, found.speedup.high) == (1, 1)
+
+
+@pytest.mark.parametrize("stage", ["build", "time"])
+def test_a_reference_that_fails_is_an_error_with_the_reason(make_lab: MakeLab, stage: str) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5))
+    lab.candidates["reference"].fails = lambda where, count: where == stage and count == 3
+    with pytest.raises(BackendError, match=f"again: reference fails in {stage}"):
+        bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    assert not lab.open
+
+
+# ---- false alarms and power of whole trials -----------------------------------------------------
+
+
+def challenges(make_lab: MakeLab, scale: float, seeds: int) -> list[Trial]:
+    """One challenge per simulated device, at the noise of a shared machine, with eps as measured there."""
+    trials = []
+    for seed in range(seeds):
+        lab = make_lab({"fake.seed": str(seed)}, other=Candidate(scale=scale))
+        bench = started(lab, seed)
+        bench.measure_noise(REFERENCE)
+        trials.append(bench.trial(1, placement("other"), "p"))
+        assert len(lab.open) == 1
+    return trials
+
+
+def test_what_is_no_faster_rarely_becomes_the_incumbent(make_lab: MakeLab) -> None:
+    accepted = [trial.incumbent for trial in challenges(make_lab, 1.0, 300)]
+    assert np.mean(accepted) <= 0.03  # two in a hundred; sixteen without the second race
+
+
+def test_what_is_ten_per_cent_faster_nearly_always_does(make_lab: MakeLab) -> None:
+    trials = challenges(make_lab, 0.9, 60)
+    assert np.mean([trial.incumbent for trial in trials]) >= 0.95
+    assert np.mean([trial.ratio for trial in trials]) == pytest.approx(0.9, abs=0.01)

@@ -1,0 +1,170 @@
+"""Races on the simulated device: verdicts, when they end, how often they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.measure.race import (
+    HOPELESS_AFTER,
+    LOOKS,
+    MOST_RUNS,
+    TURN_MS,
+    Entrant,
+    Turn,
+    median_sample,
+    race,
+    settle,
+)
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Race, Samples
+
+SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model run alike: only run noise is left
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("race") / "model.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+def engine(device: FakeDevice, model: Path, seed: int, **words: str) -> FakeEngine:
+    extra = {"fake.seed": str(seed), **SAME_SPEED, **{f"fake.{k}": v for k, v in words.items()}}
+    built = device.build(model, BuildOptions(extra=extra))
+    built.bind({"x": np.zeros((1, 3, 8, 8), np.float32)})
+    return built
+
+
+def raced(model: Path, seed: int, scale: float, *, eps: float = 0.02, clock="cpu", **words: str):
+    device = FakeDevice()
+    incumbent = engine(device, model, seed, **words)
+    challenger = engine(device, model, seed, scale=str(scale), **words)
+    return race(
+        Entrant(digest="challenger", engine=challenger),
+        Entrant(digest="incumbent", engine=incumbent),
+        clock=clock,
+        eps=eps,
+        random=np.random.default_rng(seed),
+    )
+
+
+def verdicts(model: Path, scale: float, seeds: int = 100, **more) -> list[Race]:
+    return [raced(model, seed, scale, **more)[0] for seed in range(seeds)]
+
+
+def share(races: list[Race], verdict: str) -> float:
+    return float(np.mean([found.verdict == verdict for found in races]))
+
+
+def test_equal_speed_is_no_difference(model: Path) -> None:
+    found = verdicts(model, 1.0, seeds=150)
+    assert share(found, "faster") <= 0.01
+    assert share(found, "slower") <= 0.01
+
+
+def test_equal_speed_under_drift_is_no_difference(model: Path) -> None:
+    found = verdicts(model, 1.0, drift="0.3", drift_period="0.05")
+    assert share(found, "no difference") >= 0.97
+
+
+@pytest.mark.parametrize("clock", ["cpu", "wall"])
+def test_ten_per_cent_is_found(model: Path, clock: str) -> None:
+    assert share(verdicts(model, 0.9, clock=clock), "faster") >= 0.97
+    assert share(verdicts(model, 1.1, clock=clock), "slower") >= 0.97
+
+
+def test_five_per_cent_is_found_nearly_always(model: Path) -> None:
+    assert share(verdicts(model, 0.95), "faster") >= 0.9
+
+
+def test_a_difference_below_eps_does_not_count(model: Path) -> None:
+    assert share(verdicts(model, 0.97, eps=0.06), "faster") == 0
+
+
+def test_the_ratio_is_challenger_over_incumbent(model: Path) -> None:
+    found = verdicts(model, 0.8, seeds=20)
+    assert np.median([race.ratio for race in found]) == pytest.approx(0.8, rel=0.01)
+    assert {race.opponent for race in found} == {"incumbent"}
+
+
+def test_a_hopeless_challenger_is_dropped_after_three_pairs(model: Path) -> None:
+    found = verdicts(model, 1.6, seeds=40)
+    assert {(race.verdict, race.pairs) for race in found} == {("slower", HOPELESS_AFTER)}
+
+
+def test_races_end_at_a_look_and_sooner_where_it_is_clear(model: Path) -> None:
+    pairs = {scale: {race.pairs for race in verdicts(model, scale, seeds=40)} for scale in (0.7, 1.0)}
+    assert pairs[1.0] <= {*LOOKS, HOPELESS_AFTER}
+    assert pairs[0.7] == {LOOKS[0]}
+    assert min(pairs[1.0]) > LOOKS[0]
+
+
+def test_samples_are_the_pairs(model: Path) -> None:
+    outcome, ours, theirs = raced(model, 1, 0.9)
+    assert len(ours.cpu_ms) == len(theirs.cpu_ms) == len(theirs.wall_ms) == outcome.pairs
+
+
+def test_one_graph_is_not_raced(model: Path) -> None:
+    class Untouchable(FakeEngine):
+        def __init__(self) -> None:
+            """Whatever is asked of it fails: it has no model."""
+
+    outcome, ours, theirs = race(
+        Entrant(digest="a", engine=Untouchable(), graph_hash="same"),
+        Entrant(digest="b", engine=Untouchable(), graph_hash="same"),
+        clock="cpu",
+        eps=0.01,
+        random=np.random.default_rng(0),
+    )
+    assert (outcome.verdict, outcome.pairs, outcome.opponent) == ("same graph", 0, "b")
+    assert ours == theirs == Samples()
+
+
+def test_who_goes_first_is_drawn(model: Path) -> None:
+    order: list[str] = []
+
+    class Told(FakeEngine):
+        def time(self, runs: int, warmup: int = 0) -> Samples:
+            order.append(self.told)
+            return super().time(runs, warmup)
+
+    device = FakeDevice()
+    engines = {}
+    for name in ("challenger", "incumbent"):
+        engines[name] = engine(device, model, 0)
+        engines[name].__class__ = Told
+        engines[name].told = name
+    race(
+        *(Entrant(digest=name, engine=one) for name, one in engines.items()),
+        clock="cpu",
+        eps=0.02,
+        random=np.random.default_rng(0),
+    )
+    firsts = order[2::2]
+    assert {"challenger", "incumbent"} == set(firsts)
+    assert all({*pair} == set(engines) for pair in zip(order[2::2], order[3::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("typical_ms", "runs"), [(0.0, MOST_RUNS), (0.01, MOST_RUNS), (1.0, 5), (TURN_MS, 1), (900.0, 1)]
+)
+def test_turns_last_about_as_long_whatever_the_model(typical_ms: float, runs: int) -> None:
+    assert Turn.lasting(typical_ms) == Turn(warmup=runs, runs=runs)
+
+
+def test_a_turn_is_one_sample(model: Path) -> None:
+    one = engine(FakeDevice(), model, 0)
+    sample = settle(one, "cpu").sample(one)
+    assert (len(sample.cpu_ms), len(sample.wall_ms)) == (1, 1)
+
+
+def test_median_sample_keeps_the_clocks_apart() -> None:
+    samples = Samples(wall_ms=(9.0, 1.0, 2.0), cpu_ms=(0.5, 0.7, 8.0))
+    assert median_sample(samples) == Samples(wall_ms=(2.0,), cpu_ms=(0.7,))
+    assert median_sample(Samples(wall_ms=(3.0,))) == Samples(wall_ms=(3.0,))
