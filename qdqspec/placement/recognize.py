@@ -16,9 +16,14 @@ from qdqspec.placement.revive import Revival
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
-def recognize(model: Model, reference: Model | None = None) -> Recognition:
-    """Look at every node of a model; ``reference`` is the model before quantization, at the same opset."""
-    found = Recognition(model, FloatWeights(model, reference), Revival(model, reference))
+def recognize(
+    model: Model, reference: Model | None = None, *, activations: Model | None = None
+) -> Recognition:
+    """Look at every node of a model; ``reference`` is the model before quantization, at the same opset.
+
+    ``activations`` stands in for it where only a Relu or Clip is wanted that a tool removed.
+    """
+    found = Recognition(model, FloatWeights(model, reference), Revival(model, activations or reference))
     found.find()
     return found
 

@@ -59,9 +59,16 @@ class TakenApart:
     notes: tuple[str, ...] = ()
 
 
-def take_apart(model: Model, reference: Model | None = None) -> TakenApart:
-    """What `strip_qdq` does, for those who want to know what was taken out and where it stood."""
-    found = recognize(model, None if reference is None else _at_opset_of(model, reference))
+def take_apart(
+    model: Model, reference: Model | None = None, *, activations: Model | None = None
+) -> TakenApart:
+    """What `strip_qdq` does, for those who want to know what was taken out and where it stood.
+
+    ``activations`` stands in for the reference where only a Relu or Clip is wanted that a tool removed.
+    """
+    found = recognize(
+        model, None if reference is None else _at_opset_of(model, reference), activations=activations
+    )
     work = _Stripping(found)
     stripped = Model(work.build(), path=model.path)
     origins = (origin for origin, _ in work.nodes())
@@ -145,8 +152,8 @@ class _Stripping:
             elif tensor.name in self.found.place:
                 yield self._float(self.found.place[tensor.name])
         yield from (self._float(name) for name in self.found.floats if name not in placed)
-        if self.found.weights.reference is not None:
-            constants = self.found.weights.reference.constants
+        if self.found.revival.reference is not None:
+            constants = self.found.revival.reference.constants
             yield from (constants[name] for name in sorted(self.found.revival.constants()))
 
     def _float(self, name: str) -> TensorProto:

@@ -1,0 +1,252 @@
+"""What tells the Q/DQ of two models apart, in names of the models without Q/DQ.
+
+May import floors 0 to 2, numpy, and this room. Pairs are matched by who reads them, never by their own names:
+every tool names its nodes and tensors in its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.graph.model import Model
+from qdqspec.placement.found import Array, FoundPair, Numbers, find_pairs
+from qdqspec.placement.skeleton import SkeletonDiff, compare_skeletons
+from qdqspec.placement.strip import TakenApart, take_apart
+from qdqspec.types import Consumer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairFacts:
+    """A pair as one model has it. Without numbers, ``problem`` says why. ``scale`` is in channel order."""
+
+    tensor: str
+    format: str
+    scale: tuple[float, ...]
+    zero_point: tuple[float, ...]
+    axis: int | None
+    block: int
+    weight: bool
+    stored: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One thing that changed in a pair: ``kind`` is format, scale, zero point, axis, storage or integers.
+
+    ``low`` and ``high`` bound the relative change of a scale over its channels, such as -0.02 and 0.05.
+    """
+
+    kind: str
+    text: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairDiff:
+    """Readers that see a tensor otherwise in the second model. ``before`` or ``after`` is missing where it is float."""
+
+    tensor: str
+    readers: tuple[str, ...]
+    before: PairFacts | None
+    after: PairFacts | None
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QdqDiff:
+    """All that tells two models apart: pairs, and the float models behind them."""
+
+    added: tuple[PairDiff, ...]
+    removed: tuple[PairDiff, ...]
+    changed: tuple[PairDiff, ...]
+    equal: int  # pairs that are the same in both
+    skeleton: SkeletonDiff
+
+    @property
+    def same(self) -> bool:
+        """Whether the two compute the same."""
+        return not (self.added or self.removed or self.changed or self.skeleton.differs)
+
+
+def diff_models(a: Model, b: Model) -> QdqDiff:
+    """Compare two models, either or both with Q/DQ, made by whatever tool."""
+    parts = take_apart(a, activations=b), take_apart(b, activations=a)
+    sides = tuple(_Side.of(part) for part in parts)
+    groups: dict[tuple[int, int], list[Consumer]] = {}
+    for end in dict.fromkeys((*sides[0].at, *sides[1].at)):
+        groups.setdefault((id(sides[0].at.get(end)), id(sides[1].at.get(end))), []).append(end)
+    found = [_compare(sides, ends) for ends in groups.values()]
+    differing = [pair for pair in found if pair is not None]
+    return QdqDiff(
+        added=tuple(pair for pair in differing if pair.before is None),
+        removed=tuple(pair for pair in differing if pair.after is None),
+        changed=tuple(pair for pair in differing if pair.before and pair.after),
+        equal=len(found) - len(differing),
+        skeleton=compare_skeletons(
+            parts[0].stripped, parts[1].stripped, sides[0].half_steps, sides[1].half_steps
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The pairs of one model by who reads them."""
+
+    model: Model
+    stripped: Model
+    at: Mapping[Consumer, FoundPair]
+
+    @classmethod
+    def of(cls, part: TakenApart) -> _Side:
+        at: dict[Consumer, FoundPair] = {}
+        void: dict[str, int] = {}
+        for pair in find_pairs(part):
+            for end in pair.ends:
+                at[end] = pair
+            if pair.output:
+                at[Consumer(f"graph output '{pair.output}'", 0)] = pair
+            if pair.hidden:
+                at[Consumer(f"bodies that read '{pair.tensor}'", 0)] = pair
+            if pair.unread:
+                void[pair.tensor] = void.get(pair.tensor, 0) + 1
+                at[Consumer(f"another pair of '{pair.tensor}'", void[pair.tensor])] = pair
+        return cls(part.found.model, part.stripped, at)
+
+    def half_steps(self, end: Consumer) -> Array | None:
+        """How far a weight stored in integers may lie from its original; ``None`` where it is not stored."""
+        pair = self.at.get(end)
+        if pair is None or not pair.stored or pair.numbers is None:
+            return None
+        rank = len(self.model.constants[pair.quantized].dims)
+        return None if pair.numbers.block else _spread(pair.numbers, rank) / 2
+
+    def integers(self, pair: FoundPair) -> Array:
+        """The stored integers of a weight."""
+        return self.model.array(pair.quantized)
+
+
+def _spread(numbers: Numbers, rank: int) -> npt.NDArray[np.float32]:
+    """The scales in a shape that broadcasts over the weight's."""
+    if numbers.axis is None:
+        return numbers.scale
+    return numbers.scale.reshape([-1 if index == numbers.axis else 1 for index in range(rank)])
+
+
+def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
+    before, after = (side.at.get(ends[0]) for side in sides)
+    changes = tuple(_changes(sides, before, after)) if before and after else ()
+    if before and after and not changes:
+        return None
+    return PairDiff(
+        tensor=_name(sides, ends[0], before, after),
+        readers=tuple(_reader(end) for end in sorted(ends)),
+        before=_facts(before) if before else None,
+        after=_facts(after) if after else None,
+        changes=changes,
+    )
+
+
+def _name(sides: tuple[_Side, ...], end: Consumer, before: FoundPair | None, after: FoundPair | None) -> str:
+    """What the tensor is called: by the model where it is float, as tools lose the names of weights."""
+    for side, pair in zip(sides, (before, after), strict=True):
+        node = side.stripped.by_name.get(end.node)
+        if pair is None and node is not None and end.input < len(node.inputs):
+            return node.inputs[end.input]
+    known = before or after
+    return known.tensor if known else ""
+
+
+def _reader(end: Consumer) -> str:
+    named = end.node.startswith(("graph output '", "bodies that read '", "another pair of '"))
+    return end.node if named else f"{end.node}:{end.input}"
+
+
+def _facts(pair: FoundPair) -> PairFacts:
+    numbers = pair.numbers
+    return PairFacts(
+        tensor=pair.tensor,
+        format="" if numbers is None else numbers.format,
+        scale=() if numbers is None else tuple(numbers.scale.reshape(-1).tolist()),
+        zero_point=() if numbers is None else tuple(numbers.zero_point.reshape(-1).tolist()),
+        axis=None if numbers is None else numbers.axis,
+        block=0 if numbers is None else numbers.block,
+        weight=pair.weight,
+        stored=pair.stored,
+        problem=pair.problem,
+    )
+
+
+def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> Iterator[Change]:
+    if before.numbers is None or after.numbers is None:
+        if before.problem != after.problem:
+            states = (pair.problem or "its numbers are constants" for pair in (before, after))
+            yield Change(kind="numbers", text=" > ".join(states))
+        return
+    yield from _number_changes(before.numbers, after.numbers)
+    if before.stored != after.stored and before.weight and after.weight:
+        words = ("float behind Q and DQ", "stored as integers")
+        yield Change(kind="storage", text=f"{words[before.stored]} > {words[after.stored]}")
+    if before.stored and after.stored and before.numbers.same(after.numbers):
+        yield from _integer_changes(sides[0].integers(before), sides[1].integers(after))
+
+
+def _number_changes(before: Numbers, after: Numbers) -> Iterator[Change]:
+    if before.format != after.format:
+        yield Change(kind="format", text=f"{before.format} > {after.format}")
+    if (before.axis, before.block) != (after.axis, after.block):
+        yield Change(kind="axis", text=f"{_granularity(before)} > {_granularity(after)}")
+    if before.precision != after.precision:
+        yield Change(kind="precision", text=f"precision {before.precision} > {after.precision}")
+    if before.scale.shape != after.scale.shape:
+        yield Change(kind="scale", text=f"{before.scale.size} > {after.scale.size} scales")
+        return
+    if before.scale.tobytes() != after.scale.tobytes():
+        yield _scale_change(before.scale, after.scale)
+    if not np.array_equal(before.zero_point, after.zero_point):
+        yield Change(kind="zero point", text=f"zero point {_points(before)} > {_points(after)}")
+
+
+def _granularity(numbers: Numbers) -> str:
+    if numbers.block:
+        return f"blocks of {numbers.block} on axis {numbers.axis}"
+    return "per tensor" if numbers.axis is None else f"per channel on axis {numbers.axis}"
+
+
+def _scale_change(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]) -> Change:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.nan_to_num(after.astype(np.float64) / before - 1, posinf=np.inf).reshape(-1)
+    low, high = float(relative.min()), float(relative.max())
+    if before.size == 1:
+        text = f"scale {before.item():.5g} > {after.item():.5g} ({_percent(low)})"
+    else:
+        count = int(np.count_nonzero(relative))
+        text = f"{count} of {before.size} scales ({_percent(low)} to {_percent(high)})"
+    return Change(kind="scale", text=text, low=low, high=high)
+
+
+def _percent(fraction: float) -> str:
+    if 0 < abs(fraction) < 0.0005:
+        return f"{100 * fraction:+.1e} %"
+    return f"{100 * fraction:+.1f} %"
+
+
+def _points(numbers: Numbers) -> str:
+    points = np.unique(numbers.zero_point)
+    return f"{points[0]:g}" if points.size == 1 else f"{points[0]:g} to {points[-1]:g}"
+
+
+def _integer_changes(before: Array, after: Array) -> Iterator[Change]:
+    if before.shape != after.shape:
+        yield Change(kind="integers", text=f"shape {list(before.shape)} > {list(after.shape)}")
+        return
+    steps = np.abs(after.astype(np.float64) - before.astype(np.float64))
+    if steps.any():
+        count = int(np.count_nonzero(steps))
+        text = f"{count} of {steps.size} integers, by up to {steps.max():g} steps"
+        yield Change(kind="integers", text=text)

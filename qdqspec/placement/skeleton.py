@@ -1,0 +1,135 @@
+"""What tells two float models apart: nodes, constants, interface.
+
+May import floors 0 to 2, numpy, onnx and this room. Constants are compared where they are read: a tool may
+have given them other names, and one stored in integers comes back only up to half a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.types import Consumer
+
+HalfSteps: TypeAlias = Callable[[Consumer], npt.NDArray[np.generic] | None]
+
+_SLACK = 1e-6  # of the largest value: what float32 loses between integers and floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkeletonDiff:
+    """Differences of the float models: node names, and sentences on nodes, constants and interface."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+    interface: tuple[str, ...] = ()
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is any difference."""
+        return bool(self.added or self.removed or self.changed or self.constants or self.interface)
+
+
+def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps) -> SkeletonDiff:
+    """Compare two models without Q/DQ; ``steps`` tell how far a constant that a node reads may be off."""
+    mine, its = _operators(a), _operators(b)
+    both = [name for name in mine if name in its]
+    constants: dict[str, None] = {}
+    for name in both:
+        constants.update(dict.fromkeys(_constants(a, b, name, steps_a, steps_b)))
+    return SkeletonDiff(
+        added=tuple(name for name in its if name not in mine),
+        removed=tuple(name for name in mine if name not in its),
+        changed=tuple(words for name in both if (words := _change(a, b, mine[name], its[name]))),
+        constants=tuple(constants),
+        interface=tuple(_interface(a, b)),
+    )
+
+
+def _operators(model: Model) -> dict[str, Node]:
+    return {node.name: node for node in model.nodes if node.outputs[:1] and not _is_constant(model, node)}
+
+
+def _is_constant(model: Model, node: Node) -> bool:
+    return node.op_type == "Constant" and node.outputs[0] in model.constants
+
+
+def _change(a: Model, b: Model, one: Node, other: Node) -> str:
+    """How two nodes of one name differ; empty where they do not."""
+    if (one.op_type, one.domain) != (other.op_type, other.domain):
+        return f"'{one.name}': {one.op_type} > {other.op_type}"
+    if _attributes(one) != _attributes(other):
+        return f"'{one.name}': other attributes"
+    inputs = [
+        ["(constant)" if name in model.constants else name for name in node.inputs]
+        for model, node in ((a, one), (b, other))
+    ]
+    if inputs[0] != inputs[1]:
+        return f"'{one.name}': reads {', '.join(inputs[0])} > {', '.join(inputs[1])}"
+    if one.outputs != other.outputs:
+        return f"'{one.name}': makes {', '.join(one.outputs)} > {', '.join(other.outputs)}"
+    return ""
+
+
+def _attributes(node: Node) -> dict[str, bytes]:
+    return {a.name: a.SerializeToString(deterministic=True) for a in node.proto.attribute}
+
+
+def _constants(a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfSteps) -> Iterator[str]:
+    reads = (model.by_name[name].inputs for model in (a, b))
+    for index, (left, right) in enumerate(zip(*reads, strict=False)):
+        if left in a.constants and right in b.constants:
+            end = Consumer(name, index)
+            words = _apart(a, left, b, right, [s for s in (steps_a(end), steps_b(end)) if s is not None])
+            if words:
+                yield f"'{left}': {words}"
+
+
+def _apart(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
+    one, other = a.constants[left], b.constants[right]
+    if one.data_type != other.data_type or list(one.dims) != list(other.dims):
+        kinds = (f"{onnx.TensorProto.DataType.Name(t.data_type)}{list(t.dims)}".lower() for t in (one, other))
+        return " > ".join(kinds)
+    x, y = a.array(left), b.array(right)
+    if x.tobytes() == y.tobytes():
+        return ""
+    if x.dtype.kind != "f":
+        return f"{int(np.count_nonzero(x != y))} of {x.size} values"
+    return _float_difference(x.astype(np.float64), y.astype(np.float64), steps)
+
+
+def _float_difference(
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], steps: list[npt.NDArray[np.generic]]
+) -> str:
+    """Values apart by more than rounding to integers explains; without integers every difference counts."""
+    allowed = np.zeros(())
+    if steps:
+        allowed = _SLACK * np.max(np.abs(x), initial=0.0) + sum(s.astype(np.float64) for s in steps)
+    with np.errstate(invalid="ignore"):
+        apart = ~((np.abs(x - y) <= allowed) | (x == y) | (np.isnan(x) & np.isnan(y)))
+    if not apart.any():
+        return ""
+    more = ", by more than rounding to integers" if steps else ""
+    return f"{int(np.count_nonzero(apart))} of {x.size} values, by up to {np.nanmax(np.abs(x - y)):.3g}{more}"
+
+
+def _interface(a: Model, b: Model) -> Iterator[str]:
+    if a.opset != b.opset:
+        yield f"opset {a.opset} > {b.opset}"
+    for kind, left, right in (
+        ("input", a.proto.graph.input, b.proto.graph.input),
+        ("output", a.proto.graph.output, b.proto.graph.output),
+    ):
+        mine = {i.name: i.type for i in left if i.name not in a.constants}
+        its = {i.name: i.type for i in right if i.name not in b.constants}
+        yield from (f"{kind} '{name}' removed" for name in mine if name not in its)
+        yield from (f"{kind} '{name}' added" for name in its if name not in mine)
+        yield from (f"{kind} '{n}': other type or shape" for n in mine if n in its and mine[n] != its[n])
