@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, Node
-from qdqspec.placement.ops import NEVER, bias_input, channel_axis, data_inputs, is_float, weight_input
+from qdqspec.graph.ops import NEVER, data_inputs, is_default, is_float
+from qdqspec.placement.ops import bias_input, channel_axis, weight_input
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.types import Consumer, Label, QuantizeRules, Site
 
@@ -91,7 +92,7 @@ class UnitFinder:
 
     def _offered(self, node: Node) -> tuple[Label, ...]:
         too_old = self._model.opset < self._capabilities.since_opset.get(node.op_type, 0)
-        if too_old or node.op_type in NEVER or node.domain not in ("", "ai.onnx"):
+        if too_old or node.op_type in NEVER or not is_default(node):
             return ()
         return self._capabilities.labels.get(node.op_type, ())
 

@@ -10,29 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from qdqspec.graph.model import Model, Node
-
-# Ops whose outputs hold values of input 0 only, so that one scale serves both sides without requantizing.
-_COPIES = frozenset(
-    {
-        "DepthToSpace",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Identity",
-        "MaxPool",
-        "Pad",
-        "Reshape",
-        "Slice",
-        "SpaceToDepth",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+from qdqspec.graph.ops import copies_values, is_default, is_nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +55,13 @@ def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, Ten
 
 
 def _tied(node: Node) -> tuple[str, ...]:
-    if node.domain not in ("", "ai.onnx"):
-        return ()
-    if node.op_type == "Concat":
+    if is_default(node) and node.op_type == "Concat":
         return _named((*node.inputs, *node.outputs))
-    if node.op_type == "MaxPool":
-        return _named((node.inputs[0], node.outputs[0]))  # its second output are indices
-    if node.op_type in _COPIES or (node.op_type == "Resize" and _nearest(node)):
+    if is_default(node) and node.op_type in ("Dropout", "MaxPool"):
+        return _named((node.inputs[0], node.outputs[0]))  # the second output is a mask, or indices
+    if copies_values(node) or is_nearest(node):
         return _named((node.inputs[0], *node.outputs))
     return ()
-
-
-def _nearest(node: Node) -> bool:
-    return node.attributes.get("mode", b"nearest") == b"nearest"
 
 
 def _named(tensors: Iterable[str]) -> tuple[str, ...]:

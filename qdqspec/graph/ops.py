@@ -1,0 +1,129 @@
+"""What each ONNX operator is, in the one table that regions, placement and calibration share.
+
+Tables and questions about single nodes; may import floor 0 and the model view. Source: the ONNX operator
+documents. Whether a backend really runs an operator in integers is the backend's own table.
+
+Operators that are not listed, of unknown domains too, are ordinary compute. Inputs that came with a later
+opset stand behind those that were there before, so input indexes hold for every opset; where an operator's
+meaning changed, the functions below ask for the opset.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from qdqspec.graph.model import Model, Node
+
+FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
+# Every value they put out is a value of input 0 (or zero): one scale serves both sides.
+COPY_OPS = frozenset(
+    {
+        "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad",
+        "Reshape", "ReverseSequence", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+
+# They move values too, but not as they are or not of one input: nothing to compute, nothing to decide.
+MOVING_OPS = COPY_OPS | {
+    "Cast", "CastLike", "Concat", "SplitToSequence",
+    "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear",
+}  # fmt: skip
+
+# A region is built around these: they do the work, and everything light that follows joins them.
+ANCHORS = frozenset(
+    {
+        "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv",
+        "Attention", "Einsum", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul",
+        "GRU", "LSTM", "RNN",
+        "If", "Loop", "Scan",
+    }
+)  # fmt: skip
+
+# They change the resolution, which is where one stage of a network ends and the next begins.
+POOLS = frozenset(
+    {
+        "AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool", "Resize",
+        "Upsample",
+    }
+)  # fmt: skip
+
+# What they return says something of a tensor's form, nothing of its values.
+SHAPE_SOURCES = frozenset({"Shape", "Size"})
+
+# Operand order does not change what they compute; see `is_commutative` for old opsets.
+COMMUTATIVE = frozenset(
+    {
+        "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul", "Or", "Sum",
+        "Xor",
+    }
+)  # fmt: skip
+_BROADCAST_FREELY_FROM = 7
+
+# Operators whose further inputs are parameters (bounds, axes, shapes, statistics), never activations.
+DATA_INPUTS: dict[str, tuple[int, ...]] = {
+    "Where": (1, 2),
+    "Conv": (0, 1),
+    "ConvTranspose": (0, 1),
+    "Gemm": (0, 1),
+    **dict.fromkeys(
+        (
+            *COPY_OPS,
+            "BatchNormalization", "Clip", "GroupNormalization", "InstanceNormalization", "LayerNormalization",
+            "LpNormalization", "PRelu", "RMSNormalization", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
+            "Resize", "TopK", "Upsample",
+        ),
+        (0,),
+    ),
+}  # fmt: skip
+
+# Operators with a constant weight: the index of its input.
+WEIGHT_INPUT = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}
+
+# Nothing is ever placed before or after them.
+NEVER = frozenset(
+    {
+        "Cast", "Constant", "ConstantOfShape", "DequantizeLinear", "DynamicQuantizeLinear", "EyeLike", "If", "Loop",
+        "NonZero", "QuantizeLinear", "RandomNormal", "Range", "Scan", "Shape", "Size",
+    }
+)  # fmt: skip
+
+
+def is_default(node: Node) -> bool:
+    """Whether a node's operator is one of ONNX's own, and not another domain's of the same name."""
+    return node.domain in DEFAULT_DOMAINS
+
+
+def copies_values(node: Node) -> bool:
+    """Whether all its outputs hold values of input 0 only."""
+    return is_default(node) and node.op_type in COPY_OPS
+
+
+def is_nearest(node: Node) -> bool:
+    """Whether a Resize or Upsample picks values and does not mix them. The default of both is to pick."""
+    return (
+        is_default(node)
+        and node.op_type in ("Resize", "Upsample")
+        and node.attributes.get("mode", b"nearest") == b"nearest"
+    )
+
+
+def is_commutative(node: Node, opset: int) -> bool:
+    """Whether operands may change places. Before opset 7 only the second one was broadcast."""
+    return (
+        is_default(node)
+        and node.op_type in COMMUTATIVE
+        and (opset >= _BROADCAST_FREELY_FROM or not node.attributes.get("broadcast", 0))
+    )
+
+
+def data_inputs(node: Node) -> tuple[int, ...]:
+    """Indexes of the inputs that carry activations or weights, present ones only."""
+    wanted = DATA_INPUTS.get(node.op_type, tuple(range(len(node.inputs))))
+    return tuple(i for i in wanted if i < len(node.inputs) and node.inputs[i])
+
+
+def is_float(model: Model, tensor: str) -> bool:
+    """Whether a tensor is known to hold floating-point numbers that a Q/DQ pair can stand on."""
+    return model.elem_type(tensor) in FLOATS
