@@ -1,0 +1,268 @@
+"""Constant folding that never touches Q/DQ: shape arithmetic and weight preparation, computed once.
+
+May import floor 0, onnx, numpy and the model view. Values are computed by onnx's own reference
+implementation, an operator at a time. The other folding, of BatchNormalization, is in `qdqspec.graph.fold`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.protos import copy_model, graphs_inside, size_of
+
+Array = npt.NDArray[np.generic]
+
+LIMIT_BYTES = 2**20  # a result may be as large as what it was made from, or so large at least
+
+_STANDARD = ("", "ai.onnx")
+
+# Never folded, and nothing after them is constant: the runtime that reads the model fuses them.
+QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+
+_RANDOM = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)  # fmt: skip
+
+# Results whose size depends on values, but cannot exceed the inputs' by more than their rank.
+_BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
+
+_LOOKED_INTO = 1024  # elements: larger inputs cannot be shapes, axes or repeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedConstants:
+    """The smaller model; names of the nodes that became constants, and of those that nobody needed."""
+
+    model: Model
+    folded: tuple[str, ...] = ()
+    dead: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def fold_constants(model: Model, *, limit_bytes: int = LIMIT_BYTES) -> FoldedConstants:
+    """Compute what depends on constants only, and drop nodes and initializers that nobody reads.
+
+    QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and every operator outside ONNX's own domain stay,
+    constant inputs or not, and so does whatever depends on them. So do random operators, bodies of If, Loop
+    and Scan, nodes that make a graph output, and results that are larger than ``limit_bytes`` and than what
+    they are made from. Tensors keep their names. Where nothing is to be done, the very model is returned.
+    Folding twice is folding once.
+    """
+    now, folded, dead = model, list[str](), list[str]()
+    while True:  # what became constant may tell shapes that were not known before
+        work = _Folding(now, limit_bytes)
+        work.fold()
+        gone = work.sweep()
+        if not gone and not work.unread():
+            return FoldedConstants(
+                model=now, folded=tuple(folded), dead=tuple(dead), notes=tuple(work.notes())
+            )
+        computed = {node.index for node in work.folded}
+        folded += [_name_in(model, node) for node in work.folded]
+        dead += [_name_in(model, node) for node in now.nodes if node.index in gone - computed]
+        now = Model(work.build(gone), path=model.path)
+
+
+def _name_in(model: Model, node: Node) -> str:
+    """What a node is called in the model as it was given: unnamed ones are counted anew in a smaller one."""
+    return model.producer[next(name for name in node.outputs if name)].name
+
+
+@dataclass(slots=True)
+class _Folding:
+    """One folding under way."""
+
+    model: Model
+    limit: int
+    values: dict[str, Array] = field(default_factory=dict)  # what was computed, by tensor
+    folded: list[Node] = field(default_factory=list)
+    too_large: list[str] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)
+    _fixed: frozenset[str] = frozenset()
+
+    def fold(self) -> None:
+        """Compute every node whose inputs are constant, in graph order."""
+        self._fixed = _fixed_constants(self.model)
+        functions = {(f.domain, f.name) for f in self.model.proto.functions}
+        for node in self.model.nodes:
+            if not self._may(node) or (node.domain, node.op_type) in functions:
+                continue
+            made = self._evaluate(node)
+            if made is not None:
+                self.values.update(made)
+                self.folded.append(node)
+                self.gone.add(node.index)
+
+    def _may(self, node: Node) -> bool:
+        """Whether a node may become a constant: plain ONNX, repeatable, inside the graph, on constants."""
+        return (
+            node.domain in _STANDARD
+            and node.op_type not in QUANTIZING | _RANDOM
+            and node.outputs[0] not in self.model.constants  # a Constant node is one already
+            and not any(True for _ in graphs_inside(node.proto))
+            and not any(output in self.model.outputs for output in node.outputs)
+            and (self._static_shape(node) is not None or self._on_constants(node))
+        )
+
+    def _on_constants(self, node: Node) -> bool:
+        return all(name in self.values or name in self._fixed for name in node.inputs if name)
+
+    def _static_shape(self, node: Node) -> tuple[int, ...] | None:
+        """The whole shape of the tensor that a Shape or Size node asks for, where it is known beforehand."""
+        if node.op_type not in ("Shape", "Size"):
+            return None
+        shape = self.model.shape(node.inputs[0])
+        if shape is None or any(size is None for size in shape):
+            return None
+        return tuple(size for size in shape if size is not None)
+
+    def _evaluate(self, node: Node) -> dict[str, Array] | None:
+        shape = self._static_shape(node)
+        if shape is not None:
+            return {node.outputs[0]: _shape_value(node, shape)}
+        inputs = {name: self._value(name) for name in dict.fromkeys(node.inputs) if name}
+        proto = _alone(self.model, node, inputs)
+        size = _size_of_outputs(proto)
+        allowed = max(self.limit, sum(value.nbytes for value in inputs.values()))
+        if (size is None and node.op_type not in _BOUNDED) or (size or 0) > allowed:
+            self.too_large.append(node.name)
+            return None
+        return _computed(proto, inputs)
+
+    def _value(self, tensor: str) -> Array:
+        return self.values[tensor] if tensor in self.values else self.model.array(tensor)
+
+    def sweep(self) -> set[int]:
+        """The nodes that go: what was folded, and what only they and each other read. Q/DQ never goes."""
+        readers = {name: len(ends) for name, ends in self.model.consumers.items()}
+        seen = {*self.model.outputs, *self.model.subgraph_reads}
+        work = list(self.gone)
+        for index in work:
+            self._release(self.model.nodes[index], readers)
+        for node in reversed(self.model.nodes):  # readers come after what they read
+            alive = any(readers.get(name) or name in seen for name in node.outputs if name)
+            if node.index not in self.gone and not alive and self._may_die(node):
+                self.gone.add(node.index)
+                self._release(node, readers)
+        return self.gone
+
+    def _may_die(self, node: Node) -> bool:
+        return node.domain in _STANDARD and node.op_type not in QUANTIZING
+
+    def _release(self, node: Node, readers: dict[str, int]) -> None:
+        for name in node.inputs:
+            if name:
+                readers[name] -= 1
+
+    def unread(self) -> set[str]:
+        """Initializers of the model that nobody reads once these nodes are gone; inputs a caller may feed stay."""
+        read = {name for node in self.model.nodes if node.index not in self.gone for name in node.inputs}
+        read |= {*self.model.outputs, *self.model.subgraph_reads}
+        return {name for name in self._fixed & self.model.initializers.keys() if name not in read}
+
+    def build(self, gone: set[int]) -> onnx.ModelProto:
+        """The model with constants in place of what was folded."""
+        unread = self.unread()
+        proto = copy_model(self.model.proto, but={"node", "initializer", "value_info", "input"})
+        graph = proto.graph
+        graph.node.extend(node.proto for node in self.model.nodes if node.index not in gone)
+        graph.initializer.extend(t for t in self.model.proto.graph.initializer if t.name not in unread)
+        graph.input.extend(i for i in self.model.proto.graph.input if i.name not in unread)
+        made = [numpy_helper.from_array(self.values[name], name) for name in self._needed(gone)]
+        graph.initializer.extend(made)
+        if proto.ir_version < 4:  # until then every initializer is a graph input as well
+            graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in made)
+        lost = {name for index in gone for name in self.model.nodes[index].outputs}
+        graph.value_info.extend(v for v in self.model.proto.graph.value_info if v.name not in lost)
+        return proto
+
+    def _needed(self, gone: set[int]) -> Iterator[str]:
+        read = {name for node in self.model.nodes if node.index not in gone for name in node.inputs}
+        read |= self.model.subgraph_reads
+        yield from (name for name in self.values if name in read)
+
+    def notes(self) -> Iterator[str]:
+        """What was constant and stays."""
+        if self.too_large:
+            names = ", ".join(f"'{name}'" for name in self.too_large[:3])
+            more = f" and {len(self.too_large) - 3} more" if len(self.too_large) > 3 else ""
+            yield f"left as they are, because their result would be larger than {self.limit} bytes: {names}{more}"
+
+
+def _fixed_constants(model: Model) -> frozenset[str]:
+    """Constants that no caller can replace: from IR version 4 on, an input may override its initializer."""
+    if model.proto.ir_version < 4:
+        return frozenset(model.constants)
+    return frozenset(model.constants) - {i.name for i in model.proto.graph.input}
+
+
+def _shape_value(node: Node, shape: tuple[int, ...]) -> Array:
+    if node.op_type == "Size":
+        return np.array(prod(shape), np.int64)
+    bounds = {a.name: int(a.i) for a in node.proto.attribute}
+    return np.array(shape[bounds.get("start", 0) : bounds.get("end", len(shape))], np.int64)
+
+
+def _alone(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelProto:
+    """A model of this node only. Small inputs are initializers, because the result's shape may hang on them."""
+    small = [numpy_helper.from_array(v, n) for n, v in inputs.items() if v.size <= _LOOKED_INTO]
+    large = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for n, v in inputs.items()
+        if v.size > _LOOKED_INTO
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in node.outputs if name]
+    graph = helper.make_graph([node.proto], "alone", large, outputs, small)
+    return helper.make_model(graph, opset_imports=list(model.proto.opset_import), ir_version=10)
+
+
+def _size_of_outputs(proto: onnx.ModelProto) -> int | None:
+    """Bytes of all results, before any is computed; ``None`` where inference cannot tell."""
+    try:
+        inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    except Exception:  # noqa: BLE001 - inference refuses in classes of its own: then it cannot tell
+        return None
+    total = 0
+    for info in inferred.graph.output:
+        kind = info.type.tensor_type
+        if not kind.elem_type or not kind.HasField("shape"):
+            return None
+        if not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            return None
+        dims = [dim.dim_value for dim in kind.shape.dim]
+        total += size_of(TensorProto(data_type=kind.elem_type, dims=dims))
+    return total
+
+
+def _computed(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
+    """What the reference implementation makes of it; nothing where it knows no way or makes another type."""
+    feeds = {i.name: inputs[i.name] for i in proto.graph.input}
+    names = [o.name for o in proto.graph.output]
+    try:
+        with np.errstate(all="ignore"):
+            results = ReferenceEvaluator(proto).run(None, feeds)
+    except Exception:  # noqa: BLE001 - whatever it cannot compute stays an operator
+        return None
+    if not all(isinstance(result, np.ndarray | np.generic) for result in results):
+        return None
+    arrays = {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+    return arrays if all(_is_as_inferred(proto, name, value) for name, value in arrays.items()) else None
+
+
+def _is_as_inferred(proto: onnx.ModelProto, name: str, value: Array) -> bool:
+    inferred = shape_inference.infer_shapes(proto, data_prop=True)
+    kind = next(o.type.tensor_type for o in inferred.graph.output if o.name == name)
+    if value.dtype == object or helper.np_dtype_to_tensor_dtype(value.dtype) != kind.elem_type:
+        return False
+    dims = kind.shape.dim if kind.HasField("shape") else ()
+    known = [dim.dim_value for dim in dims if dim.HasField("dim_value")]
+    return len(known) != len(dims) or list(value.shape) == known or not kind.HasField("shape")
