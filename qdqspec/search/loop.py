@@ -13,9 +13,11 @@ from typing import Protocol
 from qdqspec.errors import BackendError
 from qdqspec.measure.bench import Bench
 from qdqspec.search.base import Strategy
-from qdqspec.types import Progress, Trial
+from qdqspec.types import Placement, Progress, Samples, Trial
 
 Watch = Callable[[Progress], None]
+
+_REPEATS = ("noise", "confirm")  # phases that build anew what a trial has built before
 
 
 class TrialLog(Protocol):
@@ -62,12 +64,14 @@ def search(
 
     ``replay`` are trials of an earlier run of the same search: while the strategy asks for the same
     placements in the same order, their answers are used and nothing is built. Raises `BackendError` when the
-    very first candidate, the reference itself, cannot be built.
+    very first candidate, the reference itself, cannot be built; it is built whatever the budget, and again
+    where it failed in the earlier run.
     """
     trials: list[Trial] = []
-    recorded = iter([t for t in replay if t.phase not in ("noise", "confirm")])
+    noise = next((t.samples for t in replay if t.phase == "noise"), None)
+    recorded = iter([t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0)])
     expected = next(recorded, None)
-    while budget.left(len(trials)) and (proposals := strategy.ask(1)):
+    while (not trials or budget.left(len(trials))) and (proposals := strategy.ask(1)):
         proposal = proposals[0]
         if expected is not None and expected.placement.digest == proposal.placement.digest:
             trial, expected = expected, next(recorded, None)
@@ -78,13 +82,21 @@ def search(
             log.append(trial)
         _check_reference(trial)
         if not trials:
-            noise = bench.measure_noise(trial.placement)
-            log.append(Trial(number=0, phase="noise", placement=trial.placement, samples=noise))
+            _settle_noise(trial.placement, noise, bench, log)
         trials.append(trial)
         strategy.tell([trial])
         if watch:
             watch(_progress(case, trials, budget, bench))
     return tuple(trials)
+
+
+def _settle_noise(reference: Placement, known: Samples | None, bench: Bench, log: TrialLog) -> None:
+    """Have the bench know how much builds differ, from an earlier run where that measured it."""
+    if known is not None:
+        bench.recall_noise(known)
+    else:
+        noise = bench.measure_noise(reference)
+        log.append(Trial(number=0, phase="noise", placement=reference, samples=noise))
 
 
 def _check_reference(trial: Trial) -> None:

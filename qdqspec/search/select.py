@@ -49,7 +49,7 @@ def choose(roles: Mapping[str, Placement], ratios: Mapping[str, Interval]) -> Ch
         if ratio.high < 1 and roles[role].digest != reference.digest
     }
     if not proved:
-        return Choice(role="reference", placement=reference, left_alone=True, reason=_why_not(ratios))
+        return Choice(role="reference", placement=reference, left_alone=True, reason=_why_not(roles, ratios))
     best = min(proved, key=lambda role: proved[role].median)
     inside = [role for role in proved if proved[role].median <= proved[best].high]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
@@ -60,10 +60,9 @@ def choose(roles: Mapping[str, Placement], ratios: Mapping[str, Interval]) -> Ch
     return Choice(role=role, placement=roles[role], left_alone=False, reason=reason)
 
 
-def _why_not(ratios: Mapping[str, Interval]) -> str:
-    rivals = {
-        role: ratio for role, ratio in ratios.items() if role != "reference" and ratio.high != ratio.low
-    }
+def _why_not(roles: Mapping[str, Placement], ratios: Mapping[str, Interval]) -> str:
+    reference = roles["reference"].digest
+    rivals = {role: ratio for role, ratio in ratios.items() if roles[role].digest != reference}
     if not rivals:
         return "no placement was faster than the reference in any race"
     role = min(rivals, key=lambda name: rivals[name].median)
