@@ -1,0 +1,218 @@
+"""The loop over any strategy: budget, journal, resume, and the reference that must run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from qdqspec.errors import BackendError
+from qdqspec.search.base import Proposal
+from qdqspec.search.loop import Budget, search
+from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial
+
+NOISE = Samples(wall_ms=(1.0, 1.1, 1.2))
+
+
+def placement(name: str) -> Placement:
+    if name == "reference":
+        return Placement(sites=frozenset())
+    return Placement(sites=frozenset({Site(tensor=name, consumers=(Consumer("n", 0),), format="uint8")}))
+
+
+NAMES = ("reference", "a", "b", "c", "d", "e")
+NAME_OF = {placement(name).digest: name for name in NAMES}
+
+
+@dataclass
+class Script:
+    """Asks for named placements in order, and remembers what it was told."""
+
+    names: Sequence[str] = NAMES
+    told: list[Trial] = field(default_factory=list)
+    asked: int = 0
+
+    def ask(self, n: int = 1) -> list[Proposal]:
+        batch = self.names[self.asked : self.asked + n]
+        self.asked += len(batch)
+        return [Proposal(placement=placement(name), phase="pure", profile=name == "a") for name in batch]
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self.told.extend(trials)
+
+    def done(self) -> bool:
+        return self.asked >= len(self.names)
+
+
+class Bench:
+    """Answers at once: candidates in ``fails`` fail, ``a`` and ``c`` win."""
+
+    def __init__(self, fails: Sequence[str] = (), log: list[Trial] | None = None) -> None:
+        self.fails, self.log = fails, log
+        self.built: list[str] = []
+        self.recalled: list[str] = []
+        self.noises: list[Samples] = []
+        self.best: float | None = None
+
+    def trial(self, number: int, what: Placement, phase: str, *, profile: bool = False) -> Trial:
+        name = NAME_OF[what.digest]
+        self.built.append(name)
+        if self.log is not None:
+            assert len([t for t in self.log if t.phase != "noise"]) == number  # the last one is on disk
+        trial = Trial(number=number, phase=phase, placement=what)
+        if name in self.fails:
+            return replace(trial, status="failed", error=f"{name} is broken")
+        won = name in ("reference", "a", "c")
+        self.best = 1.0 - number / 10 if won else self.best
+        verdict = "faster" if won else "slower"
+        race = Race(opponent="x", ratio=0.9, p_value=0.0, pairs=6, verdict=verdict) if number else None
+        return replace(trial, incumbent=won, ratio=self.best, race=race)
+
+    def recall(self, trial: Trial) -> None:
+        self.recalled.append(NAME_OF[trial.placement.digest])
+        self.best = trial.ratio if trial.incumbent else self.best
+
+    def measure_noise(self, what: Placement) -> Samples:
+        self.built.append("noise")
+        return NOISE
+
+    def recall_noise(self, samples: Samples) -> None:
+        self.noises.append(samples)
+
+
+class Log:
+    def __init__(self, trials: Sequence[Trial] = ()) -> None:
+        self.trials = list(trials)
+
+    def append(self, trial: Trial) -> None:
+        self.trials.append(trial)
+
+
+def run(bench: Bench, *, trials: int = 60, seconds=None, log=None, names=NAMES, **more):
+    clock = iter(range(10_000))
+    budget = Budget(trials=trials, seconds=seconds, clock=lambda: float(next(clock)))
+    script = Script(names)
+    return search(script, bench, budget, log or Log(), case="case", **more), script
+
+
+def names_of(trials: Sequence[Trial]) -> list[str]:
+    return [NAME_OF[trial.placement.digest] for trial in trials]
+
+
+def test_everything_asked_for_is_built_told_and_journalled_once() -> None:
+    log = Log()
+    bench = Bench(log=log.trials)
+    trials, script = run(bench, log=log)
+    assert names_of(trials) == list(NAMES)
+    assert [trial.number for trial in trials] == list(range(6))
+    assert tuple(script.told) == trials
+    assert bench.built == ["reference", "noise", *NAMES[1:]]
+    assert [trial.phase for trial in log.trials] == ["pure", "noise", *["pure"] * 5]
+    assert log.trials[1].samples == NOISE
+
+
+@pytest.mark.parametrize("budget", [1, 2, 5])
+def test_no_more_builds_than_allowed(budget: int) -> None:
+    assert len(run(Bench(), trials=budget)[0]) == budget
+
+
+def test_failed_builds_count() -> None:
+    trials, script = run(Bench(fails=("a", "b", "d")), trials=4)
+    assert [trial.ok for trial in trials] == [True, False, False, True]
+    assert script.told[1].error == "a is broken"
+
+
+def test_time_is_a_budget_too() -> None:
+    assert 1 < len(run(Bench(), seconds=3.0)[0]) < 6
+
+
+@pytest.mark.parametrize("spent", [{"trials": 0}, {"seconds": 0.0}])
+def test_the_reference_is_built_whatever_the_budget(spent: dict) -> None:
+    assert names_of(run(Bench(), **spent)[0]) == ["reference"]
+
+
+def test_a_reference_that_fails_is_an_error_and_no_search() -> None:
+    bench, log = Bench(fails=("reference",)), Log()
+    with pytest.raises(BackendError, match="without any Q/DQ: reference is broken"):
+        run(bench, log=log)
+    assert bench.built == ["reference"]
+    assert not log.trials[0].ok
+
+
+def test_progress_tells_what_became_of_the_trials() -> None:
+    seen: list[Progress] = []
+    run(Bench(fails=("b",)), trials=10, seconds=1000.0, watch=seen.append)
+    assert [progress.done for progress in seen] == [1, 2, 3, 4, 5, 6]
+    last = seen[-1]
+    assert (last.kept, last.dropped, last.failed, last.total, last.case) == (2, 2, 1, 10, "case")
+    assert last.best == pytest.approx(0.7)
+    assert last.seconds_left is not None
+    assert 0 <= last.seconds_left <= 1000
+
+
+# ---- resume -------------------------------------------------------------------------------------
+
+
+def journal(*names: str, fails: Sequence[str] = ()) -> list[Trial]:
+    """What a run that was killed after these names left behind."""
+    log = Log()
+    try:
+        run(Bench(fails=fails), names=names, log=log)
+    except BackendError:
+        assert "reference" in fails
+    return log.trials
+
+
+def test_a_whole_journal_is_replayed_without_building() -> None:
+    bench, log = Bench(), Log()
+    trials, script = run(bench, replay=journal(*NAMES), log=log)
+    assert bench.built == []
+    assert bench.recalled == names_of(trials) == list(NAMES)
+    assert bench.noises == [NOISE]
+    assert log.trials == []
+    assert len(script.told) == 6
+
+
+def test_the_rest_is_built_after_half_a_journal() -> None:
+    bench, log = Bench(fails=("b",)), Log()
+    trials, _ = run(bench, replay=journal("reference", "a", "b", fails=("b",)), log=log)
+    assert bench.built == ["c", "d", "e"]
+    assert names_of(log.trials) == ["c", "d", "e"]
+    assert [trial.ok for trial in trials] == [True, True, False, True, True, True]
+
+
+def test_a_kill_before_the_noise_measures_it() -> None:
+    bench, log = Bench(), Log()
+    run(bench, replay=journal("reference")[:1], log=log)
+    assert bench.built[0] == "noise"
+    assert log.trials[0].phase == "noise"
+
+
+def test_from_where_the_strategy_asks_otherwise_it_is_built() -> None:
+    bench = Bench()
+    trials, _ = run(bench, replay=journal("reference", "a", "c", "b"))
+    assert bench.built == ["b", "c", "d", "e"]
+    assert names_of(trials) == list(NAMES)
+
+
+def test_replayed_trials_count_towards_the_budget() -> None:
+    bench = Bench()
+    trials, _ = run(bench, trials=4, replay=journal("reference", "a", "b"))
+    assert len(trials) == 4
+    assert bench.built == ["c"]
+
+
+def test_a_reference_that_failed_before_is_tried_again() -> None:
+    bench = Bench()
+    trials, _ = run(bench, replay=journal("reference", fails=("reference",)))
+    assert trials[0].ok
+    assert bench.built[0] == "reference"
+
+
+def test_confirmations_of_an_earlier_run_are_not_taken_for_trials() -> None:
+    bench = Bench()
+    confirm = Trial(number=2, phase="confirm", placement=placement("b"), ratio=0.5)
+    trials, _ = run(bench, replay=[*journal("reference", "a"), confirm])
+    assert bench.built == ["b", "c", "d", "e"]
+    assert trials[2].ratio != 0.5

@@ -1,0 +1,137 @@
+"""Who is confirmed, and what is shipped."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.search.select import choose, finalists
+from qdqspec.types import Consumer, Interval, Placement, Site, Trial
+
+
+def placement(pairs: int, name: str = "t") -> Placement:
+    """A placement of so many activation pairs, and one weight, which does not count."""
+    sites = [
+        Site(tensor=f"{name}{i}", consumers=(Consumer("n", i),), format="uint8", weight=i == pairs)
+        for i in range(pairs + 1)
+    ]
+    return Placement(sites=frozenset(sites) if pairs else frozenset())
+
+
+REFERENCE, FEW, MANY, ALL = (placement(pairs) for pairs in (0, 2, 5, 9))
+
+
+def ratio(median: float, reach: float = 0.02) -> Interval:
+    return Interval(median=median, low=median - reach, high=median + reach)
+
+
+def trial(number: int, what: Placement, at: float | None, *, won: bool = False, ok: bool = True) -> Trial:
+    status = "ok" if ok else "failed"
+    return Trial(number=number, phase="p", placement=what, ratio=at, incumbent=won, status=status)
+
+
+# ---- finalists ----------------------------------------------------------------------------------
+
+
+def test_reference_winner_runner_up_and_everything() -> None:
+    trials = [
+        trial(0, REFERENCE, 1.0, won=True),
+        trial(1, ALL, 0.9, won=True),
+        trial(2, FEW, 0.7, won=True),
+        trial(3, MANY, 0.8),
+        trial(4, placement(3), 0.1, ok=False),
+    ]
+    assert finalists(trials, ALL) == {
+        "reference": REFERENCE,
+        "winner": FEW,
+        "runner-up": MANY,
+        "everything": ALL,
+    }
+
+
+def test_the_last_to_win_a_race_is_the_winner_not_the_best_ratio() -> None:
+    trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.8, won=True), trial(2, MANY, 0.7)]
+    roles = finalists(trials, ALL)
+    assert (roles["winner"], roles["runner-up"]) == (FEW, MANY)
+    assert "everything" not in roles
+
+
+def test_where_nothing_won_the_best_of_the_others_is_still_looked_at() -> None:
+    trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.99), trial(2, MANY, None)]
+    roles = finalists(trials, FEW)
+    assert roles == {"reference": REFERENCE, "winner": REFERENCE, "runner-up": FEW, "everything": FEW}
+
+
+def test_only_the_reference_ran() -> None:
+    trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, ALL, None, ok=False)]
+    assert finalists(trials, ALL) == {"reference": REFERENCE, "winner": REFERENCE}
+
+
+# ---- the choice ---------------------------------------------------------------------------------
+
+ROLES = {"reference": REFERENCE, "winner": MANY, "runner-up": FEW, "everything": ALL}
+ONE = Interval(median=1, low=1, high=1)
+
+
+def test_the_best_is_shipped() -> None:
+    chosen = choose(ROLES, {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.6)})
+    assert (chosen.role, chosen.placement, chosen.left_alone) == ("winner", MANY, False)
+    assert chosen.reason == "winner: 0.500 of the reference's time [0.480, 0.520]"
+
+
+def test_the_simplest_inside_the_best_interval_is_shipped() -> None:
+    ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.515), "everything": ratio(0.51)}
+    chosen = choose(ROLES, ratios)
+    assert (chosen.role, chosen.placement) == ("runner-up", FEW)
+    assert "as fast as winner within its interval, with fewer Q/DQ pairs" in chosen.reason
+
+
+def test_of_equally_simple_ones_the_faster_is_shipped() -> None:
+    other = placement(5, "u")
+    roles = {"reference": REFERENCE, "winner": MANY, "runner-up": other}
+    chosen = choose(roles, {"reference": ONE, "winner": ratio(0.51), "runner-up": ratio(0.5)})
+    assert chosen.placement == other
+
+
+def test_not_proved_faster_is_left_alone() -> None:
+    ratios = {"reference": ONE, "winner": ratio(0.99), "everything": ratio(1.4)}
+    chosen = choose(ROLES, ratios)
+    assert (chosen.role, chosen.placement, chosen.left_alone) == ("reference", REFERENCE, True)
+    assert chosen.reason == "the best (winner) took 0.990 of the reference's time [0.970, 1.010]"
+
+
+def test_a_reference_that_won_is_no_rival_of_itself() -> None:
+    roles = {"reference": REFERENCE, "winner": REFERENCE, "runner-up": FEW}
+    chosen = choose(roles, {"reference": ONE, "winner": ONE, "runner-up": ratio(1.2)})
+    assert chosen.left_alone
+    assert "runner-up" in chosen.reason
+
+
+def test_even_a_rival_without_any_noise_is_named() -> None:
+    chosen = choose(ROLES, {"reference": ONE, "winner": ratio(1.25, reach=0.0)})
+    assert chosen.reason == "the best (winner) took 1.250 of the reference's time [1.250, 1.250]"
+
+
+def test_nothing_but_the_reference() -> None:
+    chosen = choose({"reference": REFERENCE, "winner": REFERENCE}, {"reference": ONE, "winner": ONE})
+    assert chosen.left_alone
+    assert chosen.reason == "no placement was faster than the reference in any race"
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["winner", "runner-up", "everything"]),
+        st.tuples(st.floats(0.3, 1.5), st.floats(0.001, 0.3)),
+    )
+)
+def test_what_ships_is_proved_faster_or_left_alone(drawn: dict[str, tuple[float, float]]) -> None:
+    ratios = {"reference": ONE, **{role: ratio(*numbers) for role, numbers in drawn.items()}}
+    chosen = choose(ROLES, ratios)
+    assert chosen.placement == ROLES[chosen.role]
+    assert chosen.left_alone == (chosen.role == "reference")
+    assert chosen.left_alone == all(ratios[role].high >= 1 for role in drawn)
+    if not chosen.left_alone:
+        proved = [role for role in drawn if ratios[role].high < 1]
+        best = min(proved, key=lambda role: ratios[role].median)
+        assert ratios[chosen.role].median <= ratios[best].high
+        assert chosen.placement.pairs <= ROLES[best].pairs
