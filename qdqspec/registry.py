@@ -26,7 +26,7 @@ _ROOMS: dict[Kind, tuple[str, str, str]] = {
     "format": ("report.formats", "qdqspec.formats", "report_format"),
 }
 # Modules of a room that are not one of its kind carry a leading underscore or stand in this list.
-_NOT_ENTRIES = frozenset({"base", "blocks", "loop", "select"})
+_NOT_ENTRIES = frozenset({"base", "blocks", "crossings", "loop", "select", "surrogate"})
 
 
 @cache

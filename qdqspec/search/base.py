@@ -23,12 +23,16 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSetup:
-    """All a strategy may know before its first question. ``eps`` is the smallest difference that counts."""
+    """All a strategy may know before its first question.
+
+    ``noise`` is the deviation to expect of a measured ratio; ``seeds`` are placements worth trying first.
+    """
 
     space: SchemeSpace
     clock: Clock
     preset: str = "default"
     trials: int = 60
+    noise: float = 0.01
     seeds: tuple[Placement, ...] = ()
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.search.crossings import FP, Codes, Crossings, Edge, edges_between
 from qdqspec.types import LABELS, Label, LayerTime, Trial
 
 SWEEPS = 20  # coordinate descent settles in a few; this only bounds it
@@ -20,11 +20,11 @@ SWEEPS = 20  # coordinate descent settles in a few; this only bounds it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Units that carry one label. ``labels`` are those that at least one of them offers."""
+    """Units that carry one label. ``codes`` are the labels that at least one of them offers, as numbers."""
 
     index: int
     units: tuple[str, ...]
-    labels: tuple[Label, ...]
+    codes: tuple[int, ...]
 
 
 def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[Block, ...]:
@@ -46,20 +46,20 @@ def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[B
     for unit in space.units:
         groups.setdefault(root(unit.id), []).append(unit.id)
     return tuple(
-        Block(index=index, units=tuple(names), labels=_offered(space, names))
+        Block(index=index, units=tuple(names), codes=_offered(space, names))
         for index, names in enumerate(groups.values())
     )
 
 
-def _offered(space: SchemeSpace, names: Sequence[str]) -> tuple[Label, ...]:
-    offered = {label for name in names for label in space.by_id[name].labels}
-    return tuple(label for label in LABELS if label in offered)
+def _offered(space: SchemeSpace, names: Sequence[str]) -> tuple[int, ...]:
+    return tuple(sorted({LABELS.index(label) for name in names for label in space.by_id[name].labels}))
 
 
-def unit_labels(space: SchemeSpace, blocks: Sequence[Block], choice: Sequence[Label]) -> dict[str, Label]:
-    """Labels of units from labels of blocks. ``in-only`` touches only the units that offer it."""
+def unit_labels(space: SchemeSpace, blocks: Sequence[Block], codes: Codes) -> dict[str, Label]:
+    """Labels of units from codes of blocks. ``in-only`` touches only the units that offer it."""
     labels: dict[str, Label] = {}
-    for block, label in zip(blocks, choice, strict=True):
+    for block in blocks:
+        label = LABELS[codes[block.index]]
         for name in block.units:
             unit = space.by_id[name]
             if label == "in+out":
@@ -67,6 +67,16 @@ def unit_labels(space: SchemeSpace, blocks: Sequence[Block], choice: Sequence[La
             elif label in unit.labels:
                 labels[name] = label
     return labels
+
+
+def block_codes(blocks: Sequence[Block], labels: Mapping[str, Label]) -> Codes:
+    """Codes of blocks from labels of units: the fullest label in a block stands for it."""
+    codes = np.zeros(len(blocks), dtype=np.int8)
+    for block in blocks:
+        given = {labels.get(name, "fp") for name in block.units}
+        label: Label = "in+out" if "in+out" in given else "in-only" if "in-only" in given else "fp"
+        codes[block.index] = LABELS.index(label)
+    return codes
 
 
 class CostModel:
@@ -81,127 +91,119 @@ class CostModel:
     def __init__(self, space: SchemeSpace, blocks: Sequence[Block]) -> None:
         self.space = space
         self.blocks = tuple(blocks)
+        self.reference_ms = 0.0  # all kernels of the float model together
         self._block_of = {node: b.index for b in blocks for u in b.units for node in space.by_id[u].nodes}
-        self._times: list[dict[Label, list[float]]] = [{} for _ in blocks]
-        self._crossing: dict[str, list[float]] = {}
-        self._typical: float | None = None  # milliseconds an element of a conversion
-        self._edges = self._find_edges()
-        self._elements = {edge.tensor: edge.elements for edge in self._edges}
+        self._edges = edges_between(space, self._block_of)
+        self._crossings = Crossings(self._edges)
+        self._seen_times: list[dict[int, list[float]]] = [{} for _ in blocks]
+        self._seen_crossings: dict[str, list[float]] = {}
+        self.times = np.zeros((len(blocks), len(LABELS)))
+        self._costs = np.zeros(len(self._edges))
+        self._touching: list[list[int]] = [[] for _ in blocks]
+        for number, edge in enumerate(self._edges):
+            for index in edge.blocks:
+                self._touching[index].append(number)
 
-    def learn(self, trial: Trial, labels: Mapping[str, Label]) -> None:
-        """Add one profiled build, made with these unit labels."""
-        if not trial.layers:
-            return
-        self._typical = None
-        spent = [0.0] * len(self.blocks)
+    def learn(self, trials: Iterable[Trial]) -> None:
+        """Add profiled builds. The first one learnt is the reference."""
+        for trial in trials:
+            if trial.layers:
+                self._learn(trial)
+        self._refit()
+
+    def compose(self, share: float) -> Codes:
+        """The labelling with the least predicted time when crossings count with ``share`` of their cost."""
+        starts = [self._uniform(code) for code in range(len(LABELS))]
+        starts.append(np.array([self._quickest(block) for block in self.blocks], dtype=np.int8))
+        settled = [self._descend(start, share) for start in starts]
+        return min(settled, key=lambda codes: self.predict(codes, share))
+
+    def predict(self, codes: Codes, share: float = 1.0) -> float:
+        """Predicted milliseconds of the blocks and crossings of a labelling."""
+        return float(self.times[np.arange(len(codes)), codes].sum()) + share * self.crossing_ms(codes)
+
+    def crossing_ms(self, codes: Codes) -> float:
+        """Predicted milliseconds of the conversions of a labelling."""
+        return float(self._costs @ self._crossings.of(codes))
+
+    def _learn(self, trial: Trial) -> None:
+        spent = np.zeros(len(self.blocks))
         for layer in trial.layers:
             if layer.boundary:
                 for tensor in layer.tensors:
-                    self._crossing.setdefault(tensor, []).append(layer.milliseconds / len(layer.tensors))
+                    self._seen_crossings.setdefault(tensor, []).append(
+                        layer.milliseconds / len(layer.tensors)
+                    )
                 continue
             owners = {self._block_of[node] for node in layer.nodes if node in self._block_of}
             for owner in owners:
                 spent[owner] += layer.milliseconds / len(owners)
-        for block, milliseconds in zip(self.blocks, spent, strict=True):
-            self._times[block.index].setdefault(self._label_of(block, labels), []).append(milliseconds)
+        codes = block_codes(self.blocks, dict(trial.placement.labels))
+        for seen, code, milliseconds in zip(self._seen_times, codes, spent, strict=True):
+            seen.setdefault(int(code), []).append(float(milliseconds))
+        if not self.reference_ms:
+            self.reference_ms = sum(layer.milliseconds for layer in trial.layers)
 
-    def compose(self, share: float) -> list[Label]:
-        """The labelling with the least predicted time when crossings count with ``share`` of their cost."""
-        starts = [[self._pick(block, label) for block in self.blocks] for label in LABELS]
-        starts.append([self._quickest(block) for block in self.blocks])
-        settled = [self._descend(start, share) for start in starts]
-        return min(settled, key=lambda choice: self.predict(choice, share))
-
-    def predict(self, choice: Sequence[Label], share: float = 1.0) -> float:
-        """Predicted milliseconds of the blocks and crossings of a labelling."""
-        blocks = sum(self._time(block, label) for block, label in zip(self.blocks, choice, strict=True))
-        return blocks + share * sum(self._cost(edge, choice) for edge in self._edges)
-
-    def _label_of(self, block: Block, labels: Mapping[str, Label]) -> Label:
-        given = [labels.get(name, "fp") for name in block.units]
-        return "in+out" if "in+out" in given else "in-only" if "in-only" in given else "fp"
-
-    def _pick(self, block: Block, label: Label) -> Label:
-        return label if label in block.labels else "fp"
-
-    def _quickest(self, block: Block) -> Label:
-        return min(block.labels, key=partial(self._time, block))
-
-    def _time(self, block: Block, label: Label) -> float:
-        seen = self._times[block.index]
-        values = seen.get(label) or seen.get("fp")
-        return float(np.mean(values)) if values else 0.0
-
-    def _descend(self, start: Sequence[Label], share: float) -> list[Label]:
-        """Change one block at a time to its best label among its neighbours' until nothing improves."""
-        choice = list(start)
-        touching: list[list[_Edge]] = [[] for _ in self.blocks]
-        for edge in self._edges:
-            for index in edge.blocks:
-                touching[index].append(edge)
-        for _ in range(SWEEPS):
-            before = list(choice)
-            for block in self.blocks:
-                choice[block.index] = self._best_label(block, choice, touching[block.index], share)
-            if choice == before:
-                break
-        return choice
-
-    def _best_label(self, block: Block, choice: list[Label], edges: Sequence[_Edge], share: float) -> Label:
-        current = choice[block.index]
-        costs = {}
-        for label in block.labels:
-            choice[block.index] = label
-            costs[label] = self._time(block, label) + share * sum(self._cost(edge, choice) for edge in edges)
-        choice[block.index] = current
-        best = min(block.labels, key=costs.__getitem__)
-        return best if costs[best] < costs[current] else current
-
-    def _cost(self, edge: _Edge, choice: Sequence[Label]) -> float:
-        """What a tensor costs to convert: once where it is made float and read as integer, or the reverse."""
-        made_integer = edge.producer is not None and choice[edge.producer] == "in+out"
-        readers = {choice[index] != "fp" for index in edge.consumers}
-        if edge.read_outside:
-            readers.add(False)
-        return self._crossing_ms(edge) if (not made_integer) in readers else 0.0
-
-    def _crossing_ms(self, edge: _Edge) -> float:
-        seen = self._crossing.get(edge.tensor)
-        return float(np.mean(seen)) if seen else self._per_element() * edge.elements
+    def _refit(self) -> None:
+        for index, seen in enumerate(self._seen_times):
+            for code in range(len(LABELS)):
+                values = seen.get(code) or seen.get(FP) or [0.0]
+                self.times[index, code] = np.mean(values)
+        typical = self._per_element()
+        for number, edge in enumerate(self._edges):
+            own = self._seen_crossings.get(edge.tensor)
+            self._costs[number] = np.mean(own) if own else typical * edge.elements
 
     def _per_element(self) -> float:
-        if self._typical is None:
-            rates = [
-                np.mean(ms) / self._elements[t] for t, ms in self._crossing.items() if self._elements.get(t)
-            ]
-            self._typical = float(np.median(rates)) if rates else 0.0
-        return self._typical
+        rates = [
+            float(np.mean(own)) / edge.elements
+            for edge in self._edges
+            if (own := self._seen_crossings.get(edge.tensor)) and edge.elements
+        ]
+        return float(np.median(rates)) if rates else 0.0
 
-    def _find_edges(self) -> list[_Edge]:
-        model, edges = self.space.model, []
-        for tensor in sorted(self.space.tensors):
-            ends = [self._block_of.get(end.node) for end in model.consumers.get(tensor, ())]
-            maker = model.producer.get(tensor)
-            producer = self._block_of.get(maker.name) if maker else None
-            consumers = tuple(sorted({e for e in ends if e is not None and e != producer}))
-            outside = None in ends or tensor in model.outputs or tensor in model.subgraph_reads
-            if consumers or (outside and producer is not None):
-                size = float(np.prod([d or 1 for d in model.shape(tensor) or ()]))
-                edges.append(_Edge(tensor, size, producer, consumers, outside))
-        return edges
+    def _uniform(self, code: int) -> Codes:
+        return np.array([code if code in block.codes else FP for block in self.blocks], dtype=np.int8)
+
+    def _quickest(self, block: Block) -> int:
+        return min(block.codes, key=lambda code: float(self.times[block.index, code]))
+
+    def _descend(self, start: Codes, share: float) -> Codes:
+        """Change one block at a time to its best label among its neighbours' until nothing improves."""
+        codes = start.copy()
+        for _ in range(SWEEPS):
+            before = codes.copy()
+            for block in self.blocks:
+                codes[block.index] = self._best_code(block, codes, share)
+            if np.array_equal(codes, before):
+                break
+        return codes
+
+    def _best_code(self, block: Block, codes: Codes, share: float) -> int:
+        current = int(codes[block.index])
+        costs = {code: self.local_ms(block, code, codes, share) for code in block.codes}
+        best = min(block.codes, key=costs.__getitem__)
+        return best if costs[best] < costs[current] else current
+
+    def local_ms(self, block: Block, code: int, codes: Codes, share: float = 1.0) -> float:
+        """What a block and the tensors around it would cost under a label, all else as it is."""
+        kept, codes[block.index] = codes[block.index], code
+        edges: Iterable[tuple[int, Edge]] = ((n, self._edges[n]) for n in self._touching[block.index])
+        crossing = sum(float(self._costs[number]) for number, edge in edges if edge.crosses(codes))
+        codes[block.index] = kept
+        return float(self.times[block.index, code]) + share * crossing
 
 
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    """A tensor between blocks. ``read_outside``: also read where nothing is quantized."""
-
-    tensor: str
-    elements: float
-    producer: int | None
-    consumers: tuple[int, ...]
-    read_outside: bool
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Indexes of the blocks it touches."""
-        return self.consumers if self.producer is None else (self.producer, *self.consumers)
+def flips(costs: CostModel, codes: Codes) -> list[Codes]:
+    """Every labelling that differs in one block, the most promising by the cost model first."""
+    found: list[tuple[float, int, int]] = []
+    for block in costs.blocks:
+        current = costs.local_ms(block, int(codes[block.index]), codes)
+        others = (code for code in block.codes if code != codes[block.index])
+        found += [(costs.local_ms(block, code, codes) - current, block.index, code) for code in others]
+    flipped = []
+    for _, index, code in sorted(found):
+        other = codes.copy()
+        other[index] = code
+        flipped.append(other)
+    return flipped

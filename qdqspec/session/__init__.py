@@ -63,7 +63,7 @@ class Session:
     ) -> None:
         self.settings = replace(settings or Settings(), **overrides)
         self.watch = watch
-        self._backend = Isolated(self.settings.backend)
+        self.backend = Isolated(self.settings.backend)
         self._options = BuildOptions(threads=self.settings.threads)
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
@@ -72,28 +72,28 @@ class Session:
 
     def availability(self, case: Case) -> Availability:  # noqa: ARG002 - a backend may come to differ by case
         """Whether the backend works here, and how to get it if not."""
-        return self._backend.probe()
+        return self.backend.probe()
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and checked."""
-        return self._work(case).given
+        return self.work(case).given
 
     def regions(self, case: Case) -> tuple[Region, ...]:
         """The regions the model is cut into."""
-        return self._work(case).prepared.regions
+        return self.work(case).prepared.regions
 
     def search(self, case: Case) -> SearchResult:
         """Tune the case, or take the winner that is known and still holds."""
-        return self._work(case).search
+        return self.work(case).search
 
     def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
         """What is known of a case, with the parts asked for measured."""
-        work = self._work(case)
+        work = self.work(case)
         search = work.search
         return Evidence(
             case=case,
-            backend=self._backend.name,
-            target=self._backend.target,
+            backend=self.backend.name,
+            target=self.backend.target,
             device=self._device,
             model_sha256=work.given.sha256,
             search=search,
@@ -120,7 +120,7 @@ class Session:
 
     def plan(self, case: Case) -> str:
         """What a search would try and what it would cost at most, without building anything."""
-        space = self._work(case).prepared.candidates
+        space = self.work(case).prepared.candidates
         pairs = space.resolve(space.everything()).pairs
         return (
             f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
@@ -129,7 +129,7 @@ class Session:
 
     def output(self, case: Case) -> Path:
         """The folder of the case's files."""
-        return self._work(case).output
+        return self.work(case).output
 
     def record(self) -> RunRecord:
         """Everything judged so far, with all evidence that was gathered on the way."""
@@ -143,7 +143,7 @@ class Session:
 
     def close(self) -> None:
         """End the child processes."""
-        self._backend.close()
+        self.backend.close()
 
     def _gathered(self, case: Case, judged: dict[str, CheckResult]) -> Evidence:
         needs: set[EvidenceKind] = {"latency"}  # the summary shows it, and the search has measured it anyway
@@ -153,9 +153,10 @@ class Session:
 
     @cached_property
     def _device(self) -> DeviceKey:
-        return self._backend.device(self._options)
+        return self.backend.device(self._options)
 
-    def _work(self, case: Case) -> CaseWork:
+    def work(self, case: Case) -> CaseWork:
+        """Everything that is known of a case, each thing found when first asked for."""
         key = _key(case)
         if key not in self._works:
             self._works[key] = CaseWork(case, self._workbench(), self._store, self._device)
@@ -163,7 +164,7 @@ class Session:
 
     def _workbench(self) -> Workbench:
         return Workbench(
-            backend=self._backend,
+            backend=self.backend,
             options=self._options,
             settings=self.settings,
             exclusive=lambda: DeviceLock(self._device.key),

@@ -1,0 +1,114 @@
+"""A Bayesian linear model of latency over labelled classes of blocks, and what it proposes next.
+
+May import floors 0 to 3, `blocks` and `crossings`. Pure but for the generator it is given. Blocks of one class
+are alike in operators, attributes and shapes; the model learns one time for each class under each label and
+one factor for the conversions between float and integer, starting from what profiles said (the cost model)
+and trusting that only so far. Thompson sampling (Thompson 1933) proposes: draw one model from the posterior,
+take its best labelling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.regions.flow import flow_of
+from qdqspec.regions.pattern import PatternMaker
+from qdqspec.search.blocks import Block, CostModel
+from qdqspec.search.crossings import FP, Codes, Floats
+from qdqspec.types import LABELS
+
+PRIOR_DOUBT = 0.5  # standard deviation of a prior, as a share of it
+LEAST_DOUBT = 0.002  # and at least so much of the reference's time
+SWEEPS = 10
+
+
+def classes_of(space: SchemeSpace, blocks: Sequence[Block]) -> npt.NDArray[np.int64]:
+    """A class number for each block: equal where operators, attributes and shapes are."""
+    maker = PatternMaker(flow_of(space.model), "structure+shapes")
+    numbers: dict[str, int] = {}
+    found = []
+    for block in blocks:
+        nodes = [space.model.by_name[name].index for unit in block.units for name in space.by_id[unit].nodes]
+        digest = maker.make(index for index in nodes if index in maker.place).digest
+        found.append(numbers.setdefault(digest, len(numbers)))
+    return np.array(found, dtype=np.int64)
+
+
+class Surrogate:
+    """Predicts a labelling's time over the reference's. Observations are such ratios.
+
+    Its columns are one for every class under every label, then one for the conversions, then a constant.
+    """
+
+    def __init__(self, costs: CostModel, classes: npt.NDArray[np.int64], noise: float) -> None:
+        self._costs = costs
+        self._classes = classes
+        self._codes = self._codes_of_classes()
+        prior = self._prior()
+        doubt = np.maximum(LEAST_DOUBT, PRIOR_DOUBT * np.abs(prior))
+        self._precision: Floats = np.diag(1 / doubt**2)
+        self._weighted: Floats = prior / doubt**2
+        self._noise = noise
+
+    def observe(self, codes: Codes, ratio: float) -> None:
+        """Learn from one measured labelling."""
+        features = self._features(codes)
+        self._precision += np.outer(features, features) / self._noise**2
+        self._weighted += features * ratio / self._noise**2
+
+    def predict(self, codes: Codes) -> float:
+        """The expected ratio of a labelling."""
+        return float(self._features(codes) @ self._mean())
+
+    def propose(self, start: Codes, random: np.random.Generator) -> Codes:
+        """The best labelling of a model drawn from the posterior, found from ``start`` a class at a time."""
+        lower = np.linalg.cholesky(self._precision)
+        drawn = self._mean() + np.linalg.solve(lower.T, random.standard_normal(len(self._weighted)))
+        return self._descend(start, drawn)
+
+    def best(self, start: Codes) -> Codes:
+        """The labelling with the least expected ratio, found from ``start``."""
+        return self._descend(start, self._mean())
+
+    def _mean(self) -> Floats:
+        return np.asarray(np.linalg.solve(self._precision, self._weighted), dtype=np.float64)
+
+    def _codes_of_classes(self) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = [(FP,)] * (int(self._classes.max(initial=-1)) + 1)
+        for block, number in zip(self._costs.blocks, self._classes, strict=True):
+            found[number] = block.codes
+        return found
+
+    def _prior(self) -> Floats:
+        """The cost model's times as shares of the reference's; blocks of one class share their mean."""
+        whole = max(self._costs.reference_ms, 1e-9)
+        sums = np.zeros((len(self._codes), len(LABELS)))
+        np.add.at(sums, self._classes, self._costs.times / whole)
+        members = np.bincount(self._classes, minlength=len(self._codes)).reshape(-1, 1)
+        unexplained = max(0.0, 1 - float(self._costs.times[:, FP].sum()) / whole)
+        return np.append((sums / np.maximum(members, 1)).ravel(), [1.0, unexplained])
+
+    def _features(self, codes: Codes) -> Floats:
+        columns = self._classes * len(LABELS) + codes
+        counts = np.bincount(columns, minlength=len(self._codes) * len(LABELS))
+        crossing = self._costs.crossing_ms(codes) / max(self._costs.reference_ms, 1e-9)
+        return np.append(counts, [crossing, 1.0])
+
+    def _descend(self, start: Codes, weights: Floats) -> Codes:
+        """Change one class at a time to its best label until nothing improves."""
+        codes, value = start.copy(), float(self._features(start) @ weights)
+        for _ in range(SWEEPS):
+            before = value
+            for number, offered in enumerate(self._codes):
+                for code in offered:
+                    changed = np.where(self._classes == number, np.int8(code), codes)
+                    found = float(self._features(changed) @ weights)
+                    if found < value:
+                        codes, value = changed, found
+            if value >= before:
+                break
+        return codes
