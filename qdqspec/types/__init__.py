@@ -24,6 +24,7 @@ from qdqspec.types.evidence import (
     LatencyEvidence,
     ParityEvidence,
     PlacedPair,
+    SurvivalEvidence,
     TensorParity,
 )
 from qdqspec.types.judged import CaseRecord, CheckResult, RunRecord, Section, Verdict
@@ -39,7 +40,7 @@ from qdqspec.types.measured import (
     Trial,
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
-from qdqspec.types.words import LABELS, Clock, EvidenceKind, Label, Outcome, RegionType, Severity
+from qdqspec.types.words import LABELS, Clock, EvidenceKind, Label, Optimizer, Outcome, RegionType, Severity
 
 __all__ = [
     "LABELS",
@@ -59,6 +60,7 @@ __all__ = [
     "Label",
     "LatencyEvidence",
     "LayerTime",
+    "Optimizer",
     "Outcome",
     "ParityEvidence",
     "PatternRules",
@@ -79,6 +81,7 @@ __all__ = [
     "ShapeProfile",
     "Site",
     "SkipRules",
+    "SurvivalEvidence",
     "TensorParity",
     "Trial",
     "TuneRules",

@@ -9,7 +9,7 @@ from pathlib import Path
 from qdqspec.types.asked import Case
 from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
 from qdqspec.types.placed import Site
-from qdqspec.types.words import Clock
+from qdqspec.types.words import Clock, Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +105,27 @@ class PlacedPair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivalEvidence:
+    """What one optimizer left of the Q/DQ pairs of a model.
+
+    ``kept`` pairs still stand as Q/DQ, ``integer`` ones went into kernels that compute in integers; ``lost``
+    names the others: ``tensor > node:input``. Where the optimizer could not be run, ``error`` says why.
+    """
+
+    optimizer: Optimizer
+    kept: int = 0
+    integer: int = 0
+    lost: tuple[str, ...] = ()
+    error: str = ""
+    cure: str = ""
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs the model had."""
+        return self.kept + self.integer + len(self.lost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All that is known of a case when its checks judge it. Parts nobody asked for are ``None``."""
 
@@ -119,6 +140,7 @@ class Evidence:
     parity: ParityEvidence | None = None
     accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
+    survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()

@@ -8,7 +8,15 @@ Label: TypeAlias = Literal["fp", "in+out", "in-only"]
 Clock: TypeAlias = Literal["cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 Severity: TypeAlias = Literal["error", "warn"]
-EvidenceKind: TypeAlias = Literal["latency", "parity", "accuracy", "placement", "size"]
+EvidenceKind: TypeAlias = Literal["latency", "parity", "accuracy", "placement", "size", "survival"]
+Optimizer: TypeAlias = Literal[
+    "constant-folding",
+    "onnxruntime-basic",
+    "onnxruntime-extended",
+    "onnxruntime-all",
+    "onnxslim",
+    "onnxscript",
+]
 RegionType: TypeAlias = Literal["LEAF", "COMPOSITE", "ROOT"]
 
 LABELS: tuple[Label, ...] = ("fp", "in+out", "in-only")

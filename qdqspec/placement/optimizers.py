@@ -1,0 +1,86 @@
+"""Optimizers that a quantized model may pass through on its way: ours, ONNX Runtime's, and two well-known tools.
+
+May import floors 0 to 2 and onnx. The tools are optional, and imported when they are run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from qdqspec.backends import _ort_optimize
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.constants import fold_constants
+from qdqspec.graph.model import load_model
+from qdqspec.graph.save import save_model
+from qdqspec.types import Optimizer
+
+Run = Callable[[Path, Path], Path]  # model file, folder to write to; the optimized file
+
+
+def run_optimizer(name: Optimizer, model: Path, folder: Path) -> Path:
+    """Write what an optimizer makes of a model into ``folder``.
+
+    Raises `BackendUnavailableError` with the way to get it where it is not installed, `BackendError` where it
+    fails.
+    """
+    return _RUNS[name](model, folder)
+
+
+def _fold(model: Path, folder: Path) -> Path:
+    out = folder / "folded.onnx"
+    save_model(fold_constants(load_model(model)).model.proto, out, base=model.absolute().parent)
+    return out
+
+
+def _slim(model: Path, folder: Path) -> Path:
+    tool = _import("onnxslim", "onnxslim")
+    with _failures("onnxslim", model):
+        slimmed = tool.slim(onnx.load(str(model)))
+    return _saved(slimmed, folder / "slimmed.onnx")
+
+
+def _script(model: Path, folder: Path) -> Path:
+    tool = _import("onnxscript.optimizer", "onnxscript")
+    with _failures("onnxscript", model):
+        optimized = tool.optimize(onnx.load(str(model)))
+    return _saved(optimized, folder / "optimized.onnx")
+
+
+def _saved(proto: onnx.ModelProto, out: Path) -> Path:
+    save_model(proto, out)
+    return out
+
+
+def _import(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"{package} is not installed here ({error})", cure=f"pip install {package}"
+        ) from None
+
+
+@contextmanager
+def _failures(tool: str, model: Path) -> Iterator[None]:
+    """Turns whatever a tool raises into our error, with its reason on one line."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - it is the tool's to choose its classes
+        why = " ".join(str(error).split())[:300] or type(error).__name__
+        raise BackendError(f"{tool} failed on the model: {why}", where=model) from None
+
+
+_RUNS: dict[Optimizer, Run] = {
+    "constant-folding": _fold,
+    "onnxruntime-basic": lambda model, folder: _ort_optimize.optimize(model, "basic", folder),
+    "onnxruntime-extended": lambda model, folder: _ort_optimize.optimize(model, "extended", folder),
+    "onnxruntime-all": lambda model, folder: _ort_optimize.optimize(model, "all", folder),
+    "onnxslim": _slim,
+    "onnxscript": _script,
+}

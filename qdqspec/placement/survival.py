@@ -1,0 +1,164 @@
+"""Which Q/DQ pairs of a model an optimizer leaves standing, by name.
+
+May import floors 0 to 2, numpy, onnx and this room. A pair has survived for a reader where the reader's kernel
+in the optimized graph
+
+- computes in integers (QLinearConv and its like, or a Reshape, MaxPool and so on of an integer tensor), or
+- still reads a DequantizeLinear of the same scale, through converting nodes at most.
+
+Names of Q and DQ nodes, of their tensors and even their integer type mean nothing: ONNX Runtime makes uint8 of
+int8, doubles DequantizeLinear nodes, and gives new names while it changes the layout.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from qdqspec.backends._ort_layers import map_kernels
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model, Node, load_model
+from qdqspec.placement.found import FoundPair, find_pairs
+from qdqspec.placement.optimizers import run_optimizer
+from qdqspec.placement.recognize import is_op
+from qdqspec.placement.strip import take_apart
+from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
+
+_KERNELS = (
+    "QLinear",
+    "QGemm",
+    "QAttention",
+    "MatMulInteger",
+    "ConvInteger",
+    "DynamicQuantizeMatMul",
+    "MatMulNBits",
+)
+_MOVES = frozenset(
+    {
+        "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "MaxPool",
+        "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+        "ReduceMax", "ReduceMin", "Relu", "Where", "Max", "Min", "NhwcMaxPool", "TopK",
+    }
+)  # fmt: skip
+_CONVERTS = frozenset(
+    {"ReorderInput", "ReorderOutput", "Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Identity"}
+)
+_INTEGERS = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16})
+
+
+def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalEvidence, ...]:
+    """Run optimizers on a model file, each on the original, and say what became of its pairs.
+
+    An optimizer that is not installed, or fails, gives evidence with an ``error``. Raises `ModelError` where
+    the model itself cannot be read.
+    """
+    source = load_model(model)
+    apart = take_apart(source)
+    here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
+    pairs = [(pair, here) for pair in find_pairs(apart) if not pair.unread]
+    return tuple(_through(name, source, model, pairs) for name in dict.fromkeys(through))
+
+
+def _through(
+    name: Optimizer, source: Model, path: Path, pairs: Iterable[tuple[FoundPair, dict[str, str]]]
+) -> SurvivalEvidence:
+    with tempfile.TemporaryDirectory(prefix="qdqspec-survival-") as folder:
+        try:
+            out = run_optimizer(name, path, Path(folder))
+        except BackendError as error:
+            return SurvivalEvidence(optimizer=name, error=error.what, cure=error.cure or "")
+        after = _After(source, Model(onnx.load(str(out), load_external_data=False), path=out))
+        fates = [(pair, *after.fate(pair, here)) for pair, here in pairs]
+    return SurvivalEvidence(
+        optimizer=name,
+        kept=sum(fate == "kept" for _, fate, _ in fates),
+        integer=sum(fate == "integer" for _, fate, _ in fates),
+        lost=tuple(f"{pair.tensor} > {', '.join(ends)}" for pair, fate, ends in fates if fate == "lost"),
+    )
+
+
+@dataclass(slots=False)
+class _After:
+    """The optimized graph, looked at from the nodes of the model it was made of."""
+
+    source: Model
+    model: Model
+    integers: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.integers = {n for n, t in self.model.constants.items() if t.data_type in _INTEGERS}
+        for node in self.model.nodes:  # topological order
+            if node.op_type == "QuantizeLinear" or self._is_integer(node):
+                self.integers.update(node.outputs[:1])
+
+    @cached_property
+    def kernels(self) -> dict[str, Node]:
+        """The kernel that stands for each node of the source."""
+        found: dict[str, Node] = {}
+        origins = map_kernels(self.model.proto.graph, self.source)
+        for kernel, origin in zip(self.model.nodes, origins, strict=True):
+            for name in origin.nodes:
+                found.setdefault(name, kernel)
+        return found
+
+    def fate(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
+        """What became of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
+        fates = {f"{end.node}:{end.input}": self._at(pair, end, here) for end in pair.ends}
+        if pair.output:
+            fates[f"graph output '{pair.output}'"] = self._made(pair.output)
+        if pair.hidden:
+            fates["bodies of If, Loop or Scan"] = self._still_made(pair)
+        lost = [reader for reader, fate in fates.items() if fate == "lost"]
+        if lost:
+            return "lost", lost
+        return ("integer" if "integer" in fates.values() else "kept"), []
+
+    def _at(self, pair: FoundPair, end: Consumer, here: dict[str, str]) -> str:
+        kernel = self.kernels.get(here[end.node])
+        if kernel is None:
+            return "lost" if pair.quantized not in self.model.consumers else "kept"
+        if self._is_integer(kernel):
+            return "integer"
+        return "kept" if any(self._same(pair, dq) for dq in self._dequantizers(kernel)) else "lost"
+
+    def _is_integer(self, node: Node) -> bool:
+        moves = node.op_type in _MOVES and any(name in self.integers for name in node.inputs[:1])
+        return moves or (node.op_type.startswith(_KERNELS) and not node.op_type.endswith("ToFloat"))
+
+    def _dequantizers(self, kernel: Node) -> list[Node]:
+        found = []
+        for name in kernel.inputs:
+            node = self.model.producer.get(name)
+            while node is not None and node.op_type in _CONVERTS and node.inputs:
+                node = self.model.producer.get(node.inputs[0])
+            if node is not None and is_op(node, "DequantizeLinear"):
+                found.append(node)
+        return found
+
+    def _same(self, pair: FoundPair, dequantize: Node) -> bool:
+        """Whether a DequantizeLinear has the pair's scale; a computed one must be the pair's own."""
+        if pair.numbers is None or dequantize.inputs[1] not in self.model.constants:
+            return dequantize.inputs[0] == pair.quantized
+        scale = self.model.array(dequantize.inputs[1]).astype(np.float32)
+        return scale.tobytes() == pair.numbers.scale.tobytes()
+
+    def _made(self, output: str) -> str:
+        """Whether a graph output still comes from integers."""
+        node = self.model.producer.get(output)
+        if node is None:
+            return "lost"
+        if is_op(node, "DequantizeLinear"):
+            return "kept"
+        return "integer" if self._is_integer(node) else "lost"
+
+    def _still_made(self, pair: FoundPair) -> str:
+        made = (self.source.by_name[name].outputs[0] for name in pair.nodes)
+        producers = (self.model.producer.get(name) for name in made)
+        return "kept" if any(p is not None and is_op(p, "DequantizeLinear") for p in producers) else "lost"
