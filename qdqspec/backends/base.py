@@ -39,7 +39,8 @@ class Capabilities:
     `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on ONNX Runtime);
     ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q stands after them;
     ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias behind a DQ;
-    ``since_opset`` names ops that are left in float in models of an older opset.
+    ``since_opset`` names ops that are left in float in models of an older opset;
+    ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators.
     """
 
     formats: tuple[str, ...]
@@ -51,6 +52,7 @@ class Capabilities:
     symmetric_activations: bool = False
     integer_bias: frozenset[str] = frozenset()
     since_opset: Mapping[str, int] = field(default_factory=dict)
+    rules: frozenset[str] = frozenset()
     per_layer_profile: bool = True
     dynamic_shapes: bool = True
 

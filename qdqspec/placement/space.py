@@ -7,12 +7,12 @@ search or measurement.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import cached_property
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
-from qdqspec.placement.units import Unit, UnitFinder
+from qdqspec.placement.rules import apply_rules
+from qdqspec.placement.units import Unit, UnitFinder, with_results
 from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Site
 
 _Constant = tuple[str, str, int | None, str | None]  # tensor, format, axis; a bias belongs to one unit
@@ -36,7 +36,7 @@ class SchemeSpace:
         self.activation = _activation_format(self.rules, capabilities)
         weight = capabilities.weights.get(self.rules.format, self.rules.format)
         finder = UnitFinder(model, capabilities, self.rules, self.activation, weight)
-        self.units: tuple[Unit, ...] = tuple(finder.find(allowed))
+        self.units: tuple[Unit, ...] = apply_rules(model, tuple(finder.find(allowed)), capabilities.rules)
 
     @cached_property
     def by_id(self) -> dict[str, Unit]:
@@ -63,7 +63,11 @@ class SchemeSpace:
     @property
     def tensors(self) -> frozenset[str]:
         """Activations that any choice may quantize: what calibration must know."""
-        return frozenset(t for unit in self.units for t in (*(e[0] for e in unit.edges), *unit.outputs))
+        return frozenset(
+            tensor
+            for unit in self.units
+            for tensor in (*unit.outputs, *(edge[0] for edge in (*unit.edges, *unit.out_edges)))
+        )
 
     def known(self, tensors: Collection[str]) -> SchemeSpace:
         """The same space less the units that touch an activation without a calibrated range."""
@@ -73,9 +77,10 @@ class SchemeSpace:
         for unit in self.units:
             if all(tensor in tensors for tensor, _ in unit.edges):
                 outputs = tuple(t for t in unit.outputs if t in tensors)
-                labels = unit.labels if outputs else tuple(x for x in unit.labels if x != "in+out")
-                if len(labels) > 1:
-                    units.append(replace(unit, outputs=outputs, labels=labels))
+                out_edges = tuple(edge for edge in unit.out_edges if edge[0] in tensors)
+                smaller_unit = with_results(unit, outputs, out_edges)
+                if len(smaller_unit.labels) > 1:
+                    units.append(smaller_unit)
         smaller.units = tuple(units)
         return smaller
 
@@ -111,9 +116,13 @@ class SchemeSpace:
         for site in unit.biases if label == "in-only" else ():
             own = (site.tensor, site.format, site.axis, unit.id)
             constants.setdefault(own, set()).update(site.consumers)
-        if label == "in+out":
-            for tensor in unit.outputs:
-                covered.setdefault(tensor, set()).update(self.model.consumers[tensor])
+        for tensor, end in self.result_edges(unit) if label == "in+out" else ():
+            covered.setdefault(tensor, set()).add(end)
+
+    def result_edges(self, unit: Unit) -> tuple[tuple[str, Consumer], ...]:
+        """The edges after a unit that are quantized under ``in+out``: all that read its outputs, and others."""
+        made = ((tensor, end) for tensor in unit.outputs for end in self.model.consumers[tensor])
+        return (*made, *unit.out_edges)
 
     def uniform(self, wanted: Label) -> dict[str, Label]:
         """Every unit that offers the label gets it; the others stay ``fp``."""

@@ -6,7 +6,7 @@ May import floors 0 to 2. It asks the backend's capabilities what fuses and know
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, Node
@@ -23,8 +23,8 @@ class Unit:
     """An operator with what fuses into it.
 
     ``edges`` are its activation inputs, ``constants`` its weight and constant operands, ``biases`` what must be
-    int32 under ``in-only``, ``outputs`` the tensors that get a pair under ``in+out``. ``labels`` begins with
-    ``fp``.
+    int32 under ``in-only``, ``outputs`` the tensors that get a pair under ``in+out``, and ``out_edges`` single
+    edges that do. ``labels`` begins with ``fp``.
     """
 
     id: str
@@ -35,11 +35,21 @@ class Unit:
     constants: tuple[Site, ...]
     biases: tuple[Site, ...]
     outputs: tuple[str, ...]
+    out_edges: tuple[tuple[str, Consumer], ...] = ()
 
     @property
     def full(self) -> Label:
         """The label that quantizes most of it."""
         return "in+out" if "in+out" in self.labels else self.labels[-1]
+
+
+def with_results(
+    unit: Unit, outputs: tuple[str, ...], out_edges: tuple[tuple[str, Consumer], ...] = ()
+) -> Unit:
+    """The unit with other results. Without any it cannot be ``in+out``."""
+    keeps = bool(outputs or out_edges)
+    labels = tuple(label for label in unit.labels if label != "in+out" or keeps)
+    return replace(unit, outputs=outputs, out_edges=out_edges, labels=labels)
 
 
 class UnitFinder:

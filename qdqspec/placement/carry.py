@@ -1,0 +1,156 @@
+"""From a placement to schemes relative to patterns and back: what lets a placement move to another model.
+
+May import floors 0 to 2 and this room. An edge (a tensor and who reads it at which input) belongs to the leaf of
+its reader. A tensor that leaves the leaf it is made in, quantized for all who read it, is told by that leaf too:
+carried alone, either side still says what it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from qdqspec.errors import PlacementError
+from qdqspec.graph.model import Model
+from qdqspec.placement.frames import Frame, Frames
+from qdqspec.placement.relative import FLOAT, Place, RelativeSite, Scheme, scheme
+from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.types import Consumer, Placement, Region, Site
+
+
+class _Numbers(NamedTuple):
+    """What is alike in the sites that merge into one."""
+
+    format: str
+    axis: int
+    weight: bool
+
+
+def schemes_of(placement: Placement, regions: Sequence[Region], model: Model) -> dict[str, Scheme]:
+    """The scheme of every leaf, by region id; leaves that stay float have an empty one.
+
+    Raises `PlacementError` where a site names a node that is in no region.
+    """
+    return schemes_in(Frames(model, regions), placement)
+
+
+def schemes_in(frames: Frames, placement: Placement) -> dict[str, Scheme]:
+    """As `schemes_of`, for many placements of one model."""
+    found: dict[str, set[RelativeSite]] = {region.id: set() for region in frames.leaves}
+    for site in placement.sites:
+        for region_id, place in _places(frames, site):
+            axis = -1 if site.axis is None else site.axis
+            relative = RelativeSite(place=place, format=site.format, axis=axis, weight=site.weight)
+            found[region_id].add(relative)
+    return {region_id: scheme(sites) for region_id, sites in found.items()}
+
+
+def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
+    """Where a site stands: at each edge, and at the output of its maker where the tensor leaves it whole."""
+    model = frames.model
+    for end in site.consumers:
+        if end.node not in frames.leaf_of:
+            raise PlacementError(
+                f"tensor '{site.tensor}' is read by '{end.node}', which is in no region", where=model.where
+            )
+        frame = frames.of(frames.leaf_of[end.node])
+        yield frame.region.id, Place("in", frame.position[end.node], frames.slot(frame, end))
+    maker = model.producer.get(site.tensor)
+    if maker is None or site.weight or maker.name not in frames.leaf_of:
+        return
+    frame = frames.of(frames.leaf_of[maker.name])
+    if site.tensor in frame.region.outputs and set(site.consumers) == set(model.consumers[site.tensor]):
+        yield frame.region.id, Place("out", frame.position[maker.name], maker.outputs.index(site.tensor))
+
+
+def resolve_schemes(schemes: Mapping[str, Scheme], regions: Sequence[Region], model: Model) -> Placement:
+    """The placement that schemes come to, given by region id or by pattern; the id of a region counts more.
+
+    Edges of one tensor with equal formats become one site. Where two schemes speak of one edge, its reader's
+    counts more than its maker's, and a COMPOSITE's more than those of the regions in it, of which it
+    keeps all that it does not speak of. Raises `PlacementError` where a scheme does not fit its region.
+    """
+    return resolve_in(Frames(model, regions), schemes)
+
+
+def resolve_in(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
+    """As `resolve_schemes`, for frames that stand already; patterns are in their granularity."""
+    edges: dict[Consumer, tuple[str, _Numbers]] = {}
+    for frame, sites in _by_weight(frames, schemes):
+        for site in sites:
+            for tensor, end in _ends(frames, frame, site):
+                edges[end] = tensor, _Numbers(site.format, site.axis, site.weight)
+    return Placement(sites=frozenset(_merged(edges)))
+
+
+def _merged(edges: Mapping[Consumer, tuple[str, _Numbers]]) -> Iterator[Site]:
+    """One site a tensor and format; each int32 bias has a scale of its own."""
+    groups: dict[tuple[object, ...], list[Consumer]] = {}
+    for end, (tensor, numbers) in edges.items():
+        if numbers.format != FLOAT:
+            own = end if numbers.format == BIAS_FORMAT else None
+            groups.setdefault((tensor, numbers, own), []).append(end)
+    for ends in groups.values():
+        tensor, numbers = edges[ends[0]]
+        axis = None if numbers.axis < 0 else numbers.axis
+        yield Site(
+            tensor=tensor, consumers=tuple(ends), format=numbers.format, axis=axis, weight=numbers.weight
+        )
+
+
+def _by_weight(frames: Frames, schemes: Mapping[str, Scheme]) -> Iterator[tuple[Frame, list[RelativeSite]]]:
+    """Schemes with their regions, those that count more later: leaves before what they lie in."""
+    deepest_first = sorted(frames.regions.values(), key=lambda r: (bool(r.children), -r.id.count(".")))
+    told = [(frames.of(region.id), _scheme_for(frames, schemes, region)) for region in deepest_first]
+    for kinds in (("out",), ("in",)):
+        for frame, chosen in told:
+            if not frame.region.children:
+                yield frame, [site for site in sorted(chosen.sites) if site.place.kind in kinds]
+    for frame, chosen in told:
+        if frame.region.children:
+            ordered = sorted(chosen.sites, key=lambda site: ("out", "child", "in").index(site.place.kind))
+            yield frame, ordered
+
+
+def _scheme_for(frames: Frames, schemes: Mapping[str, Scheme], region: Region) -> Scheme:
+    own = schemes.get(region.id)
+    return own if own is not None else schemes.get(frames.of(region.id).pattern, Scheme())
+
+
+def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, Consumer]]:
+    """The edges that a relative site means in a region."""
+    ends = find_ends(frames, frame, site.place)
+    if ends is None:
+        raise PlacementError(
+            f"the scheme's site {site} is not in region {frame.region.id} of {len(frame.order)} nodes",
+            where=frames.model.where,
+            cure="a scheme fits the regions of its own pattern only",
+        )
+    return ends
+
+
+def find_ends(frames: Frames, frame: Frame, place: Place) -> list[tuple[str, Consumer]] | None:
+    """The edges at a place of a region; ``None`` where there is no such place."""
+    model = frames.model
+    if place.node >= len(frame.order):
+        return None
+    node = model.by_name[frame.order[place.node]]
+    if place.kind == "out":
+        tensor = node.outputs[place.slot] if place.slot < len(node.outputs) else ""
+        return [(tensor, end) for end in model.consumers.get(tensor, ())] if tensor else None
+    index = frames.input(frame, node.name, place.slot)
+    if index is None or not node.inputs[index]:
+        return None
+    tensor, end = node.inputs[index], Consumer(node.name, index)
+    if place.kind == "in":
+        return [(tensor, end)]
+    child = _child_with(frames, frame.region, node.name)
+    if child is None:
+        return None
+    inside = set(child.nodes)
+    return [(tensor, other) for other in model.consumers[tensor] if other.node in inside]
+
+
+def _child_with(frames: Frames, region: Region, node: str) -> Region | None:
+    children = (frames.regions[name] for name in region.children)
+    return next((child for child in children if node in child.nodes), None)

@@ -1,0 +1,101 @@
+"""Schemes: where Q/DQ pairs stand in one region, told relative to its pattern. May import floor 0 only.
+
+Nothing here knows a model: `qdqspec.placement.carry` finds the edges that a scheme means in one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from qdqspec.errors import PlacementError
+
+FLOAT = "float"  # as a format: this edge stays float, whatever an inner region chose
+
+
+Kind: TypeAlias = Literal["in", "out", "child"]
+_KINDS: dict[str, Kind] = {"in": "in", "out": "out", "child": "child"}
+
+
+class Place(NamedTuple):
+    """A place in a pattern, by the canonical index of a node and a slot of it.
+
+    ``in``: that input of the node. ``out``: that output, for all who read it. ``child``: of a COMPOSITE; the
+    tensor at that input, for all who read it in the same child.
+    """
+
+    kind: Kind
+    node: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class RelativeSite:
+    """A pair at a place, as `qdqspec.types.Site` without names; ``format`` may be `FLOAT`."""
+
+    place: Place
+    format: str
+    axis: int = -1  # -1: one scale for the whole tensor
+    weight: bool = False
+
+    def __str__(self) -> str:
+        kind, node, slot = self.place
+        axis = f"/{self.axis}" if self.axis >= 0 else ""
+        return f"{kind}{node}.{slot}={'w:' if self.weight else ''}{self.format}{axis}"
+
+
+_WRITTEN = re.compile(
+    r"(in|out|child)([0-9]{1,9})\.([0-9]{1,9})=(w:)?([a-z][a-z0-9_]{0,31})(?:/([0-9]{1,3}))?", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """The pairs of one region. Equal sites are the same scheme, in whatever order they were given."""
+
+    sites: frozenset[RelativeSite] = frozenset()
+    _digest: str = field(default="", init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_digest", hashlib.sha256(str(self).encode()).hexdigest()[:16])
+
+    def __str__(self) -> str:
+        """``in0.0=uint8 in0.1=w:int8/0 out2.0=uint8``; `parse_scheme` reads it back."""
+        return " ".join(map(str, sorted(self.sites)))
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits, stable over runs, machines and order of sites."""
+        return self._digest
+
+    def distance(self, other: Scheme) -> int:
+        """In how many sites two schemes differ: the size of their symmetric difference."""
+        return len(self.sites ^ other.sites)
+
+
+def scheme(sites: Iterable[RelativeSite]) -> Scheme:
+    """The scheme of these sites."""
+    return Scheme(sites=frozenset(sites))
+
+
+def parse_scheme(text: str) -> Scheme:
+    """The scheme that ``str`` wrote. Raises `PlacementError` quoting the word that is no site."""
+    sites = []
+    for word in text.split():
+        match = _WRITTEN.fullmatch(word)
+        if match is None:
+            raise PlacementError(
+                f"'{word[:60]}' is not a site", cure="a site is written like in0.1=w:int8/0 or out3.0=uint8"
+            )
+        kind, node, slot, weight, fmt, axis = match.groups()
+        site = RelativeSite(
+            place=Place(_KINDS[kind], int(node), int(slot)),
+            format=fmt,
+            axis=-1 if axis is None else int(axis),
+            weight=weight is not None,
+        )
+        sites.append(site)
+    return scheme(sites)

@@ -1,0 +1,194 @@
+"""Placement rules: what some compilers want of pairs beyond single operators, one function a rule.
+
+May import floors 0 to 2. A rule takes the units of a model and gives them back with pairs moved or left out. Which
+rules hold is the backend's to say (`Capabilities.rules`): ONNX Runtime wants both sides of a residual Add
+quantized, TensorRT the skip side only. That all inputs of a weighted operator are quantized together holds for
+every backend and is how `qdqspec.placement.units` makes units; that tensors which are copied, pooled or joined
+share their scales is `qdqspec.quantize.ranges.tie_ranges`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+from qdqspec.errors import ConfigError
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import WEIGHT_INPUT, is_default
+from qdqspec.placement.units import Unit, with_results
+from qdqspec.registry import did_you_mean
+from qdqspec.types import Consumer
+
+Units: TypeAlias = tuple[Unit, ...]
+Edge: TypeAlias = tuple[str, Consumer]
+Rule: TypeAlias = Callable[[Model, Units], Units]
+
+# What may stand between a convolution and its LayerNormalization: channels go last there and back.
+_BETWEEN = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+def skip_side_of_residual_add(model: Model, units: Units) -> Units:
+    """Of an Add that joins a weighted branch and a skip, quantize the skip side only.
+
+    TensorRT computes Conv + Add (+ Relu) in one kernel, which a pair between Conv and Add prevents, and takes
+    the second operand in integers where the skip has one. Where both sides are weighted, the deeper one fuses.
+
+    Source: NVIDIA, "Working with Quantized Types", Q/DQ layer-placement recommendations ("quantize the residual
+    input in skip connections"); github.com/NVIDIA/TensorRT issues 1992 and 3270.
+    """
+    main = {unit.id: _weighted_side(model, units, unit) for unit in units if unit.op_type == "Add"}
+    fused = {edge[0] for edge in main.values() if edge is not None}
+    return tuple(_beside(unit, main.get(unit.id), fused) for unit in units)
+
+
+def conv_to_layernorm(model: Model, units: Units) -> Units:
+    """A convolution that leads to a LayerNormalization gets the pair of its result on that one's data input.
+
+    Only the copies Transpose, Reshape, Squeeze, Unsqueeze and Identity may stand between, and they are followed
+    along their data input; every tensor that the convolution's unit makes may be where the way begins. Without
+    the pair TensorRT chooses convolutions that write float16, with it those that write int8.
+
+    Source: github.com/NVIDIA/Model-Optimizer pull request 1117 (ConvNeXt).
+    """
+    convs = {node: unit.id for unit in units if unit.op_type == "Conv" for node in unit.nodes}
+    gained: dict[str, list[Edge]] = {}
+    passed: set[str] = set()  # tensors whose way leads to the LayerNormalization and nowhere else
+    for norm in model.nodes:
+        if norm.op_type == "LayerNormalization" and is_default(norm):
+            maker, way = _way_back(model, norm.inputs[0])
+            if maker is not None and maker.name in convs:
+                edge = norm.inputs[0], Consumer(norm.name, 0)
+                gained.setdefault(convs[maker.name], []).append(edge)
+                passed |= _read_once(model, way)
+    return tuple(_with_edges(unit, gained.get(unit.id, ()), passed) for unit in units)
+
+
+def q_before_pad(model: Model, units: Units) -> Units:
+    """The pair of an input that comes out of a Pad stands before the Pad.
+
+    Zero is exact in every format here, so padding with it (or with values of the tensor) commutes with the pair;
+    between Pad and Conv it would keep the two from becoming one kernel. A Pad with another constant is left.
+
+    Source: github.com/NVIDIA/TensorRT issue 2592 (28 to 21 ms with the pair moved).
+    """
+    pads = {
+        node.outputs[0]: node for node in model.nodes if node.op_type == "Pad" and _pads_alike(model, node)
+    }
+
+    def moved(edge: Edge) -> Edge:
+        pad = pads.get(edge[0])
+        return edge if pad is None else moved((pad.inputs[0], Consumer(pad.name, 0)))
+
+    return tuple(
+        replace(unit, edges=tuple(moved(edge) for edge in unit.edges)) if _is_weighted(unit) else unit
+        for unit in units
+    )
+
+
+RULES: Mapping[str, Rule] = {
+    "skip-side-of-residual-add": skip_side_of_residual_add,
+    "conv-to-layernorm": conv_to_layernorm,
+    "q-before-pad": q_before_pad,
+}
+
+
+def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
+    """Apply rules by name, in the order of the table. Units without a choice left are dropped.
+
+    Raises `ConfigError` for an unknown name.
+    """
+    wanted = set(names)
+    for name in sorted(wanted - RULES.keys()):
+        near = did_you_mean(name, tuple(RULES))
+        raise ConfigError(f"unknown placement rule '{name}'{near}", cure=f"known: {', '.join(RULES)}")
+    for name, rule in RULES.items():
+        if name in wanted:
+            units = rule(model, units)
+    return tuple(unit for unit in units if len(unit.labels) > 1)
+
+
+# ---- residual Add -------------------------------------------------------------------------------
+
+
+def _weighted_side(model: Model, units: Units, add: Unit) -> Edge | None:
+    """The operand that comes straight out of a weighted unit and goes nowhere else; of two, the deeper."""
+    makers = {unit.nodes[-1]: unit for unit in units if _is_weighted(unit) and len(unit.nodes) == 1}
+    sides = []
+    for tensor, end in add.edges:
+        node = model.producer.get(tensor)
+        if node is not None and node.name in makers and _is_private(model, tensor):
+            sides.append((node.index, (tensor, end)))
+    if not sides or len(add.edges) < 2:
+        return None
+    depths = {edge: _depth(model, edge[0]) for _, edge in sides}
+    return max(sides, key=lambda side: (depths[side[1]], side[0]))[1]
+
+
+def _beside(unit: Unit, main: Edge | None, fused: set[str]) -> Unit:
+    if main is not None:
+        return replace(unit, edges=tuple(edge for edge in unit.edges if edge != main))
+    kept = tuple(tensor for tensor in unit.outputs if tensor not in fused)
+    return unit if kept == unit.outputs else with_results(unit, kept, unit.out_edges)
+
+
+def _depth(model: Model, tensor: str) -> int:
+    """How many weighted operators stand above a tensor on the longest way, as far as a block reaches."""
+    depth, front = 0, {tensor}
+    for _ in range(16):  # blocks are shorter than this; beyond, both branches share their way anyway
+        makers = [model.producer[name] for name in front if name in model.producer]
+        depth += any(node.op_type in WEIGHT_INPUT for node in makers)
+        front = {name for node in makers for name in node.inputs if name and name not in model.constants}
+        if not front:
+            break
+    return depth
+
+
+# ---- Conv to LayerNormalization -----------------------------------------------------------------
+
+
+def _way_back(model: Model, tensor: str) -> tuple[Node | None, list[str]]:
+    """What makes a tensor, copies aside, and the tensors on the way."""
+    way = [tensor]
+    maker = model.producer.get(tensor)
+    while maker is not None and maker.op_type in _BETWEEN and is_default(maker):
+        way.append(maker.inputs[0])
+        maker = model.producer.get(maker.inputs[0])
+    return maker, way
+
+
+def _read_once(model: Model, way: list[str]) -> set[str]:
+    """The first tensor of the way, if each on it has one reader: then no one else needs it quantized."""
+    return {way[-1]} if all(_is_private(model, tensor) for tensor in way) else set()
+
+
+def _with_edges(unit: Unit, gained: Iterable[Edge], passed: set[str]) -> Unit:
+    edges = tuple(gained)
+    if not edges:
+        return unit
+    full = unit if "in+out" in unit.labels else replace(unit, labels=("fp", "in+out", *unit.labels[1:]))
+    outputs = tuple(tensor for tensor in unit.outputs if tensor not in passed)
+    return with_results(full, outputs, (*unit.out_edges, *edges))
+
+
+# ---- shared -------------------------------------------------------------------------------------
+
+
+def _is_weighted(unit: Unit) -> bool:
+    return unit.op_type in WEIGHT_INPUT and bool(unit.constants)
+
+
+def _is_private(model: Model, tensor: str) -> bool:
+    """Whether one input of one node is all that ever sees a tensor."""
+    outside = tensor in model.outputs or tensor in model.subgraph_reads
+    return not outside and len(model.consumers.get(tensor, ())) == 1
+
+
+def _pads_alike(model: Model, pad: Node) -> bool:
+    """Whether a Pad adds zeros or values of its input."""
+    if pad.attributes.get("mode", b"constant") != b"constant":
+        return True
+    if float(str(pad.attributes.get("value", 0.0))) != 0.0:  # an attribute before opset 11
+        return False
+    value = pad.inputs[2] if len(pad.inputs) > 2 else ""
+    return not value or (value in model.constants and not model.array(value).any())
