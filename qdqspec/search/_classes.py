@@ -1,0 +1,88 @@
+"""Tied classes: units that stand at the same place of the same pattern, and so get the same label.
+
+May import floors 0 to 3. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from qdqspec.placement.frames import Frames
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.units import Unit
+from qdqspec.types import LABELS, Label
+
+Choice: TypeAlias = tuple[Label, ...]  # one label a class
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedClass:
+    """Units of one place in one pattern. ``labels`` are those that at least one of them offers."""
+
+    pattern: str
+    units: tuple[str, ...]
+    labels: tuple[Label, ...]
+
+
+def tied_classes(space: SchemeSpace) -> tuple[TiedClass, ...]:
+    """The classes of a space, in the order of their first units. Without regions each unit is its own."""
+    frames = Frames(space.model, space.regions)
+    groups: dict[tuple[str, int], list[Unit]] = {}
+    for unit in space.units:
+        groups.setdefault(_place(frames, unit), []).append(unit)
+    return tuple(
+        TiedClass(pattern=pattern, units=tuple(unit.id for unit in units), labels=_offered(units))
+        for (pattern, _), units in groups.items()
+    )
+
+
+def _place(frames: Frames, unit: Unit) -> tuple[str, int]:
+    if unit.id not in frames.leaf_of:
+        return unit.id, 0
+    frame = frames.of(frames.leaf_of[unit.id])
+    return frame.pattern, frame.position[unit.id]
+
+
+def _offered(units: Iterable[Unit]) -> tuple[Label, ...]:
+    offered = {label for unit in units for label in unit.labels}
+    return tuple(label for label in LABELS if label in offered)
+
+
+def spread(space: SchemeSpace, classes: Sequence[TiedClass], choice: Choice) -> dict[str, Label]:
+    """Labels of units from labels of classes. A unit without the label gets what is nearest to it."""
+    labels: dict[str, Label] = {}
+    for tied, label in zip(classes, choice, strict=True):
+        for name in tied.units:
+            labels[name] = _nearest(space.by_id[name], label)
+    return labels
+
+
+def _nearest(unit: Unit, label: Label) -> Label:
+    if label in unit.labels:
+        return label
+    return unit.full if label == "in+out" else "fp"
+
+
+def gathered(classes: Sequence[TiedClass], labels: Mapping[str, Label]) -> Choice:
+    """The commonest label of each class; units not named are ``fp``."""
+    counts = (Counter(labels.get(name, "fp") for name in tied.units) for tied in classes)
+    return tuple(count.most_common(1)[0][0] for count in counts)
+
+
+def pure_choices(classes: Sequence[TiedClass]) -> Iterator[Choice]:
+    """One label everywhere, float first; a class without the label gets what is nearest to it."""
+    seen: set[Choice] = set()
+    for wanted in LABELS:
+        choice = tuple(_nearest_of(tied, wanted) for tied in classes)
+        if choice not in seen:
+            seen.add(choice)
+            yield choice
+
+
+def _nearest_of(tied: TiedClass, label: Label) -> Label:
+    if label in tied.labels:
+        return label
+    return tied.labels[-1] if label == "in+out" else "fp"

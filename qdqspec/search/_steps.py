@@ -1,0 +1,68 @@
+"""A strategy written as one generator: it yields proposals and receives their trials. Floors 0 to 3."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import TypeAlias
+
+from qdqspec.search.base import Proposal
+from qdqspec.types import Placement, Trial
+
+Steps: TypeAlias = Generator[list[Proposal], list[Trial], None]
+
+
+class Stepwise:
+    """Ask/tell over a generator. What was asked before is dropped from what it yields, and never answered."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._asked: set[str] = set()
+        self._waiting: list[Proposal] = []
+        self._answers: list[Trial] = []
+        self._open = 0
+        self._advance(None)
+
+    def ask(self, n: int = 1) -> Sequence[Proposal]:
+        """Return the next proposals; none while answers to earlier ones are awaited, or at the end."""
+        batch, self._waiting = self._waiting[:n], self._waiting[n:]
+        self._open += len(batch)
+        return batch
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Take the answers; when those of a whole step are there, think of the next step."""
+        self._answers.extend(trials)
+        self._open -= len(trials)
+        if not self._waiting and not self._open:
+            answers, self._answers = self._answers, []
+            self._advance(answers)
+
+    def done(self) -> bool:
+        """Whether the steps have ended."""
+        return not self._waiting and not self._open
+
+    def is_new(self, placement: Placement) -> bool:
+        """Whether a placement was not asked for yet, by any labels."""
+        return placement.digest not in self._asked
+
+    @property
+    def asked(self) -> int:
+        """How many placements were asked for."""
+        return len(self._asked)
+
+    def _advance(self, answers: list[Trial] | None) -> None:
+        """Run the generator to its next step that asks something new."""
+        try:
+            while not self._waiting:
+                proposals = next(self._steps) if answers is None else self._steps.send(answers)
+                self._waiting = self._unasked(proposals)
+                answers = []
+        except StopIteration:
+            pass
+
+    def _unasked(self, proposals: Iterable[Proposal]) -> list[Proposal]:
+        fresh = []
+        for proposal in proposals:
+            if self.is_new(proposal.placement):
+                self._asked.add(proposal.placement.digest)
+                fresh.append(proposal)
+        return fresh

@@ -1,0 +1,68 @@
+"""Every labelling of a small space, pure ones first. May import floors 0 to 3."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from qdqspec.errors import ConfigError
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._classes import Choice, TiedClass, pure_choices, spread, tied_classes
+from qdqspec.search._steps import Steps, Stepwise
+from qdqspec.search.base import Proposal, SearchSetup
+
+LIMIT = 1024  # labellings; at two seconds a build, half an hour
+BATCH = 16  # proposals that may be built side by side
+
+
+class Exhaustive(Stepwise):
+    """All labellings of the tied classes. It draws no lots: the order depends on the model only."""
+
+    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
+        classes = tied_classes(setup.space)
+        _count(setup.space, classes)
+        super().__init__(_all(setup, classes))
+
+    @staticmethod
+    def default_trials(preset: str, space: SchemeSpace) -> int:  # noqa: ARG004 - all is all, whatever the preset
+        """As many as there are labellings. Raises `ConfigError` where these are too many."""
+        return _count(space, tied_classes(space))
+
+
+def _count(space: SchemeSpace, classes: Sequence[TiedClass]) -> int:
+    """How many labellings there are."""
+    count = math.prod(len(tied.labels) for tied in classes)
+    if count > LIMIT:
+        shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"
+        raise ConfigError(
+            f"{len(classes)} kinds of operators can be labelled in {shown} ways; exhaustive search takes {LIMIT:,}",
+            where=space.model.where,
+            cure="choose the strategy attribution or region, or allow fewer operators under patterns",
+        )
+    return count
+
+
+def _all(setup: SearchSetup, classes: Sequence[TiedClass]) -> Steps:
+    seeds = [Proposal(placement=seed, phase="seed") for seed in setup.seeds]
+    reference = Proposal(placement=setup.space.resolve({}), phase="pure", profile=True)
+    yield [reference, *seeds]
+    proposals = (
+        Proposal(placement=setup.space.resolve(spread(setup.space, classes, choice)), phase=phase)
+        for phase, choice in _choices(classes)
+    )
+    while batch := list(itertools.islice(proposals, BATCH)):
+        yield batch
+
+
+def _choices(classes: Sequence[TiedClass]) -> Iterator[tuple[str, Choice]]:
+    pure = list(pure_choices(classes))
+    yield from (("pure", choice) for choice in pure)
+    for choice in itertools.product(*(tied.labels for tied in classes)):
+        if choice not in pure:
+            yield "exhaustive", choice
+
+
+strategy = Exhaustive
