@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from qdqspec import __version__
 from qdqspec.cli.machine import add_verbs as add_machine_verbs
 from qdqspec.cli.models import add_verbs as add_model_verbs
+from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
 from qdqspec.cli.specs import add_verbs as add_spec_verbs
 from qdqspec.cli.tune import add_verbs as add_tune
 from qdqspec.cli.words import FINE, IMPOSSIBLE, complain
@@ -50,6 +51,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for add in (add_tune, add_model_verbs, add_spec_verbs, add_machine_verbs):
+    for add in (add_tune, add_model_verbs, add_qdq_verbs, add_spec_verbs, add_machine_verbs):
         add(verbs)
     return parser

@@ -59,9 +59,10 @@ def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
 def _headline(diff: QdqDiff) -> str:
     counts = {"added": diff.added, "removed": diff.removed, "changed": diff.changed}
     pairs = ", ".join(f"{len(found)} {word}" for word, found in counts.items() if found)
-    equal = count_text(diff.equal, "equal Q/DQ pair")
+    equal = f"{count_text(diff.equal, 'equal Q/DQ pair')}; " if diff.equal else ""
+    none = "" if pairs or equal else "no Q/DQ in either; "
     behind = "the float models differ" if diff.skeleton.differs else "the float models are the same"
-    return f"{f'Q/DQ pairs: {pairs}; ' if pairs else ''}{equal}; {behind}"
+    return f"{f'Q/DQ pairs: {pairs}; ' if pairs else ''}{equal}{none}{behind}"
 
 
 def _section(title: str, rows: list[tuple[str, str]], most: int | None, remark: str = "") -> Iterator[str]:

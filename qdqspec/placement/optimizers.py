@@ -60,10 +60,12 @@ def _saved(proto: onnx.ModelProto, out: Path) -> Path:
 def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name == package
+        what = f"{package} is not installed here" if missing else f"{package} cannot be imported: {error}"
     except ImportError as error:
-        raise BackendUnavailableError(
-            f"{package} is not installed here ({error})", cure=f"pip install {package}"
-        ) from None
+        what = f"{package} cannot be imported: {error}"
+    raise BackendUnavailableError(what, cure=f"pip install {package}")
 
 
 @contextmanager

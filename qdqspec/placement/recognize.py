@@ -148,3 +148,8 @@ class Recognition:
 def is_op(node: Node, op_type: str) -> bool:
     """Whether a node is a QuantizeLinear or DequantizeLinear as ONNX or ONNX Runtime define them."""
     return node.op_type == op_type and node.domain in _DOMAINS
+
+
+def is_qdq(node: Node) -> bool:
+    """Whether a node is either of the two."""
+    return is_op(node, "QuantizeLinear") or is_op(node, "DequantizeLinear")

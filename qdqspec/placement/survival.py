@@ -27,7 +27,7 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.placement.found import FoundPair, find_pairs
 from qdqspec.placement.optimizers import run_optimizer
-from qdqspec.placement.recognize import is_op
+from qdqspec.placement.recognize import is_op, is_qdq
 from qdqspec.placement.strip import take_apart
 from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
 
@@ -50,6 +50,9 @@ _MOVES = frozenset(
 _CONVERTS = frozenset(
     {"ReorderInput", "ReorderOutput", "Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Identity"}
 )
+_LAYOUT = frozenset(
+    {"ReorderInput", "ReorderOutput", "Transpose"}
+)  # what ONNX Runtime puts around its kernels
 _INTEGERS = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16})
 
 
@@ -100,13 +103,21 @@ class _After:
 
     @cached_property
     def kernels(self) -> dict[str, Node]:
-        """The kernel that stands for each node of the source."""
-        found: dict[str, Node] = {}
+        """The kernel that stands for each node of the source: of its name, of its output, or as ONNX Runtime fuses."""
+        found = {node.name: node for node in self.model.nodes if self._is_named_after(node)}
+        for node in self.source.nodes:
+            maker = self.model.producer.get(node.outputs[0]) if node.outputs else None
+            if maker is not None and maker.op_type not in _LAYOUT and not is_qdq(maker):
+                found.setdefault(node.name, maker)
         origins = map_kernels(self.model.proto.graph, self.source)
         for kernel, origin in zip(self.model.nodes, origins, strict=True):
             for name in origin.nodes:
                 found.setdefault(name, kernel)
         return found
+
+    def _is_named_after(self, node: Node) -> bool:
+        given = self.source.by_name.get(node.name)
+        return given is not None and bool(given.proto.name) and not is_qdq(given) and not is_qdq(node)
 
     def fate(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
         """What became of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""

@@ -3,7 +3,7 @@
 It is the only room that knows all of floors 1 to 5. The way of a case:
 
     model > regions > space of placements > search (build, race, confirm) > winner
-          > latency, parity, accuracy, size > evidence > checks > record
+          > latency, parity, accuracy, size, survival > evidence > checks > record
 
 `CaseWork` does the work of one case, each part once and only when asked for; `Session` owns what cases
 share: the backend, the cache, the device's lock.
@@ -102,6 +102,7 @@ class Session:
             parity=work.parity if "parity" in needs else None,
             accuracy=work.accuracy if "accuracy" in needs else {},
             size_bytes=work.sizes if "size" in needs else {},
+            survival=work.survival if "survival" in needs else {},
             node_ops={node.name: node.op_type for node in work.given.nodes},
             output=work.output,
             warnings=work.warnings,

@@ -22,6 +22,7 @@ from qdqspec.measure.store import Store
 from qdqspec.parity.compare import compare_outputs
 from qdqspec.parity.metrics import accuracy
 from qdqspec.placement.scheme import read_scheme
+from qdqspec.placement.survival import check_survival
 from qdqspec.session.files import open_journal, take_results, write_results
 from qdqspec.session.kept import SCHEME, Kept, data_digest, keep, key_of, recall
 from qdqspec.session.prepare import Prepared, require_path
@@ -31,10 +32,12 @@ from qdqspec.types import (
     Case,
     DeviceKey,
     LatencyEvidence,
+    Optimizer,
     ParityEvidence,
     PlacedPair,
     Placement,
     SearchResult,
+    SurvivalEvidence,
 )
 
 VERIFY_BUILDS, VERIFY_ROUNDS = 2, 12  # how thoroughly a cached winner is timed at first
@@ -121,6 +124,13 @@ class CaseWork:
             check.params.evidence_key: check.params for check in self.case.checks if check.kind == "accuracy"
         }
         return {key: self._accuracy(params.metric, params.output) for key, params in wanted.items()}
+
+    @cached_property
+    def survival(self) -> dict[Optimizer, SurvivalEvidence]:
+        """What is left of the tuned model's pairs after each optimizer that the case's checks name."""
+        asked = [check.params.through for check in self.case.checks if check.kind == "survival"]
+        names = dict.fromkeys(name for through in asked for name in through)
+        return {found.optimizer: found for found in check_survival(self.tuned_path, tuple(names))}
 
     @cached_property
     def sizes(self) -> dict[str, int]:

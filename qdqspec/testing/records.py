@@ -24,6 +24,7 @@ from qdqspec.types import (
     Evidence,
     Interval,
     LatencyEvidence,
+    Optimizer,
     ParityEvidence,
     PlacedPair,
     Placement,
@@ -33,6 +34,7 @@ from qdqspec.types import (
     Samples,
     SearchResult,
     Site,
+    SurvivalEvidence,
     TensorParity,
     Trial,
 )
@@ -226,6 +228,22 @@ def sample_search(
         regions=14,
         patterns=6,
     )
+
+
+def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
+    """All that optimizers do to pairs: leave them, fuse some, lose some, or not be there."""
+    lost = ("fire3/x > fire3/conv:0", "fire3/w > fire3/conv:1")
+    found = (
+        SurvivalEvidence(optimizer="constant-folding", kept=pairs),
+        SurvivalEvidence(optimizer="onnxruntime-extended", kept=2, integer=pairs - 2),
+        SurvivalEvidence(optimizer="onnxscript", kept=pairs - len(lost), lost=lost),
+        SurvivalEvidence(
+            optimizer="onnxslim",
+            error="onnxslim is not installed here",
+            cure="pip install onnxslim",
+        ),
+    )
+    return {result.optimizer: result for result in found}
 
 
 def sample_pairs(count: int, *, whole: int) -> tuple[PlacedPair, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from qdqspec.registry import names
 from qdqspec.testing.checks import CheckContract
-from qdqspec.testing.records import cached_case, check_named, faster_case
+from qdqspec.testing.records import cached_case, check_named, faster_case, sample_survival
 from qdqspec.types import Evidence, Interval, LatencyEvidence
 
 FASTER = faster_case().evidence
@@ -67,6 +67,22 @@ class TestSize(CheckContract):
     inconclusive = ({"kind": "size", "max_bytes": 4096}, bare(FASTER))
 
 
+class TestSurvival(CheckContract):
+    check = check_named("survival")
+    passing = (
+        {"kind": "survival", "through": ["constant-folding", "onnxruntime-extended"]},
+        replace(FASTER, survival=sample_survival(24)),
+    )
+    failing = (
+        {"kind": "survival", "through": ["onnxslim", "onnxscript", "constant-folding"]},
+        replace(FASTER, survival=sample_survival(24)),
+    )
+    inconclusive = (
+        {"kind": "survival", "through": ["onnxslim", "constant-folding"]},
+        replace(FASTER, survival=sample_survival(24)),
+    )
+
+
 def test_every_check_has_a_contract() -> None:
     tested = {
         suite.passing[0]["kind"] for suite in CheckContract.__subclasses__() if "passing" in vars(suite)
@@ -77,7 +93,7 @@ def test_every_check_has_a_contract() -> None:
 @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
 def test_messages(outcome: str, golden) -> None:
     lines = []
-    for suite in (TestLatency, TestSpeedup, TestParity, TestAccuracy, TestPlacement, TestSize):
+    for suite in (TestLatency, TestSpeedup, TestParity, TestAccuracy, TestPlacement, TestSize, TestSurvival):
         verdict = suite().judged(outcome)
         lines += [f"{suite.passing[0]['kind']}: {verdict.headline}"]
         for section in verdict.sections:

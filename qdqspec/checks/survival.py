@@ -1,0 +1,120 @@
+"""Do the Q/DQ pairs outlive the optimizers that the model meets on its way? May import floor 0 and pydantic."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from qdqspec.checks._verdicts import left_alone, unmeasured, verdict
+from qdqspec.checks.base import CheckParams
+from qdqspec.types import Evidence, EvidenceKind, Optimizer, Section, SurvivalEvidence, Verdict
+from qdqspec.units import count_text, plain
+
+_SHOWN = 12  # lost pairs that a verdict names
+
+
+class SurvivalParams(CheckParams):
+    """The optimizers that every Q/DQ pair has to outlive, or be turned into integer kernels by."""
+
+    kind: Literal["survival"]
+    through: tuple[Optimizer, ...] = Field(
+        min_length=1,
+        description="Optimizers to run, each on the tuned model; onnxslim and onnxscript where they are installed.",
+    )
+
+    @field_validator("through")
+    @classmethod
+    def _each_once(cls, through: tuple[Optimizer, ...]) -> tuple[Optimizer, ...]:
+        twice = {name for name in through if through.count(name) > 1}
+        if twice:
+            raise ValueError(f"{', '.join(sorted(twice))}: named twice")
+        return through
+
+
+class SurvivalCheck:
+    """Looks for pairs that an optimizer removed, so that a float kernel runs where integers were meant."""
+
+    Params: ClassVar[type[CheckParams]] = SurvivalParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"survival"})
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        """Fail where an optimizer lost a pair; inconclusive where one could not be run, or was not."""
+        assert isinstance(params, SurvivalParams)
+        found = [evidence.survival[name] for name in params.through if name in evidence.survival]
+        if len(found) < len(params.through):
+            missing = next(name for name in params.through if name not in evidence.survival)
+            return unmeasured(f"{missing} was not run", "Run the case again, so that it is tuned.")
+        lossy = [result for result in found if result.lost]
+        if lossy:
+            return _failed(found, lossy)
+        failed = [result for result in found if result.error]
+        return _untried(found, failed) if failed else _passed(evidence, found)
+
+
+def _failed(found: list[SurvivalEvidence], lossy: list[SurvivalEvidence]) -> Verdict:
+    first = lossy[0]
+    more = f" and {len(lossy) - 1} more" if len(lossy) > 1 else ""
+    words = f"{first.optimizer}{more} lost {len(first.lost)} of {count_text(first.pairs, 'pair')}"
+    return verdict(
+        "fail",
+        f"{words}, first {plain(first.lost[0], 76 - len(words) - 8)}",
+        _table(found),
+        *(_names(result) for result in lossy),
+        numbers=_numbers(found),
+        advice="Take the lost pairs out (patterns.nodes.exclude: they cost time and gain nothing), or leave the "
+        "optimizer out of the model's way.",
+    )
+
+
+def _untried(found: list[SurvivalEvidence], failed: list[SurvivalEvidence]) -> Verdict:
+    first = failed[0]
+    return verdict(
+        "inconclusive",
+        f"not run through {first.optimizer}: {plain(first.error)}",
+        _table(found),
+        numbers=_numbers(found),
+        advice=f"To get it: {first.cure}" if first.cure else f"It said: {plain(first.error)}",
+    )
+
+
+def _passed(evidence: Evidence, found: list[SurvivalEvidence]) -> Verdict:
+    pairs = max(result.pairs for result in found)
+    alone = " (left alone)" if left_alone(evidence) and not pairs else ""
+    count = "both" if pairs == 2 else f"all {pairs}" if pairs > 1 else str(pairs)
+    noun = "pair" if pairs == 1 else "pairs"
+    return verdict(
+        "pass",
+        f"{count} {noun}{alone} survived {count_text(len(found), 'optimizer')}",
+        _table(found),
+        numbers=_numbers(found),
+    )
+
+
+def _table(found: list[SurvivalEvidence]) -> Section:
+    return Section(
+        title="Survival",
+        headers=("optimizer", "pairs", "still Q/DQ", "in integer kernels", "lost", "verdict"),
+        rows=tuple(_row(result) for result in found),
+    )
+
+
+def _row(result: SurvivalEvidence) -> tuple[str, ...]:
+    if result.error:
+        return (result.optimizer, "", "", "", "", "inconclusive")
+    counts = (result.pairs, result.kept, result.integer, len(result.lost))
+    return (result.optimizer, *map(str, counts), "fail" if result.lost else "pass")
+
+
+def _names(result: SurvivalEvidence) -> Section:
+    rows = [(plain(name, 100),) for name in result.lost[:_SHOWN]]
+    if len(result.lost) > _SHOWN:
+        rows.append((f"and {len(result.lost) - _SHOWN} more",))
+    return Section(title=f"Lost in {result.optimizer}", headers=("tensor > readers",), rows=tuple(rows))
+
+
+def _numbers(found: list[SurvivalEvidence]) -> dict[str, float]:
+    return {f"lost {result.optimizer}": len(result.lost) for result in found if not result.error}
+
+
+check = SurvivalCheck()

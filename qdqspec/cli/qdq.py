@@ -1,0 +1,122 @@
+"""Verbs about the Q/DQ that stands in models: ``import``, ``diff`` and ``fold``. None writes to an input."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec.cli.words import FINE, WANTING, add_verb, refuse_input_as_output, say, say_json
+from qdqspec.errors import PlacementError
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+
+ROWS = 12  # of each kind, that `diff` shows unless asked for all
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare the three."""
+    importing = add_verb(
+        verbs,
+        "import",
+        import_model,
+        does="Write the Q/DQ pairs of a model that another tool quantized, with their numbers, as a scheme.",
+        example="qdqspec import by-hand.qdq.onnx -o scheme.json",
+    )
+    importing.add_argument("model", type=Path, metavar="QDQ_MODEL")
+    importing.add_argument("-o", "--output", type=Path, metavar="SCHEME", required=True)
+    importing.add_argument(
+        "--reference",
+        type=Path,
+        metavar="ORIGINAL",
+        help="The model before quantization: name tensors and nodes as it does.",
+    )
+    differing = add_verb(
+        verbs,
+        "diff",
+        diff,
+        does="Compare the Q/DQ of two models. Exits 0 when they are the same, 1 when not.",
+        example="qdqspec diff model.onnx tuned.onnx",
+    )
+    differing.add_argument("first", type=Path, metavar="A")
+    differing.add_argument("second", type=Path, metavar="B")
+    differing.add_argument("--verbose", action="store_true", help=f"Show all, not {ROWS} of a kind.")
+    folding = add_verb(
+        verbs,
+        "fold",
+        fold,
+        does="Fold constants and drop what nobody reads, but never QuantizeLinear, DequantizeLinear, "
+        "DynamicQuantizeLinear or an operator of another domain.",
+        example="qdqspec fold model.qdq.onnx -o folded.onnx",
+    )
+    folding.add_argument("model", type=Path, metavar="MODEL")
+    folding.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
+
+
+def import_model(arguments: argparse.Namespace) -> int:
+    """Read the pairs of a model and write them as a scheme."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.placement.import_qdq import import_placement
+    from qdqspec.placement.scheme import write_scheme
+
+    given = [path for path in (arguments.model, arguments.reference) if path is not None]
+    refuse_input_as_output(arguments.output, given)
+    reference = None if arguments.reference is None else load_model(arguments.reference)
+    imported = import_placement(load_model(arguments.model), reference)
+    if not imported.pairs:
+        raise PlacementError(
+            "it has no Q/DQ pair that a scheme can carry",
+            where=arguments.model,
+            cure="; ".join(imported.notes) or "name a model with QuantizeLinear and DequantizeLinear nodes",
+        )
+    write_scheme(arguments.output, imported.placement, imported.pairs, "imported")
+    activations = imported.placement.pairs
+    counts = {"activations": activations, "weights": len(imported.pairs) - activations}
+    summary = f"{activations} activation and {counts['weights']} weight pairs in it"
+    return _concluded(arguments, summary, imported.notes, {"digest": imported.placement.digest, **counts})
+
+
+def diff(arguments: argparse.Namespace) -> int:
+    """Compare two models."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.placement.diff import diff_models
+    from qdqspec.placement.differences import render_text, to_json
+
+    found = diff_models(load_model(arguments.first), load_model(arguments.second))
+    if arguments.json:
+        say_json(to_json(found))
+    else:
+        say(render_text(found, most=None if arguments.verbose else ROWS))
+    return FINE if found.same else WANTING
+
+
+def fold(arguments: argparse.Namespace) -> int:
+    """Write the model with its constants folded."""
+    from qdqspec.graph.constants import fold_constants
+    from qdqspec.graph.model import load_model
+    from qdqspec.graph.save import save_model
+
+    model = load_model(arguments.model)
+    result = fold_constants(model)
+    base = arguments.model.absolute().parent
+    inputs = [arguments.model, *model.external_files()]
+    save_model(result.model.proto, arguments.output, inputs=inputs, base=base)
+    counts = {"folded": len(result.folded), "dead": len(result.dead), "nodes": len(result.model.nodes)}
+    summary = (
+        f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
+    )
+    return _concluded(arguments, summary, result.notes, counts)
+
+
+def _concluded(
+    arguments: argparse.Namespace, summary: str, notes: tuple[str, ...], found: Mapping[str, object]
+) -> int:
+    if arguments.json:
+        say_json({"schema_version": 1, "output": str(arguments.output), **found, "notes": list(notes)})
+        return FINE
+    for note in notes:
+        say(f"note: {note}")
+    say(f"{arguments.output}: {summary}")
+    return FINE
