@@ -136,16 +136,18 @@ def pairs_text(case: CaseRecord) -> str:
 
 
 def verdicts_text(case: CaseRecord) -> str:
-    """What the checks said: those that did not pass by id, the others by number."""
-    said = [
-        f"{plain(result.id, 16)} {_LOUD[result.severity, result.verdict.outcome]}"
-        for result in case.results
-        if result.verdict.outcome != "pass"
-    ]
-    passed = len(case.results) - len(said)
+    """What the checks said: one or two that did not pass by id, more of them and the others by number."""
+    loud = [(r.id, _LOUD[r.severity, r.verdict.outcome]) for r in case.results if r.verdict.outcome != "pass"]
+    passed = len(case.results) - len(loud)
+    if len(loud) <= _NAMED_VERDICTS:
+        said = [f"{plain(name, 16)} {word}" for name, word in loud]
+    else:
+        words = [word for _, word in loud]
+        said = [f"{words.count(word)} {word}" for word in dict.fromkeys(_LOUD.values()) if word in words]
     return ", ".join([*said, *([f"{passed} passed"] if passed else [])])
 
 
+_NAMED_VERDICTS = 2
 _LOUD = {
     ("error", "fail"): "FAIL",
     ("warn", "fail"): "WARN",
