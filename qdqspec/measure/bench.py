@@ -115,7 +115,7 @@ class Bench:
         """Build each role freshly ``builds`` times and time all of them interleaved.
 
         ``roles`` must name ``reference`` and ``tuned``. Equal placements share their builds. Raises
-        `BackendError` when the reference does not build; a role that fails is left out.
+        `BackendError` when the reference does not build; a role that fails is left out, its reason kept.
         """
         distinct: dict[str, Placement] = {p.digest: p for p in roles.values()}
         timed = self._interleave({digest: [p] * builds for digest, p in distinct.items()}, rounds)
@@ -135,6 +135,9 @@ class Bench:
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=builds,
+            failures={
+                role: self._broken[p.digest] for role, p in roles.items() if p.digest in self._broken
+            },
         )
 
     def close(self) -> None:

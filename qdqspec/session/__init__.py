@@ -61,7 +61,7 @@ class Session:
         watch: Callable[[Progress], None] | None = None,
         **overrides: Any,
     ) -> None:
-        self.settings = replace(settings or Settings(), **overrides)
+        self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
         self.watch = watch
         self.backend = Isolated(self.settings.backend)
         self._options = BuildOptions(threads=self.settings.threads)
@@ -178,5 +178,6 @@ class Session:
 
 
 def _key(case: Case) -> _Key:
-    """What makes two cases the same work: a fixture may have replaced model or calibration."""
-    return str(case.spec), case.name, str(case.model), str(case.inputs.calibration)
+    """What makes two cases the same work: a fixture may have replaced model or data, a caller the rules."""
+    asked = repr((case.inputs, case.patterns, case.regions, case.quantize, case.tune))
+    return str(case.spec), case.name, str(case.model), asked

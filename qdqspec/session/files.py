@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from qdqspec.errors import OutputError, StateError
-from qdqspec.graph.save import save_model, write_text
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import refuse_overwriting, save_model, write_text
 from qdqspec.measure.journal import Journal
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import write_scheme
@@ -57,30 +58,43 @@ def write_results(
 
     A model that is left alone is its own tuned model. Raises `OutputError` where the folder cannot be written.
     """
-    _copy(prepared, folder / REFERENCE)
+    _copy(prepared.given, folder / REFERENCE)
     _write_placement(prepared, result.winner, folder / MODEL)
     _write_placement(prepared, raw_winner, folder / RAW_MODEL)
     write_scheme(folder / SCHEME, result.winner, prepared.numbers.placed(result.winner), backend)
     write_text(folder / LAYERS, _layers(result.trials, result.winner))
 
 
-def take_results(kept: Kept, given: Path, folder: Path) -> None:
-    """Copy the files of a cached search into the folder of this run."""
+def take_results(kept: Kept, given: Model, folder: Path) -> None:
+    """Copy the files of a cached search into the folder of this run; a journal that is there stays."""
+    _copy(given, folder / REFERENCE)
     try:
         for file in kept.folder.iterdir():
-            if file.name.startswith("tuned") or file.name in (SCHEME, LAYERS, REFERENCE):
+            wanted = file.name.startswith("tuned") or file.name in (SCHEME, LAYERS, JOURNAL)
+            if wanted and not (file.name == JOURNAL and (folder / JOURNAL).exists()):
+                refuse_overwriting(folder / file.name, [require_path(given)])
                 shutil.copyfile(file, folder / file.name)
-        if not (folder / REFERENCE).exists():
-            shutil.copyfile(given, folder / REFERENCE)
     except OSError as error:
         raise OutputError(
             f"results cannot be written: {error.strerror}", where=folder, cure="choose another output folder"
         ) from None
 
 
+def make_folder(folder: Path) -> None:
+    """Make the folder where it is missing; raise `OutputError` where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"the folder cannot be written: {error.strerror}",
+            where=folder,
+            cure="choose another output folder",
+        ) from None
+
+
 def _write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
     if not placement.sites:
-        _copy(prepared, path)
+        _copy(prepared.given, path)
         return
     given = require_path(prepared.given)
     inserted = insert_qdq(prepared.model, placement, prepared.numbers)
@@ -88,9 +102,9 @@ def _write_placement(prepared: Prepared, placement: Placement, path: Path) -> No
     save_model(inserted.proto, path, inputs=[given], base=given.parent)
 
 
-def _copy(prepared: Prepared, path: Path) -> None:
-    given = require_path(prepared.given)
-    save_model(prepared.given.proto, path, inputs=[given], base=given.parent)
+def _copy(given: Model, path: Path) -> None:
+    own = require_path(given)
+    save_model(given.proto, path, inputs=[own], base=own.parent)
 
 
 def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:

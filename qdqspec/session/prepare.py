@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import onnx
 
-from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities, Engine
+from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
 from qdqspec.errors import ModelError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model
@@ -42,7 +43,6 @@ class Prepared:
         self._backend = backend
         self._options = options
         self._seed = seed
-        self._observers: list[Engine] = []
         folded = fold_batchnorm(given)
         self.model = folded.model
 
@@ -102,18 +102,15 @@ class Prepared:
     @cached_property
     def _numbered(self) -> tuple[SchemeSpace, Quantizer]:
         rules, space = self.case.quantize, self.candidates
-        try:
+        with ExitStack() as observers:
             ranges = calibrate(
                 self.model,
                 space.tensors,
                 self.feeds,
                 rules.calibration,
-                self._observe,
+                partial(self._observe, observers),
                 note=self.warnings.append,
             )
-        finally:
-            while self._observers:
-                self._observers.pop().close()
         quantizer = Quantizer(
             self.model,
             tie_ranges(self.model, ranges),
@@ -133,13 +130,14 @@ class Prepared:
         """Scales, zero points and integer weights."""
         return self._numbered[1]
 
-    def _observe(self, observer: onnx.ModelProto) -> Callable[[Feed], Mapping[str, Array]]:
-        """Run the observer on the backend. Its file may go once the engine is built."""
-        with TemporaryDirectory(prefix="qdqspec-") as folder:
-            path = Path(folder) / "observer.onnx"
-            save_model(observer, path, base=require_path(self.given).parent)
-            engine = self._backend.build(path, self._options)
-        self._observers.append(engine)
+    def _observe(
+        self, observers: ExitStack, observer: onnx.ModelProto
+    ) -> Callable[[Feed], Mapping[str, Array]]:
+        """Run the observer on the backend, until ``observers`` are closed."""
+        folder = observers.enter_context(TemporaryDirectory(prefix="qdqspec-"))
+        path = Path(folder) / "observer.onnx"
+        save_model(observer, path, base=require_path(self.given).parent)
+        engine = observers.enter_context(closing(self._backend.build(path, self._options)))
         return engine.run
 
     def _warn_random(self) -> None:

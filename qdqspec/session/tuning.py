@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -36,11 +36,15 @@ NO_PLACEMENT = Placement(sites=frozenset())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """What a search came to: its result, the confirming measurement, and what won before confirmation."""
+    """What a search came to: its result, the confirming measurement, and what won before confirmation.
+
+    ``confirmed`` are the finalists' lines for the journal, by role.
+    """
 
     result: SearchResult
     latency: LatencyEvidence
     raw_winner: Placement
+    confirmed: tuple[tuple[str, Trial], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +67,12 @@ def tune(prepared: Prepared, bench_of: Workbench, journal: Journal) -> Tuned:
     """Search, confirm by fresh builds, and choose. Every trial is journalled before the next begins."""
     started, cpu_started = time.monotonic(), time.process_time()
     settings, rules, space = bench_of.settings, prepared.case.tune, prepared.space
-    random = np.random.default_rng(settings.seed)
+    # Apart, so that a resumed run, which measures less, asks for the same placements.
+    lots, order = np.random.default_rng(settings.seed).spawn(2)
     with TemporaryDirectory(prefix="qdqspec-") as folder:
-        bench = _bench(prepared, bench_of, Path(folder), random)
+        bench = _bench(prepared, bench_of, Path(folder), order)
         try:
-            strategy = _strategy(rules, space, bench.clock, random)
+            strategy = _strategy(rules, space, bench.clock, lots)
             trials = search(
                 strategy,
                 bench,
@@ -79,8 +84,6 @@ def tune(prepared: Prepared, bench_of: Workbench, journal: Journal) -> Tuned:
             )
             roles = finalists(trials, space.resolve(space.everything()))
             measured = bench.compare({**roles, "tuned": roles["winner"]})
-            for number, (role, placement) in enumerate(roles.items(), len(trials)):
-                journal.append(_confirmed(number, role, placement, measured), role=role)
         finally:
             bench.close()
     choice = choose(roles, {role: ratio for role, ratio in measured.ratios.items() if role in roles})
@@ -97,7 +100,16 @@ def tune(prepared: Prepared, bench_of: Workbench, journal: Journal) -> Tuned:
         regions=len(prepared.regions),
         patterns=len({region.pattern for region in prepared.regions}),
     )
-    return Tuned(result=result, latency=renamed(measured, choice.role), raw_winner=roles["winner"])
+    confirmed = tuple(
+        (role, _confirmed(number, role, placement, measured))
+        for number, (role, placement) in enumerate(roles.items(), len(trials))
+    )
+    return Tuned(
+        result=result,
+        latency=renamed(measured, choice.role),
+        raw_winner=roles["winner"],
+        confirmed=confirmed,
+    )
 
 
 def renamed(measured: LatencyEvidence, role: str) -> LatencyEvidence:
@@ -117,14 +129,10 @@ def renamed(measured: LatencyEvidence, role: str) -> LatencyEvidence:
 
 def _confirmed(number: int, role: str, placement: Placement, measured: LatencyEvidence) -> Trial:
     """The journal's line of a finalist's fresh builds."""
+    trial = Trial(number=number, phase="confirm", placement=placement)
     if role not in measured.samples:
-        return Trial(
-            number=number, phase="confirm", placement=placement, status="failed", error="did not build again"
-        )
-    ratio = measured.ratios[role].median
-    return Trial(
-        number=number, phase="confirm", placement=placement, samples=measured.samples[role], ratio=ratio
-    )
+        return replace(trial, status="failed", error=measured.failures[role])
+    return replace(trial, samples=measured.samples[role], ratio=measured.ratios[role].median)
 
 
 def _bench(prepared: Prepared, work: Workbench, folder: Path, random: np.random.Generator) -> Bench:

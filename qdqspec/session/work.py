@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from qdqspec import __version__
 from qdqspec.backends.base import Array, Engine
-from qdqspec.errors import DataError, StateError
+from qdqspec.errors import BackendError, DataError, QdqspecError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measure.bench import Bench
 from qdqspec.measure.lock import RunLock
@@ -23,10 +23,10 @@ from qdqspec.parity.compare import compare_outputs
 from qdqspec.parity.metrics import accuracy
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.survival import check_survival
-from qdqspec.session.files import open_journal, take_results, write_results
+from qdqspec.session.files import make_folder, open_journal, take_results, write_results
 from qdqspec.session.kept import SCHEME, Kept, data_digest, keep, key_of, recall
 from qdqspec.session.prepare import Prepared, require_path
-from qdqspec.session.tuning import NO_PLACEMENT, Workbench, clock_for, tune
+from qdqspec.session.tuning import NO_PLACEMENT, Tuned, Workbench, clock_for, tune
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
@@ -52,6 +52,7 @@ class CaseWork:
         self.device = device
         self._work = bench
         self._latency: LatencyEvidence | None = None
+        self._failure: QdqspecError | None = None
 
     @cached_property
     def given(self) -> Model:
@@ -71,18 +72,32 @@ class CaseWork:
 
     @cached_property
     def kept(self) -> Kept:
-        """The finished search: from the cache where it still verifies, else made now."""
+        """The finished search: from the cache where it still verifies, else made now.
+
+        What went wrong once is not tried again in this session: every check of the case says the same.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            with self._alone():
+                return self._found()
+        except StateError:
+            raise  # another run in the folder may have ended by the next time
+        except QdqspecError as error:
+            self._failure = error
+            raise
+
+    def _found(self) -> Kept:
         settings = self._work.settings
-        with self._alone():
-            known = None if settings.no_cache else recall(self.store, self._key)
-            if settings.scheme is not None:
-                return self._chosen(settings.scheme, known)
-            if settings.mode in ("measure", "verify"):
-                return self._required(known)
-            if known is not None and self._still_holds(known):
-                take_results(known, require_path(self.given), self.output)
-                return known
-            return self._tuned()
+        known = None if settings.no_cache else recall(self.store, self._key)
+        if settings.scheme is not None:
+            return self._chosen(settings.scheme, known)
+        if settings.mode in ("measure", "verify"):
+            return self._required(known)
+        if known is not None and self._still_holds(known):
+            take_results(known, self.given, self.output)
+            return known
+        return self._tuned()
 
     @property
     def search(self) -> SearchResult:
@@ -156,17 +171,28 @@ class CaseWork:
     def _alone(self) -> AbstractContextManager[object]:
         """One run in the folder. Workers of one test run wait for each other, and find the work done."""
         if "PYTEST_XDIST_WORKER" in os.environ:
-            self.output.mkdir(parents=True, exist_ok=True)
+            make_folder(self.output)
             return FileLock(self.output / ".lock", thread_local=False)
         return RunLock(self.output)
 
     def _tuned(self) -> Kept:
         with open_journal(self.output, self._journal_header, self.prepared.warnings) as journal:
             tuned = tune(self.prepared, self._work, journal)
-        self._latency = tuned.latency
+            self._latency = tuned.latency
+            kept = self._written(tuned)
+            # Last, as they mark the journal as finished: what could not be written is not searched again.
+            for role, trial in tuned.confirmed:
+                journal.append(trial, role=role)
+        return kept
+
+    def _written(self, tuned: Tuned) -> Kept:
+        """The result in its folder and, where one is wanted, in the cache."""
+        result, raw_winner, folder = tuned.result, tuned.raw_winner, self.output
+        write_results(self.prepared, result, raw_winner, folder, self._work.backend.target)
+        if self._work.settings.no_cache:
+            return Kept(result=result, folder=folder, raw_winner=raw_winner)
         self.store.discard(self._key)
-        write_results(self.prepared, tuned.result, tuned.raw_winner, self.output, self._work.backend.target)
-        return keep(self.store, self._key, tuned.result, tuned.raw_winner, self.output)
+        return keep(self.store, self._key, result, raw_winner, folder)
 
     @property
     def _journal_header(self) -> dict[str, object]:
@@ -206,16 +232,19 @@ class CaseWork:
     def _chosen(self, digest: str, known: Kept | None) -> Kept:
         """The placement of a known trial whose digest begins so, built again from its labels."""
         trials = known.result.trials if known else ()
-        found = next((t for t in trials if t.ok and t.placement.digest.startswith(digest)), None)
-        if known is None or found is None:
+        found = {t.placement.digest: t.placement for t in trials if t.ok}
+        meant = [placement for name, placement in found.items() if name.startswith(digest)]
+        if known is None or len(meant) != 1:
             raise StateError(
-                f"no trial of {self.case.name} on this device has scheme {digest}",
+                f"several trials of {self.case.name} have a scheme that begins with '{digest}'"
+                if meant
+                else f"no trial of {self.case.name} on this device has scheme {digest}",
                 where=self.case.spec or self.case.model,
                 cure="run the case once without --qdq-scheme, and take a digest from its trials.jsonl",
             )
-        if found.placement.digest == known.result.winner.digest:
+        if meant[0].digest == known.result.winner.digest:
             return known
-        return self._rebuilt(known, found.placement)
+        return self._rebuilt(known, meant[0])
 
     def _rebuilt(self, known: Kept, placement: Placement) -> Kept:
         result = replace(
@@ -226,14 +255,22 @@ class CaseWork:
             provenance=replace(known.result.provenance, source="replayed"),
         )
         folder = self.output / placement.digest
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_results(self.prepared, result, placement, folder, self._work.backend.target)
         return Kept(result=result, folder=folder, raw_winner=placement)
 
     def _measured(self, kept: Kept) -> LatencyEvidence:
-        if kept.model is not None:
-            return self._timed(kept)
-        return self._timed(kept, builds=VERIFY_BUILDS, rounds=VERIFY_ROUNDS)
+        """As `_timed`; raises `BackendError` where the tuned model does not run any more."""
+        if kept.model is None:
+            return self._timed(kept, builds=VERIFY_BUILDS, rounds=VERIFY_ROUNDS)
+        measured = self._timed(kept)
+        if "tuned" not in measured.samples:
+            raise BackendError(
+                f"the tuned model could not be built and run again: {measured.failures['tuned']}",
+                where=kept.model,
+                cure="tune it anew with --qdq-mode=run",
+            )
+        return measured
 
     def _timed(self, kept: Kept, builds: int = 3, rounds: int = 24) -> LatencyEvidence:
         """Reference and what is shipped, from fresh builds, interleaved."""

@@ -27,6 +27,7 @@ class LatencyEvidence:
     speedup: Interval
     builds: int
     provenance: Provenance = Provenance()
+    failures: Mapping[str, str] = field(default_factory=dict)  # why a role has no samples
 
     def median_ms(self, role: str) -> float:
         """The median of a role on the gating clock, in milliseconds."""

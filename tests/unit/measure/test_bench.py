@@ -376,6 +376,7 @@ def test_a_role_that_fails_once_is_left_out(make_lab: MakeLab, stage: str, count
     named = roles(reference="reference", tuned="fast", everything="bad")
     found = bench_of(lab).compare(named, rounds=6)
     assert set(found.samples) == set(found.ratios) == {"reference", "tuned"}
+    assert found.failures == {"everything": f"bad fails in {stage}"}
     assert not lab.open
 
 

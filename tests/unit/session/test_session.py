@@ -1,0 +1,726 @@
+"""A whole session on the simulated device: files, cache, modes, resume, and what is never touched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.checks.speedup import check as speedup_check
+from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
+from qdqspec.session import Session
+from qdqspec.session.kept import data_digest, key_of
+from qdqspec.types import (
+    Case,
+    CheckSpec,
+    Inputs,
+    PatternRules,
+    Progress,
+    QuantizeRules,
+    RegionRules,
+    TuneRules,
+)
+
+WRITTEN = {
+    "reference.onnx", "tuned_raw.onnx", "tuned.onnx", "trials.jsonl", "scheme.json", "layers.csv",
+}  # fmt: skip
+ALL = frozenset({"latency", "parity", "size"})
+
+
+def chain_model(seed: int = 0) -> onnx.ModelProto:
+    """Three convolutions with activations and a residual, big enough that integers pay."""
+    random = np.random.default_rng(seed)
+    weights = [random.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for _ in range(3)]
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu0"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["b", "c"], ["d"], "add"),
+        helper.make_node("Conv", ["d", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
+    ]
+    shape = (1, 8, 12, 12)
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(weight, f"w{index}") for index, weight in enumerate(weights)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a model and its data, as a user has them."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    onnx.save(chain_model(), folder / "chain.onnx")
+    data = np.random.default_rng(1).normal(size=(4, 8, 12, 12)).astype(np.float32)
+    np.savez(folder / "data.npz", x=data)
+    return folder
+
+
+@pytest.fixture
+def case(project: Path) -> Case:
+    return Case(
+        id="default",
+        model=project / "chain.onnx",
+        inputs=Inputs(calibration=project / "data.npz"),
+        tune=TuneRules(trials=6),
+        checks=(
+            CheckSpec(id="speedup", kind="speedup", params=speedup_check.Params(kind="speedup", min=1.01)),
+        ),
+    )
+
+
+Open = Callable[..., Session]
+
+
+@pytest.fixture
+def open_session(tmp_path: Path) -> Iterator[Open]:
+    """``open_session(mode="verify")``: a session on a nearly quiet simulated device."""
+    sessions: list[Session] = []
+
+    def open_it(words: dict[str, str] | None = None, **settings) -> Session:
+        session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
+        quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
+        session._options = BuildOptions(extra={**quiet, **(words or {})})
+        sessions.append(session)
+        return session
+
+    yield open_it
+    for session in sessions:
+        session.close()
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_file()}
+
+
+def lines(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+
+
+def count_builds(session: Session) -> list[Path]:
+    """The model files that the session builds from now on."""
+    built: list[Path] = []
+    build = session.backend.build
+
+    def counted(model: Path, options: BuildOptions):
+        built.append(model)
+        return build(model, options)
+
+    session.backend.build = counted  # type: ignore[method-assign]
+    return built
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.iterdir() if p.is_file()}
+
+
+# ---- what a run finds and leaves ----------------------------------------------------------------
+
+
+def test_a_run_finds_a_faster_placement_and_writes_its_files(open_session: Open, case: Case) -> None:
+    session = open_session()
+    evidence = session.evidence(case, ALL)
+    assert evidence.search is not None
+    assert not evidence.search.left_alone
+    assert evidence.latency is not None
+    assert evidence.latency.speedup.low > 1
+    assert evidence.latency.provenance.source == "measured"
+    assert evidence.parity is not None
+    assert evidence.parity.sqnr_db > 15
+    assert len(evidence.pairs) == len(evidence.search.winner.sites)
+    assert files(session.output(case)) >= WRITTEN
+    onnx.checker.check_model(session.output(case) / "tuned.onnx", full_check=True)
+
+
+def test_the_journal_holds_the_search_its_noise_and_the_confirmation(open_session: Open, case: Case) -> None:
+    session = open_session()
+    search = session.search(case)
+    found = lines(session.output(case))
+    phases = [line["phase"] for line in found]
+    assert phases[:2] == ["pure", "noise"]
+    assert phases.count("confirm") >= 2
+    assert len([p for p in phases if p not in ("noise", "confirm")]) == search.total <= 6
+    assert {line["role"] for line in found if line["phase"] == "confirm"} >= {"reference", "winner"}
+
+
+def test_nothing_of_the_users_is_written_to(open_session: Open, case: Case, project: Path) -> None:
+    before = digests(project)
+    session = open_session()
+    session.evidence(case, ALL)
+    assert digests(project) == before
+
+
+def test_progress_is_told(open_session: Open, case: Case) -> None:
+    session, seen = open_session(), list[Progress]()
+    session.watch = seen.append
+    total = session.search(case).total
+    assert [progress.done for progress in seen] == list(range(1, total + 1))
+
+
+def test_what_is_not_faster_is_left_alone(open_session: Open, case: Case) -> None:
+    session = open_session()
+    one = replace(case, tune=replace(case.tune, trials=1))
+    evidence = session.evidence(one, ALL)
+    assert evidence.search is not None
+    assert evidence.search.left_alone
+    assert evidence.pairs == ()
+    output = session.output(one)
+    tuned, reference = onnx.load(output / "tuned.onnx"), onnx.load(output / "reference.onnx")
+    assert tuned == reference == onnx.load(case.model)
+    assert evidence.parity is not None
+    assert evidence.parity.max_abs == 0
+
+
+def test_judging_enters_the_record(open_session: Open, case: Case) -> None:
+    session = open_session()
+    assert session.record().cases == ()
+    result = session.judge(case, case.checks[0])
+    assert result.verdict.outcome == "pass"
+    assert session.judge(case, case.checks[0]) is result
+    (recorded,) = session.record().cases
+    assert recorded.results == (result,)
+    assert recorded.evidence.latency is not None
+
+
+def test_cases_that_ask_otherwise_are_other_work(open_session: Open, case: Case) -> None:
+    session = open_session()
+    other = replace(case, quantize=QuantizeRules(weights="per-tensor"))
+    session.search(case)
+    axes = {site.axis for site in session.search(other).winner.sites}
+    assert axes == {None}
+
+
+# ---- cache --------------------------------------------------------------------------------------
+
+
+def test_a_second_session_takes_the_winner_from_the_cache(open_session: Open, case: Case) -> None:
+    first = open_session().search(case)
+    session = open_session()
+    built = count_builds(session)
+    evidence = session.evidence(case, ALL)
+    assert evidence.search is not None
+    assert evidence.search.provenance.source == "cached"
+    assert evidence.search.winner == first.winner
+    assert evidence.search.trials == first.trials
+    assert {path.name for path in built} == {"chain.onnx", "tuned.onnx"}
+
+
+def test_a_cached_run_leaves_the_same_files(open_session: Open, case: Case, tmp_path: Path) -> None:
+    first = open_session()
+    first.search(case)
+    second = open_session(output=tmp_path / "elsewhere")
+    second.search(case)
+    assert second.output(case) != first.output(case)
+    assert files(second.output(case)) >= WRITTEN
+    for name in WRITTEN - {"trials.jsonl"}:
+        assert (second.output(case) / name).read_bytes() == (first.output(case) / name).read_bytes()
+    assert len(lines(second.output(case))) == first.search(case).total
+
+
+def test_a_reference_of_another_model_does_not_stay(open_session: Open, case: Case, project: Path) -> None:
+    session = open_session()
+    session.search(case)
+    (session.output(case) / "reference.onnx").write_bytes(b"of yesterday")
+    open_session().search(case)
+    assert onnx.load(session.output(case) / "reference.onnx") == onnx.load(case.model)
+
+
+def test_a_left_alone_result_is_cached_too(open_session: Open, case: Case) -> None:
+    one = replace(case, tune=replace(case.tune, trials=1))
+    open_session().search(one)
+    session = open_session()
+    built = count_builds(session)
+    assert session.search(one).left_alone
+    assert built == []
+
+
+def test_without_a_cache_none_is_read_or_written(open_session: Open, case: Case, tmp_path: Path) -> None:
+    session = open_session(no_cache=True)
+    session.evidence(case, ALL)
+    assert not (tmp_path / "root" / ".qdqspec").exists()
+    assert files(session.output(case)) >= WRITTEN
+    open_session().search(case)
+    assert open_session(no_cache=True).search(case).provenance.source == "measured"
+
+
+def test_other_data_misses_the_cache(open_session: Open, case: Case, project: Path) -> None:
+    open_session().search(case)
+    np.savez(project / "data.npz", x=np.ones((2, 8, 12, 12), np.float32))
+    assert open_session().search(case).provenance.source == "measured"
+
+
+def test_what_the_result_depends_on_is_in_the_key(case: Case, project: Path) -> None:
+    def key(case: Case = case, model="m", data="d", device="v", seed=0) -> str:
+        return key_of(case, model, data, device, seed)
+
+    keys = [
+        key(),
+        key(model="n"),
+        key(data="e"),
+        key(device="w"),
+        key(seed=1),
+        key(replace(case, quantize=QuantizeRules(calibration="percentile"))),
+        key(replace(case, tune=replace(case.tune, trials=7))),
+        key(replace(case, inputs=replace(case.inputs, batch=2))),
+        key(replace(case, patterns=PatternRules(deny=("Softmax",)))),
+        key(replace(case, regions=RegionRules(max_nodes=3))),
+    ]
+    assert len({*keys}) == len(keys)
+    assert key(replace(case, checks=(), title="other", tags=("x",))) == key()
+
+
+def test_the_digest_of_a_folder_of_data_is_over_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"2")
+    both = data_digest(tmp_path)
+    (tmp_path / "b").write_bytes(b"3")
+    assert data_digest(tmp_path) != both
+    assert data_digest(None) == ""
+
+
+def test_checks_do_not_miss_the_cache(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    assert open_session().search(replace(case, checks=())).provenance.source == "cached"
+
+
+def test_a_cached_winner_that_no_longer_wins_is_searched_anew(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    session = open_session()
+    build = session.backend.build
+
+    def slower(model: Path, options: BuildOptions):
+        scale = "3" if model.name == "tuned.onnx" else "1"
+        return build(model, replace(options, extra={**options.extra, "fake.scale": scale}))
+
+    session.backend.build = slower  # type: ignore[method-assign]
+    evidence = session.evidence(case, frozenset())
+    assert evidence.search is not None
+    assert evidence.search.provenance.source == "measured"
+    assert any("no longer faster" in warning for warning in evidence.warnings)
+
+
+# ---- modes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["measure", "verify"])
+def test_modes_that_do_not_search_need_a_known_winner(open_session: Open, case: Case, mode: str) -> None:
+    with pytest.raises(StateError, match="no winner is known") as caught:
+        open_session(mode=mode).search(case)
+    assert caught.value.where == str(case.model)
+    assert "--qdq-mode=run" in (caught.value.cure or "")
+
+
+def test_measure_times_the_known_winner_anew(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    session = open_session(mode="measure")
+    evidence = session.evidence(case, ALL)
+    assert evidence.latency is not None
+    assert evidence.latency.builds == 3
+    assert evidence.latency.speedup.low > 1
+    assert evidence.search is not None
+    assert evidence.search.provenance.source == "cached"
+
+
+def test_measure_says_when_the_winner_no_longer_builds(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    session = open_session(mode="measure")
+    build = session.backend.build
+
+    def refusing(model: Path, options: BuildOptions):
+        if model.name == "tuned.onnx":
+            raise BackendError("no such kernel")
+        return build(model, options)
+
+    session.backend.build = refusing  # type: ignore[method-assign]
+    with pytest.raises(BackendError, match="tuned model could not be built and run again: no such kernel"):
+        session.evidence(case, ALL)
+
+
+def test_verify_times_nothing(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    session = open_session({"fake.raise": "time"}, mode="verify")
+    evidence = session.evidence(case, ALL)
+    assert evidence.latency is None
+    assert evidence.parity is not None
+
+
+def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
+    session = open_session(mode="plan")
+    built = count_builds(session)
+    assert "3 units" in session.plan(case)
+    assert "at most 6 builds" in session.plan(case)
+    assert built == []
+    assert not session.output(case).exists()
+
+
+# ---- a scheme of an earlier run -----------------------------------------------------------------
+
+
+def test_a_known_scheme_is_replayed(open_session: Open, case: Case) -> None:
+    first = open_session().search(case)
+    other = next(t for t in first.trials if t.placement.sites and t.placement != first.winner)
+    session = open_session(scheme=other.placement.digest[:10])
+    evidence = session.evidence(case, ALL)
+    assert evidence.search is not None
+    assert evidence.search.winner == other.placement
+    assert evidence.search.provenance.source == "replayed"
+    assert len(evidence.pairs) == len(other.placement.sites)
+    assert evidence.latency is not None
+
+
+def test_the_winners_scheme_is_the_cached_one(open_session: Open, case: Case) -> None:
+    winner = open_session().search(case).winner
+    assert open_session(scheme=winner.digest).search(case).winner == winner
+
+
+def test_the_references_scheme_is_the_users_model(open_session: Open, case: Case) -> None:
+    reference = open_session().search(case).trials[0].placement
+    found = open_session(scheme=reference.digest).search(case)
+    assert (found.left_alone, found.winner) == (True, reference)
+
+
+def test_an_unknown_scheme_is_an_error(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    with pytest.raises(StateError, match="has scheme nothing"):
+        open_session(scheme="nothing").search(case)
+
+
+def test_a_scheme_that_means_several_is_an_error(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    with pytest.raises(StateError, match="several"):
+        open_session(scheme="").search(case)
+
+
+# ---- resume -------------------------------------------------------------------------------------
+
+
+def interrupted(session: Session, case: Case, after: int) -> None:
+    """Run the case until so many trials are done, and stop it as Ctrl-C does."""
+
+    def watch(progress: Progress) -> None:
+        if progress.done == after:
+            raise KeyboardInterrupt
+
+    session.watch = watch
+    with pytest.raises(KeyboardInterrupt):
+        session.search(case)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_interrupted_search_goes_on_where_it_was(open_session: Open, case: Case, after: int) -> None:
+    session = open_session()
+    interrupted(session, case, after)
+    torn = (session.output(case) / "trials.jsonl").read_bytes()
+    resumed = open_session()
+    search = resumed.search(case)
+    assert (resumed.output(case) / "trials.jsonl").read_bytes().startswith(torn)
+    added = lines(resumed.output(case))[len(torn.splitlines()) :]
+    built = [line["placement"] for line in added if line["phase"] != "confirm"]
+    assert built == [trial.placement.digest for trial in search.trials[after:]]
+    whole = open_session(output=Path("whole"), no_cache=True).search(case)
+    assert [t.placement for t in whole.trials[:4]] == [t.placement for t in search.trials[:4]]
+
+
+def test_the_strategys_chance_does_not_depend_on_what_was_measured(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a resumed run, which measures less, would ask for other placements than the first."""
+    from qdqspec.search.attribution import Attribution
+
+    drawn: list[list[float]] = []
+
+    class Drawing(Attribution):
+        def __init__(self, setup, random) -> None:
+            self.own = random
+            self.numbers: list[float] = []
+            drawn.append(self.numbers)
+            super().__init__(setup, random)
+
+        def tell(self, trials) -> None:
+            self.numbers.append(float(self.own.random()))
+            super().tell(trials)
+
+    monkeypatch.setattr("qdqspec.search.attribution.strategy", Drawing)
+    case = replace(case, tune=replace(case.tune, trials=4))
+    session = open_session()
+    interrupted(session, case, 3)
+    open_session().search(case)
+    assert drawn[1][:2] == drawn[0][:2]
+
+
+def test_a_search_that_could_not_be_written_is_not_repeated(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OutputError("no space left")
+
+    session = open_session()
+    with monkeypatch.context() as patch:
+        patch.setattr("qdqspec.session.work.write_results", full)
+        with pytest.raises(OutputError):
+            session.search(case)
+    resumed = open_session()
+    built = count_builds(resumed)
+    assert not resumed.search(case).left_alone
+    assert len(built) <= 3 * 4
+
+
+def test_what_failed_once_is_not_tried_for_every_check(open_session: Open, case: Case) -> None:
+    session = open_session({"fake.fail_rate": "1"})
+    built = count_builds(session)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(BackendError) as caught:
+            session.search(case)
+        errors.append(str(caught.value))
+        builds = len(built)
+    assert errors[0] == errors[1]
+    assert len(built) == builds
+    assert len([path for path in built if path.name == "chain.onnx"]) <= 1
+
+
+def test_a_foreign_journal_is_set_aside_and_said(open_session: Open, case: Case, project: Path) -> None:
+    session = open_session()
+    interrupted(session, case, 2)
+    foreign = (session.output(case) / "trials.jsonl").read_bytes()
+    onnx.save(chain_model(seed=1), case.model)
+    resumed = open_session()
+    evidence = resumed.evidence(case, frozenset())
+    assert any("set aside" in warning and "model_sha256" in warning for warning in evidence.warnings)
+    assert (resumed.output(case) / "trials.previous.jsonl").read_bytes() == foreign
+    assert "noise" in {line["phase"] for line in lines(resumed.output(case))}
+
+
+def test_a_damaged_journal_is_set_aside_and_said(open_session: Open, case: Case) -> None:
+    session = open_session()
+    session.output(case).mkdir(parents=True)
+    (session.output(case) / "trials.jsonl").write_text("garbage\n")
+    evidence = session.evidence(case, frozenset())
+    assert any("damaged" in warning for warning in evidence.warnings)
+    assert evidence.search is not None
+    assert evidence.search.total > 1
+
+
+# ---- bad input: one error that names the file ---------------------------------------------------
+
+
+def bad_model(project: Path) -> Path:
+    (project / "chain.onnx").write_bytes(b"this is no model")
+    return project / "chain.onnx"
+
+
+def missing_model(project: Path) -> Path:
+    (project / "chain.onnx").unlink()
+    return project / "chain.onnx"
+
+
+def missing_data(project: Path) -> Path:
+    (project / "data.npz").unlink()
+    return project / "data.npz"
+
+
+def nan_data(project: Path) -> Path:
+    values = np.ones((2, 8, 12, 12), np.float32)
+    values[1, 0, 0, 0] = np.nan
+    np.savez(project / "data.npz", x=values)
+    return project / "data.npz"
+
+
+def wrong_shape(project: Path) -> Path:
+    np.savez(project / "data.npz", x=np.ones((2, 3, 12, 12), np.float32))
+    return project / "data.npz"
+
+
+def wrong_name(project: Path) -> Path:
+    np.savez(project / "data.npz", y=np.ones((2, 8, 12, 12), np.float32))
+    return project / "data.npz"
+
+
+def broken_data(project: Path) -> Path:
+    (project / "data.npz").write_bytes(b"PK nothing")
+    return project / "data.npz"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (bad_model, ModelError),
+        (missing_model, ModelError),
+        (missing_data, DataError),
+        (nan_data, DataError),
+        (wrong_shape, DataError),
+        (wrong_name, DataError),
+        (broken_data, DataError),
+    ],
+)
+def test_bad_input_is_one_error_that_names_the_file(
+    open_session: Open, case: Case, project: Path, spoil, kind
+) -> None:
+    spoilt = spoil(project)
+    with pytest.raises(kind) as caught:
+        open_session().evidence(case, ALL)
+    assert isinstance(caught.value, QdqspecError)
+    assert str(spoilt) in str(caught.value)
+
+
+@pytest.mark.parametrize("worker", [False, True])
+def test_an_output_folder_that_cannot_be_made_is_named(
+    open_session: Open, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: bool
+) -> None:
+    if worker:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file stands where the folder should be")
+    session = open_session(output=blocked)
+    with pytest.raises(OutputError) as caught:
+        session.search(case)
+    assert str(blocked) in str(caught.value)
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the administrator may write anywhere")
+def test_a_read_only_output_folder_is_named(open_session: Open, case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    folder.chmod(0o500)
+    with pytest.raises(OutputError) as caught:
+        open_session(output=folder).search(case)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_folder_in_use_is_named(open_session: Open, case: Case) -> None:
+    first, second = open_session(), open_session()
+    errors: list[StateError] = []
+
+    def watch(_: Progress) -> None:
+        with pytest.raises(StateError, match="another run is writing here") as caught:
+            second.search(case)
+        errors.append(caught.value)
+        raise KeyboardInterrupt
+
+    first.watch = watch
+    with pytest.raises(KeyboardInterrupt):
+        first.search(case)
+    assert errors[0].where == str(first.output(case))
+    assert not second.search(case).left_alone
+
+
+def test_the_output_may_not_be_the_users_own_folder_of_models(
+    open_session: Open, case: Case, project: Path
+) -> None:
+    """A model that is called as one of our files, in the folder we write to."""
+    shutil.move(project / "chain.onnx", project / "tuned.onnx")
+    own = replace(case, model=project / "tuned.onnx")
+    before = digests(project)["tuned.onnx"]
+    with pytest.raises(OutputError, match="overwrite the input"):
+        open_session(output=project, layout="").search(own)
+    assert digests(project)["tuned.onnx"] == before
+
+
+# ---- children -----------------------------------------------------------------------------------
+
+
+def children() -> set[int]:
+    """Processes below this one, zombies too."""
+    found: set[int] = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() or int(fields[1]) in found:
+            found.add(int(stat.parent.name))
+    return found
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+
+
+@linux
+def test_closing_leaves_no_child_behind(open_session: Open, case: Case) -> None:
+    before = children()
+    session = open_session()
+    session.evidence(case, ALL)
+    assert children() > before
+    session.close()
+    session.close()
+    assert children() == before
+
+
+@linux
+@pytest.mark.parametrize("stage", ["crash", "interrupt", "disk"])
+def test_nor_after_something_went_wrong(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    before = children()
+    if stage == "crash":
+        with closing(open_session({"fake.crash": "time"})) as session, pytest.raises(BackendError):
+            session.search(case)
+    elif stage == "interrupt":
+        with closing(open_session()) as session:
+            interrupted(session, case, 2)
+    else:
+
+        def full(*_: object, **__: object) -> None:
+            raise OutputError("no space left")
+
+        monkeypatch.setattr("qdqspec.session.prepare.save_model", full)
+        with closing(open_session()) as session, pytest.raises(OutputError):
+            session.search(case)
+    assert children() == before
+
+
+@linux
+def test_engines_are_closed_as_soon_as_a_case_is_done(open_session: Open, case: Case) -> None:
+    before = children()
+    open_session().evidence(case, ALL)
+    assert len(children() - before) == 1  # the process that engines are forked from
+
+
+# ---- the real thing -----------------------------------------------------------------------------
+
+
+def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path: Path) -> None:
+    """Tuned or left alone, as this machine has it; either way whole, proved and cached."""
+    before = digests(models)
+    real = Case(
+        id="default",
+        model=models / "digits_resnet.onnx",
+        inputs=Inputs(
+            calibration=models.parent / "data" / "digits_calibration.npz",
+            evaluation=models.parent / "data" / "digits_evaluation.npz",
+        ),
+        tune=TuneRules(trials=4),
+    )
+    session = Session(backend="onnxruntime", root=tmp_path)
+    with closing(session):
+        evidence = session.evidence(real, ALL)
+        assert evidence.search is not None
+        assert (evidence.search.total, evidence.search.failed) == (4, 0)
+        assert evidence.search.left_alone == (evidence.pairs == ())
+        assert evidence.parity is not None
+        assert evidence.parity.data == "evaluation"
+        assert evidence.parity.sqnr_db > 15
+        assert evidence.size_bytes["reference"] == real.model.stat().st_size
+        assert files(session.output(real)) >= WRITTEN
+        header, *rows = (session.output(real) / "layers.csv").read_text().splitlines()
+        assert header == "model,kernel,op_type,milliseconds,nodes,tensors,boundary,integer"
+        assert {row.split(",")[0] for row in rows} == {"reference", "tuned"}
+    with closing(Session(backend="onnxruntime", root=tmp_path, mode="verify")) as again:
+        assert again.search(real).winner == evidence.search.winner
+        assert again.search(real).provenance.source == "cached"
+    assert digests(models) == before
