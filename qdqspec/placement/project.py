@@ -16,12 +16,12 @@ def project(space: SchemeSpace, placement: Placement) -> Placement:
     return space.resolve(labels_of(space, placement))
 
 
-def labels_of(space: SchemeSpace, placement: Placement) -> dict[str, Label]:
+def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
     """The label of each unit that is quantized whole: all its inputs, its weight, and for ``in+out`` its outputs.
 
-    Formats and axes do not count: they are the space's.
+    Several placements count together. Formats and axes do not count: they are the space's.
     """
-    covered = {end for site in placement.sites for end in site.consumers}
+    covered = {end for placement in placements for site in placement.sites for end in site.consumers}
     found = {unit.id: _label(space, unit, covered) for unit in space.units}
     return {name: label for name, label in found.items() if label != "fp"}
 

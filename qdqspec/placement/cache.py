@@ -1,0 +1,226 @@
+"""The pattern cache: what served each pattern best, by backend and device, to begin the next search with.
+
+May import floors 0 to 2 and this room; `cache_file` reads and writes it. A pattern is kept twice, with its shapes
+and without, so that a smaller sister of a model finds something too. Ratios are those of whole models, reference
+one: they order the schemes of a pattern and promise nothing for another model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from qdqspec.errors import StateError
+from qdqspec.placement.carry import find_ends, resolve_in, schemes_in
+from qdqspec.placement.frames import Frames
+from qdqspec.placement.project import labels_of
+from qdqspec.placement.relative import Scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.regions.pattern import Granularity
+from qdqspec.types import Interval, Label, Placement, Region, Trial
+
+MOST = 32  # schemes a pattern
+MINIMUM_DISTANCE = 2  # two schemes that differ in fewer sites are near duplicates
+UNPROVED = 0.02  # by so much a ratio counts as worse that no fresh builds confirmed
+GRANULARITIES: tuple[Granularity, ...] = ("structure+shapes", "structure")
+_BEST_TRIALS = 64  # beyond these a trial has nothing to teach another model
+_STARTS = 2  # warm starts of different rank; each costs the next search a build
+
+
+class Key(NamedTuple):
+    """What a row of the cache is found by. Placements do not transfer between backends."""
+
+    backend: str
+    device: str
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A scheme and how the fastest model with it did; ``interval`` where fresh builds confirmed that."""
+
+    scheme: Scheme
+    ratio: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        """Smaller is better: the ratio it is sure not to exceed."""
+        return self.interval[1] if self.interval else self.ratio * (1 + UNPROVED), self.scheme.digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternCache:
+    """Entries of each key, the best first; ``texts`` tells people what a pattern looks like."""
+
+    entries: Mapping[Key, tuple[Entry, ...]] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends that it knows something for."""
+        return tuple(sorted({key.backend for key in self.entries}))
+
+
+def pruned(
+    entries: Iterable[Entry], *, most: int = MOST, minimum_distance: int = MINIMUM_DISTANCE
+) -> tuple[Entry, ...]:
+    """The best first, without any that is a near duplicate of a better one, and at most ``most``."""
+    kept: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: entry.rank):
+        if len(kept) == most:
+            break
+        if all(entry.scheme.distance(better.scheme) >= minimum_distance for better in kept):
+            kept.append(entry)
+    return tuple(kept)
+
+
+def merge(one: PatternCache, other: PatternCache) -> PatternCache:
+    """What either knows, pruned together. The order of the two does not matter."""
+    keys = {**one.entries, **other.entries}
+    entries = {key: pruned((*one.entries.get(key, ()), *other.entries.get(key, ()))) for key in keys}
+    return PatternCache(entries=entries, texts={**one.texts, **other.texts})
+
+
+# ---- out of a search ----------------------------------------------------------------------------
+
+
+def gather(
+    trials: Sequence[Trial],
+    space: SchemeSpace,
+    backend: str,
+    device: str,
+    *,
+    confirmed: Mapping[str, Interval] | None = None,
+) -> PatternCache:
+    """What the trials of a search say of each pattern. ``confirmed`` are ratios of fresh builds, by placement."""
+    proved = confirmed or {}
+    good = [trial for trial in trials if trial.ok and trial.ratio is not None]
+    good.sort(key=lambda trial: _entry(Scheme(), trial, proved).rank)
+    found: dict[Key, list[Entry]] = {}
+    texts: dict[str, str] = {}
+    for granularity in GRANULARITIES:
+        frames = Frames(space.model, space.regions, granularity)
+        for trial in good[:_BEST_TRIALS]:
+            for pattern, scheme, text in _told(frames, space, trial.placement):
+                texts[pattern] = text
+                found.setdefault(Key(backend, device, pattern), []).append(_entry(scheme, trial, proved))
+    return PatternCache(entries={key: pruned(entries) for key, entries in found.items()}, texts=texts)
+
+
+def _told(frames: Frames, space: SchemeSpace, placement: Placement) -> Iterator[tuple[str, Scheme, str]]:
+    """The commonest scheme of each pattern where anything can be decided, with the pattern's text."""
+    schemes = schemes_in(frames, placement)
+    counts: dict[str, Counter[Scheme]] = {}
+    texts: dict[str, str] = {}
+    for region in frames.leaves:
+        if not space.unit_of.keys().isdisjoint(region.nodes):
+            pattern = frames.of(region.id).pattern
+            counts.setdefault(pattern, Counter())[schemes[region.id]] += 1
+            texts[pattern] = region.pattern_text
+    for pattern, count in counts.items():
+        scheme = min(count, key=lambda scheme: (-count[scheme], scheme.digest))
+        yield pattern, scheme, texts[pattern]
+
+
+def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> Entry:
+    interval = confirmed.get(trial.placement.digest)
+    if interval is not None:
+        return Entry(scheme=scheme, ratio=interval.median, interval=(interval.low, interval.high))
+    assert trial.ratio is not None
+    return Entry(scheme=scheme, ratio=trial.ratio)
+
+
+# ---- into a search ------------------------------------------------------------------------------
+
+
+class _Known(NamedTuple):
+    """What is known for one region, and which frames it is told in."""
+
+    frames: int
+    entries: tuple[Entry, ...]
+
+
+def warm_starts(
+    cache: PatternCache, regions: Sequence[Region], space: SchemeSpace, backend: str, device: str
+) -> tuple[Placement, ...]:
+    """Placements to begin with: the best scheme of every pattern that is known, then the second best.
+
+    What this device found counts more than what others did. Regions of unknown patterns stay float, and in one
+    more placement are quantized whole. Raises `StateError` where the cache knows other backends only.
+    """
+    if cache.entries and backend not in cache.backends:
+        raise StateError(
+            f"the pattern cache was made on {', '.join(cache.backends)}, not on {backend}: "
+            "what is fast on one backend is slow on another",
+            cure=f"start from a patterns.yaml that a run on {backend} has left",
+        )
+    usable = _usable(cache, backend, device)
+    frames = [Frames(space.model, regions, granularity) for granularity in GRANULARITIES]
+    known = {
+        region.id: entries
+        for region in frames[0].leaves
+        if (entries := _known(usable, frames, region.id)) is not None
+    }
+    starts: dict[str, Placement] = {}
+    for rank in range(_STARTS if known else 0):
+        labels = _composed(frames, space, known, rank)
+        unknown = _of_unknown(frames[0], space, known) if rank == 0 else {}
+        for start in (space.resolve({**labels, **unknown}), space.resolve(labels)):
+            if start.sites:
+                starts.setdefault(start.digest, start)
+    return tuple(starts.values())
+
+
+def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[Entry, ...]]:
+    """Entries by pattern: this device's, or where it has none those of other devices together."""
+    own: dict[str, tuple[Entry, ...]] = {}
+    others: dict[str, tuple[Entry, ...]] = {}
+    for key, entries in cache.entries.items():
+        if key.backend == backend:
+            found = own if key.device == device else others
+            found[key.pattern] = (*found.get(key.pattern, ()), *entries)
+    return {pattern: pruned(entries) for pattern, entries in {**others, **own}.items()}
+
+
+def _known(
+    usable: Mapping[str, tuple[Entry, ...]], frames: Sequence[Frames], region_id: str
+) -> _Known | None:
+    """The entries for a region; with its shapes if they are known so."""
+    for index, framed in enumerate(frames):
+        entries = usable.get(framed.of(region_id).pattern, ())
+        fitting = tuple(entry for entry in entries if _fits(framed, region_id, entry.scheme))
+        if fitting:
+            return _Known(index, fitting)
+    return None
+
+
+def _fits(frames: Frames, region_id: str, scheme: Scheme) -> bool:
+    """Whether all places are there; a cache from elsewhere may name any."""
+    frame = frames.of(region_id)
+    return all(find_ends(frames, frame, site.place) is not None for site in scheme.sites)
+
+
+def _composed(
+    frames: Sequence[Frames],
+    space: SchemeSpace,
+    known: Mapping[str, _Known],
+    rank: int,
+) -> dict[str, Label]:
+    """Labels of all units when each region takes its scheme of that rank, or its last."""
+    placements = []
+    for index, framed in enumerate(frames):
+        schemes = {
+            region_id: found.entries[min(rank, len(found.entries) - 1)].scheme
+            for region_id, found in known.items()
+            if found.frames == index
+        }
+        placements.append(resolve_in(framed, schemes))
+    return labels_of(space, *placements)
+
+
+def _of_unknown(frames: Frames, space: SchemeSpace, known: Mapping[str, object]) -> dict[str, Label]:
+    """The full label for every unit in a region of which nothing is known."""
+    return {unit.id: unit.full for unit in space.units if frames.leaf_of.get(unit.id) not in known}
