@@ -98,17 +98,23 @@ class _After:
     def __post_init__(self) -> None:
         self.integers = {n for n, t in self.model.constants.items() if t.data_type in _INTEGERS}
         for node in self.model.nodes:  # topological order
-            if node.op_type == "QuantizeLinear" or self._is_integer(node):
+            if node.op_type == "QuantizeLinear" or self._makes_integers(node):
                 self.integers.update(node.outputs[:1])
 
     @cached_property
     def kernels(self) -> dict[str, Node]:
-        """The kernel that stands for each node of the source: of its name, of its output, or as ONNX Runtime fuses."""
+        """The kernel that has the name of a node of the source, or makes its output."""
         found = {node.name: node for node in self.model.nodes if self._is_named_after(node)}
         for node in self.source.nodes:
             maker = self.model.producer.get(node.outputs[0]) if node.outputs else None
             if maker is not None and maker.op_type not in _LAYOUT and not is_qdq(maker):
                 found.setdefault(node.name, maker)
+        return found
+
+    @cached_property
+    def likely(self) -> dict[str, Node]:
+        """The kernel that a node was fused into, as far as can be told."""
+        found: dict[str, Node] = {}
         origins = map_kernels(self.model.proto.graph, self.source)
         for kernel, origin in zip(self.model.nodes, origins, strict=True):
             for name in origin.nodes:
@@ -132,16 +138,27 @@ class _After:
         return ("integer" if "integer" in fates.values() else "kept"), []
 
     def _at(self, pair: FoundPair, end: Consumer, here: dict[str, str]) -> str:
-        kernel = self.kernels.get(here[end.node])
-        if kernel is None:
-            return "lost" if pair.quantized not in self.model.consumers else "kept"
-        if self._is_integer(kernel):
+        name = here[end.node]
+        kernel = self.kernels.get(name) or self.likely.get(name)
+        if kernel is not None and self._reads_integers(kernel):
             return "integer"
-        return "kept" if any(self._same(pair, dq) for dq in self._dequantizers(kernel)) else "lost"
+        if kernel is not None and any(self._same(pair, dq) for dq in self._dequantizers(kernel)):
+            return "kept"
+        if name in self.kernels:
+            return "lost"
+        # The reader is gone: two Transposes that cancel out, say. The pair may stand all the same.
+        return "kept" if any(self._same(pair, dq) for dq in self._all_dequantizers) else "lost"
 
-    def _is_integer(self, node: Node) -> bool:
-        moves = node.op_type in _MOVES and any(name in self.integers for name in node.inputs[:1])
-        return moves or (node.op_type.startswith(_KERNELS) and not node.op_type.endswith("ToFloat"))
+    def _reads_integers(self, node: Node) -> bool:
+        return node.op_type.startswith(_KERNELS) or self._moves_integers(node)
+
+    def _makes_integers(self, node: Node) -> bool:
+        """Whether its result is integers too; that of a QGemm without an output scale is float."""
+        rescaled = node.op_type.startswith("QLinear") or (node.op_type == "QGemm" and any(node.inputs[7:8]))
+        return rescaled or self._moves_integers(node)
+
+    def _moves_integers(self, node: Node) -> bool:
+        return node.op_type in _MOVES and any(name in self.integers for name in node.inputs[:1])
 
     def _dequantizers(self, kernel: Node) -> list[Node]:
         found = []
@@ -152,6 +169,10 @@ class _After:
             if node is not None and is_op(node, "DequantizeLinear"):
                 found.append(node)
         return found
+
+    @cached_property
+    def _all_dequantizers(self) -> list[Node]:
+        return [node for node in self.model.nodes if is_op(node, "DequantizeLinear")]
 
     def _same(self, pair: FoundPair, dequantize: Node) -> bool:
         """Whether a DequantizeLinear has the pair's scale; a computed one must be the pair's own."""
@@ -167,7 +188,7 @@ class _After:
             return "lost"
         if is_op(node, "DequantizeLinear"):
             return "kept"
-        return "integer" if self._is_integer(node) else "lost"
+        return "integer" if self._reads_integers(node) else "lost"
 
     def _still_made(self, pair: FoundPair) -> str:
         made = (self.source.by_name[name].outputs[0] for name in pair.nodes)
