@@ -15,10 +15,11 @@ from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.pairs import misfit
 from qdqspec.placement.scheme import params_of
 from qdqspec.placement.strip import TakenApart, listed, take_apart
-from qdqspec.quantize.formats import FORMATS
+from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
+_CARRIED = frozenset({"int8", "uint8", "int16", "uint16", BIAS_FORMAT})
 _TINY = float(np.finfo(np.float32).tiny)
 _SUPERSEDED = "is quantized again at once, with other numbers: only the last pair is kept"
 
@@ -97,7 +98,7 @@ def _unsayable(pair: FoundPair) -> str:
 def _unknown_numbers(numbers: Numbers) -> str:
     if numbers.block or numbers.scale.ndim > 1:
         return f"is {numbers.format} in blocks of {numbers.block or '?'}, which schemes do not carry"
-    if numbers.format not in FORMATS:
+    if numbers.format not in _CARRIED:
         return f"is {numbers.format}, which schemes do not carry"
     if numbers.axis is not None and numbers.axis < 0:
         return "has an axis counted from the end of a shape that is not known"

@@ -1,0 +1,366 @@
+"""Reading placements out of models that other tools, training or a person quantized."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
+from qdqspec.placement.scheme import apply_scheme, write_scheme
+from qdqspec.placement.strip import strip_qdq
+from qdqspec.types import Consumer, Site
+
+DATA = Path(__file__).parents[2] / "data"
+LEVELS = onnxruntime.GraphOptimizationLevel
+IMAGES = np.random.default_rng(5).uniform(size=(6, 1, 1, 16, 16)).astype(np.float32)
+
+# Model: activation pairs, weight pairs, and whether a pair makes the graph's output, which no site names.
+DIALECTS = {
+    "qdq_modelopt_digits_resnet": (11, 10, False),
+    "qdq_nncf_digits_resnet": (23, 16, False),
+    "qdq_ort_s8s8_digits_resnet_b1": (37, 32, True),
+    "qdq_ort_u8s8_digits_resnet_b1": (24, 32, True),
+    "digits_resnet_qat_qdq": (13, 15, False),
+}
+
+
+def reapplied(model: Model, imported: Imported, folder: Path) -> Model:
+    """Imported, stripped, written to a file, and applied again."""
+    scheme = folder / "scheme.json"
+    write_scheme(scheme, imported.placement, imported.pairs, "imported")
+    stripped = Model(strip_qdq(model).proto, path=model.path)
+    return Model(apply_scheme(stripped, scheme).proto, path=model.path)
+
+
+def outputs(model: Model, level: LEVELS) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.proto.SerializeToString(), options)
+    return [session.run(None, {model.inputs[0]: image})[0] for image in IMAGES]
+
+
+def parsed(text: str, opset: int = 21, **initializers: np.ndarray) -> Model:
+    head = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>'
+    proto = onnx.parser.parse_model(f"{head} {text}")
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
+    return Model(proto)
+
+
+F32 = np.float32
+ONE = {"s": np.array(0.5, F32), "z": np.array(3, np.uint8)}
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_every_pair_of_a_dialect_is_read(name: str) -> None:
+    activations, weights, _ = DIALECTS[name]
+    imported = import_placement(load_model(DATA / f"{name}.onnx"))
+    assert imported.placement.pairs == activations
+    assert len(imported.pairs) - activations == weights
+    assert {pair.site for pair in imported.pairs} == imported.placement.sites
+
+
+@pytest.mark.parametrize("level", [LEVELS.ORT_DISABLE_ALL, LEVELS.ORT_ENABLE_ALL], ids=["plain", "optimized"])
+@pytest.mark.parametrize("name", [name for name in DIALECTS if not DIALECTS[name][2]])
+def test_applied_again_it_computes_the_same(name: str, level: LEVELS, tmp_path: Path) -> None:
+    model = load_model(DATA / f"{name}.onnx")
+    again = reapplied(model, import_placement(model), tmp_path)
+    for ours, theirs in zip(outputs(again, level), outputs(model, level), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [name for name in DIALECTS if DIALECTS[name][2]])
+def test_all_but_the_pair_at_the_output_computes_the_same(name: str, tmp_path: Path) -> None:
+    """ONNX Runtime's quantizer ends in a pair that makes the graph output; put through it, the rest is equal."""
+    model = load_model(DATA / f"{name}.onnx")
+    imported = import_placement(model)
+    assert any("makes a graph output" in note for note in imported.notes)
+    scale, zero_point = (model.array(f"logits_{part}") for part in ("scale", "zero_point"))
+    limits = np.iinfo(zero_point.dtype)
+    again = reapplied(model, imported, tmp_path)
+    for ours, theirs in zip(
+        outputs(again, LEVELS.ORT_DISABLE_ALL), outputs(model, LEVELS.ORT_DISABLE_ALL), strict=True
+    ):
+        steps = np.clip(np.rint(ours / scale) + zero_point, limits.min, limits.max)
+        np.testing.assert_array_equal((steps - zero_point).astype(F32) * scale, theirs)
+    for ours, theirs in zip(
+        outputs(again, LEVELS.ORT_ENABLE_ALL), outputs(model, LEVELS.ORT_ENABLE_ALL), strict=True
+    ):
+        assert np.abs(ours - theirs).max() <= 0.51 * scale
+
+
+@pytest.mark.parametrize("name", [*DIALECTS, "qdq_conv_polygraphy"])
+def test_what_was_applied_is_imported_as_it_was(name: str, tmp_path: Path) -> None:
+    model = load_model(DATA / f"{name}.onnx")
+    imported = import_placement(model)
+    again = import_placement(reapplied(model, imported, tmp_path))
+    assert again.placement == imported.placement
+    assert again.pairs == imported.pairs
+
+
+def test_weights_stay_as_they_were_stored(tmp_path: Path) -> None:
+    for name, stored in (("digits_resnet_qat_qdq", False), ("qdq_nncf_digits_resnet", True)):
+        imported = import_placement(load_model(DATA / f"{name}.onnx"))
+        assert {pair.stored for pair in imported.pairs if pair.site.weight} == {stored}
+        scheme = tmp_path / "scheme.json"
+        write_scheme(scheme, imported.placement, imported.pairs, "imported")
+        kept = [
+            site.get("stored", True) for site in json.loads(scheme.read_text())["sites"] if site["weight"]
+        ]
+        assert set(kept) == {stored}
+
+
+def test_a_negative_axis_is_counted_from_the_front() -> None:
+    imported = import_placement(load_model(DATA / "qdq_nncf_digits_resnet.onnx"))
+    (last,) = [pair for pair in imported.pairs if pair.site.consumers == (Consumer("/fc/Gemm", 1),)]
+    assert (last.site.axis, len(last.scale)) == (0, 10)
+
+
+def test_a_reference_gives_names_and_what_the_tool_removed(models: Path) -> None:
+    model, original = (
+        load_model(DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"),
+        load_model(models / "digits_resnet.onnx"),
+    )
+    tensors = {site.tensor for site in import_placement(model, original).placement.sites}
+    assert "/Relu_output_0" in tensors
+    assert tensors <= original.consumers.keys()
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_placement_fits_the_float_original(name: str, models: Path) -> None:
+    original = load_model(models / "digits_resnet.onnx")
+    quantized = load_model(DATA / f"{name}.onnx")
+    fitted = placement_for(original, quantized)
+    imported = import_placement(quantized)
+    assert {(s.consumers, s.format) for s in fitted.placement.sites} == {
+        (s.consumers, s.format) for s in imported.placement.sites
+    }
+    assert {site.tensor for site in fitted.placement.sites} <= original.consumers.keys()
+
+
+def test_what_does_not_fit_another_model_is_said(models: Path) -> None:
+    quantized = load_model(DATA / "qdq_nncf_digits_resnet.onnx")
+    fitted = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
+    assert fitted.placement.sites == frozenset()
+    assert any("has no input 0 of a node '/conv1/Conv'" in note for note in fitted.notes)
+
+
+def test_one_quantizer_for_several_readers_is_one_site() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)
+            a = DequantizeLinear(q, s, z)  b = DequantizeLinear(q, s, z)
+            y = Add(a, b)
+        }""",
+        **ONE,
+    )
+    (pair,) = import_placement(model).pairs
+    assert pair.site == Site(
+        tensor="x", consumers=(Consumer("Add#0", 0), Consumer("Add#0", 1)), format="uint8"
+    )
+    assert (pair.scale, pair.zero_point) == ((0.5,), (3,))
+
+
+def test_quantizers_of_their_own_are_sites_of_their_own() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
+            p = QuantizeLinear(x, t, z)  b = DequantizeLinear(p, t, z)
+            y = Add(a, b)
+        }""",
+        t=np.array(0.25, F32),
+        **ONE,
+    )
+    assert {(p.site.consumers[0].input, p.scale) for p in import_placement(model).pairs} == {
+        (0, (0.5,)),
+        (1, (0.25,)),
+    }
+
+
+def test_without_a_zero_point_it_is_uint8_and_zero() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y)
+           { q = QuantizeLinear(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+        s=ONE["s"],
+    )
+    (pair,) = import_placement(model).pairs
+    assert (pair.site.format, pair.zero_point) == ("uint8", (0,))
+
+
+def test_output_dtype_says_the_format() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y)
+           { q = QuantizeLinear<output_dtype = 3>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+        s=ONE["s"],
+    )
+    (pair,) = import_placement(model).pairs
+    assert pair.site.format == "int8"
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "expected"), [((), 1, None), ((1,), 1, None), ((1,), 0, 0), ((4,), -1, 1)]
+)
+def test_one_scale_is_for_the_whole_tensor_unless_its_axis_has_one_element(shape, axis, expected) -> None:
+    model = parsed(
+        f"""g (float[1,4] x) => (float[1,4] y)
+           {{ q = QuantizeLinear<axis = {axis}>(x, s)  a = DequantizeLinear<axis = {axis}>(q, s)  y = Neg(a) }}""",
+        s=np.full(shape, 0.5, F32),
+    )
+    (pair,) = import_placement(model).pairs
+    assert pair.site.axis == expected
+    assert len(pair.scale) == max(1, int(np.prod(shape)))
+
+
+def test_numbers_from_constant_nodes_and_another_domain() -> None:
+    model = parsed(
+        """g (float[4] x) => (float[4] y) {
+            s = Constant<value_float = 0.5>()  t = Constant<value = float {0.5}>()
+            z = Constant<value = int8 {0}>()
+            q = com.microsoft.QuantizeLinear(x, t, z)  a = com.microsoft.DequantizeLinear(q, t, z)
+            y = Mul(a, s)
+        }"""
+    )
+    (pair,) = import_placement(model).pairs
+    assert (pair.site.consumers, pair.site.format) == ((Consumer("Mul#1", 0),), "int8")
+
+
+def test_the_same_pair_twice_is_one_and_another_after_it_is_said() -> None:
+    text = """g (float[4] x) => (float[4] y) {{
+        q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
+        p = QuantizeLinear(a, {t}, z)  b = DequantizeLinear(p, {t}, z)  y = Neg(b) }}"""
+    twice = import_placement(parsed(text.format(t="s"), **ONE))
+    assert (len(twice.pairs), twice.notes) == (1, ())
+    other = import_placement(parsed(text.format(t="t"), t=np.array(0.25, F32), **ONE))
+    assert [pair.scale for pair in other.pairs] == [(0.25,)]
+    assert "quantized again at once, with other numbers" in other.notes[0]
+
+
+UNSAYABLE = {
+    "computed": (
+        """g (float[4] x) => (float[4] y) { t = Add(s, s)
+           q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a) }""",
+        ONE,
+        "is computed",
+    ),
+    "rescaled": (
+        """g (float[4] x) => (float[4] y) {
+           q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, t, z)  y = Neg(a) }""",
+        {"t": np.array(0.25, F32), **ONE},
+        "other numbers than its QuantizeLinear",
+    ),
+    "blocked": (
+        """g (float[2,4] x) => (float[2,4] y) {
+           w = DequantizeLinear<axis = 1, block_size = 2>(i, s)  y = Add(x, w) }""",
+        {"i": np.ones((2, 4), np.int8), "s": np.ones((2, 2), F32)},
+        "int8 in blocks of 2",
+    ),
+    "fp8": (
+        """g (float[4] x) => (float[4] y) {
+           q = QuantizeLinear<output_dtype = 17>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+        {"s": ONE["s"]},
+        "is float8e4m3fn, which schemes do not carry",
+    ),
+    "output": (
+        """g (float[4] x) => (float[4] y) {
+           t = Neg(x)  q = QuantizeLinear(t, s, z)  y = DequantizeLinear(q, s, z) }""",
+        ONE,
+        "makes a graph output",
+    ),
+    "zero scale": (
+        """g (float[4] x) => (float[4] y) {
+           q = QuantizeLinear(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+        {"s": np.array(0, F32)},
+        "a scale that is zero",
+    ),
+    "graph input": (
+        "g (uint8[4] x) => (float[4] y) { a = DequantizeLinear(x, s, z)  y = Neg(a) }",
+        ONE,
+        "reads what no QuantizeLinear made, but a graph input",
+    ),
+    "trt": (
+        """<ir_version: 10, opset_import: ["": 21, "trt": 1]> g (float[4] x) => (float[4] y)
+           { q = trt.TRT_INT4QuantizeLinear(x, s)  y = Neg(x) }""",
+        {"s": ONE["s"]},
+        "operators of TensorRT's own domain",
+    ),
+    "kernel": (
+        """g (uint8[4] x) => (uint8[4] y) {
+           y = com.microsoft.QLinearAdd(x, s, z, x, s, z, s, z) }""",
+        ONE,
+        "operators that compute in integers themselves",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNSAYABLE)
+def test_what_a_scheme_cannot_say_is_noted_and_not_misread(kind: str) -> None:
+    text, numbers, words = UNSAYABLE[kind]
+    if text.startswith("<"):
+        proto = onnx.parser.parse_model(text)
+        proto.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in numbers.items())
+        model = Model(proto)
+    else:
+        model = parsed(text, **numbers)
+    imported = import_placement(model)
+    assert imported.pairs == ()
+    assert any(words in note for note in imported.notes), imported.notes
+
+
+def test_four_bit_weights_are_recognized() -> None:
+    weight = helper.make_tensor("i", TensorProto.INT4, [2, 4], np.ones(8, np.int8))
+    model = parsed(
+        "g (float[2,4] x) => (float[2,4] y) { w = DequantizeLinear(i, s)  y = Add(x, w) }", s=ONE["s"]
+    )
+    model.proto.graph.initializer.append(weight)
+    imported = import_placement(Model(model.proto))
+    assert imported.pairs == ()
+    assert "is int4, which schemes do not carry" in imported.notes[0]
+
+
+def test_a_pair_that_a_body_reads_too_is_said() -> None:
+    model = parsed(
+        """g (float[4] x, bool c) => (float[4] y) {
+            q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  n = Neg(a)
+            b = If (c) <then_branch = t () => (float[4] u) { u = Add(a, a) },
+                        else_branch = e () => (float[4] v) { v = Neg(a) }>
+            y = Add(n, b)
+        }""",
+        **ONE,
+    )
+    imported = import_placement(model)
+    assert [pair.site.consumers for pair in imported.pairs] == [(Consumer("Neg#0", 0),)]
+    assert any("also read in a body" in note for note in imported.notes)
+
+
+def test_integers_that_a_float_weight_cannot_hold_are_said() -> None:
+    big = np.array([2**30 + 1, 5], np.int32)
+    model = parsed(
+        "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
+        i=big,
+        s=np.array(1e-3, F32),
+    )
+    imported = import_placement(model)
+    assert [pair.site.format for pair in imported.pairs] == ["int32"]
+    (note,) = imported.notes
+    assert "steps away from its integers: float32 cannot hold its integers" in note
+    small = import_placement(
+        parsed(
+            "g (float[2] x) => (float[2] y) { b = DequantizeLinear(i, s)  y = Add(x, b) }",
+            i=np.array([2**20 + 1, -7], np.int32),
+            s=np.array(1e-3, F32),
+        )
+    )
+    assert small.notes == ()
+
+
+def test_a_float_model_has_an_empty_placement(models: Path) -> None:
+    imported = import_placement(load_model(models / "digits_resnet.onnx"))
+    assert (imported.placement.sites, imported.notes) == (frozenset(), ())
