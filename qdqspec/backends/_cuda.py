@@ -1,0 +1,309 @@
+"""CUDA through ``cuda.bindings.runtime`` (cuda-python): streams, events, graphs, memory. May import floor 0 and numpy.
+
+It knows nothing of TensorRT and runs on any NVIDIA GPU. The bindings are imported inside functions; nothing
+here touches the device before it is asked to, because a process that has initialized CUDA cannot be forked.
+Every failure is a `CudaError` with CUDA's own name for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from qdqspec.backends.base import Array
+from qdqspec.errors import BackendError, BackendUnavailableError
+
+INSTALL = "pip install 'qdqspec[tensorrt]'"
+_IN_FLIGHT = 64  # runs that are queued before their times are read: the device never waits for the host
+_OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
+_CURES = {
+    _OUT_OF_MEMORY: "free memory on the GPU, or take a smaller batch",
+    "cudaErrorNoDevice": "check that nvidia-smi lists a GPU, and CUDA_VISIBLE_DEVICES",
+    "cudaErrorInsufficientDriver": "update the NVIDIA driver, or install the cuda-python that fits it: "
+    "pip install 'cuda-python==12.*'",
+    "cudaErrorInitializationError": "CUDA was initialized before this process was forked",
+}
+
+
+class CudaError(BackendError):
+    """CUDA refused something. ``name`` is its name for the reason: ``cudaErrorMemoryAllocation``."""
+
+    def __init__(self, function: str, name: str, text: str) -> None:
+        self.name = name
+        super().__init__(f"{function} failed: {name} ({text})", cure=_CURES.get(name))
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether device memory ran out."""
+        return self.name == _OUT_OF_MEMORY
+
+
+def runtime() -> ModuleType:
+    """The bindings' module; raises `BackendUnavailableError` where they are not installed."""
+    try:
+        from cuda.bindings import runtime
+    except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
+        text = " ".join(str(error).split())
+        raise BackendUnavailableError(f"cuda-python cannot be imported: {text}", cure=INSTALL) from None
+    module: ModuleType = runtime
+    return module
+
+
+def call(function: str, *arguments: Any) -> Any:
+    """Call a function of the CUDA runtime by name and return what it gives; raise `CudaError` where it fails."""
+    cuda = runtime()
+    error, *values = getattr(cuda, function)(*arguments)
+    if error != cuda.cudaError_t.cudaSuccess:
+        text = cuda.cudaGetErrorString(error)[1]
+        raise CudaError(function, error.name, text.decode() if isinstance(text, bytes) else str(text))
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+# ---- devices ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU, and the CUDA versions of its driver and of the bindings, such as ``12.8``."""
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    multiprocessors: int
+    driver: str
+    runtime: str
+
+
+def count_devices() -> int:
+    """How many GPUs this process may use. Initializes CUDA."""
+    return int(call("cudaGetDeviceCount"))
+
+
+def describe(index: int = 0) -> Device:
+    """What a GPU is. Initializes CUDA."""
+    properties = call("cudaGetDeviceProperties", index)
+    name = properties.name
+    return Device(
+        name=name.decode() if isinstance(name, bytes) else str(name),
+        capability=(int(properties.major), int(properties.minor)),
+        memory_bytes=int(properties.totalGlobalMem),
+        multiprocessors=int(properties.multiProcessorCount),
+        driver=_version(call("cudaDriverGetVersion")),
+        runtime=_version(call("cudaRuntimeGetVersion")),
+    )
+
+
+def select(index: int) -> None:
+    """Let this process work on a GPU."""
+    call("cudaSetDevice", index)
+
+
+def memory() -> tuple[int, int]:
+    """Free and total bytes of the GPU in use."""
+    free, total = call("cudaMemGetInfo")
+    return int(free), int(total)
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+# ---- streams, events, graphs --------------------------------------------------------------------
+
+
+class Stream:
+    """A queue of work of its own, which does not wait for the default stream."""
+
+    def __init__(self) -> None:
+        self.raw: Any = call("cudaStreamCreateWithFlags", runtime().cudaStreamNonBlocking)
+
+    @property
+    def handle(self) -> int:
+        """The address that libraries take."""
+        return int(self.raw)
+
+    def synchronize(self) -> None:
+        """Wait until all work is done; what failed on the way is raised here."""
+        call("cudaStreamSynchronize", self.raw)
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Record what ``work`` queues on this stream, without running it.
+
+        Where it cannot be captured, what ``work`` raised or a `CudaError` says why, and the stream goes on as before.
+        """
+        mode = runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        call("cudaStreamBeginCapture", self.raw, mode)
+        try:
+            work()
+        except BaseException:
+            self._abandon_capture()
+            raise
+        try:
+            recorded = call("cudaStreamEndCapture", self.raw)
+            return Graph(recorded)
+        except CudaError:
+            runtime().cudaGetLastError()  # it is kept for the next caller otherwise
+            raise
+
+    def _abandon_capture(self) -> None:
+        with contextlib.suppress(CudaError):
+            call("cudaGraphDestroy", call("cudaStreamEndCapture", self.raw))
+        runtime().cudaGetLastError()
+
+    def close(self) -> None:
+        """Free the stream; closing twice does no harm."""
+        raw, self.raw = self.raw, None
+        if raw is not None:
+            _free("cudaStreamDestroy", raw)
+
+
+class Graph:
+    """Recorded work that is launched as one. Takes over the captured graph it is made from."""
+
+    def __init__(self, captured: Any) -> None:
+        try:
+            self._raw: Any = call("cudaGraphInstantiate", captured, 0)
+        finally:
+            _free("cudaGraphDestroy", captured)
+
+    def launch(self, stream: Stream) -> None:
+        """Queue it on a stream."""
+        call("cudaGraphLaunch", self._raw, stream.raw)
+
+    def close(self) -> None:
+        """Free the graph; closing twice does no harm."""
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            _free("cudaGraphExecDestroy", raw)
+
+
+class Event:
+    """A point in time on a stream."""
+
+    def __init__(self) -> None:
+        self._raw: Any = call("cudaEventCreate")
+
+    def record(self, stream: Stream) -> None:
+        """Take place once the work queued so far is done."""
+        call("cudaEventRecord", self._raw, stream.raw)
+
+    def elapsed_ms(self, since: Event) -> float:
+        """Milliseconds between two events that have taken place, to about half a microsecond."""
+        return float(call("cudaEventElapsedTime", since._raw, self._raw))
+
+    def close(self) -> None:
+        """Free the event; closing twice does no harm."""
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            _free("cudaEventDestroy", raw)
+
+
+def time_runs(stream: Stream, work: Callable[[], None], runs: int) -> tuple[float, ...]:
+    """Milliseconds that each run of ``work`` takes on the device, between two events on the stream.
+
+    Runs are queued one behind the other, so that the time in which the host launches is not part of them.
+    """
+    times: list[float] = []
+    with _events(min(runs, _IN_FLIGHT)) as pairs:
+        while len(times) < runs:
+            batch = pairs[: runs - len(times)]
+            for start, stop in batch:
+                start.record(stream)
+                work()
+                stop.record(stream)
+            stream.synchronize()
+            times.extend(stop.elapsed_ms(start) for start, stop in batch)
+    return tuple(times)
+
+
+def warm_up(stream: Stream, work: Callable[[], None], runs: int, milliseconds: float) -> int:
+    """Run ``work`` at least ``runs`` times and ``milliseconds`` long; returns how often it ran.
+
+    A GPU takes its time to raise its clocks, which a number of runs does not.
+    """
+    start, done = time.perf_counter(), 0
+    while done < runs or 1e3 * (time.perf_counter() - start) < milliseconds:
+        work()
+        done += 1
+        stream.synchronize()
+    return done
+
+
+@contextlib.contextmanager
+def _events(count: int) -> Iterator[list[tuple[Event, Event]]]:
+    pairs: list[tuple[Event, Event]] = []
+    try:
+        pairs.extend((Event(), Event()) for _ in range(count))
+        yield pairs
+    finally:
+        for pair in pairs:
+            for event in pair:
+                event.close()
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+class DeviceBuffer:
+    """Bytes on the GPU; at least one, since libraries take no null address."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.address = int(call("cudaMalloc", max(size_bytes, 1)))
+
+    def close(self) -> None:
+        """Free the memory; closing twice does no harm."""
+        address, self.address = self.address, 0
+        if address:
+            _free("cudaFree", address)
+
+
+class HostBuffer:
+    """Page-locked bytes in main memory, which the GPU copies from and to without help of the processor."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.address = int(call("cudaMallocHost", max(size_bytes, 1)))
+
+    def view(self, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
+        """The memory as an array, without a copy. It must not be used after `close`."""
+        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        if size > self.size_bytes:
+            raise ValueError(f"{size} bytes do not fit into {self.size_bytes}")
+        memory = (ctypes.c_byte * max(size, 1)).from_address(self.address)
+        return np.ndarray(shape, dtype=dtype, buffer=memoryview(memory))
+
+    def close(self) -> None:
+        """Free the memory; closing twice does no harm."""
+        address, self.address = self.address, 0
+        if address:
+            _free("cudaFreeHost", address)
+
+
+def upload(target: DeviceBuffer, source: HostBuffer, stream: Stream) -> None:
+    """Queue a copy of the whole source to the GPU."""
+    _copy(target.address, source.address, source.size_bytes, "cudaMemcpyHostToDevice", stream)
+
+
+def download(target: HostBuffer, source: DeviceBuffer, stream: Stream) -> None:
+    """Queue a copy from the GPU that fills the target."""
+    _copy(target.address, source.address, target.size_bytes, "cudaMemcpyDeviceToHost", stream)
+
+
+def _copy(target: int, source: int, size_bytes: int, kind: str, stream: Stream) -> None:
+    if size_bytes:
+        direction = getattr(runtime().cudaMemcpyKind, kind)
+        call("cudaMemcpyAsync", target, source, size_bytes, direction, stream.raw)
+
+
+def _free(function: str, raw: Any) -> None:
+    """Free something. After a fault of the device every call fails, and there is nothing left to free."""
+    with contextlib.suppress(CudaError):
+        call(function, raw)
