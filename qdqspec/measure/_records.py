@@ -33,28 +33,38 @@ _PLAIN_TRIAL = {
     "graph_hash": (str,),
     "incumbent": (bool,),
     "ratio": (*_NUMBER, type(None)),
+    "sqnr_db": (*_NUMBER, type(None)),
 }
 
 
 def samples_to_json(samples: Samples) -> dict[str, Any]:
-    """``{"wall_ms": [...], "cpu_ms": [...]}``."""
-    return {"wall_ms": list(samples.wall_ms), "cpu_ms": list(samples.cpu_ms)}
+    """``{"wall_ms": [...], "cpu_ms": [...]}``, with ``notes`` where there are some."""
+    notes = {"notes": list(samples.notes)} if samples.notes else {}
+    return {"wall_ms": list(samples.wall_ms), "cpu_ms": list(samples.cpu_ms), **notes}
 
 
 def samples_from_json(data: Json) -> Samples:
     """The inverse of `samples_to_json`."""
-    return Samples(wall_ms=_floats(data["wall_ms"]), cpu_ms=_floats(data["cpu_ms"]))
+    notes = _texts(data.get("notes", []))
+    return Samples(wall_ms=_floats(data["wall_ms"]), cpu_ms=_floats(data["cpu_ms"]), notes=notes)
 
 
 def layer_to_json(layer: LayerTime) -> dict[str, Any]:
-    """One kernel's time, keys as in `LayerTime`."""
-    return {**_plain_of(layer, _PLAIN_LAYER), "nodes": list(layer.nodes), "tensors": list(layer.tensors)}
+    """One kernel's time, keys as in `LayerTime`; ``precision`` where the runtime tells it."""
+    told = {"precision": layer.precision} if layer.precision else {}
+    return {
+        **_plain_of(layer, _PLAIN_LAYER),
+        "nodes": list(layer.nodes),
+        "tensors": list(layer.tensors),
+        **told,
+    }
 
 
 def layer_from_json(data: Json) -> LayerTime:
     """The inverse of `layer_to_json`."""
     nodes, tensors = _texts(data["nodes"]), _texts(data["tensors"])
-    return LayerTime(**_plain_from(data, _PLAIN_LAYER), nodes=nodes, tensors=tensors)
+    (precision,) = _texts([data.get("precision", "")])
+    return LayerTime(**_plain_from(data, _PLAIN_LAYER), nodes=nodes, tensors=tensors, precision=precision)
 
 
 def placement_to_json(placement: Placement) -> dict[str, Any]:

@@ -13,10 +13,14 @@ from qdqspec.types.words import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Milliseconds of single runs, on both clocks. ``cpu_ms`` is empty where it means nothing."""
+    """Milliseconds of single runs, on both clocks. ``cpu_ms`` is empty where it means nothing.
+
+    ``notes`` is what the runtime itself says against them: unstable, bound by something else.
+    """
 
     wall_ms: tuple[float, ...] = ()
     cpu_ms: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def on(self, clock: Clock) -> tuple[float, ...]:
         """The samples of the clock asked for; wall time where thread CPU time was not taken."""
@@ -27,7 +31,8 @@ class Samples:
         return statistics.median(self.on(clock))
 
     def __add__(self, other: Samples) -> Samples:
-        return Samples(wall_ms=self.wall_ms + other.wall_ms, cpu_ms=self.cpu_ms + other.cpu_ms)
+        notes = tuple(dict.fromkeys(self.notes + other.notes))
+        return Samples(wall_ms=self.wall_ms + other.wall_ms, cpu_ms=self.cpu_ms + other.cpu_ms, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,8 @@ class LayerTime:
 
     ``boundary`` marks kernels that only convert (quantize, dequantize, reorder, transpose inserted by
     the runtime); they are charged to ``tensors``. ``integer`` is true where the kernel computes on
-    integers.
+    integers, or on another narrow format such as fp8. ``precision`` tells, where the runtime does, what
+    it computes in and what it writes: ``int8 > fp16``.
     """
 
     name: str
@@ -46,6 +52,7 @@ class LayerTime:
     tensors: tuple[str, ...] = ()
     boundary: bool = False
     integer: bool = False
+    precision: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +91,7 @@ class Trial:
     race: Race | None = None
     incumbent: bool = False  # true where it became the one to beat
     ratio: float | None = None  # median over the reference's, as first screened
+    sqnr_db: float | None = None  # worst output against the reference's, where the search watches accuracy
 
     @property
     def ok(self) -> bool:
@@ -121,6 +129,22 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrontPoint:
+    """A placement that no other one beats in both latency and accuracy, each measured on it.
+
+    ``ratio`` is its time over the reference's, from fresh builds; ``sqnr_db`` that of its worst output.
+    """
+
+    placement: Placement
+    ratio: Interval
+    sqnr_db: float
+
+
+# Phases whose builds are no candidates: they repeat one, or quantize one block to see what noise it makes.
+NOT_CANDIDATES = ("confirm", "noise", "sensitivity")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """What the search came to. ``left_alone`` is true where nothing proved better than the reference."""
 
@@ -135,21 +159,22 @@ class SearchResult:
     blocks: int
     regions: int
     patterns: int
+    front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy both: fastest first
     provenance: Provenance = Provenance()
 
     @property
     def built(self) -> int:
-        """Search builds that succeeded; confirmation and noise rebuilds are not counted."""
-        return sum(t.ok for t in self.trials if t.phase not in ("confirm", "noise"))
+        """Search builds that succeeded; confirmation, noise and sensitivity builds are not counted."""
+        return sum(t.ok for t in self.trials if t.phase not in NOT_CANDIDATES)
 
     @property
     def failed(self) -> int:
         """Search builds that failed."""
-        return sum(not t.ok for t in self.trials if t.phase not in ("confirm", "noise"))
+        return sum(not t.ok for t in self.trials if t.phase not in NOT_CANDIDATES)
 
     @property
     def total(self) -> int:
-        """Search builds, failed ones too; confirmation and noise rebuilds are not counted."""
+        """Search builds, failed ones too; confirmation, noise and sensitivity builds are not counted."""
         return self.built + self.failed
 
 
