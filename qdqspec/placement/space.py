@@ -6,7 +6,7 @@ search or measurement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 from qdqspec.backends.base import Capabilities
@@ -15,7 +15,36 @@ from qdqspec.placement.rules import apply_rules
 from qdqspec.placement.units import Unit, UnitFinder, with_results
 from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Site
 
-_Constant = tuple[str, str, int | None, str | None]  # tensor, format, axis; a bias belongs to one unit
+# Tensor, format, axis; and for a constant the unit that a bias belongs to, or "".
+_Key = tuple[str, str, int | None, str | None]
+
+
+_OF_UNITS = frozenset({"by_id", "unit_of", "_covers"})  # what is found out of units, and kept
+
+
+class _Stand:
+    """Where a pair can stand: a tensor in one format. Its sites differ in the consumers that read the pair.
+
+    Sites are made once and compare by identity in large placements; sets of consumers are bits of a number.
+    """
+
+    __slots__ = ("_ends", "_key", "_sites", "place")
+
+    def __init__(self, key: _Key, ends: tuple[Consumer, ...]) -> None:
+        self._key = key
+        self._ends = ends
+        self._sites: dict[int, Site] = {}
+        self.place = {end: i for i, end in enumerate(ends)}
+
+    def site(self, ends: int) -> Site:
+        """The site that these consumers read."""
+        known = self._sites.get(ends)
+        if known is None:
+            tensor, fmt, axis, owner = self._key
+            consumers = tuple(end for i, end in enumerate(self._ends) if ends >> i & 1)
+            known = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
+            self._sites[ends] = known
+        return known
 
 
 class SchemeSpace:
@@ -72,7 +101,7 @@ class SchemeSpace:
     def known(self, tensors: Collection[str]) -> SchemeSpace:
         """The same space less the units that touch an activation without a calibrated range."""
         smaller = SchemeSpace.__new__(SchemeSpace)
-        smaller.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("by_id", "unit_of")})
+        smaller.__dict__.update({k: v for k, v in self.__dict__.items() if k not in _OF_UNITS})
         units = []
         for unit in self.units:
             if all(tensor in tensors for tensor, _ in unit.edges):
@@ -86,38 +115,39 @@ class SchemeSpace:
 
     def resolve(self, labels: Mapping[str, Label]) -> Placement:
         """Where the pairs stand when each unit carries its label; units not named stay ``fp``."""
-        covered: dict[str, set[Consumer]] = {}
-        constants: dict[_Constant, set[Consumer]] = {}
-        for name, label in labels.items():
-            if label != "fp":
-                self._add(self.by_id[name], label, covered, constants)
-        sites = [
-            Site(tensor=tensor, consumers=tuple(ends), format=self.activation)
-            for tensor, ends in covered.items()
-        ]
-        sites += [
-            Site(tensor=tensor, consumers=tuple(ends), format=fmt, axis=axis, weight=True)
-            for (tensor, fmt, axis, _), ends in constants.items()
-        ]
-        chosen = tuple(sorted((name, label) for name, label in labels.items() if label != "fp"))
-        return Placement(sites=frozenset(sites), labels=chosen)
+        covered: dict[_Stand, int] = {}
+        chosen = sorted((name, label) for name, label in labels.items() if label != "fp")
+        for choice in chosen:
+            for stand, ends in self._covers.get(choice) or self._cover(*choice):
+                covered[stand] = covered.get(stand, 0) | ends
+        sites = frozenset([stand.site(ends) for stand, ends in covered.items()])
+        return Placement(sites=sites, labels=tuple(chosen))
 
-    def _add(
-        self,
-        unit: Unit,
-        label: Label,
-        covered: dict[str, set[Consumer]],
-        constants: dict[_Constant, set[Consumer]],
-    ) -> None:
-        for tensor, end in unit.edges:
-            covered.setdefault(tensor, set()).add(end)
-        for site in unit.constants:
-            constants.setdefault((site.tensor, site.format, site.axis, None), set()).update(site.consumers)
-        for site in unit.biases if label == "in-only" else ():
-            own = (site.tensor, site.format, site.axis, unit.id)
-            constants.setdefault(own, set()).update(site.consumers)
-        for tensor, end in self.result_edges(unit) if label == "in+out" else ():
-            covered.setdefault(tensor, set()).add(end)
+    @cached_property
+    def _covers(self) -> dict[tuple[str, Label], tuple[tuple[_Stand, int], ...]]:
+        """What each unit covers under each label, found when first asked for."""
+        return {}
+
+    @cached_property
+    def _stands(self) -> dict[_Key, _Stand]:
+        return {}
+
+    def _cover(self, name: str, label: Label) -> tuple[tuple[_Stand, int], ...]:
+        unit = self.by_id[name]
+        edges = (*unit.edges, *(self.result_edges(unit) if label == "in+out" else ()))
+        biases = unit.biases if label == "in-only" else ()
+        owned = [*((site, "") for site in unit.constants), *((site, unit.id) for site in biases)]
+        self._covers[name, label] = (
+            *(self._covered((tensor, self.activation, None, None), [end]) for tensor, end in edges),
+            *(self._covered((s.tensor, s.format, s.axis, owner), s.consumers) for s, owner in owned),
+        )
+        return self._covers[name, label]
+
+    def _covered(self, key: _Key, ends: Iterable[Consumer]) -> tuple[_Stand, int]:
+        if key not in self._stands:
+            self._stands[key] = _Stand(key, self.model.consumers[key[0]])
+        stand = self._stands[key]
+        return stand, sum(1 << stand.place[end] for end in ends)
 
     def result_edges(self, unit: Unit) -> tuple[tuple[str, Consumer], ...]:
         """The edges after a unit that are quantized under ``in+out``: all that read its outputs, and others."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from qdqspec.types.words import Label, RegionType
+
+_row_of = attrgetter("row")
 
 
 class Consumer(NamedTuple):
@@ -22,7 +25,7 @@ class Site:
     """One Q/DQ pair: a tensor, the consumers that see it quantized, and the number format.
 
     ``axis`` is set where scales are per channel (weights). ``weight`` marks a constant tensor.
-    Tensor and node names are those of the model without Q/DQ.
+    Tensor and node names are those of the model without Q/DQ. ``row`` is all of it as a line of JSON.
     """
 
     tensor: str
@@ -30,9 +33,17 @@ class Site:
     format: str
     axis: int | None = None
     weight: bool = False
+    row: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "consumers", tuple(sorted(Consumer(*c) for c in self.consumers)))
+        ends = tuple(sorted(Consumer(*c) for c in self.consumers))
+        row = json.dumps([self.tensor, [list(c) for c in ends], self.format, self.axis, self.weight])
+        object.__setattr__(self, "consumers", ends)
+        object.__setattr__(self, "row", row)
+
+    def __hash__(self) -> int:
+        """That of the row, which Python keeps: placements hold tens of thousands of sites."""
+        return hash(self.row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +55,19 @@ class Placement:
 
     sites: frozenset[Site]
     labels: tuple[tuple[str, Label], ...] = field(default=(), compare=False)
+    _ordered: tuple[Site, ...] = field(default=(), init=False, repr=False, compare=False)
     _digest: str = field(default="", init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        rows = sorted(
-            json.dumps([s.tensor, [list(c) for c in s.consumers], s.format, s.axis, s.weight])
-            for s in self.sites
-        )
-        object.__setattr__(self, "_digest", hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16])
+        ordered = tuple(sorted(self.sites, key=_row_of))
+        rows = "\n".join([site.row for site in ordered])
+        object.__setattr__(self, "_ordered", ordered)
+        object.__setattr__(self, "_digest", hashlib.sha256(rows.encode()).hexdigest()[:16])
+
+    @property
+    def ordered(self) -> tuple[Site, ...]:
+        """The sites in an order that depends on nothing but themselves."""
+        return self._ordered
 
     @property
     def digest(self) -> str:
