@@ -1,0 +1,137 @@
+"""What holds of import, comparison, folding and survival, whatever the model and the placement."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.graph.constants import QUANTIZING, fold_constants
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.diff import diff_models
+from qdqspec.placement.differences import render_text, to_json
+from qdqspec.placement.import_qdq import import_placement, placement_for
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.survival import check_survival
+from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.testing.graphs import onnx_models, placements, random_inputs, ranges_for
+from qdqspec.types import Placement
+
+Drawn = tuple[Model, Placement]
+
+MODES = st.sampled_from(("integer", "float"))
+
+
+@st.composite
+def placed_models(draw: st.DrawFn, *, odd: bool = True, **kinds: tuple[str, ...]) -> Drawn:
+    model = Model(draw(onnx_models(repeated_names=odd)))
+    return model, draw(placements(model, **kinds))
+
+
+def quantized(drawn: Drawn, mode: str = "integer") -> Model:
+    model, placement = drawn
+    return Model(insert_qdq(model, placement, numbers(model), weights=mode).proto)
+
+
+def numbers(model: Model) -> Quantizer:
+    return Quantizer(model, ranges_for(model))
+
+
+def run(model: Model) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.proto.SerializeToString(), options)
+    return session.run(None, random_inputs(model))
+
+
+@given(placed_models(activations=("uint8", "int8", "int16"), weights=("int8", "uint16")), MODES)
+def test_what_was_inserted_is_imported(drawn: Drawn, mode: str) -> None:
+    model, placement = drawn
+    imported = import_placement(quantized(drawn, mode), model)
+    expected = (
+        replace(p, stored=mode == "integer" or not p.site.weight or p.site.format == BIAS_FORMAT)
+        for p in numbers(model).placed(placement)
+    )
+    assert imported.placement == placement
+    assert imported.placement.digest == placement.digest
+    assert set(imported.pairs) == set(expected)
+    assert imported.notes == ()
+
+
+@given(placed_models(), MODES)
+def test_names_need_no_reference(drawn: Drawn, mode: str) -> None:
+    model, placement = drawn
+    assert import_placement(quantized(drawn, mode)).placement == placement
+    assert placement_for(model, quantized(drawn, mode)).placement == placement
+
+
+@given(placed_models(), MODES)
+def test_a_model_is_the_same_as_itself(drawn: Drawn, mode: str) -> None:
+    model = quantized(drawn, mode)
+    found = diff_models(model, Model(model.proto))
+    assert found.same
+    assert (found.added, found.removed, found.changed) == ((), (), ())
+
+
+@given(placed_models(), MODES)
+def test_just_the_pairs_tell_a_model_from_its_original(drawn: Drawn, mode: str) -> None:
+    model, placement = drawn
+    for found, side, sites in (
+        (diff_models(model, quantized(drawn, mode)), "added", placement.sites),
+        (diff_models(quantized(drawn, mode), model), "removed", placement.sites),
+    ):
+        assert not found.skeleton.differs, found.skeleton
+        assert {(p.tensor, p.readers) for p in getattr(found, side)} == {
+            (s.tensor, tuple(f"{end.node}:{end.input}" for end in s.consumers)) for s in sites
+        }
+        assert found.same == (not sites)
+
+
+@given(placed_models(), st.data())
+def test_comparing_both_ways_finds_the_same(drawn: Drawn, data: st.DataObject) -> None:
+    model, _ = drawn
+    one, other = quantized(drawn), quantized((model, data.draw(placements(model))))
+    there, back = diff_models(one, other), diff_models(other, one)
+    assert there.same == back.same
+    assert {p.readers for p in there.added} == {p.readers for p in back.removed}
+    assert {p.readers for p in there.changed} == {p.readers for p in back.changed}
+    assert render_text(there, most=3).count("\n") < 60
+    assert to_json(there)["same"] == there.same
+
+
+@given(onnx_models() | placed_models(odd=False).map(lambda drawn: quantized(drawn).proto))
+def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
+    model = Model(proto)
+    folded = fold_constants(model).model
+    onnx.checker.check_model(folded.proto, full_check=True)
+    for before, after in zip(run(model), run(folded), strict=True):
+        np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+    kept = [[n.outputs for n in m.nodes if n.op_type in QUANTIZING] for m in (model, folded)]
+    assert kept[0] == kept[1]
+
+
+@given(onnx_models(repeated_names=True))
+def test_folding_twice_is_folding_once(proto: onnx.ModelProto) -> None:
+    once = fold_constants(Model(proto)).model
+    again = fold_constants(once)
+    assert again.model is once
+    assert (again.folded, again.dead) == ((), ())
+
+
+@given(placed_models(odd=False), MODES)
+def test_our_own_folding_loses_no_pair(drawn: Drawn, mode: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        save_model(quantized(drawn, mode).proto, path)
+        (found,) = check_survival(path, ["constant-folding"])
+    assert (found.lost, found.integer, found.error) == ((), 0, "")
+    assert found.kept == len(drawn[1].sites)
