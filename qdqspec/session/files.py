@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from qdqspec.errors import OutputError, StateError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import refuse_overwriting, save_model, write_text
 from qdqspec.measure.journal import Journal
+from qdqspec.placement.cache import gather
+from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import write_scheme
-from qdqspec.session.kept import MODEL, RAW_MODEL, SCHEME, Kept
+from qdqspec.session.kept import MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
 from qdqspec.session.prepare import Prepared, require_path
-from qdqspec.types import Placement, SearchResult, Trial
+from qdqspec.types import Interval, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
 _SET_ASIDE = "trials.previous.jsonl"
@@ -65,12 +67,24 @@ def write_results(
     write_text(folder / LAYERS, _layers(result.trials, result.winner))
 
 
+def write_patterns(
+    prepared: Prepared,
+    trials: Sequence[Trial],
+    confirmed: Mapping[str, Interval],
+    path: Path,
+    backend: str,
+    device: str,
+) -> None:
+    """Write what the search says of each pattern, for the next model to start from."""
+    write_cache(path, gather(trials, prepared.space, backend, device, confirmed=confirmed))
+
+
 def take_results(kept: Kept, given: Model, folder: Path) -> None:
     """Copy the files of a cached search into the folder of this run; a journal that is there stays."""
     _copy(given, folder / REFERENCE)
     try:
         for file in kept.folder.iterdir():
-            wanted = file.name.startswith("tuned") or file.name in (SCHEME, LAYERS, JOURNAL)
+            wanted = file.name.startswith("tuned") or file.name in (SCHEME, PATTERNS, LAYERS, JOURNAL)
             if wanted and not (file.name == JOURNAL and (folder / JOURNAL).exists()):
                 refuse_overwriting(folder / file.name, [require_path(given)])
                 shutil.copyfile(file, folder / file.name)

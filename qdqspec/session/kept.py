@@ -31,8 +31,8 @@ _CONCLUSIONS = (
     "patterns",
 )
 
-MODEL, RAW_MODEL, SCHEME = "tuned.onnx", "tuned_raw.onnx", "scheme.json"
-_FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, "layers.csv")
+MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
+_FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, "layers.csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,94 @@
+"""Where a search starts from: pattern caches, schemes and quantized models that the spec names. Part of the session.
+
+Each gives placements of this model that the backend can use, with this case's formats and numbers. They are
+candidates like any other: a poor one costs a build and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqspec.errors import ConfigError, StateError
+from qdqspec.graph.model import load_model
+from qdqspec.placement.cache import warm_starts
+from qdqspec.placement.cache_file import read_cache
+from qdqspec.placement.import_qdq import placement_for
+from qdqspec.placement.project import project
+from qdqspec.placement.scheme import read_scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.types import Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a start is for: a space, and the backend and device that its placements are measured on."""
+
+    space: SchemeSpace
+    backend: str
+    device: str
+    note: Callable[[str], None]
+
+
+def seeds(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
+    """The placements that the files come to, each once. Raises where a file is damaged or of another backend.
+
+    A file that says nothing for this model is noted.
+    """
+    found: dict[str, Placement] = {}
+    for path in paths:
+        placements = [placement for placement in _reader(path)(path, start) if placement.sites]
+        if not placements:
+            start.note(f"{path.name} has nothing to start from for this model")
+        for placement in placements:
+            found.setdefault(placement.digest, placement)
+    return tuple(found.values())
+
+
+_Reader = Callable[[Path, Start], Iterable[Placement]]
+
+
+def _reader(path: Path) -> _Reader:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(
+            "tune.start_from takes pattern caches (.yaml), schemes (.json) and Q/DQ models (.onnx)",
+            where=path,
+            cure="name a file that a tuning run has left, or a quantized model",
+        )
+    return reader
+
+
+def _of_cache(path: Path, start: Start) -> Iterable[Placement]:
+    try:
+        return warm_starts(read_cache(path), start.space.regions, start.space, start.backend, start.device)
+    except StateError as error:
+        raise StateError(error.what, where=error.where or path, cure=error.cure) from None
+
+
+def _of_scheme(path: Path, start: Start) -> Iterable[Placement]:
+    known = read_scheme(path)
+    if known.backend != start.backend:
+        raise StateError(
+            f"the scheme was made on {known.backend}, not on {start.backend}: "
+            "what is fast on one backend is slow on another",
+            where=path,
+            cure=f"start from a scheme.json that a run on {start.backend} has left",
+        )
+    return [project(start.space, known.placement)]
+
+
+def _of_model(path: Path, start: Start) -> Iterable[Placement]:
+    fitted = placement_for(start.space.model, load_model(path))
+    for line in fitted.notes:
+        start.note(f"{path.name}: {line}")
+    return [project(start.space, fitted.placement)]
+
+
+_READERS: Mapping[str, _Reader] = {
+    ".yaml": _of_cache,
+    ".yml": _of_cache,
+    ".json": _of_scheme,
+    ".onnx": _of_model,
+}
