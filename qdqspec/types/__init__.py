@@ -18,6 +18,7 @@ from qdqspec.types.asked import (
     SkipRules,
     TuneRules,
 )
+from qdqspec.types.compared import BaselineState, Change, RegressionEvidence
 from qdqspec.types.evidence import (
     AccuracyEvidence,
     Evidence,
@@ -45,8 +46,10 @@ from qdqspec.types.words import LABELS, Clock, EvidenceKind, Label, Optimizer, O
 __all__ = [
     "LABELS",
     "AccuracyEvidence",
+    "BaselineState",
     "Case",
     "CaseRecord",
+    "Change",
     "CheckResult",
     "CheckSpec",
     "Clock",
@@ -73,6 +76,7 @@ __all__ = [
     "Region",
     "RegionRules",
     "RegionType",
+    "RegressionEvidence",
     "RunRecord",
     "Samples",
     "SearchResult",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from qdqspec.types.asked import Case
+from qdqspec.types.compared import RegressionEvidence
 from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
 from qdqspec.types.placed import Site
 from qdqspec.types.words import Clock, Optimizer
@@ -142,6 +143,7 @@ class Evidence:
     accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
+    regression: Mapping[str, RegressionEvidence] = field(default_factory=dict)  # by name of baseline entry
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()

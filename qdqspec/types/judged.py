@@ -28,6 +28,7 @@ class Verdict:
     sections: tuple[Section, ...] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
     advice: str = ""  # what to do next; empty where it passed
+    command: str = ""  # one that settles an inconclusive verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

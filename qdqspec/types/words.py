@@ -8,7 +8,9 @@ Label: TypeAlias = Literal["fp", "in+out", "in-only"]
 Clock: TypeAlias = Literal["cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 Severity: TypeAlias = Literal["error", "warn"]
-EvidenceKind: TypeAlias = Literal["latency", "parity", "accuracy", "placement", "size", "survival"]
+EvidenceKind: TypeAlias = Literal[
+    "latency", "parity", "accuracy", "placement", "size", "survival", "regression"
+]
 Optimizer: TypeAlias = Literal[
     "constant-folding",
     "onnxruntime-basic",
