@@ -27,6 +27,7 @@ UNPROVED = 0.02  # by so much a ratio counts as worse that no fresh builds confi
 GRANULARITIES: tuple[Granularity, ...] = ("structure+shapes", "structure")
 _BEST_TRIALS = 64  # beyond these a trial has nothing to teach another model
 _STARTS = 2  # warm starts of different rank; each costs the next search a build
+_CLOSE = 1.1  # a lower rank is worth one only where its ratio is at most so many times the best
 
 
 class Key(NamedTuple):
@@ -209,16 +210,21 @@ def _composed(
     known: Mapping[str, _Known],
     rank: int,
 ) -> dict[str, Label]:
-    """Labels of all units when each region takes its scheme of that rank, or its last."""
+    """Labels of all units when each region takes its scheme of that rank, or its best where none is close."""
     placements = []
     for index, framed in enumerate(frames):
         schemes = {
-            region_id: found.entries[min(rank, len(found.entries) - 1)].scheme
+            region_id: _ranked(found.entries, rank).scheme
             for region_id, found in known.items()
             if found.frames == index
         }
         placements.append(resolve_in(framed, schemes))
     return labels_of(space, *placements)
+
+
+def _ranked(entries: Sequence[Entry], rank: int) -> Entry:
+    close = [entry for entry in entries if entry.ratio <= _CLOSE * entries[0].ratio]
+    return close[rank] if rank < len(close) else entries[0]
 
 
 def _of_unknown(frames: Frames, space: SchemeSpace, known: Mapping[str, object]) -> dict[str, Label]:
