@@ -1,0 +1,117 @@
+"""What differs between TensorRT 10.9 and 11.4, handled by name. May import floor 0 and numpy.
+
+Numbers of enum members changed between the majors (``STRONGLY_TYPED`` from 1 to 0, where 1 is now another
+flag), members and whole attributes went: nothing here or above knows a number, and what is not in every
+version is asked for with `optional`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qdqspec.backends._cuda import INSTALL
+from qdqspec.errors import BackendError, BackendUnavailableError
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+OLDEST = (10, 9)
+NEWEST = (11, 4)  # what the names were checked against; later versions of 11 are tried
+_DISTRIBUTIONS = (
+    "tensorrt",
+    "tensorrt-cu13",
+    "tensorrt-cu12",
+)  # the first is missing where an extra chose one
+
+# TensorRT's word for an element type, and numpy's. `trt.nptype` knows none for the last two.
+_NUMPY = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT8": "int8",
+    "INT32": "int32",
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "INT64": "int64",
+    "BF16": "bfloat16",
+    "FP8": "float8_e4m3fn",
+}
+
+
+def installed_version() -> str | None:
+    """The version of the installed package, without importing it; ``None`` where there is none."""
+    for name in _DISTRIBUTIONS:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return None
+
+
+def parts(version: str) -> tuple[int, int]:
+    """Major and minor of a version text; (0, 0) where it is none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def unsupported(version: str) -> str | None:
+    """Why a version of TensorRT cannot be used, or ``None`` where it can."""
+    if parts(version) < OLDEST:
+        return f"TensorRT {version} is too old: {OLDEST[0]}.{OLDEST[1]} is the oldest that qdqspec knows"
+    if parts(version)[0] > NEWEST[0]:
+        return f"TensorRT {version} is too new: qdqspec knows none after {NEWEST[0]}"
+    return None
+
+
+def optional(owner: object, name: str) -> Any:
+    """An attribute or enum member that some versions do not have; ``None`` there."""
+    return getattr(owner, name, None)
+
+
+def required(owner: object, name: str, wanted_by: str) -> Any:
+    """The same where the user asked for it: without it, an error says so."""
+    found = optional(owner, name)
+    if found is None:
+        raise BackendError(
+            f"{wanted_by} cannot be used: this version of TensorRT has no {name}",
+            cure="leave the option out, or install the version it is for",
+        )
+    return found
+
+
+def require_tensorrt() -> None:
+    """Raise `BackendUnavailableError` where TensorRT cannot be imported or is of an unknown version."""
+    try:
+        import tensorrt as trt
+    except Exception as error:  # noqa: BLE001 - a broken installation raises anything from ImportError to OSError
+        text = " ".join(str(error).split())
+        raise BackendUnavailableError(f"tensorrt cannot be imported: {text}", cure=INSTALL) from None
+    if why := unsupported(trt.__version__):
+        raise BackendUnavailableError(why, cure=INSTALL)
+
+
+def network_flags() -> int:
+    """The flags of a strongly typed network. TensorRT 11 has no other kind, and one day no flag for it."""
+    import tensorrt as trt
+
+    member = optional(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+    return 0 if member is None else 1 << int(member)
+
+
+def numpy_dtype(dtype: trt.DataType, tensor: str) -> np.dtype[np.generic]:
+    """The numpy type that a tensor's elements have on the host; raises `BackendError` for packed ones."""
+    name = _NUMPY.get(dtype.name)
+    if name is None:
+        raise BackendError(
+            f"tensor '{tensor}' has elements of type {dtype.name}, which cannot be exchanged with numpy",
+            cure="end the model with a type that numpy knows",
+        )
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # the types that numpy does not know by itself
+
+        found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+        return found

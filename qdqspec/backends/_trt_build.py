@@ -1,0 +1,163 @@
+"""From an ONNX file to a TensorRT engine. May import floor 0 and this room's TensorRT modules.
+
+One process builds one engine at a time. TensorRT says why a step failed in its log, and every error here
+quotes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec.backends._trt_api import network_flags, required
+from qdqspec.backends._trt_cache import Shared
+from qdqspec.backends._trt_log import Log, refusals
+from qdqspec.backends._trt_options import TensorRtOptions
+from qdqspec.backends._trt_profiles import add_profiles
+from qdqspec.errors import BackendError
+from qdqspec.types import ShapeProfile
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An engine with the runtime that it needs to live, and what is worth recording of its build."""
+
+    engine: trt.ICudaEngine
+    runtime: trt.Runtime
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Build:
+    """One build, step by step: parse, configure, add profiles, compile, load."""
+
+    def __init__(
+        self, model: Path, words: TensorRtOptions, shared: Shared, log: Log, logger: trt.ILogger
+    ) -> None:
+        self._model = model
+        self._words = words
+        self._shared = shared
+        self._log = log
+        self._logger = logger
+
+    def run(self, profiles: Sequence[ShapeProfile]) -> Built:
+        """Build and load the engine. Raises `BackendError` with TensorRT's own reasons, `ConfigError` for options."""
+        import tensorrt as trt
+
+        start = time.perf_counter()
+        with refusals(self._log, "TensorRT could not build the model", self._model):
+            self._load_plugins()
+            plan, facts = self._compile(profiles)
+            runtime = trt.Runtime(self._logger)
+            engine = runtime.deserialize_cuda_engine(plan)
+        if engine is None:
+            raise self._log.failure("TensorRT could not load the engine it built", self._model)
+        facts |= {
+            "model": self._model.name,
+            "tensorrt": trt.__version__,
+            "seconds": round(time.perf_counter() - start, 3),
+            "plan_bytes": int(plan.nbytes),
+            "layers": engine.num_layers,
+            "warnings": list(self._log.warnings),
+        }
+        return Built(engine=engine, runtime=runtime, facts=facts)
+
+    def _compile(self, profiles: Sequence[ShapeProfile]) -> tuple[trt.IHostMemory, dict[str, Any]]:
+        import tensorrt as trt
+
+        builder = trt.Builder(self._logger)
+        network = builder.create_network(network_flags())
+        config = builder.create_builder_config()
+        self._configure(config)
+        self._parse(network)
+        count = add_profiles(builder, network, config, profiles, self._model)
+        cache = self._shared.attach(config)
+        route = self._shared.pin_route(config, self._words.build_route)
+        plan = builder.build_serialized_network(network, config)
+        if plan is None:
+            raise self._log.failure("TensorRT could not build the model", self._model)
+        if cache is not None:
+            self._shared.keep(config)
+        return plan, {
+            "build_route": route,
+            "profiles": count,
+            "short_of_memory": self._log.dropped_kernels,  # kernels were left out: its latency proves little
+        }
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def _load_plugins(self) -> None:
+        import tensorrt as trt
+
+        trt.init_libnvinfer_plugins(self._logger, "")
+        for library in self._words.plugins:
+            if trt.get_plugin_registry().load_library(str(library)) is None:
+                raise self._log.failure(f"the plugin library {library} could not be loaded", self._model)
+
+    def _parse(self, network: trt.INetworkDefinition) -> None:
+        """From the file, not from memory: external data is found, and no 2 GB limit is met."""
+        import tensorrt as trt
+
+        parser = trt.OnnxParser(network, self._logger)
+        if parser.parse_from_file(str(self._model)):
+            return
+        problems = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
+        if not problems:
+            raise self._log.failure("TensorRT could not read the model", self._model)
+        what = "1 node" if len(problems) == 1 else f"{len(problems)} nodes"
+        raise BackendError(
+            f"TensorRT refuses {what} of the model: {' | '.join(problems)}",
+            where=self._model,
+            cure="leave these nodes in float, or change how the model is exported",
+        )
+
+    def _configure(self, config: trt.IBuilderConfig) -> None:
+        import tensorrt as trt
+
+        words = self._words
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else layers tell no more than a name
+        config.avg_timing_iterations = words.avg_timing
+        if words.opt_level is not None:
+            config.builder_optimization_level = words.opt_level
+        if words.workspace is not None:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, words.workspace * _MIB)
+        if words.max_tactics is not None:
+            config.max_num_tactics = words.max_tactics
+        if words.aux_streams is not None:
+            config.max_aux_streams = words.aux_streams
+        if words.tiling is not None:
+            level = words.tiling.upper()
+            config.tiling_optimization_level = required(trt.TilingOptimizationLevel, level, "tensorrt.tiling")
+        if words.hardware != "none":
+            level = words.hardware.replace("-", "_").upper()
+            config.hardware_compatibility_level = required(
+                trt.HardwareCompatibilityLevel, level, "tensorrt.hardware"
+            )
+        self._set_flags(config)
+
+    def _set_flags(self, config: trt.IBuilderConfig) -> None:
+        import tensorrt as trt
+
+        if not self._words.tf32:  # on by default, as in trtexec
+            config.clear_flag(trt.BuilderFlag.TF32)
+        if self._words.sparse:
+            config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
+        if self._words.version_compatible:
+            config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+        if self._words.build_route is not None:
+            required(config, "build_route", "tensorrt.build-route")
+
+
+def _problem(error: trt.ParserError) -> str:
+    """One refusal of the parser: operator, node and reason."""
+    name = error.node_name() or f"#{error.node()}"
+    reason = " ".join(error.desc().split())
+    inside = "".join(f" in {function}" for function in error.local_function_stack())
+    return f"{error.node_operator() or 'node'} '{name}'{inside}: {reason}"

@@ -1,0 +1,105 @@
+"""What the builds of one run share: TensorRT's timing cache, and the build route. May import floor 0.
+
+With one cache, layers that two candidates have in common get the same kernels, and are not timed twice
+(3473 to 182 ms in a recorded build). It is keyed by device and exact version, since TensorRT merges no
+others, and lies with the results, because a noisy entry stays in it for the whole run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from qdqspec.backends._trt_api import optional
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+_ROUTE = "build_route"  # of IBuilderConfig, since 11
+
+
+class Shared:
+    """The files of one run for one device and version; nothing is kept where there is no folder."""
+
+    def __init__(self, folder: Path | None, key: str) -> None:
+        self._folder = folder
+        self._key = key
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def attach(self, config: trt.IBuilderConfig) -> trt.ITimingCache | None:
+        """Give a build what earlier ones learnt. The answer must live until the build is done.
+
+        What lies there of another driver, or damaged, TensorRT refuses: then it starts anew.
+        """
+        with self._lock():
+            known = self._read(self._cache_file)
+        for content in dict.fromkeys((known, b"")):
+            cache = config.create_timing_cache(content)
+            if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
+                return cache
+        return None
+
+    def keep(self, config: trt.IBuilderConfig) -> None:
+        """Merge what a build learnt into the file, with what others wrote since."""
+        learnt = config.get_timing_cache()
+        if self._folder is None or learnt is None:
+            return
+        with self._lock():
+            others = self._read(self._cache_file)
+            if others and (known := config.create_timing_cache(others)) is not None:
+                learnt.combine(known, ignore_mismatch=False)
+            self._write(self._cache_file, bytes(learnt.serialize()))
+
+    def pin_route(self, config: trt.IBuilderConfig, asked: str | None) -> str | None:
+        """Let all builds of a run take one route through the compiler, and say which; ``None`` before 11.
+
+        It is the one asked for, else the one the run's first build took.
+        """
+        if not hasattr(config, _ROUTE):
+            return None
+        with self._lock():
+            pinned = asked if asked is not None else self._read(self._route_file).decode()
+            if pinned:
+                setattr(config, _ROUTE, pinned)
+            route = str(optional(config, _ROUTE) or "")
+            if self._folder is not None:
+                self._write(self._route_file, route.encode())
+        return route
+
+    def record(self, facts: Mapping[str, Any]) -> None:
+        """Append one line about a build to ``builds.jsonl``."""
+        if self._folder is not None:
+            with self._lock(), (self._folder / "builds.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(facts) + "\n")
+
+    @property
+    def _cache_file(self) -> Path | None:
+        return self._folder and self._folder / f"{self._key}.timing-cache"
+
+    @property
+    def _route_file(self) -> Path | None:
+        return self._folder and self._folder / f"{self._key}.build-route"
+
+    def _lock(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._folder is None else FileLock(self._folder / f"{self._key}.lock")
+
+    def _read(self, path: Path | None) -> bytes:
+        with suppress(FileNotFoundError):
+            return path.read_bytes() if path is not None else b""
+        return b""
+
+    def _write(self, path: Path | None, content: bytes) -> None:
+        """Whole or not at all."""
+        assert path is not None
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(name).replace(path)

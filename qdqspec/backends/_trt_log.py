@@ -1,0 +1,106 @@
+"""TensorRT's log: kept for error messages, and written where the process prints. May import floor 0 only.
+
+TensorRT tells why something failed in its log and nowhere else: calls return nothing, or false.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec.errors import BackendError
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+_KEPT = 400  # lines; a builder that runs out of memory writes one for every kernel it drops
+_QUOTED = 4  # of them in a message
+_MEMORY = re.compile(r"out ?of ?memory|OutOfMemory|cudaErrorMemoryAllocation|bad_alloc", re.IGNORECASE)
+_DROPPED = re.compile(r"Skipping tactic .*(insufficient|memory)", re.IGNORECASE)
+_LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
+
+
+class Log:
+    """The lines of one process, as pairs of TensorRT's letter (F, E, W, I, V) and the text."""
+
+    def __init__(self) -> None:
+        self.verbose = False
+        self._lines: deque[tuple[str, str]] = deque(maxlen=_KEPT)
+
+    def add(self, severity: str, text: str) -> None:
+        """Take one line. Everything but verbose lines is printed, so that a crash leaves the last ones."""
+        letter = _LETTERS.get(severity, "V")
+        if letter != "V" or self.verbose:
+            sys.stderr.write(f"[TRT] [{letter}] {text}\n")
+            sys.stderr.flush()
+        if letter in "FEW":
+            self._lines.append((letter, " ".join(text.split())))
+
+    def clear(self) -> None:
+        """Forget the lines of what was done before."""
+        self._lines.clear()
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """Different error lines, oldest first."""
+        return tuple(dict.fromkeys(text for letter, text in self._lines if letter in "FE"))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Different warnings, oldest first."""
+        return tuple(dict.fromkeys(text for letter, text in self._lines if letter == "W"))
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory ran out for good: kernels that are dropped for want of it are no failure."""
+        return any(_MEMORY.search(line) and not _DROPPED.search(line) for line in self.errors)
+
+    @property
+    def dropped_kernels(self) -> bool:
+        """Whether the builder had to leave out kernels for want of memory, so that the engine may be slow."""
+        return any(_DROPPED.search(line) for line in (*self.errors, *self.warnings))
+
+    def failure(self, what: str, model: Path, cure: str | None = None) -> BackendError:
+        """The error that says ``what`` happened, and why by the last lines of the log."""
+        reasons = " | ".join(self.errors[-_QUOTED:]) or "TensorRT gave no reason"
+        if self.out_of_memory:
+            what = f"{what}: out of memory"
+            cure = "free memory on the GPU, take a smaller batch, or set tensorrt.workspace"
+        return BackendError(f"{what}: {reasons}", where=model, cure=cure)
+
+
+@contextmanager
+def refusals(log: Log, what: str, model: Path) -> Iterator[None]:
+    """Turns what TensorRT's bindings raise into a `BackendError` with the lines of the log."""
+    try:
+        yield
+    except (BackendError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the bindings raise whatever C++ did
+        if log.errors:
+            raise log.failure(what, model) from None
+        reason = " ".join(str(error).split())[:500] or type(error).__name__
+        raise BackendError(f"{what}: {reason}", where=model) from None
+
+
+@cache
+def open_log() -> tuple[Log, trt.ILogger]:
+    """The log of this process and TensorRT's end of it: TensorRT keeps to the first logger that it was given."""
+    import tensorrt as trt
+
+    log = Log()
+
+    class Logger(trt.ILogger):  # type: ignore[misc]  # TensorRT ships no types
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
+            log.add(severity.name, msg)
+
+    return log, Logger()

@@ -1,0 +1,121 @@
+"""Optimization profiles from the shapes of a spec. May import floor 0 only.
+
+Kernels are chosen for a profile's usual shapes. A dynamic dimension that nobody gave a shape is an error:
+trtexec takes 1 for it, and measures something else than was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from qdqspec.errors import BackendError
+from qdqspec.types import InputShape, ShapeProfile
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+def add_profiles(
+    builder: trt.Builder,
+    network: trt.INetworkDefinition,
+    config: trt.IBuilderConfig,
+    profiles: Sequence[ShapeProfile],
+    model: Path,
+) -> int:
+    """Add one optimization profile for each of the spec's, the weightiest first; returns how many.
+
+    A network without dynamic inputs needs none. Raises `BackendError` naming every input that has a dynamic
+    dimension and no shape, or a shape that does not fit.
+    """
+    dynamic = _dynamic_inputs(network, model)
+    if not dynamic:
+        return 0
+    ordered = sorted(profiles or (ShapeProfile(),), key=lambda profile: -profile.weight)
+    for profile in ordered:
+        _check(dynamic, profile.shapes, model)
+        added = builder.create_optimization_profile()
+        for name in dynamic:
+            shape = profile.shapes[name]
+            added.set_shape(name, shape.min, shape.opt, shape.max)
+        if config.add_optimization_profile(added) < 0:
+            raise BackendError("TensorRT refused the shapes of the inputs", where=model, cure=_cure(dynamic))
+    return len(ordered)
+
+
+def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, Shape]:
+    """Inputs with dimensions that are not known yet, which TensorRT writes -1."""
+    found: dict[str, Shape] = {}
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        shape = tuple(tensor.shape)
+        if tensor.is_shape_tensor:
+            raise BackendError(
+                f"the values of input '{tensor.name}' decide shapes inside the model, which no spec can say",
+                where=model,
+                cure="make it a constant of the model",
+            )
+        if -1 in shape:
+            found[tensor.name] = shape
+    return found
+
+
+def _check(dynamic: Mapping[str, Shape], given: Mapping[str, InputShape], model: Path) -> None:
+    if missing := {name: shape for name, shape in dynamic.items() if name not in given}:
+        names = ", ".join(f"'{name}' {_text(shape)}" for name, shape in missing.items())
+        raise BackendError(
+            f"input {names} has dynamic dimensions and no shape is given", where=model, cure=_cure(missing)
+        )
+    for name, own in dynamic.items():
+        for shape in (given[name].min, given[name].opt, given[name].max):
+            if not fits(shape, own, own):
+                raise BackendError(
+                    f"input '{name}' is declared with shape {list(shape)}, but the model has {_text(own)}",
+                    where=model,
+                    cure="give inputs.shapes what the model takes",
+                )
+
+
+def choose_profile(engine: trt.ICudaEngine, shapes: Mapping[str, Shape], model: Path) -> int:
+    """The first optimization profile that takes these input shapes; raises `BackendError` where none does."""
+    ranges: dict[str, list[str]] = {}
+    for index in range(engine.num_optimization_profiles):
+        refused = {
+            name: span for name, shape in shapes.items() if (span := _refused(engine, name, index, shape))
+        }
+        if not refused:
+            return index
+        for name, span in refused.items():
+            ranges.setdefault(name, []).append(span)
+    name, spans = next(iter(ranges.items()))
+    raise BackendError(
+        f"input '{name}' has shape {list(shapes[name])}, and the engine takes {' or '.join(spans)}",
+        where=model,
+        cure="feed a shape that inputs.shapes declares",
+    )
+
+
+def _refused(engine: trt.ICudaEngine, name: str, index: int, shape: Shape) -> str:
+    """What a profile takes where it does not take this shape; empty where it does."""
+    low, _, high = (tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
+    return "" if fits(shape, low, high) else f"{list(low)} to {list(high)}"
+
+
+def fits(shape: Shape, low: Shape, high: Shape) -> bool:
+    """Whether a shape lies between two others, where -1 bounds nothing."""
+    return len(shape) == len(low) and all(
+        (least < 0 or least <= size) and (most < 0 or size <= most)
+        for size, least, most in zip(shape, low, high, strict=True)
+    )
+
+
+def _cure(shapes: Mapping[str, Shape]) -> str:
+    text = ", ".join(f"{name}: {_text(shape)}" for name, shape in shapes.items())
+    return f"declare them in the spec: inputs: {{shapes: {{{text}}}}}"
+
+
+def _text(shape: Shape) -> str:
+    return "[" + ", ".join("?" if size < 0 else str(size) for size in shape) + "]"
