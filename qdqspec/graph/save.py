@@ -7,19 +7,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import onnx
+from onnx import TensorProto
 
 from qdqspec.errors import OutputError
 from qdqspec.graph.protos import is_external, map_tensors, size_of, tensors
 from qdqspec.graph.weights import WeightStore, with_own_bytes
+from qdqspec.graph.wire import Parts, parts_of
 
 INLINE_LIMIT = 1_900_000_000  # bytes of weights: protobuf ends at 2 GiB, and nodes need room too
 
 
 def save_model(
-    proto: onnx.ModelProto,
+    model: onnx.ModelProto | Parts,
     path: Path,
     *,
     inputs: Sequence[Path] = (),
@@ -35,19 +38,42 @@ def save_model(
     path = Path(path).absolute()
     data = path.with_name(path.name + ".data")
     refuse_overwriting(path, inputs)
-    own = sum(size_of(t) for t in tensors(proto) if base is not None or not is_external(t))
+    held = model.tensors() if isinstance(model, Parts) else tensors(model)
+    own = sum(size_of(t) for t in held if base is not None or not is_external(t))
     if own >= limit_bytes:
-        refuse_overwriting(data, (*inputs, *_external_files(proto, base)))
+        refuse_overwriting(data, (*inputs, *_external_files(_whole(model), base)))
     with _workshop(path) as folder:
         if own >= limit_bytes:
             store = WeightStore(folder, base=base, file_name=data.name)
-            proto = map_tensors(
-                proto, lambda t: t if base is None and is_external(t) else store.externalize(t)
-            )
-        elif base is not None:
-            proto = map_tensors(proto, lambda t: with_own_bytes(t, base))
-        (folder / path.name).write_bytes(proto.SerializeToString(deterministic=True))
+            moved = map_tensors(_whole(model), partial(_aside, base=base, store=store))
+            chunks = parts_of(moved).chunks(partial(_taken_in, base=None))
+        else:
+            parts = model if isinstance(model, Parts) else _in_parts(model, base)
+            chunks = parts.chunks(partial(_taken_in, base=base))
+        with (folder / path.name).open("wb") as file:
+            file.writelines(chunks)
         _move_out(folder, path, data)
+
+
+def _whole(model: onnx.ModelProto | Parts) -> onnx.ModelProto:
+    return model.proto() if isinstance(model, Parts) else model
+
+
+def _in_parts(proto: onnx.ModelProto, base: Path | None) -> Parts:
+    """A model in parts. They hold what stands inside nodes whole, so external data there is taken in first."""
+    if base is not None:
+        inner = sum(map(is_external, tensors(proto))) - sum(map(is_external, proto.graph.initializer))
+        if inner:
+            proto = map_tensors(proto, partial(_taken_in, base=base))
+    return parts_of(proto)
+
+
+def _aside(tensor: TensorProto, base: Path | None, store: WeightStore) -> TensorProto:
+    return tensor if base is None and is_external(tensor) else store.externalize(tensor)
+
+
+def _taken_in(tensor: TensorProto, base: Path | None) -> TensorProto:
+    return tensor if base is None else with_own_bytes(tensor, base)
 
 
 def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:

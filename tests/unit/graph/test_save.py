@@ -68,12 +68,13 @@ def test_a_full_or_read_only_disk_leaves_the_old_file_whole(
     target = tmp_path / "a.onnx"
     target.write_bytes(b"old")
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(OutputError, match=os.strerror(number)) as caught:
         save_model(proto, target)
+    monkeypatch.undo()
     assert cure in str(caught.value)
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
@@ -82,12 +83,13 @@ def test_a_full_or_read_only_disk_leaves_the_old_file_whole(
 def test_a_crash_while_writing_leaves_nothing_behind(
     proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def crash(*_: object) -> None:
+    def crash(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_bytes", crash)
+    monkeypatch.setattr(Path, "open", crash)
     with pytest.raises(KeyboardInterrupt):
         save_model(proto, tmp_path / "a.onnx")
+    monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
 
 

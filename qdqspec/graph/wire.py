@@ -1,0 +1,125 @@
+"""Models as bytes to be joined: protobuf's wire format, as far as ONNX needs it. May import floor 0 and onnx.
+
+A protobuf message is its fields one after another, and a repeated field is a field an element. So a model can be
+put together from bytes that were made before, which costs what copying the bytes costs, and its weights can be
+written one by one, without a copy of all of them in memory.
+Source: protobuf.dev, "Encoding".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx
+from onnx import TensorProto
+
+from qdqspec.graph.protos import Message, copy_fields
+
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+NODE = onnx.GraphProto.NODE_FIELD_NUMBER
+INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
+INPUT = onnx.GraphProto.INPUT_FIELD_NUMBER
+_NODE_INPUT = onnx.NodeProto.INPUT_FIELD_NUMBER
+LAST = 2**29 - 1  # the highest number a field can have
+
+Piece: TypeAlias = bytes | TensorProto  # fields of a graph as they are written, or one initializer
+
+
+def varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first."""
+    if number < 128:
+        return b"%c" % number
+    written = bytearray()
+    while number > 127:
+        written.append(number & 127 | 128)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+def head(number: int, size: int) -> bytes:
+    """What stands before the ``size`` bytes of a string or message in field ``number``."""
+    return varint(number << 3 | 2) + varint(size)
+
+
+def wire_field(number: int, content: bytes) -> bytes:
+    """A string or message as field ``number``."""
+    return head(number, len(content)) + content
+
+
+def fields_between(message: Message, first: int, last: int) -> bytes:
+    """The fields of a message whose numbers are from ``first`` to ``last``."""
+    part = type(message)()
+    others = {f.name for f in message.DESCRIPTOR.fields if not first <= f.number <= last}
+    copy_fields(message, part, but=others)
+    return bytes(part.SerializeToString(deterministic=True))
+
+
+def cut_node(node: onnx.NodeProto) -> tuple[list[bytes], bytes]:
+    """A node's inputs, a field each, and all that follows them."""
+    inputs = [node_input(name) for name in node.input]
+    whole = node.SerializeToString(deterministic=True)
+    return inputs, whole[sum(map(len, inputs)) :]
+
+
+def node_input(name: str) -> bytes:
+    """One input of a node."""
+    return wire_field(_NODE_INPUT, name.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model in the order of its file: what stands before its graph, the graph in pieces, and what follows."""
+
+    before: bytes
+    graph: tuple[Piece, ...]
+    after: bytes
+
+    def proto(self) -> onnx.ModelProto:
+        """The model that the bytes are."""
+        model = onnx.ModelProto()
+        model.MergeFromString(self.before)
+        model.graph.SetInParent()
+        for piece in self.graph:
+            if isinstance(piece, bytes):
+                model.graph.MergeFromString(piece)
+            else:
+                model.graph.initializer.append(piece)
+        model.MergeFromString(self.after)
+        return model
+
+    def tensors(self) -> Iterator[TensorProto]:
+        """The initializers that stand by themselves."""
+        return (piece for piece in self.graph if isinstance(piece, TensorProto))
+
+    def chunks(self, own: Callable[[TensorProto], TensorProto]) -> Iterator[bytes]:
+        """The file, a piece at a time. ``own`` gives an initializer as it is to be written, when it is."""
+        # Sizes come first, so a tensor is asked for twice: reading is cheaper than keeping all of them.
+        size = sum(len(p) if isinstance(p, bytes) else _size_of_field(own(p).ByteSize()) for p in self.graph)
+        yield self.before + head(_GRAPH, size)
+        for piece in self.graph:
+            if isinstance(piece, bytes):
+                yield piece
+            else:
+                yield wire_field(INITIALIZER, own(piece).SerializeToString(deterministic=True))
+        yield self.after
+
+
+def parts_of(proto: onnx.ModelProto) -> Parts:
+    """A model in parts; no weight is copied."""
+    before, after = around_graph(proto)
+    nodes = [wire_field(NODE, node.SerializeToString(deterministic=True)) for node in proto.graph.node]
+    first = b"".join([*nodes, fields_between(proto.graph, NODE + 1, INITIALIZER - 1)])
+    last = fields_between(proto.graph, INITIALIZER + 1, LAST)
+    return Parts(before, (first, *proto.graph.initializer, last), after)
+
+
+def around_graph(proto: onnx.ModelProto) -> tuple[bytes, bytes]:
+    """The fields of a model before its graph, and those after it."""
+    return fields_between(proto, 0, _GRAPH - 1), fields_between(proto, _GRAPH + 1, LAST)
+
+
+def _size_of_field(size: int) -> int:
+    return len(head(INITIALIZER, size)) + size
