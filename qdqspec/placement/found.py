@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.placement.recognize import is_op
-from qdqspec.placement.restore import is_constant
+from qdqspec.placement.restore import is_constant, makes_scale, scale_of
 from qdqspec.placement.strip import TakenApart
 from qdqspec.types import Consumer
 
@@ -80,7 +80,8 @@ def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
     """The pairs that were taken out, in graph order; several readers of the same integers are one pair."""
     found: dict[tuple[str, str], list[FoundPair]] = {}
     for node in apart.found.model.nodes:
-        if is_op(node, "DequantizeLinear") and node.index in apart.found.gone:
+        scale = makes_scale(apart.found.model, node.outputs[0])
+        if is_op(node, "DequantizeLinear") and node.index in apart.found.gone and not scale:
             pair = _pair(apart, node)
             alike = found.setdefault((pair.quantized, pair.tensor), [])
             for index, known in enumerate(alike):
@@ -159,7 +160,7 @@ def _format(model: Model, node: Node) -> str:
 
 
 def _read(model: Model, node: Node, format_name: str) -> Numbers:
-    scale = model.array(node.inputs[1]).astype(np.float32)
+    scale = scale_of(model, node).astype(np.float32)
     zero_point = np.zeros(scale.shape, np.float32)
     if len(node.inputs) > 2 and node.inputs[2]:
         zero_point = zero_point + model.array(node.inputs[2]).astype(np.float32).reshape(zero_point.shape)

@@ -5,6 +5,7 @@ May import floors 0 to 2, numpy and this room. Whatever a placement cannot say i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,11 +16,10 @@ from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.pairs import misfit
 from qdqspec.placement.scheme import params_of
 from qdqspec.placement.strip import TakenApart, listed, take_apart
-from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.quantize.formats import format_stored_as
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
-_CARRIED = frozenset({"int8", "uint8", "int16", "uint16", BIAS_FORMAT})
 _TINY = float(np.finfo(np.float32).tiny)
 _SUPERSEDED = "is quantized again at once, with other numbers: only the last pair is kept"
 
@@ -48,7 +48,7 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     """Read the Q/DQ pairs of a model, whoever put them in.
 
     ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed.
-    Pairs that a placement cannot say (blocks, 4-bit and floating-point formats, computed scales, graph outputs)
+    Pairs that a placement cannot say (blocks and formats it does not know, computed scales, graph outputs)
     are noted and left out.
     """
     apart = take_apart(model, reference)
@@ -96,9 +96,10 @@ def _unsayable(pair: FoundPair) -> str:
 
 
 def _unknown_numbers(numbers: Numbers) -> str:
-    if numbers.block or numbers.scale.ndim > 1:
+    known = format_stored_as(numbers.format, numbers.block)
+    if known is None and (numbers.block or numbers.scale.ndim > 1):
         return f"is {numbers.format} in blocks of {numbers.block or '?'}, which schemes do not carry"
-    if numbers.format not in _CARRIED:
+    if known is None:
         return f"is {numbers.format}, which schemes do not carry"
     if numbers.axis is not None and numbers.axis < 0:
         return "has an axis counted from the end of a shape that is not known"
@@ -132,8 +133,10 @@ def _repeated(pair: FoundPair, others: Iterable[FoundPair]) -> bool:
 def _placed(pair: FoundPair) -> PlacedPair:
     numbers = pair.numbers
     assert numbers is not None
+    known = format_stored_as(numbers.format, numbers.block)
+    assert known is not None
     site = Site(
-        tensor=pair.tensor, consumers=pair.ends, format=numbers.format, axis=numbers.axis, weight=pair.weight
+        tensor=pair.tensor, consumers=pair.ends, format=known.name, axis=numbers.axis, weight=pair.weight
     )
     return PlacedPair(
         site=site,
@@ -150,9 +153,10 @@ def _losses(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[Plac
         source = sources.get((pair.site.tensor, pair.site.consumers))
         if source is None:
             continue
-        integers = apart.found.model.array(source).astype(np.int64)
+        stored = apart.found.model.array(source).astype(np.float64)
         weight = apart.stripped.array(pair.site.tensor).astype(np.float32, copy=False)
-        steps = int(np.abs(quantize(weight, params_of(pair)).astype(np.int64) - integers).max(initial=0))
+        again = quantize(weight, params_of(pair, weight.shape)).astype(np.float64)
+        steps = math.ceil(np.abs(again - stored).max(initial=0))
         if steps:
             known = apart.found.weights.reference is not None
             why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"

@@ -6,27 +6,32 @@ May import floors 0 to 2, numpy, onnx and onnx-graphsurgeon. Knows how a pair lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
+from onnx import numpy_helper
+from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs
 from qdqspec.graph.weights import WeightStore
-from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams
+from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
+from qdqspec.quantize.scales import REALS, in_type_of
 from qdqspec.types import Site
 
 MARK = "qdqspec.tensor"  # node metadata of what we insert: the tensor whose values the node carries
 
-# Q and DQ compute in the type of their scale, and every operator around them expects the tensor's own.
-_REALS: dict[int, tuple[type[np.floating], int]] = {
-    onnx.TensorProto.FLOAT: (np.float32, 10),
-    onnx.TensorProto.FLOAT16: (np.float16, 19),  # the first opset with float16 scales
+# Q and DQ compute in the type of their scale, and every operator around them expects the tensor's own. This is
+# the first opset that takes it.
+_REAL_OPSET: dict[int, int] = {
+    onnx.TensorProto.FLOAT: 10,
+    onnx.TensorProto.FLOAT16: 19,
+    onnx.TensorProto.BFLOAT16: 19,
 }
 
 
@@ -66,9 +71,14 @@ def misfit(model: Model, site: Site) -> str | None:
     if site.format == BIAS_FORMAT and not site.weight:
         return f"{BIAS_FORMAT} is for constants: no QuantizeLinear makes it"
     elem_type = model.elem_type(site.tensor)
-    if elem_type not in _REALS:
+    if elem_type not in _REAL_OPSET:
         kind = "unknown" if elem_type is None else onnx.TensorProto.DataType.Name(elem_type)
-        return f"its element type is {kind}, not FLOAT or FLOAT16"
+        return f"its element type is {kind}, not FLOAT, FLOAT16 or BFLOAT16"
+    fmt = number_format(site.format)
+    if fmt.weight_only and not site.weight:
+        return f"{fmt.name} is for weights only"
+    if fmt.block and site.axis is None:
+        return f"{fmt.name} comes in blocks of {fmt.block}, and the site names no axis for them"
     if not site.consumers:
         return "the site names no consumer"
     strangers = sorted(set(site.consumers) - set(model.consumers[site.tensor]))
@@ -108,26 +118,27 @@ class PairMaker:
     def make(self, site: Site) -> Pair:
         """The pair of a site. Raises `PlacementError` naming tensor and model where it does not fit."""
         self._check(site)
-        real, opset = _REALS[self._model.elem_type(site.tensor) or 0]
-        params = self._numbers.params(site)
-        scale, zero_point = self._constants(site, params, real)
+        elem_type = self._model.elem_type(site.tensor) or 0
+        params = in_type_of(self._numbers.params(site), elem_type)
+        names, constants, nodes = self._number_inputs(site, params, elem_type)
+        numbers = [gs.Variable(name) for name in names]
         source, output = self._ends(site)
-        attributes = {} if params.axis is None else {"axis": params.axis}
-        integer = None
         quantized = gs.Variable(self._name(site, "_quantized"))
-        nodes = []
+        integer = None
         if self.stores_integers(site):
-            quantized = gs.Constant(quantized.name, self._integers(site, params))
-            integer = quantized
+            integer = _tensor(quantized.name, self._integers(site, params))
         else:
-            nodes.append(
-                self._node("QuantizeLinear", site, attributes, [source, scale, zero_point], quantized)
-            )
-        nodes.append(self._node("DequantizeLinear", site, attributes, [quantized, scale, zero_point], output))
-        pair = _exported(nodes, site.tensor, integer, max(opset, _opset(params)))
-        if pair.integer is not None and self._store is not None:
-            return replace(pair, integer=self._store.externalize(pair.integer))
-        return pair
+            attributes = _quantize_attributes(params, elem_type)
+            nodes.append(self._node("QuantizeLinear", site, attributes, [source, *numbers], quantized))
+        attributes = _dequantize_attributes(params, elem_type)
+        nodes.append(self._node("DequantizeLinear", site, attributes, [quantized, *numbers], output))
+        return Pair(
+            nodes=_exported(nodes, site.tensor),
+            constants=constants,
+            integer=integer if integer is None or self._store is None else self._store.externalize(integer),
+            output=output.name,
+            opset=max(_REAL_OPSET[elem_type], _opset(params)),
+        )
 
     def _check(self, site: Site) -> None:
         why = misfit(self._model, site)
@@ -138,17 +149,28 @@ class PairMaker:
                 cure="make the placement for this very model",
             )
 
-    def _constants(
-        self, site: Site, params: QuantParams, real: type[np.floating]
-    ) -> tuple[gs.Constant, gs.Constant]:
-        shape = () if params.axis is None else (-1,)
-        # The smallest positive number stands in where a scale vanishes in float16: a scale of 0 divides by 0.
-        scale = np.maximum(params.scale.reshape(shape).astype(real), np.finfo(real).smallest_subnormal)
-        zero_point = params.zero_point.reshape(shape).astype(params.format.dtype)
-        return (
-            gs.Constant(self._name(site, "_scale"), np.asarray(scale, real)),
-            gs.Constant(self._name(site, "_zero_point"), zero_point),
+    def _number_inputs(
+        self, site: Site, params: QuantParams, elem_type: int
+    ) -> tuple[list[str], tuple[onnx.TensorProto, ...], list[gs.Node]]:
+        """The names of scale and, where it is spelled, zero point; their values; what makes a scale of two levels."""
+        fmt, real = params.format, REALS[elem_type]
+        shape = params.scale.shape if fmt.block or params.axis is None else (-1,)
+        values = params.scale.reshape(shape).astype(
+            tensor_dtype_to_np_dtype(fmt.scale_type) if fmt.scale_type else real
         )
+        scale, nodes = self._name(site, "_scale"), []
+        if params.outer is None:
+            constants = [_tensor(scale, values)]
+        else:
+            stored, outer = (self._name(site, f"_scale_{part}") for part in ("quantized", "scale"))
+            constants = [_tensor(stored, values), _tensor(outer, params.outer.astype(real))]
+            inputs = [gs.Variable(stored), gs.Variable(outer)]
+            nodes = [self._node("DequantizeLinear", site, {}, inputs, gs.Variable(scale), "_scale")]
+        names = [scale]
+        if params.has_zero_point:
+            names.append(self._name(site, "_zero_point"))
+            constants.append(_tensor(names[1], params.zero_point.reshape(shape).astype(fmt.dtype)))
+        return names, tuple(constants), nodes
 
     def _integers(self, site: Site, params: QuantParams) -> npt.NDArray[np.generic]:
         values = self._numbers.integer_weight(site)
@@ -171,8 +193,10 @@ class PairMaker:
         attributes: dict[str, int],
         inputs: list[gs.Tensor],
         output: gs.Tensor,
+        part: str = "",
     ) -> gs.Node:
-        return gs.Node(op_type, self._name(site, f"_{op_type}"), attributes, inputs=inputs, outputs=[output])
+        name = self._name(site, f"{part}_{op_type}")
+        return gs.Node(op_type, name, attributes, inputs=inputs, outputs=[output])
 
     def _name(self, site: Site, kind: str) -> str:
         """``x_scale``; ``x_scale.2`` where only the third consumer on is meant; ``x_scale~1`` if taken.
@@ -198,18 +222,37 @@ def _opset(params: QuantParams) -> int:
     return params.format.opset if params.axis is None else params.format.opset_per_channel
 
 
-def _exported(nodes: list[gs.Node], tensor: str, integer: gs.Constant | None, opset: int) -> Pair:
+def _along(params: QuantParams) -> dict[str, int]:
+    attributes = {} if params.axis is None else {"axis": params.axis}
+    return attributes | ({"block_size": params.format.block} if params.format.block else {})
+
+
+def _quantize_attributes(params: QuantParams, elem_type: int) -> dict[str, int]:
+    """Where no zero point tells the type to make, an attribute does; and 8-bit scales are no type to divide in."""
+    attributes = _along(params)
+    if not params.has_zero_point:
+        attributes["output_dtype"] = params.format.elem_type
+    if params.format.scale_type and params.outer is None:
+        attributes["precision"] = elem_type
+    return attributes
+
+
+def _dequantize_attributes(params: QuantParams, elem_type: int) -> dict[str, int]:
+    """The output has the scale's type where nothing else is said, which 8-bit scales must not be."""
+    narrow = params.format.scale_type and params.outer is None
+    return _along(params) | ({"output_dtype": elem_type} if narrow else {})
+
+
+def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
+    """Beside graphsurgeon, which does not know types of less than a byte and says so on standard output."""
+    return numpy_helper.from_array(np.asarray(values, order="C"), name)
+
+
+def _exported(nodes: list[gs.Node], tensor: str) -> tuple[onnx.NodeProto, ...]:
     graph = gs.export_onnx(gs.Graph(nodes=nodes, inputs=[], outputs=[]), do_type_check=False).graph
     for node in graph.node:
         node.metadata_props.add(key=MARK, value=tensor)
-    constants = {tensor.name: tensor for tensor in graph.initializer}
-    return Pair(
-        nodes=tuple(graph.node),
-        constants=tuple(t for name, t in constants.items() if integer is None or name != integer.name),
-        integer=None if integer is None else constants[integer.name],
-        output=nodes[-1].outputs[0].name,
-        opset=opset,
-    )
+    return tuple(graph.node)
 
 
 def _all_names(proto: onnx.ModelProto) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from onnx import TensorProto
 
 from qdqspec.graph.model import Model, Node
-from qdqspec.placement.restore import FloatWeights, is_constant
+from qdqspec.placement.restore import FloatWeights, is_constant, makes_scale
 from qdqspec.placement.revive import Revival
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -50,7 +50,7 @@ class Recognition:
     def find(self) -> None:
         """Decide on every node."""
         for node in self.model.nodes:
-            if is_op(node, "DequantizeLinear"):
+            if is_op(node, "DequantizeLinear") and not makes_scale(self.model, node.outputs[0]):
                 self._find_dequantize(node)
         for node in self.model.nodes:
             if is_op(node, "QuantizeLinear"):

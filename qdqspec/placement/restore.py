@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
+from onnx.helper import tensor_dtype_to_np_dtype
 
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.weights import with_own_bytes
 from qdqspec.placement.pairs import MARK
 
@@ -83,19 +84,29 @@ class FloatWeights:
 
 
 def dequantized(model: Model, node: Node) -> Array:
-    """The values a DequantizeLinear makes of a constant, in the type of its scale.
+    """The values a DequantizeLinear makes of a constant, in the type of its scale or the one it is told.
 
     Per tensor, per channel (any axis) and blocked, after the ONNX operator's definition.
     """
     integers = model.array(node.inputs[0]).astype(np.float64)  # exact for 32-bit integers and 8-bit floats
-    scale = model.array(node.inputs[1])
     attributes = node.attributes
+    scale = scale_of(model, node)
+    if told := int(str(attributes.get("output_dtype", 0))):
+        scale = scale.astype(tensor_dtype_to_np_dtype(told))
     axis, block = (
         int(str(attributes.get(key, default))) for key, default in (("axis", 1), ("block_size", 0))
     )
     steps = integers - _along(_zero_point(model, node), integers.shape, axis, block)
     real: Array = steps.astype(scale.dtype) * _along(scale, integers.shape, axis, block)
     return real
+
+
+def scale_of(model: Model, node: Node) -> Array:
+    """The scale of a Q or DQ, which another DequantizeLinear may make of constants, as NVFP4 has it."""
+    maker = model.producer.get(node.inputs[1])
+    if node.inputs[1] not in model.constants and maker is not None:
+        return dequantized(model, maker)
+    return model.array(node.inputs[1])
 
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:
@@ -122,5 +133,18 @@ def _along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: i
 
 
 def is_constant(model: Model, tensors: tuple[str, ...]) -> bool:
-    """Whether all these tensors (empty names aside) are constants of the model."""
-    return all(name in model.constants for name in tensors if name)
+    """Whether all these tensors (empty names aside) are constants of the model, or dequantized scales."""
+    return all(name in model.constants or makes_scale(model, name) for name in tensors if name)
+
+
+def makes_scale(model: Model, tensor: str) -> bool:
+    """Whether a tensor is made by a DequantizeLinear of constants, to be the scale of others and nothing else."""
+    maker = model.producer.get(tensor)
+    ends = model.consumers.get(tensor, ())
+    return (
+        maker is not None
+        and maker.op_type == "DequantizeLinear"
+        and all(name in model.constants for name in maker.inputs if name)
+        and bool(ends)
+        and all(end.input == 1 and model.by_name[end.node].op_type in QDQ_OPS for end in ends)
+    )

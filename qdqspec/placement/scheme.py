@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -116,7 +117,7 @@ class _Numbers:
 
     def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
         self._model = model
-        self._params = {pair.site: params_of(pair) for pair in pairs}
+        self._params = {pair.site: params_of(pair, _shape(model, pair.site)) for pair in pairs}
 
     def params(self, site: Site) -> QuantParams:
         return self._params[site]
@@ -126,24 +127,35 @@ class _Numbers:
         return quantize(values, self._params[site])
 
 
-def params_of(pair: PlacedPair) -> QuantParams:
-    """The numbers of a pair as arithmetic wants them."""
-    fmt = number_format(pair.site.format)
-    scale, zero_point = np.array(pair.scale, np.float32), np.array(pair.zero_point, fmt.dtype)
-    if pair.site.axis is None:
-        return QuantParams(fmt, scale.reshape(()), zero_point.reshape(()))
-    return QuantParams(fmt, scale, zero_point, pair.site.axis)
+def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
+    """The numbers of a pair as arithmetic wants them; scales of blocks need the shape of the weight."""
+    fmt, axis = number_format(pair.site.format), pair.site.axis
+    along: tuple[int, ...] = () if axis is None else (-1,)
+    if fmt.block and axis is not None:
+        along = tuple(-(-d // fmt.block) if i == axis else d for i, d in enumerate(shape))
+    scale = np.array(pair.scale, np.float32).reshape(along)
+    zero_point = np.array(pair.zero_point).astype(fmt.dtype).reshape(along)
+    outer = None if pair.outer is None else np.asarray(pair.outer, np.float32)
+    return QuantParams(fmt, scale, zero_point, axis, outer)
 
 
 def _misfit(model: Model, pair: PlacedPair) -> str | None:
     reason = misfit(model, pair.site)
     if reason is not None or pair.site.axis is None:
         return reason
-    shape = model.shape(pair.site.tensor) or ()
-    channels = shape[pair.site.axis] if pair.site.axis < len(shape) else None
-    if channels != len(pair.scale):
-        return f"it has {channels or 'no'} channels on axis {pair.site.axis}, the scheme {len(pair.scale)}"
+    shape, axis = _shape(model, pair.site), pair.site.axis
+    block = number_format(pair.site.format).block
+    channels = shape[axis] if axis < len(shape) else 0
+    wanted = prod(shape) // channels * -(-channels // block) if block and channels else channels
+    if wanted != len(pair.scale):
+        what = f"blocks of {block}" if block else "channels"
+        return f"it has {wanted or 'no'} {what} on axis {axis}, the scheme {len(pair.scale)}"
     return None
+
+
+def _shape(model: Model, site: Site) -> tuple[int, ...]:
+    """The shape of a constant; unknown dimensions, which others may have, count nothing."""
+    return tuple(dim or 0 for dim in model.shape(site.tensor) or ())
 
 
 def _record(pair: PlacedPair) -> dict[str, object]:
@@ -157,6 +169,7 @@ def _record(pair: PlacedPair) -> dict[str, object]:
         "axis": site.axis,
         "weight": site.weight,
     }
+    record |= {} if pair.outer is None else {"outer": pair.outer}
     return record if pair.stored else {**record, "stored": False}
 
 
@@ -179,6 +192,7 @@ class _Site(BaseModel):
     axis: Annotated[int, Field(ge=0)] | None
     weight: bool | None = None  # without it, what has an axis is a weight
     stored: bool = True  # a weight: as integers behind a DQ, or else as it was behind Q and DQ
+    outer: float | None = None  # what multiplies every scale, where a format quantizes scales too
 
     @model_validator(mode="after")
     def _numbers_make_sense(self) -> _Site:
@@ -191,7 +205,10 @@ class _Site(BaseModel):
             raise ValueError("scale and zero_point must be equally many")
         if self.axis is None and len(pair.scale) != 1:
             raise ValueError("several scales need an axis")
-        if not all(_SMALLEST <= scale <= _LARGEST for scale in pair.scale):  # NaN fails too
+        if (pair.outer is not None) != fmt.two_level:
+            raise ValueError(f"an outer scale is {'missing' if fmt.two_level else f'nothing {fmt.name} has'}")
+        scales = pair.scale if pair.outer is None else (*pair.scale, pair.outer)
+        if not all(_SMALLEST <= scale <= _LARGEST for scale in scales):  # NaN fails too
             raise ValueError("a scale must be a positive float32")
         if not all(fmt.low <= z <= fmt.high for z in pair.zero_point):
             raise ValueError(f"a zero point of {fmt.name} lies between {fmt.low} and {fmt.high}")
@@ -210,6 +227,7 @@ class _Site(BaseModel):
             scale=tuple(self.scale) if isinstance(self.scale, list) else (self.scale,),
             zero_point=tuple(self.zero_point) if isinstance(self.zero_point, list) else (self.zero_point,),
             stored=self.stored,
+            outer=self.outer,
         )
 
 

@@ -14,14 +14,22 @@ from qdqspec.registry import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormat:
-    """An integer format: its ONNX element type, its range, and the first opset that takes it per tensor."""
+    """A format of stored numbers: its ONNX element type, its range, and the first opsets that take it.
+
+    ``opset`` is for one scale a tensor, ``opset_per_channel`` for one a channel or block. A ``block`` is how
+    many elements along the axis share a scale, 0 where a channel does. ``scale_type`` is the element type that
+    scales are stored in where it is not the tensor's own. A ``weight_only`` format never holds activations.
+    """
 
     name: str
     elem_type: int
-    low: int
-    high: int
+    low: float
+    high: float
     opset: int
     opset_per_channel: int
+    block: int = 0
+    scale_type: int | None = None
+    weight_only: bool = False
 
     @property
     def signed(self) -> bool:
@@ -29,27 +37,65 @@ class NumberFormat:
         return self.low < 0
 
     @property
+    def floating(self) -> bool:
+        """Whether its numbers are floating-point ones, which have no zero point but zero."""
+        return self.elem_type in _FLOATING
+
+    @property
+    def two_level(self) -> bool:
+        """Whether its scales are quantized themselves, with one scale for all of them."""
+        return self.scale_type == onnx.TensorProto.FLOAT8E4M3FN
+
+    @property
     def dtype(self) -> np.dtype[np.generic]:
         """The numpy dtype that holds its values."""
         return onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)
 
 
-def _entry(name: str, elem_type: int, low: int, high: int, opset: int, per_channel: int) -> NumberFormat:
+def _entry(name: str, elem_type: int, low: float, high: float, opset: int, per_channel: int) -> NumberFormat:
     return NumberFormat(
         name=name, elem_type=elem_type, low=low, high=high, opset=opset, opset_per_channel=per_channel
     )
 
 
+def _blocked(
+    name: str, elem_type: int, low: float, high: float, opset: int, block: int, scale_type: int | None = None
+) -> NumberFormat:
+    return NumberFormat(
+        name=name,
+        elem_type=elem_type,
+        low=low,
+        high=high,
+        opset=opset,
+        opset_per_channel=opset,
+        block=block,
+        scale_type=scale_type,
+        weight_only=True,
+    )
+
+
+_Type = onnx.TensorProto
+_FLOATING = frozenset({_Type.FLOAT8E4M3FN, _Type.FLOAT4E2M1})
+
 BIAS_FORMAT = "int32"  # QuantizeLinear cannot make it: such a constant is always stored as integers
 
+# Ranges: ONNX, "Float stored in 8 bits" and "4 bits"; blocks: what TensorRT takes (INT4 64 or 128, NVFP4 16, MXFP8 32)
+# and ONNX Runtime's MatMulNBits too (a power of two from 16 on). Blocked formats are for weights only, because the
+# other half of NVFP4 and MXFP8, activations quantized as they come, is no operator of ONNX:
+# see docs/decisions/0010-blocked-formats-are-for-weights.md.
 FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
-        _entry("int8", onnx.TensorProto.INT8, -128, 127, 10, 13),
-        _entry("uint8", onnx.TensorProto.UINT8, 0, 255, 10, 13),
-        _entry("int16", onnx.TensorProto.INT16, -32768, 32767, 21, 21),
-        _entry("uint16", onnx.TensorProto.UINT16, 0, 65535, 21, 21),
-        _entry(BIAS_FORMAT, onnx.TensorProto.INT32, -(2**31), 2**31 - 1, 10, 13),
+        _entry("int8", _Type.INT8, -128, 127, 10, 13),
+        _entry("uint8", _Type.UINT8, 0, 255, 10, 13),
+        _entry("int16", _Type.INT16, -32768, 32767, 21, 21),
+        _entry("uint16", _Type.UINT16, 0, 65535, 21, 21),
+        _entry("fp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19, 19),
+        _blocked("int4", _Type.INT4, -8, 7, 21, block=64),
+        _blocked("uint4", _Type.UINT4, 0, 15, 21, block=64),
+        _blocked("nvfp4", _Type.FLOAT4E2M1, -6.0, 6.0, 23, block=16, scale_type=_Type.FLOAT8E4M3FN),
+        _blocked("mxfp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 24, block=32, scale_type=_Type.FLOAT8E8M0),
+        _entry(BIAS_FORMAT, _Type.INT32, -(2**31), 2**31 - 1, 10, 13),
     )
 }
 
@@ -62,15 +108,39 @@ def number_format(name: str) -> NumberFormat:
     return FORMATS[name]
 
 
+def format_stored_as(elem_type: str, block: int = 0) -> NumberFormat | None:
+    """The format whose numbers and scales are stored so, by the ONNX name of its element type in lower case."""
+    return next((f for f in FORMATS.values() if _stored_as(f) == (elem_type, block)), None)
+
+
+def _stored_as(fmt: NumberFormat) -> tuple[str, int] | None:
+    if fmt.scale_type is not None:  # the element type of scales tells it from others, and is not asked for
+        return None
+    return str(_Type.DataType.Name(fmt.elem_type)).lower(), fmt.block
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantParams:
     """Scale and zero point of one Q/DQ pair.
 
-    ``scale`` is float32, ``zero_point`` has the format's dtype; both are scalars (shape ``()``), or of
-    shape ``(channels,)`` where ``axis`` is set. real = (integer - zero_point) * scale.
+    ``scale`` is float32, ``zero_point`` has the format's dtype; both are scalars (shape ``()``), of shape
+    ``(channels,)`` where ``axis`` is set, or for a blocked format the tensor's shape with as many elements along
+    ``axis`` as there are blocks. real = (stored - zero_point) * scale, times ``outer`` where scales are
+    quantized themselves.
     """
 
     format: NumberFormat
     scale: npt.NDArray[np.float32]
     zero_point: npt.NDArray[np.generic]
     axis: int | None = None
+    outer: npt.NDArray[np.float32] | None = None
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether the pair spells its zero point. ONNX does without one for zero; from opset 21 Q can, too."""
+        return not (self.format.block and self.format.signed) or bool(self.zero_point.any())
+
+    @property
+    def step(self) -> npt.NDArray[np.float32]:
+        """What one unit of the stored numbers is worth, in the shape of ``scale``."""
+        return self.scale if self.outer is None else np.asarray(self.scale * self.outer, np.float32)

@@ -11,7 +11,7 @@ from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.quantize.ranges import TensorRange
-from qdqspec.quantize.scales import activation_params, bias_params, quantize, weight_params
+from qdqspec.quantize.scales import activation_params, bias_params, in_type_of, quantize, weight_params
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 Array = npt.NDArray[np.generic]
@@ -52,7 +52,8 @@ class Quantizer:
         """
         key = _key(site)
         if key not in self._params:
-            self._params[key] = self._of_weight(site) if site.weight else self._of_activation(site)
+            params = self._of_weight(site) if site.weight else self._of_activation(site)
+            self._params[key] = in_type_of(params, self._model.elem_type(site.tensor))
         return self._params[key]
 
     def integer_weight(self, site: Site) -> Array:
@@ -71,8 +72,9 @@ class Quantizer:
         params = self.params(site)
         return PlacedPair(
             site=site,
-            scale=tuple(np.atleast_1d(params.scale).tolist()),
-            zero_point=tuple(np.atleast_1d(params.zero_point).tolist()),
+            scale=tuple(params.scale.reshape(-1).tolist()),
+            zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
+            outer=None if params.outer is None else float(params.outer),
         )
 
     def _of_activation(self, site: Site) -> QuantParams:

@@ -1,12 +1,16 @@
-"""Scale, zero point and integers from real numbers. May import floor 0, numpy and onnx.
+"""Scale, zero point and stored numbers from real ones. May import floor 0, numpy, ml_dtypes and onnx.
 
 Pure arithmetic, in float32 as ONNX QuantizeLinear does it: rounding half to even, saturating.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 
 from qdqspec.quantize.formats import NumberFormat, QuantParams
 from qdqspec.quantize.ranges import TensorRange
@@ -21,6 +25,15 @@ _SCALE_OF_ZERO = np.float32(2.0**-10)  # of a tensor that is zero everywhere: an
 # Runtime 1.31 turned a bias of 0.3 into 0.
 _LEAST_SHARE = 2.0**-16
 
+REALS: dict[int, np.dtype[np.generic]] = {
+    TensorProto.FLOAT: np.dtype(np.float32),
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+_FP8_HIGH, _FP8_LOW = 448.0, 2.0**-9  # the largest and smallest positive float8e4m3fn
+_E8M0_EXPONENTS = (-127, 127)
+_BYTES = (TensorProto.INT8, TensorProto.UINT8)
+
 
 def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool = False) -> QuantParams:
     """Per-tensor scale and zero point that cover ``span``.
@@ -31,7 +44,7 @@ def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool =
     if fmt.signed:
         return _per_tensor(fmt, span.largest / fmt.high, 0)
     if symmetric and span.low < 0:
-        middle = (fmt.high + 1) // 2
+        middle = int(fmt.high + 1) // 2
         return _per_tensor(fmt, span.largest / (middle - 1), middle)
     scale = _usable(np.asarray((span.high - span.low) / (fmt.high - fmt.low)))
     zero_point = np.clip(np.rint(fmt.low - span.low / float(scale)), fmt.low, fmt.high)
@@ -43,30 +56,80 @@ def weight_params(
 ) -> QuantParams:
     """Symmetric scales, zero point 0 (the middle for unsigned formats); one a channel where ``axis`` is set.
 
-    ``reduce_range`` uses one bit less of an 8-bit format, for processors whose 8-bit products saturate.
+    A blocked format has one a block along ``axis``. ``reduce_range`` uses one bit less of an 8-bit integer format,
+    for processors whose 8-bit products saturate.
     """
     axis = None if axis is None else axis % weight.ndim
-    others = tuple(d for d in range(weight.ndim) if d != axis) if axis is not None else None
-    largest = np.max(np.abs(weight), axis=others, initial=0.0).astype(np.float64)
+    largest = _largest(weight, axis, fmt.block)
     steps = (fmt.high - fmt.low) // 2
-    if reduce_range and fmt.dtype.itemsize == 1:
+    if reduce_range and fmt.elem_type in _BYTES:
         steps //= 2
     scale = _usable(np.maximum(largest, largest.max(initial=0.0) * _LEAST_SHARE) / steps)
-    middle = 0 if fmt.signed else (fmt.high + 1) // 2
-    return QuantParams(
-        format=fmt, scale=scale, zero_point=np.full(scale.shape, middle, dtype=fmt.dtype), axis=axis
+    middle = 0 if fmt.signed else int(fmt.high + 1) // 2
+    params = QuantParams(
+        format=fmt, scale=scale, zero_point=np.full(scale.shape, middle).astype(fmt.dtype), axis=axis
     )
+    return _with_narrow_scales(params)
+
+
+def _largest(weight: npt.NDArray[np.floating], axis: int | None, block: int) -> npt.NDArray[np.float64]:
+    """The largest magnitude of all, of each channel, or of each block."""
+    if axis is not None and block:
+        starts = np.arange(0, weight.shape[axis], block)
+        return np.asarray(np.maximum.reduceat(np.abs(weight), starts, axis=axis), np.float64)
+    others = None if axis is None else tuple(d for d in range(weight.ndim) if d != axis)
+    return np.asarray(np.max(np.abs(weight), axis=others, initial=0.0), np.float64)
+
+
+def _with_narrow_scales(params: QuantParams) -> QuantParams:
+    """The scales as the format stores them: powers of two, or 8-bit floats with one scale for all of them."""
+    scale = params.scale
+    if params.format.scale_type == TensorProto.FLOAT8E8M0:
+        # Rounded up, so that no value of a block is cut off (the OCP specification rounds down and saturates).
+        exponents = np.clip(np.ceil(np.log2(scale.astype(np.float64))), *_E8M0_EXPONENTS)
+        return replace(params, scale=np.exp2(exponents).astype(np.float32))
+    if params.format.two_level:
+        outer = _usable(scale.max(initial=0.0) / _FP8_HIGH)
+        return replace(params, scale=_as_fp8(scale / outer), outer=outer)
+    return params
+
+
+def _as_fp8(values: npt.NDArray[np.floating]) -> Scales:
+    """Positive numbers rounded to float8e4m3fn, none of them to zero."""
+    inside = np.clip(values, _FP8_LOW, _FP8_HIGH)
+    return np.asarray(inside.astype(ml_dtypes.float8_e4m3fn), np.float32)
+
+
+def in_type_of(params: QuantParams, elem_type: int | None) -> QuantParams:
+    """The numbers with scales that a tensor of that element type can be given.
+
+    Q and DQ compute in the type of their scale, which in float16 and bfloat16 models is theirs: what is
+    quantized has to know the rounded scale. A scale that vanishes becomes the smallest positive number.
+    """
+    real = REALS.get(elem_type or 0)
+    if real is None or real == np.float32:
+        return params
+    if params.outer is not None:
+        return replace(params, outer=_rounded(params.outer, real))
+    return params if params.format.scale_type else replace(params, scale=_rounded(params.scale, real))
+
+
+def _rounded(scale: Scales, real: np.dtype[np.generic]) -> Scales:
+    limits = ml_dtypes.finfo(real)  # type: ignore[no-untyped-call]  # its stub leaves it so
+    inside = np.clip(scale, float(limits.smallest_subnormal), float(limits.max))
+    return np.asarray(inside.astype(real).astype(np.float32))
 
 
 def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
-    """The integers of ``values``: saturate(round half to even(value / scale) + zero point)."""
-    scale, zero_point = _along_axis(params, values.ndim)
+    """The stored numbers of ``values``: saturate(round half to even(value / scale) + zero point)."""
+    step, zero_point = _along_axis(params, values.shape)
+    fmt = params.format
     # float32 cannot count to 2**31; and a scalar has to stay an array
-    wide: type[np.floating] = np.float64 if params.format.dtype.itemsize > 2 else np.float32
-    grid = np.asarray(np.rint(np.divide(values.astype(wide, copy=False), scale)))
-    grid += zero_point
-    np.clip(grid, params.format.low, params.format.high, out=grid)
-    return grid.astype(params.format.dtype)
+    wide: type[np.floating] = np.float64 if fmt.dtype.itemsize > 2 else np.float32
+    grid = np.asarray(np.divide(values.astype(wide, copy=False), step))
+    if not fmt.floating:  # else the cast below rounds
+        grid = np.asarray(np.rint(grid)) + zero_point
+    return np.asarray(np.clip(grid, fmt.low, fmt.high).astype(fmt.dtype))
 
 
 def bias_params(activation: QuantParams, weight: QuantParams, fmt: NumberFormat, axis: int) -> QuantParams:
@@ -80,19 +143,23 @@ def bias_params(activation: QuantParams, weight: QuantParams, fmt: NumberFormat,
     )
 
 
-def dequantize(integers: Array, params: QuantParams) -> npt.NDArray[np.float32]:
-    """The reals that integers stand for: (integer - zero point) * scale."""
-    scale, zero_point = _along_axis(params, integers.ndim)
-    return np.asarray((integers.astype(np.float32) - zero_point) * scale, dtype=np.float32)
+def dequantize(stored: Array, params: QuantParams) -> npt.NDArray[np.float32]:
+    """The reals that stored numbers stand for: (stored - zero point) * scale."""
+    step, zero_point = _along_axis(params, stored.shape)
+    return np.asarray((stored.astype(np.float32) - zero_point) * step, dtype=np.float32)
 
 
-def _along_axis(params: QuantParams, rank: int) -> tuple[Scales, Scales]:
-    zero_point = params.zero_point.astype(np.float32)
+def _along_axis(params: QuantParams, shape: tuple[int, ...]) -> tuple[Scales, Scales]:
+    """Scale and zero point in a shape that broadcasts over the tensor's."""
+    step, zero_point = params.step, params.zero_point.astype(np.float32)
     if params.axis is None:
-        return params.scale, zero_point
-    shape = [1] * rank
-    shape[params.axis] = -1
-    return params.scale.reshape(shape), zero_point.reshape(shape)
+        return step, zero_point
+    if params.format.block:
+        block = np.arange(shape[params.axis]) // params.format.block
+        return step.take(block, axis=params.axis), zero_point.take(block, axis=params.axis)
+    along = [1] * len(shape)
+    along[params.axis] = -1
+    return step.reshape(along), zero_point.reshape(along)
 
 
 def _per_tensor(fmt: NumberFormat, scale: float, zero_point: int) -> QuantParams:

@@ -10,7 +10,9 @@ import re
 from typing import Literal, TypeAlias
 
 # What a Q/DQ pair can be made of so far. A format joins `quantize.formats` and this line.
-Format: TypeAlias = Literal["int8", "uint8", "int16", "uint16"]
+Format: TypeAlias = Literal[
+    "int8", "uint8", "int16", "uint16", "fp8", "int4", "uint4", "nvfp4", "mxfp8"
+]  # fmt: skip
 Activations: TypeAlias = Literal["auto", Format]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse"]
 Granularity: TypeAlias = Literal["per-channel", "per-tensor"]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.graph.model import Model
+from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site
 
@@ -70,8 +71,10 @@ def placements(
         if model.elem_type(tensor) != TensorProto.FLOAT or (weight and len(shape) < 2):
             continue
         for group in draw(_groups(ends)):
-            axis = draw(st.none() | st.integers(0, len(shape) - 1)) if weight else None
             fmt = draw(st.sampled_from(list(weights if weight else activations)))
+            axes = st.integers(0, len(shape) - 1)
+            whole = st.nothing() if number_format(fmt).block else st.none()
+            axis = draw(whole | axes) if weight else None
             sites.append(Site(tensor=tensor, consumers=group, format=fmt, axis=axis, weight=weight))
     return Placement(sites=frozenset(sites))
 

@@ -95,8 +95,9 @@ class AccuracyEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedPair:
-    """A site as shipped, with its numbers. Per-channel scales are listed in channel order.
+    """A site as shipped, with its numbers. Scales of channels and blocks are listed in the order of memory.
 
+    ``outer`` multiplies them all where a format quantizes its scales too.
     A weight is ``stored`` as integers behind a DequantizeLinear, or else stays as it was behind both.
     """
 
@@ -104,6 +105,7 @@ class PlacedPair:
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
     stored: bool = True
+    outer: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

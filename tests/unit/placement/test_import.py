@@ -262,11 +262,11 @@ UNSAYABLE = {
         {"i": np.ones((2, 4), np.int8), "s": np.ones((2, 2), F32)},
         "int8 in blocks of 2",
     ),
-    "fp8": (
+    "e5m2": (
         """g (float[4] x) => (float[4] y) {
-           q = QuantizeLinear<output_dtype = 17>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
+           q = QuantizeLinear<output_dtype = 19>(x, s)  a = DequantizeLinear(q, s)  y = Neg(a) }""",
         {"s": ONE["s"]},
-        "is float8e4m3fn, which schemes do not carry",
+        "is float8e5m2, which schemes do not carry",
     ),
     "output": (
         """g (float[4] x) => (float[4] y) {

@@ -1,0 +1,139 @@
+"""Every number format against ONNX's own reference, and in every placement of a drawn model."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from qdqspec.graph.model import Model
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.strip import strip_qdq
+from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, NumberFormat
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import REALS, dequantize, quantize, weight_params
+from qdqspec.testing.graphs import onnx_models, placements, ranges_for
+from qdqspec.types import Consumer, Placement, Site
+
+STORED = [name for name in FORMATS if name != BIAS_FORMAT]
+formats = st.sampled_from([FORMATS[name] for name in STORED])
+weights = hnp.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 200), st.integers(1, 3)),
+    elements=st.floats(-100, 100, width=32).map(lambda value: value if abs(value) > 1e-6 else 0.0),
+)
+# What the largest error is, as a share of the largest value that shares the scale.
+COARSENESS = {
+    "int8": 1 / 254, "uint8": 1 / 254, "int16": 1 / 65534, "uint16": 1 / 65534, "int4": 1 / 14, "uint4": 1 / 14,
+    "fp8": 1 / 28, "mxfp8": 1 / 14,  # half a step of 3 mantissa bits; a power of two above may waste one bit
+    "nvfp4": 1 / 6 + 1 / 16,  # half of the step from 4 to 6, and the rounding of the 8-bit scale
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STORED)
+@given(values=weights, axis=st.integers(0, 1))
+def test_stored_numbers_stand_for_nearly_the_same(name: str, values: np.ndarray, axis: int) -> None:
+    params = weight_params(values, FORMATS[name], axis)
+    error = np.abs(dequantize(quantize(values, params), params) - values)
+    # A channel far below the others shares their fineness: see the least share of a scale.
+    assert (error <= np.abs(values).max() * COARSENESS[name] * 1.001 + 1e-30).all()
+
+
+@given(formats, weights, st.integers(0, 1))
+def test_scales_fit_their_type(fmt: NumberFormat, values: np.ndarray, axis: int) -> None:
+    params = weight_params(values, fmt, axis)
+    assert (params.step > 0).all()
+    assert np.isfinite(params.step).all()
+    assert params.zero_point.dtype == fmt.dtype
+    assert (params.outer is not None) == fmt.two_level
+    if fmt.scale_type is not None:
+        dtype = helper.tensor_dtype_to_np_dtype(fmt.scale_type)
+        np.testing.assert_array_equal(params.scale.astype(dtype).astype(np.float32), params.scale)
+    if fmt.block:
+        blocks = list(values.shape)
+        blocks[axis] = -(-blocks[axis] // fmt.block)
+        assert list(params.scale.shape) == blocks
+
+
+def one_weight(values: np.ndarray, opset: int) -> Model:
+    """A graph that reads one constant. ONNX's reference has no DequantizeLinear of an opset below 19."""
+    elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"], "add")],
+        "g",
+        [helper.make_tensor_value_info("x", elem_type, list(values.shape))],
+        [helper.make_tensor_value_info("y", elem_type, list(values.shape))],
+        [numpy_helper.from_array(values, "w")],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=imports)
+    model.ir_version = helper.find_min_ir_version_for(imports)
+    return Model(model)
+
+
+def weight_as_seen(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
+    """What the reader of the weight gets, by ONNX's reference: zero is added to it."""
+    (found,) = ReferenceEvaluator(model).run(None, {"x": np.zeros_like(like)})
+    return found.astype(np.float32)
+
+
+@given(
+    formats, weights, st.integers(0, 1), st.sampled_from(("integer", "float")), st.sampled_from(list(REALS))
+)
+def test_onnx_computes_the_same(
+    fmt: NumberFormat, values: np.ndarray, axis: int, mode: str, elem_type: int
+) -> None:
+    real = REALS[elem_type]
+    assume(mode == "integer" or real == np.float32)  # in 16 bits a quotient may round to the other side
+    values = values.astype(real)
+    model = one_weight(values, 19)
+    site = Site(tensor="w", consumers=(Consumer("add", 1),), format=fmt.name, axis=axis, weight=True)
+    numbers = Quantizer(model, {})
+    inserted = insert_qdq(model, Placement(sites=frozenset({site})), numbers, weights=mode).proto
+    onnx.checker.check_model(inserted, full_check=True)
+    ours = dequantize(numbers.integer_weight(site), numbers.params(site))
+    tolerance = 0 if real == np.float32 else 3 * float(ml_dtypes.finfo(real).eps)
+    least = float(ml_dtypes.finfo(real).smallest_normal)
+    np.testing.assert_allclose(weight_as_seen(inserted, values), ours, rtol=tolerance, atol=least)
+    read = {node.op_type: node for node in Model(inserted).nodes}["Add"]
+    assert Model(inserted).elem_type(read.inputs[1]) == elem_type
+
+
+@given(st.sampled_from([name for name in STORED if not FORMATS[name].weight_only]), st.floats(0.01, 100))
+def test_activations_are_clipped_to_their_range(name: str, largest: float) -> None:
+    model = one_weight(np.zeros((2, 2), np.float32), 19)
+    site = Site(tensor="x", consumers=(Consumer("add", 0),), format=name)
+    numbers = Quantizer(model, {"x": TensorRange(-largest, largest)})
+    inserted = insert_qdq(model, Placement(sites=frozenset({site})), numbers).proto
+    far = np.full((2, 2), 3 * largest, np.float32)  # farther, and the reference overflows
+    (found,) = ReferenceEvaluator(inserted).run(None, {"x": far})
+    np.testing.assert_allclose(found, largest, rtol=0.01)
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
+    model = Model(draw(onnx_models(repeated_names=True)))
+    names = [draw(st.sampled_from(STORED))]
+    activations = ["uint8"] if FORMATS[names[0]].weight_only else names
+    return model, draw(placements(model, activations=activations, weights=names))
+
+
+@given(placed(), st.sampled_from(("integer", "float")))
+def test_every_placement_is_valid_and_comes_out_again(drawn: tuple[Model, Placement], mode: str) -> None:
+    model, placement = drawn
+    inserted = insert_qdq(model, placement, Quantizer(model, ranges_for(model)), weights=mode)
+    onnx.checker.check_model(inserted.proto, full_check=True)
+    needed = [
+        FORMATS[s.format].opset if s.axis is None else FORMATS[s.format].opset_per_channel
+        for s in placement.sites
+    ]
+    assert Model(inserted.proto).opset == max([model.opset, *needed])
+    stripped = strip_qdq(Model(inserted.proto), model).proto
+    assert stripped.SerializeToString(deterministic=True) == model.proto.SerializeToString(deterministic=True)
