@@ -38,7 +38,10 @@ class _Incumbent:
 
 
 class Bench:
-    """Keeps the incumbent's engine open and races every challenger against it."""
+    """Keeps the incumbent's engine open and races every challenger against it.
+
+    With ``sqnr_db`` every candidate's accuracy is taken too, and one below ``min_sqnr_db`` cannot win.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,8 @@ class Bench:
         random: np.random.Generator,
         options: BuildOptions | None = None,
         exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
+        sqnr_db: Callable[[Engine], float] | None = None,
+        min_sqnr_db: float | None = None,
     ) -> None:
         self.clock: Clock = clock
         self.eps = FLOOR_EPS
@@ -59,6 +64,8 @@ class Bench:
         self._random = random
         self._options = options or BuildOptions()
         self._exclusive = exclusive
+        self._sqnr_db = sqnr_db
+        self._min_sqnr_db = min_sqnr_db
         self._incumbent: _Incumbent | None = None
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
         self._broken: dict[str, str] = {}  # why a group of builds has no result, by its name
@@ -68,15 +75,25 @@ class Bench:
         """The incumbent's time over the reference's, or ``None`` before the first trial."""
         return self._incumbent.ratio if self._incumbent else None
 
-    def trial(self, number: int, placement: Placement, phase: str, *, profile: bool = False) -> Trial:
-        """Build a candidate and race it. Whatever goes wrong in the backend becomes a failed trial."""
+    def trial(
+        self, number: int, placement: Placement, phase: str, *, profile: bool = False, timed: bool = True
+    ) -> Trial:
+        """Build a candidate and race it, or without ``timed`` only take its accuracy.
+
+        Whatever goes wrong in the backend becomes a failed trial.
+        """
         start = time.perf_counter()
         blank = Trial(number=number, phase=phase, placement=placement)
         try:
             engine = self._open(placement)
             built = replace(blank, build_seconds=time.perf_counter() - start, graph_hash=engine.graph_hash)
-            with self._closed_unless_kept(engine), self._exclusive():
-                return self._measure(built, engine, profile)
+            with self._closed_unless_kept(engine):
+                if self._sqnr_db is not None:
+                    built = replace(built, sqnr_db=self._sqnr_db(engine))
+                if not timed:
+                    return built
+                with self._exclusive():
+                    return self._measure(built, engine, profile)
         except BackendError as error:
             return replace(
                 blank, status="failed", error=str(error), build_seconds=time.perf_counter() - start
@@ -135,9 +152,7 @@ class Bench:
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=builds,
-            failures={
-                role: self._broken[p.digest] for role, p in roles.items() if p.digest in self._broken
-            },
+            failures={role: self._broken[p.digest] for role, p in roles.items() if p.digest in self._broken},
         )
 
     def close(self) -> None:
@@ -173,10 +188,26 @@ class Bench:
             trial = replace(trial, incumbent=True, ratio=1.0)
         elif trial.graph_hash and trial.graph_hash in self._seen:
             return _with_same_graph(trial, self._seen[trial.graph_hash])
+        elif self._too_noisy(trial):
+            trial = replace(trial, ratio=self._screened(samples))
         else:
             trial = self._race(trial, engine, self._incumbent.ratio)
         self._seen[trial.graph_hash] = trial
         return trial
+
+    def _too_noisy(self, trial: Trial) -> bool:
+        if self._min_sqnr_db is None or trial.sqnr_db is None:
+            return False
+        return trial.sqnr_db < self._min_sqnr_db
+
+    def _screened(self, samples: Samples) -> float:
+        """The ratio to the reference by a few runs: enough to learn from, not to win by."""
+        incumbent = self._incumbent
+        assert incumbent is not None
+        if incumbent.engine is None:
+            incumbent.engine = self._open(incumbent.placement)
+        theirs = incumbent.engine.time(SCREEN, warmup=WARMUP)
+        return samples.median_ms(self.clock) / theirs.median_ms(self.clock) * incumbent.ratio
 
     def _race(self, trial: Trial, engine: Engine, base: float) -> Trial:
         """Race a challenger. Who wins must win again, with both built anew.

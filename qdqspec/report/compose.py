@@ -117,6 +117,7 @@ def _trial(trial: Trial, redact: Redactor) -> TrialPart:
         error=None if trial.error is None else redact.text(trial.error),
         build_seconds=trial.build_seconds,
         ratio=trial.ratio,
+        sqnr_db=trial.sqnr_db,
         incumbent=trial.incumbent,
         race=trial.race,
     )
@@ -131,6 +132,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
         blocks=search.blocks,
         left_alone=search.left_alone,
         reason=redact.text(search.reason),
+        front=search.front,
         provenance=search.provenance,
     )
 

@@ -18,6 +18,7 @@ from qdqspec.types import (
     Clock,
     Consumer,
     DeviceKey,
+    FrontPoint,
     Interval,
     Outcome,
     Provenance,
@@ -88,6 +89,7 @@ class TrialPart(Part):
     error: str | None
     build_seconds: float
     ratio: float | None
+    sqnr_db: float | None = None
     incumbent: bool
     race: Race | None
 
@@ -111,6 +113,7 @@ class SearchPart(Part):
     blocks: int
     left_alone: bool
     reason: str
+    front: tuple[FrontPoint, ...] = ()
     provenance: Provenance
 
 

@@ -65,6 +65,7 @@ def _search(part: CasePart) -> SearchResult | None:
         trials=tuple(_trial(trial) for trial in trials.list),
         left_alone=search.left_alone,
         reason=search.reason,
+        front=search.front,
         strategy=search.strategy,
         seconds=search.seconds,
         cpu_seconds=search.cpu_seconds,
@@ -87,6 +88,7 @@ def _trial(part: TrialPart) -> Trial:
         race=part.race,
         incumbent=part.incumbent,
         ratio=part.ratio,
+        sqnr_db=part.sqnr_db,
     )
 
 

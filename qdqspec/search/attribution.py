@@ -4,88 +4,56 @@ P1 builds the model with one label everywhere, where neighbours agree as they wi
 operator's time under each label is read off with the least bias. P2 composes the best label of each fusion
 block, with the cost of crossing between float and integer counted not at all, half and full, builds these,
 and learns from their profiles. P3 lets a Bayesian surrogate propose, class by class. P4 flips single blocks
-out of their class. May import floors 0 to 3.
+out of their class. Where accuracy counts too, each block is heard alone between P2 and P3, and labellings
+that trade latency for accuracy are built. May import floors 0 to 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._accuracy import TARGETS_DB, NoiseModel, noisiest_first, priced
+from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, flips, fuse, unit_labels
-from qdqspec.search.crossings import Codes
+from qdqspec.search.crossings import FULL, Codes
 from qdqspec.search.surrogate import Surrogate, classes_of
-from qdqspec.types import Label, Placement, Trial
+from qdqspec.types import NOT_CANDIDATES, Label, Placement, Trial
 
 SHARES = (0.0, 0.5, 1.0)  # how much a crossing counts in a composition
 SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
 DRAWS = 20  # models drawn for one proposal that was not built before
 HOPE = 0.02  # a proposal expected to be slower than the incumbent by more than this is not built
 FLIPS, FLIP_LOSSES = 8, 5  # builds of P4, and how many losses in a row end it
+MARGINS_DB = (3.0, 6.0, 10.0)  # asked for beyond the target where the noise model proves too hopeful
+DOUBT_DB = 1.0  # how far below the target a prediction may lie and still be tried
+UNHEARD_DB = 20.0  # what a block counts as that could not be heard alone
 ROUNDS = 5
 PATIENCE = 2  # rounds without a won race before it ends: each still teaches the cost model
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
-Steps = Generator[list[Proposal], list[Trial], None]
 
-
-class Attribution:
-    """Ask/tell over the phases, written as generators: they yield questions and receive answers."""
+class Attribution(Stepwise):
+    """The phases as one generator: it yields proposals and receives their trials."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self._setup = setup
         self._random = random
         self._measured: list[Trial] = []
-        self._asked: set[str] = set()
-        self._waiting: list[Proposal] = []
-        self._answers: list[Trial] = []
-        self._open = 0
-        self._steps = self._phases(setup.space)
-        self._advance(None)
-
-    def ask(self, n: int = 1) -> Sequence[Proposal]:
-        """Return the next proposals; none while answers to earlier ones are awaited, or at the end."""
-        batch, self._waiting = self._waiting[:n], self._waiting[n:]
-        self._open += len(batch)
-        return batch
+        self._noise: NoiseModel | None = None
+        super().__init__(self._phases(setup.space))
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Take the answers; when those of a whole step are there, think of the next step."""
-        self._answers.extend(trials)
-        self._measured.extend(trial for trial in trials if trial.ok)
-        self._open -= len(trials)
-        if not self._waiting and not self._open:
-            answers, self._answers = self._answers, []
-            self._advance(answers)
-
-    def done(self) -> bool:
-        """Whether the phases have ended."""
-        return not self._waiting and not self._open
+        self._measured.extend(trial for trial in trials if trial.ok and trial.phase not in NOT_CANDIDATES)
+        super().tell(trials)
 
     @property
     def _incumbent(self) -> Trial:
         return next(trial for trial in reversed(self._measured) if trial.incumbent)
-
-    def _advance(self, answers: list[Trial] | None) -> None:
-        """Run the phases to their next step that asks something new."""
-        try:
-            while not self._waiting:
-                proposals = next(self._steps) if answers is None else self._steps.send(answers)
-                self._waiting = self._unasked(proposals)
-                answers = []
-        except StopIteration:
-            pass
-
-    def _unasked(self, proposals: Iterable[Proposal]) -> list[Proposal]:
-        fresh = []
-        for proposal in proposals:
-            if proposal.placement.digest not in self._asked:
-                self._asked.add(proposal.placement.digest)
-                fresh.append(proposal)
-        return fresh
 
     def _phases(self, space: SchemeSpace) -> Steps:
         trials = yield [
@@ -97,6 +65,9 @@ class Attribution:
         costs.learn(profiled)
         if blocks:
             yield from self._compose(space, costs)
+            if self._setup.watches_accuracy:
+                yield from self._listen(space, costs)
+                yield from self._trade(space, costs)
             yield from self._explore(space, costs)
             yield from self._refine(space, costs)
 
@@ -111,6 +82,52 @@ class Attribution:
             winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
             if winless == PATIENCE or not trials:
                 return
+
+    def _listen(self, space: SchemeSpace, costs: CostModel) -> Steps:
+        """Quantize each block alone, untimed, to hear what noise it makes; and take all of them together."""
+        alone = [self._placed(space, costs, _single(costs, index)) for index in range(len(costs.blocks))]
+        heard: dict[str, float] = {
+            t.placement.digest: t.sqnr_db for t in self._measured if t.sqnr_db is not None
+        }
+        trials = yield [Proposal(placement=p, phase="sensitivity", timed=False) for p in alone]
+        heard |= {t.placement.digest: t.sqnr_db for t in trials if t.sqnr_db is not None}
+        everything = space.resolve(space.everything())
+        self._noise = NoiseModel(
+            [heard.get(placement.digest, UNHEARD_DB) for placement in alone], heard.get(everything.digest)
+        )
+
+    def _trade(self, space: SchemeSpace, costs: CostModel) -> Steps:
+        """Labellings between quickest and most accurate: by a price on noise, and noisiest blocks first to go."""
+        least = self._setup.min_sqnr_db
+        trials = yield [
+            Proposal(placement=self._placed(space, costs, codes), phase="trade", profile=True)
+            for codes in self._trades(costs)
+            if self._setup.pareto or self._accurate(codes)
+        ]
+        costs.learn(trials)
+        if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
+            for margin in MARGINS_DB:  # the model was too hopeful: ask for more than is needed
+                codes = noisiest_first(costs.compose(1.0), self._known_noise, least + margin)
+                costs.learn((yield [_profiled(self._placed(space, costs, codes), "trade")]))
+
+    def _trades(self, costs: CostModel) -> Iterator[Codes]:
+        noise, least = self._known_noise, self._setup.min_sqnr_db
+        targets = (
+            TARGETS_DB if self._setup.pareto else () if least is None else (least, least + MARGINS_DB[0])
+        )
+        yield from priced(costs, noise)
+        quickest = costs.compose(1.0)
+        yield from (noisiest_first(quickest, noise, target) for target in targets)
+
+    @property
+    def _known_noise(self) -> NoiseModel:
+        assert self._noise is not None
+        return self._noise
+
+    def _accurate(self, codes: Codes) -> bool:
+        """Whether a labelling is expected to be accurate enough to win."""
+        least = self._setup.min_sqnr_db
+        return least is None or self._noise is None or self._noise.sqnr_db(codes) >= least - DOUBT_DB
 
     def _explore(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P3: build what the surrogate draws, until it expects nothing more or has not won for long."""
@@ -137,7 +154,8 @@ class Attribution:
         for _ in range(DRAWS):
             codes = surrogate.propose(incumbent, self._random)
             placement = self._placed(space, costs, codes)
-            if placement.digest not in self._asked and surrogate.predict(codes) < best * (1 + HOPE):
+            hopeful = surrogate.predict(codes) < best * (1 + HOPE)
+            if hopeful and self.is_new(placement) and self._accurate(codes):
                 return placement
         return None
 
@@ -147,7 +165,7 @@ class Attribution:
         while losses < FLIP_LOSSES and builds < FLIPS:
             for codes in flips(costs, _codes(costs, self._incumbent)):
                 placement = self._placed(space, costs, codes)
-                if placement.digest not in self._asked:
+                if self.is_new(placement) and self._accurate(codes):
                     break
             else:
                 return
@@ -164,6 +182,14 @@ def pure_placements(space: SchemeSpace) -> list[Placement]:
     linear: dict[str, Label] = {unit.id: unit.full for unit in space.units if unit.op_type in LINEAR}
     choices: list[Mapping[str, Label]] = [{}, space.everything(), space.uniform("in-only"), linear]
     return [space.resolve(labels) for labels in choices]
+
+
+def _single(costs: CostModel, index: int) -> Codes:
+    """One block quantized as far as it can be, all others float."""
+    codes = np.zeros(len(costs.blocks), dtype=np.int8)
+    offered = costs.blocks[index].codes
+    codes[index] = FULL if FULL in offered else offered[-1]
+    return codes
 
 
 def _codes(costs: CostModel, trial: Trial) -> Codes:

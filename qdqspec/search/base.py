@@ -14,11 +14,15 @@ from qdqspec.types import Clock, Placement, Trial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A placement to build, and why: ``phase`` enters the journal, ``profile`` asks for layer times."""
+    """A placement to build, and why: ``phase`` enters the journal, ``profile`` asks for layer times.
+
+    One that is not ``timed`` is only run for its accuracy: no candidate, and not counted against the budget.
+    """
 
     placement: Placement
     phase: str
     profile: bool = False
+    timed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,8 @@ class SearchSetup:
     """All a strategy may know before its first question.
 
     ``noise`` is the deviation to expect of a measured ratio; ``seeds`` are placements worth trying first.
+    ``min_sqnr_db`` is what a candidate must reach to win; with ``pareto`` accuracy is an objective of its own.
+    Where neither is asked for, trials carry no SQNR.
     """
 
     space: SchemeSpace
@@ -34,6 +40,13 @@ class SearchSetup:
     trials: int = 60
     noise: float = 0.01
     seeds: tuple[Placement, ...] = ()
+    min_sqnr_db: float | None = None
+    pareto: bool = False
+
+    @property
+    def watches_accuracy(self) -> bool:
+        """Whether every trial tells its SQNR."""
+        return self.pareto or self.min_sqnr_db is not None
 
 
 class Strategy(Protocol):

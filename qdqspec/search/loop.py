@@ -13,11 +13,14 @@ from typing import Protocol
 from qdqspec.errors import BackendError
 from qdqspec.measure.bench import Bench
 from qdqspec.search.base import Strategy
-from qdqspec.types import Placement, Progress, Samples, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Samples, Trial
 
 Watch = Callable[[Progress], None]
 
-_REPEATS = ("noise", "confirm")  # phases that build anew what a trial has built before
+_REPEATS = (
+    "noise",
+    "confirm",
+)  # phases that build anew what a trial has built before, and that nobody asks for
 
 
 class TrialLog(Protocol):
@@ -71,14 +74,20 @@ def search(
     noise = next((t.samples for t in replay if t.phase == "noise"), None)
     recorded = iter([t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0)])
     expected = next(recorded, None)
-    while (not trials or budget.left(len(trials))) and (proposals := strategy.ask(1)):
+    while (not trials or budget.left(_candidates(trials))) and (proposals := strategy.ask(1)):
         proposal = proposals[0]
         if expected is not None and expected.placement.digest == proposal.placement.digest:
             trial, expected = expected, next(recorded, None)
             bench.recall(trial)
         else:
             expected = None
-            trial = bench.trial(len(trials), proposal.placement, proposal.phase, profile=proposal.profile)
+            trial = bench.trial(
+                len(trials),
+                proposal.placement,
+                proposal.phase,
+                profile=proposal.profile,
+                timed=proposal.timed,
+            )
             log.append(trial)
         _check_reference(trial)
         if not trials:
@@ -88,6 +97,10 @@ def search(
         if watch:
             watch(_progress(case, trials, budget, bench))
     return tuple(trials)
+
+
+def _candidates(trials: Sequence[Trial]) -> int:
+    return sum(trial.phase not in NOT_CANDIDATES for trial in trials)
 
 
 def _settle_noise(reference: Placement, known: Samples | None, bench: Bench, log: TrialLog) -> None:
@@ -106,13 +119,14 @@ def _check_reference(trial: Trial) -> None:
 
 def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) -> Progress:
     spent = budget.spent_seconds
-    by_trials = spent / len(trials) * (budget.trials - len(trials))
+    done = _candidates(trials)
+    by_trials = spent / len(trials) * (budget.trials - done)
     by_clock = budget.seconds - spent if budget.seconds is not None else by_trials
     verdicts = [t.race.verdict for t in trials if t.race]
     return Progress(
         case=case,
         phase=trials[-1].phase,
-        done=len(trials),
+        done=done,
         total=budget.trials,
         best=bench.best,
         kept=verdicts.count("faster"),

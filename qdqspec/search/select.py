@@ -5,10 +5,10 @@ Never ship what is not better than the reference: leaving the model alone is a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqspec.types import Interval, Placement, Trial
+from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +21,17 @@ class Choice:
     reason: str
 
 
-def finalists(trials: Sequence[Trial], everything: Placement) -> dict[str, Placement]:
-    """The roles to confirm: reference, winner, runner-up, and everything quantized."""
-    good = [t for t in trials if t.ok]
+def finalists(
+    trials: Sequence[Trial], everything: Placement, *, min_sqnr_db: float | None = None
+) -> dict[str, Placement]:
+    """The roles to confirm: reference, winner, runner-up, and everything quantized.
+
+    Winner and runner-up reach ``min_sqnr_db``; everything quantized is there for comparison.
+    """
+    good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in good if t.incumbent]
-    ranked = sorted(
-        (t for t in good if t.number > 0), key=lambda t: t.ratio if t.ratio is not None else float("inf")
-    )
+    sound = (t for t in good if t.number > 0 and reaches(t, min_sqnr_db))
+    ranked = sorted(sound, key=lambda t: t.ratio if t.ratio is not None else float("inf"))
     roles = {"reference": trials[0].placement, "winner": champions[-1].placement}
     others = [t.placement for t in ranked if t.placement.digest not in {p.digest for p in roles.values()}]
     if others:
@@ -37,16 +41,39 @@ def finalists(trials: Sequence[Trial], everything: Placement) -> dict[str, Place
     return roles
 
 
-def choose(roles: Mapping[str, Placement], ratios: Mapping[str, Interval]) -> Choice:
+def reaches(trial: Trial, min_sqnr_db: float | None) -> bool:
+    """Whether a trial is accurate enough."""
+    return min_sqnr_db is None or (trial.sqnr_db is not None and trial.sqnr_db >= min_sqnr_db)
+
+
+def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
+    """The trials that none other beats in both latency and accuracy, fastest first.
+
+    More than ``limit`` of them are thinned out evenly, keeping both ends.
+    """
+    known = [t for t in trials if t.ok and t.ratio is not None and t.sqnr_db is not None]
+    front: list[Trial] = []
+    for trial in sorted(known, key=lambda t: (t.ratio or 0.0, -(t.sqnr_db or 0.0))):
+        if not front or (trial.sqnr_db or 0.0) > (front[-1].sqnr_db or 0.0):
+            front.append(trial)
+    if len(front) <= limit:
+        return front
+    return [front[round(i * (len(front) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def choose(
+    roles: Mapping[str, Placement], ratios: Mapping[str, Interval], *, barred: Collection[str] = ()
+) -> Choice:
     """The simplest placement inside the best interval, if it is proved faster than the reference.
 
     Simplest means fewest activation pairs. Proved means that the whole 95 % interval lies below one.
+    ``barred`` are digests of placements that are not accurate enough.
     """
     reference = roles["reference"]
     proved = {
         role: ratio
         for role, ratio in ratios.items()
-        if ratio.high < 1 and roles[role].digest != reference.digest
+        if ratio.high < 1 and roles[role].digest not in (reference.digest, *barred)
     }
     if not proved:
         return Choice(role="reference", placement=reference, left_alone=True, reason=_why_not(roles, ratios))

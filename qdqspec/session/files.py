@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.types import Interval, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
+FRONT = "front"  # a folder, where the search had two objectives
 _SET_ASIDE = "trials.previous.jsonl"
 
 
@@ -34,19 +36,26 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
     of the latter ``notes`` is told, as of anything else that was found.
     """
     path = folder / JOURNAL
+    if _is_finished(path):
+        _set_aside(path)
     try:
         journal = Journal.open(path, header)
     except StateError as error:
         _set_aside(path)
         notes.append(f"{error.what}; it was set aside as {_SET_ASIDE}")
         journal = Journal.open(path, header)
-    if any(entry["phase"] == "confirm" for entry in journal.entries()):
-        journal.close()
-        _set_aside(path)
-        journal = Journal.open(path, header)
     notes.extend(journal.notes)
     with journal:
         yield journal
+
+
+def _is_finished(path: Path) -> bool:
+    """Whether a journal ends with a confirmation, whoever's it is."""
+    try:
+        last = path.read_bytes().splitlines()[-1:]
+        return bool(last) and json.loads(last[0])["phase"] == "confirm"
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # missing or damaged: opening it says what is wrong
 
 
 def _set_aside(path: Path) -> None:
@@ -65,6 +74,23 @@ def write_results(
     _write_placement(prepared, raw_winner, folder / RAW_MODEL)
     write_scheme(folder / SCHEME, result.winner, prepared.numbers.placed(result.winner), backend)
     write_text(folder / LAYERS, _layers(result.trials, result.winner))
+    if result.front:
+        _write_front(prepared, result, folder / FRONT)
+
+
+def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None:
+    """One model for each placement of the front, fastest first, and what was measured of them."""
+    make_folder(folder)
+    placements = {trial.placement.digest: trial.placement for trial in result.trials}
+    rows = ["file,digest,pairs,ratio,low,high,sqnr_db"]
+    for number, point in enumerate(result.front, 1):
+        name = f"{number}.onnx"
+        _write_placement(prepared, placements[point.placement], folder / name)
+        figures = (point.ratio.median, point.ratio.low, point.ratio.high, point.sqnr_db)
+        rows.append(
+            ",".join([name, point.placement, str(point.pairs), *(f"{value:.4f}" for value in figures)])
+        )
+    write_text(folder / "front.csv", "\n".join(rows) + "\n")
 
 
 def write_patterns(

@@ -16,9 +16,9 @@ from typing import Any
 
 from qdqspec.measure.journal import trial_from_json, trial_to_json
 from qdqspec.measure.store import Store, cache_key
-from qdqspec.types import Case, Placement, Provenance, SearchResult
+from qdqspec.types import Case, FrontPoint, Interval, Placement, Provenance, SearchResult
 
-STATE_VERSION = 1  # raised when what an entry means changes, so that old ones are not taken
+STATE_VERSION = 2  # raised when what an entry means changes, so that old ones are not taken
 _CONCLUSIONS = (
     "left_alone",
     "reason",
@@ -85,6 +85,7 @@ def keep(store: Store, key: str, result: SearchResult, raw_winner: Placement, fi
         (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
         conclusions |= {"winner": result.winner.digest, "raw_winner": raw_winner.digest}
+        conclusions["front"] = _plain(result.front)
         (folder / "search.json").write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         for name in _FILES:
             if (files / name).is_file():
@@ -106,6 +107,7 @@ def recall(store: Store, key: str) -> Kept | None:
         winner=placements[said["winner"]],
         trials=trials,
         provenance=Provenance(source="cached", age_seconds=store.age_seconds(folder)),
+        front=tuple(FrontPoint(**{**point, "ratio": Interval(**point["ratio"])}) for point in said["front"]),
         **{name: said[name] for name in _CONCLUSIONS},
     )
     return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,16 +21,28 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.measure.bench import Bench
 from qdqspec.measure.journal import Journal
 from qdqspec.measure.stats import inverse
+from qdqspec.parity.gate import OutputGate
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Watch, search
-from qdqspec.search.select import choose, finalists
+from qdqspec.search.select import choose, finalists, front_of, reaches
 from qdqspec.session.prepare import Candidates, Prepared, require_path
-from qdqspec.types import Clock, LatencyEvidence, Placement, SearchResult, Trial, TuneRules
+from qdqspec.session.warm import Start, seeds
+from qdqspec.types import (
+    Clock,
+    FrontPoint,
+    Interval,
+    LatencyEvidence,
+    Placement,
+    SearchResult,
+    Trial,
+    TuneRules,
+)
 
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
+FRONT = 8  # placements of a front that are built afresh and timed together
 NO_PLACEMENT = Placement(sites=frozenset())
 
 
@@ -45,6 +57,13 @@ class Tuned:
     latency: LatencyEvidence
     raw_winner: Placement
     confirmed: tuple[tuple[str, Trial], ...]
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """Confirmed ratios to the reference, by digest of the placement."""
+        ratios = self.latency.ratios
+        found = {trial.placement.digest: ratios[role] for role, trial in self.confirmed if role in ratios}
+        return {**found, self.result.winner.digest: ratios["tuned"]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,21 +91,25 @@ def tune(prepared: Prepared, bench_of: Workbench, journal: Journal) -> Tuned:
     with TemporaryDirectory(prefix="qdqspec-") as folder:
         bench = _bench(prepared, bench_of, Path(folder), order)
         try:
-            strategy = _strategy(rules, space, bench.clock, lots)
+            strategy = _strategy(prepared, bench_of, bench.clock, lots)
             trials = search(
                 strategy,
                 bench,
-                _budget(rules, settings),
+                _budget(rules, space, settings),
                 journal,
                 case=prepared.case.name,
                 replay=journal.trials(),
                 watch=bench_of.watch,
             )
-            roles = finalists(trials, space.resolve(space.everything()))
-            measured = bench.compare({**roles, "tuned": roles["winner"]})
+            roles = finalists(trials, space.resolve(space.everything()), min_sqnr_db=rules.min_sqnr_db)
+            front = _front_roles(trials, roles, rules)
+            measured = bench.compare({**roles, **front, "tuned": roles["winner"]})
         finally:
             bench.close()
-    choice = choose(roles, {role: ratio for role, ratio in measured.ratios.items() if role in roles})
+    barred = {trial.placement.digest for trial in trials if not reaches(trial, rules.min_sqnr_db)}
+    choice = choose(
+        roles, {role: ratio for role, ratio in measured.ratios.items() if role in roles}, barred=barred
+    )
     result = SearchResult(
         winner=choice.placement,
         trials=trials,
@@ -99,6 +122,7 @@ def tune(prepared: Prepared, bench_of: Workbench, journal: Journal) -> Tuned:
         blocks=len(space.units),
         regions=len(prepared.regions),
         patterns=len({region.pattern for region in prepared.regions}),
+        front=_front(trials, {**roles, **front}, measured) if front else (),
     )
     confirmed = tuple(
         (role, _confirmed(number, role, placement, measured))
@@ -110,6 +134,41 @@ def tune(prepared: Prepared, bench_of: Workbench, journal: Journal) -> Tuned:
         raw_winner=roles["winner"],
         confirmed=confirmed,
     )
+
+
+def _front_roles(
+    trials: Sequence[Trial], roles: Mapping[str, Placement], rules: TuneRules
+) -> dict[str, Placement]:
+    """The placements of the front that are no finalists already, for a search with two objectives."""
+    if rules.objective != "pareto":
+        return {}
+    known = {placement.digest for placement in roles.values()}
+    members = [t.placement for t in front_of(trials, FRONT) if t.placement.digest not in known]
+    return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
+
+
+def _front(
+    trials: Sequence[Trial], roles: Mapping[str, Placement], measured: LatencyEvidence
+) -> tuple[FrontPoint, ...]:
+    """What remains of the front once its members were built afresh and timed together."""
+    sqnr = {t.placement.digest: t.sqnr_db for t in trials if t.ok and t.sqnr_db is not None}
+    timed = [
+        (measured.ratios[role], p)
+        for role, p in roles.items()
+        if role in measured.ratios and p.digest in sqnr
+    ]
+    points: list[FrontPoint] = []
+    for ratio, placement in sorted(timed, key=lambda pair: pair[0].median):
+        if not points or sqnr[placement.digest] > points[-1].sqnr_db:
+            points.append(
+                FrontPoint(
+                    placement=placement.digest,
+                    pairs=placement.pairs,
+                    ratio=ratio,
+                    sqnr_db=sqnr[placement.digest],
+                )
+            )
+    return tuple(points)
 
 
 def renamed(measured: LatencyEvidence, role: str) -> LatencyEvidence:
@@ -136,31 +195,64 @@ def _confirmed(number: int, role: str, placement: Placement, measured: LatencyEv
 
 
 def _bench(prepared: Prepared, work: Workbench, folder: Path, random: np.random.Generator) -> Bench:
+    rules = prepared.case.tune
     store = WeightStore(folder, base=require_path(prepared.given).parent)
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
     return Bench(
         work.backend,
         Candidates(folder, require_path(prepared.given), lambda placement: inserter.insert(placement).proto),
         prepared.sample,
-        clock=clock_for(prepared.case.tune, work.settings.threads),
+        clock=clock_for(rules, work.settings.threads),
         random=random,
         options=work.options,
         exclusive=work.exclusive,
+        sqnr_db=_gate(prepared, work) if _watches_accuracy(rules) else None,
+        min_sqnr_db=rules.min_sqnr_db,
     )
 
 
-def _strategy(rules: TuneRules, space: SchemeSpace, clock: Clock, random: np.random.Generator) -> Strategy:
-    make = cast("type[Strategy]", resolve("strategy", rules.strategy))
-    setup = SearchSetup(space=space, clock=clock, preset=rules.preset, trials=trials_of(rules))
-    return make(setup, random)
+def _watches_accuracy(rules: TuneRules) -> bool:
+    return rules.objective == "pareto" or rules.min_sqnr_db is not None
 
 
-def trials_of(rules: TuneRules) -> int:
-    """How many search builds the case allows."""
-    return rules.trials if rules.trials is not None else TRIALS[rules.preset]
+def _gate(prepared: Prepared, work: Workbench) -> OutputGate:
+    """The reference's outputs on calibration samples, for the accuracy of candidates."""
+    with closing(work.backend.build(require_path(prepared.given), work.options)) as reference:
+        return OutputGate(reference, prepared.feeds())
 
 
-def _budget(rules: TuneRules, settings: Settings) -> Budget:
+def _strategy(prepared: Prepared, work: Workbench, clock: Clock, random: np.random.Generator) -> Strategy:
+    rules, space = prepared.case.tune, prepared.space
+    device = work.backend.device(work.options).key
+    start = Start(space=space, backend=work.backend.target, device=device, note=prepared.warnings.append)
+    setup = SearchSetup(
+        space=space,
+        clock=clock,
+        preset=rules.preset,
+        trials=trials_of(rules, space),
+        seeds=seeds(rules.start_from, start),
+        min_sqnr_db=rules.min_sqnr_db,
+        pareto=rules.objective == "pareto",
+    )
+    return _named(rules.strategy)(setup, random)
+
+
+def _named(strategy: str) -> type[Strategy]:
+    return cast("type[Strategy]", resolve("strategy", strategy))
+
+
+def trials_of(rules: TuneRules, space: SchemeSpace) -> int:
+    """How many search builds the case allows: as asked, else as its strategy or the preset has it.
+
+    A strategy may have a budget of its own, as a function ``default_trials(preset, space)``.
+    """
+    if rules.trials is not None:
+        return rules.trials
+    own: Callable[[str, SchemeSpace], int] | None = getattr(_named(rules.strategy), "default_trials", None)
+    return TRIALS[rules.preset] if own is None else own(rules.preset, space)
+
+
+def _budget(rules: TuneRules, space: SchemeSpace, settings: Settings) -> Budget:
     limits = [60 * rules.minutes if rules.minutes is not None else None, settings.time_limit]
     seconds = min((limit for limit in limits if limit is not None), default=None)
-    return Budget(trials=trials_of(rules), seconds=seconds)
+    return Budget(trials=trials_of(rules, space), seconds=seconds)

@@ -30,7 +30,9 @@ from qdqspec.types.evidence import (
 )
 from qdqspec.types.judged import CaseRecord, CheckResult, RunRecord, Section, Verdict
 from qdqspec.types.measured import (
+    NOT_CANDIDATES,
     DeviceKey,
+    FrontPoint,
     Interval,
     LayerTime,
     Progress,
@@ -45,6 +47,7 @@ from qdqspec.types.words import LABELS, Clock, EvidenceKind, Label, Optimizer, O
 
 __all__ = [
     "LABELS",
+    "NOT_CANDIDATES",
     "AccuracyEvidence",
     "BaselineState",
     "Case",
@@ -57,6 +60,7 @@ __all__ = [
     "DeviceKey",
     "Evidence",
     "EvidenceKind",
+    "FrontPoint",
     "InputShape",
     "Inputs",
     "Interval",

@@ -132,10 +132,12 @@ class Provenance:
 class FrontPoint:
     """A placement that no other one beats in both latency and accuracy, each measured on it.
 
-    ``ratio`` is its time over the reference's, from fresh builds; ``sqnr_db`` that of its worst output.
+    ``placement`` is its digest, ``pairs`` how many activations it quantizes, ``ratio`` its time over the
+    reference's, from fresh builds; ``sqnr_db`` is that of its worst output.
     """
 
-    placement: Placement
+    placement: str
+    pairs: int
     ratio: Interval
     sqnr_db: float
 

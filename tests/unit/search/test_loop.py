@@ -55,7 +55,9 @@ class Bench:
         self.noises: list[Samples] = []
         self.best: float | None = None
 
-    def trial(self, number: int, what: Placement, phase: str, *, profile: bool = False) -> Trial:
+    def trial(
+        self, number: int, what: Placement, phase: str, *, profile: bool = False, timed: bool = True
+    ) -> Trial:
         name = NAME_OF[what.digest]
         self.built.append(name)
         if self.log is not None:

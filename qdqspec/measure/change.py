@@ -1,0 +1,176 @@
+"""What changed between two runs that each timed several fresh builds. Pure; may import floor 0, numpy, `stats`.
+
+Two questions are asked, because each is blind to what the other sees. Builds of one model differ by a per
+cent or two, so an interval counts builds: a thousand runs of one unlucky build prove nothing. Few builds
+have a mean that one outlier moves, so a rank test counts rounds, and outliers are one rank like others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from qdqspec.measure.stats import Floats, pooled_deviation, student_t, trimmed_mean
+from qdqspec.types import Change, Clock, Interval, LatencyEvidence, Samples
+
+RANK_ALPHA = 0.01  # one-sided
+UNKNOWN_DEVIATION = 0.024  # between builds, where one build a role tells nothing: the largest we have seen
+_ENOUGH = 200  # degrees of freedom from which Student's t is the normal distribution to two digits
+
+Builds = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildTimes:
+    """Milliseconds of one run on one clock: a sequence for each fresh build, all of one length.
+
+    With a ``reference`` it is the ratio tuned / reference that is compared, and position ``i`` of every
+    sequence belongs to one round, so that drift goes out; without one, the times themselves are.
+    """
+
+    tuned: Builds
+    reference: Builds = ()
+
+    @property
+    def alone(self) -> bool:
+        """Whether the reference itself is what is shipped: the ratio is exactly one."""
+        return self.tuned == self.reference
+
+
+def ratio_times(latency: LatencyEvidence) -> BuildTimes:
+    """The samples of tuned and reference on the gating clock, build by build."""
+    times = [
+        builds_of(latency.samples[role], latency.clock, latency.builds) for role in ("tuned", "reference")
+    ]
+    return BuildTimes(tuned=times[0], reference=times[1])
+
+
+def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
+    """Samples that were joined build by build, apart again; one build where they do not divide evenly."""
+    values = samples.on(clock)
+    count = builds if builds > 0 and len(values) % builds == 0 else 1
+    length = len(values) // count
+    return tuple(values[start : start + length] for start in range(0, len(values), length))
+
+
+def ratio_interval(times: BuildTimes) -> Interval:
+    """The ratio tuned / reference (without a reference: the time) with its 95 % interval."""
+    level = _level(times)
+    return _interval(level.center, level.variance, level.freedom)
+
+
+def change_between(now: BuildTimes, before: BuildTimes) -> Change:
+    """How the ratio (without references: the time) changed, now over before.
+
+    The interval is Welch's (1947): each run has its own noise between builds. The rank test is that of Mann
+    and Whitney (1947) on the logarithms of each round, its bounds those of Hodges and Lehmann (1963).
+    """
+    ours, theirs = _level(now), _level(before)
+    variance = ours.variance + theirs.variance
+    freedom = _welch(ours, theirs)
+    return Change(
+        builds=_interval(ours.center - theirs.center, variance, freedom),
+        ranks=_exponential(shift_bounds(ours.rounds, theirs.rounds)),
+        p_value=mann_whitney_p(ours.rounds, theirs.rounds),
+    )
+
+
+def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
+    """Two-sided p-value of the rank test that neither sample tends to larger values.
+
+    Normal approximation with corrections for ties and continuity.
+    """
+    above = _count_above(ours, theirs)
+    pairs = len(ours) * len(theirs)
+    deviation = _rank_deviation(ours, theirs)
+    if deviation == 0:
+        return 1.0
+    distance = max(0.0, abs(above - pairs / 2) - 0.5) / deviation
+    return math.erfc(distance / math.sqrt(2))
+
+
+def shift_bounds(
+    ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, alpha: float = RANK_ALPHA
+) -> Interval:
+    """By how much ours lie above theirs: median of all differences, and what the rank test leaves possible.
+
+    A shift outside the bounds is rejected, with error ``alpha`` on each side. Samples too small to reject
+    anything have infinite bounds.
+    """
+    differences = np.sort(np.subtract.outer(np.asarray(ours), np.asarray(theirs)), axis=None)
+    pairs = len(differences)
+    deviation = math.sqrt(pairs * (len(ours) + len(theirs) + 1) / 12)
+    needed = math.ceil(pairs / 2 + 0.5 + NormalDist().inv_cdf(1 - alpha) * deviation)
+    known = needed <= pairs
+    return Interval(
+        median=float(np.median(differences)),
+        low=float(differences[pairs - needed]) if known else -math.inf,
+        high=float(differences[needed - 1]) if known else math.inf,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """One run in logarithms: its value, the variance of that, its degrees of freedom, and every round."""
+
+    center: float
+    variance: float
+    freedom: float
+    rounds: Floats
+
+
+def _level(times: BuildTimes) -> _Level:
+    logs = [
+        np.log(np.asarray(builds, dtype=np.float64)) for builds in (times.tuned, times.reference) if builds
+    ]
+    if times.alone:
+        return _Level(0.0, 0.0, math.inf, np.zeros(logs[0].shape[1]))
+    if times.reference:
+        rounds = np.concatenate(logs).mean(axis=0)
+        logs = [group - rounds for group in logs]
+    levels = [[trimmed_mean(build) for build in group] for group in logs]
+    deviation, freedom = pooled_deviation(levels)
+    if not freedom:
+        deviation = UNKNOWN_DEVIATION
+    means = [float(np.mean(group)) for group in levels]
+    by_round = [group.mean(axis=0) for group in logs]
+    return _Level(
+        center=means[0] - (means[1] if times.reference else 0.0),
+        variance=deviation**2 * sum(1 / len(group) for group in levels),
+        freedom=freedom or math.inf,
+        rounds=by_round[0] - by_round[1] if times.reference else by_round[0],
+    )
+
+
+def _welch(one: _Level, other: _Level) -> float:
+    """Degrees of freedom of the sum of two variances (Welch and Satterthwaite)."""
+    parts = sum(level.variance**2 / level.freedom for level in (one, other))
+    return (one.variance + other.variance) ** 2 / parts if parts else math.inf
+
+
+def _interval(center: float, variance: float, freedom: float) -> Interval:
+    reach = student_t(0.95, int(min(freedom, _ENOUGH))) * math.sqrt(variance) if variance else 0.0
+    return _exponential(Interval(median=center, low=center - reach, high=center + reach))
+
+
+def _exponential(logs: Interval) -> Interval:
+    return Interval(median=math.exp(logs.median), low=math.exp(logs.low), high=math.exp(logs.high))
+
+
+def _count_above(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
+    """Mann and Whitney's U: pairs in which ours is larger; equal ones count half."""
+    differences = np.subtract.outer(np.asarray(ours), np.asarray(theirs))
+    return float((differences > 0).sum() + 0.5 * (differences == 0).sum())
+
+
+def _rank_deviation(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
+    """Standard deviation of U where nothing differs, given the ties."""
+    together = np.concatenate([np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)])
+    count = len(together)
+    _, sizes = np.unique(together, return_counts=True)
+    ties = float((sizes.astype(np.float64) ** 3 - sizes).sum()) / (count * (count - 1))
+    return math.sqrt(max(0.0, len(ours) * len(theirs) / 12 * (count + 1 - ties)))

@@ -1,0 +1,51 @@
+"""How accurate a candidate is, cheaply, while a search goes on. May import floors 0 to 2 and this room.
+
+The reference's outputs on a few samples are kept; a candidate is run on the same samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+import numpy as np
+
+from qdqspec.backends.base import Array, Engine
+from qdqspec.parity.compare import sqnr_db
+
+SAMPLES = 8
+MOST_DB = 200.0  # what equal outputs count as: JSON has no infinity
+
+
+class OutputGate:
+    """Tells the SQNR of an engine's worst output, in dB, against the reference's on the same samples."""
+
+    def __init__(
+        self, reference: Engine, feeds: Iterable[Mapping[str, Array]], samples: int = SAMPLES
+    ) -> None:
+        self._pairs = [(feed, reference.run(feed)) for feed in islice(feeds, samples)]
+
+    def __call__(self, engine: Engine) -> float:
+        """Run an engine on the samples; an output that is not finite or of another shape is worst of all."""
+        signal: dict[str, float] = {}
+        noise: dict[str, float] = {}
+        for feed, expected in self._pairs:
+            seen = engine.run(feed)
+            for name, values in expected.items():
+                if np.issubdtype(values.dtype, np.floating):
+                    power, error = _powers(values, seen.get(name))
+                    signal[name] = signal.get(name, 0.0) + power
+                    noise[name] = noise.get(name, 0.0) + error
+        ratios = (sqnr_db(signal[name], noise[name]) for name in signal)
+        return float(np.clip(min(ratios, default=MOST_DB), -MOST_DB, MOST_DB))
+
+
+def _powers(expected: Array, seen: Array | None) -> tuple[float, float]:
+    """Signal and noise power of one output; infinite noise where it cannot be compared."""
+    reference = expected.astype(np.float64)
+    finite = np.isfinite(reference)
+    power = float(np.square(reference[finite]).sum())
+    if seen is None or seen.shape != expected.shape or not np.isfinite(seen[finite]).all():
+        return power, math.inf
+    return power, float(np.square(reference[finite] - seen[finite].astype(np.float64)).sum())
