@@ -20,10 +20,14 @@ from qdqspec.registry import did_you_mean, names
 from qdqspec.types import Case
 
 Mode = Literal["run", "measure", "verify", "plan"]
+BaselinePolicy = Literal["require", "warn", "off"]
+Update = Literal["new", "changed", "all"]
 
 ENVIRONMENT_PREFIX = "QDQSPEC_"
 MODES: tuple[Mode, ...] = ("run", "measure", "verify", "plan")
 REQUIREMENTS = ("device", "conclusive")
+BASELINE_POLICIES: tuple[BaselinePolicy, ...] = ("require", "warn", "off")
+UPDATES: tuple[Update, ...] = ("new", "changed", "all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +35,9 @@ class Settings:
     """The values of a run. Relative paths are taken from ``root``.
 
     ``time_limit`` is in seconds. ``require`` turns skips into failures: ``device`` those for a missing
-    backend, ``conclusive`` those for an undecided measurement. ``origins`` tells for each option that
-    was given where it came from; ``layout`` is how `folder` divides ``output``.
+    backend, ``conclusive`` those for an undecided measurement. ``baseline`` says what becomes of a missing
+    baseline; where it is not given, ``ci`` decides. ``origins`` tells for each option that was given where
+    it came from; ``layout`` is how `folder` divides ``output``.
     """
 
     root: Path = field(default_factory=Path.cwd)
@@ -49,12 +54,21 @@ class Settings:
     report: tuple[Path, ...] = ()
     json: Path | None = None
     allow_path: tuple[Path, ...] = ()
+    baseline: BaselinePolicy | None = None
+    update: Update | None = None
+    update_in_ci: bool = False
+    ci: bool = False
     layout: Literal["spec/case", "case", ""] = "spec/case"
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "output"):
             object.__setattr__(self, name, self.root / getattr(self, name))
+
+    @property
+    def baselines_required(self) -> bool:
+        """Whether a missing baseline is a failure: in CI, unless told otherwise."""
+        return self.baseline == "require" or (self.baseline is None and self.ci)
 
     def folder(self, case: Case) -> Path:
         """Where the files of a case go: ``output/<spec>/<case>``, or as ``layout`` says."""
@@ -198,6 +212,21 @@ OPTIONS: tuple[Option, ...] = (
         kind="many",
         help="A folder outside the root that specs may name files in. Repeatable.",
     ),
+    Option(
+        name="baseline",
+        parse=_one_of(BASELINE_POLICIES),
+        metavar="POLICY",
+        help="Where a regression check has no baseline to compare with: require fails, warn skips; off "
+        "compares nothing (default: require in CI, warn elsewhere).",
+    ),
+    Option(
+        name="update",
+        parse=_one_of(UPDATES),
+        metavar="WHICH",
+        help="Write baselines. new: those that are missing; changed: also those that no longer hold; all: "
+        "every one of the checks selected. Commit them.",
+    ),
+    Option(name="update-in-ci", parse=_switch, kind="switch", help="Allow --qdq-update in CI."),
 )
 _BY_KEY = {option.key: option for option in OPTIONS}
 
@@ -254,9 +283,22 @@ def load_settings(
     for layer, base in zip(layers, (root, here, here), strict=True):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(_BY_KEY[key], value, origin, base), origin=origin)
+    variables = os.environ if environ is None else environ
+    ci = variables.get("CI", "").lower() not in ("", "false")
+    _refuse_update_in_ci(found, ci=ci)
     values: dict[str, Any] = {key: setting.value for key, setting in found.items()}
     origins = {key: setting.origin for key, setting in found.items()}
-    return Settings(root=root, layout=layout, origins=origins, **values)
+    return Settings(root=root, layout=layout, origins=origins, ci=ci, **values)
+
+
+def _refuse_update_in_ci(found: Mapping[str, Setting], *, ci: bool) -> None:
+    """A baseline that CI writes would accept whatever CI was to find out."""
+    allowed = "update_in_ci" in found and found["update_in_ci"].value is True
+    if ci and "update" in found and not allowed:
+        raise ConfigError(
+            f"{found['update'].origin}: baselines are not written in CI (the variable CI is set)",
+            cure="write them on the same kind of machine and commit them, or add --qdq-update-in-ci",
+        )
 
 
 def list_settings(settings: Settings) -> tuple[Setting, ...]:

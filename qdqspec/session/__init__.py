@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from qdqspec import __version__
 from qdqspec.backends.base import Availability, BuildOptions
+from qdqspec.baseline.store import Renewal
 from qdqspec.checks.base import Check
 from qdqspec.config import Settings
 from qdqspec.graph.model import Model
@@ -102,6 +103,7 @@ class Session:
             parity=work.parity if "parity" in needs else None,
             accuracy=work.accuracy if "accuracy" in needs else {},
             size_bytes=work.sizes if "size" in needs else {},
+            regression=work.gate.evidence if "regression" in needs else {},
             survival=work.survival if "survival" in needs else {},
             node_ops={node.name: node.op_type for node in work.given.nodes},
             output=work.output,
@@ -141,6 +143,10 @@ class Session:
             if judged
         )
         return RunRecord(version=__version__, started=started, seconds=time.monotonic() - clock, cases=cases)
+
+    def renewals(self) -> tuple[Renewal, ...]:
+        """Baseline entries that ``update`` asked for and that were measured; whoever owns the run writes them."""
+        return tuple(renewal for work in self._works.values() for renewal in work.renewals)
 
     def close(self) -> None:
         """End the child processes."""

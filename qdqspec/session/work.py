@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from functools import cached_property
+from datetime import UTC, datetime
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from filelock import FileLock
 
 from qdqspec import __version__
 from qdqspec.backends.base import Array, Engine
+from qdqspec.baseline.compare import Conditions, rules_of
+from qdqspec.baseline.store import Renewal
 from qdqspec.errors import BackendError, DataError, QdqspecError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measure.bench import Bench
@@ -24,6 +27,7 @@ from qdqspec.parity.metrics import accuracy
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.survival import check_survival
 from qdqspec.session.files import make_folder, open_journal, take_results, write_results
+from qdqspec.session.gate import Gate, Gatekeeper, clock_of
 from qdqspec.session.kept import SCHEME, Kept, data_digest, keep, key_of, recall
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.tuning import NO_PLACEMENT, Tuned, Workbench, clock_for, tune
@@ -148,6 +152,35 @@ class CaseWork:
         return {found.optimizer: found for found in check_survival(self.tuned_path, tuple(names))}
 
     @cached_property
+    def gate(self) -> Gate:
+        """The case beside its committed baseline; empty in a run without timing."""
+        latency = self.latency
+        if latency is None:
+            return Gate()
+        keeper = Gatekeeper(
+            self.case,
+            self._work.settings,
+            self.device,
+            Conditions(
+                clock=clock_of(latency),
+                model_sha256=self.given.sha256,
+                rules=rules_of(self.case),
+                scheme=self.search.winner.digest,
+                environment={"qdqspec": __version__, **self.device.details},
+            ),
+            latency,
+            partial(self._measured, self.kept),
+            now=datetime.now(UTC).isoformat(timespec="seconds"),
+            note=self.prepared.warnings.append,
+        )
+        return keeper.gate()
+
+    @property
+    def renewals(self) -> tuple[Renewal, ...]:
+        """Baseline entries measured in this session and not yet written."""
+        return self.gate.renewals if "gate" in self.__dict__ else ()
+
+    @cached_property
     def sizes(self) -> dict[str, int]:
         """Bytes of the model files, external data included."""
         return {"reference": _size(require_path(self.given), self.given), "tuned": _size(self.tuned_path)}
@@ -259,11 +292,11 @@ class CaseWork:
         write_results(self.prepared, result, placement, folder, self._work.backend.target)
         return Kept(result=result, folder=folder, raw_winner=placement)
 
-    def _measured(self, kept: Kept) -> LatencyEvidence:
+    def _measured(self, kept: Kept, builds: int = 3, rounds: int = 24) -> LatencyEvidence:
         """As `_timed`; raises `BackendError` where the tuned model does not run any more."""
         if kept.model is None:
             return self._timed(kept, builds=VERIFY_BUILDS, rounds=VERIFY_ROUNDS)
-        measured = self._timed(kept)
+        measured = self._timed(kept, builds, rounds)
         if "tuned" not in measured.samples:
             raise BackendError(
                 f"the tuned model could not be built and run again: {measured.failures['tuned']}",

@@ -1,0 +1,74 @@
+"""Whether a run may be compared with a baseline at all, and what else differs. May import floor 0 and this room.
+
+What decides how fast a model is asked to be must be the same: model, quantization rules, shapes, clock. The
+device is the file's name. Versions, clocks of the processor and the like are told, and refuse nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qdqspec.baseline.store import Entry
+from qdqspec.types import Case, Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Under what a run's ratio was taken."""
+
+    clock: Clock
+    model_sha256: str
+    rules: Mapping[str, Any]
+    scheme: str
+    environment: Mapping[str, str]
+
+
+def rules_of(case: Case) -> dict[str, Any]:
+    """What a case asks for that a ratio depends on, as JSON values by flat names. The search's budget is not in it."""
+    quantize, patterns, inputs = case.quantize, case.patterns, case.inputs
+    shapes = [
+        {name: [list(shape.min), list(shape.opt), list(shape.max)] for name, shape in profile.shapes.items()}
+        for profile in inputs.profiles
+    ]
+    return {
+        "quantize.format": quantize.format,
+        "quantize.calibration": quantize.calibration,
+        "quantize.weights": quantize.weights,
+        "quantize.activations": quantize.activations,
+        "patterns.allow": sorted(patterns.allow),
+        "patterns.deny": sorted(patterns.deny),
+        "patterns.include": sorted(patterns.include),
+        "patterns.exclude": sorted(patterns.exclude),
+        "inputs.shapes": shapes,
+        "inputs.batch": inputs.batch,
+    }
+
+
+def unlikeness(entry: Entry, now: Conditions) -> str:
+    """Why the two must not be compared; empty where they may be."""
+    if entry.model_sha256 != now.model_sha256:
+        return f"it is of another model ({entry.model_sha256[:12]}, now {now.model_sha256[:12]})"
+    if entry.clock != now.clock:
+        return f"it was taken on the {entry.clock} clock, and this run is judged on the {now.clock} clock"
+    for name in sorted(entry.rules.keys() & now.rules.keys()):
+        if entry.rules[name] != now.rules[name]:
+            return f"{name} was {_shown(entry.rules[name])}, is {_shown(now.rules[name])}"
+    return ""
+
+
+def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
+    """What else is not as it was; it may explain a change, and refuses nothing."""
+    notes = [] if entry.scheme == now.scheme else [f"placement: was {entry.scheme}, is {now.scheme}"]
+    for name in sorted(entry.environment.keys() | now.environment.keys()):
+        old, new = entry.environment.get(name, "unknown"), now.environment.get(name, "unknown")
+        if old != new:
+            notes.append(f"{name}: was {old}, is {new}")
+    return tuple(notes)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "empty"
+    return "unset" if value is None else str(value)

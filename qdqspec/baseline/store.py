@@ -1,0 +1,210 @@
+"""Committed baselines: ``__baselines__/<spec>/<device>.json`` beside a spec. May import floor 0, pydantic.
+
+A file holds, for every case and check of its spec, the ratio tuned / reference on one device, with the raw
+samples it was taken from. Keys are sorted and each build's samples stand on one line, so that a diff shows
+what changed. What is read was written by somebody else: any bytes give a baseline or one clear error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from qdqspec.errors import OutputError, StateError
+from qdqspec.types import Case, Clock, DeviceKey, Interval
+
+FOLDER = "__baselines__"
+SCHEMA_VERSION: Final = 1
+_LARGEST = 64 << 20  # bytes: a thousand cases have a tenth of it
+_RENEW = "restore it from version control, or write it anew with --qdq-update=all"
+
+Name: TypeAlias = tuple[str, str]  # case and entry: ("int8-b8", "regression")
+Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Times = tuple[tuple[Milliseconds, ...], ...]  # a sequence for each fresh build
+
+
+class _Part(BaseModel):
+    """One JSON object. Unknown keys are those of a newer minor version, and ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class RoleTimes(_Part):
+    """The runs of one role on both clocks, build by build; ``cpu_ms`` is empty where it was not taken."""
+
+    wall_ms: Times
+    cpu_ms: Times = ()
+
+    def on(self, clock: Clock) -> Times:
+        """Those of a clock."""
+        return self.cpu_ms if clock == "cpu" else self.wall_ms
+
+
+class Ratio(_Part):
+    """Tuned over reference, with the bounds of its 95 % interval."""
+
+    median: Milliseconds
+    low: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    high: Milliseconds
+
+    @property
+    def interval(self) -> Interval:
+        """The same as an interval."""
+        return Interval(median=self.median, low=self.low, high=self.high)
+
+
+class Entry(_Part):
+    """What held of one check of one case.
+
+    ``model_sha256``, ``rules`` and ``clock`` must be those of a run that is compared with it;
+    ``environment``, ``scheme`` and ``recorded`` (ISO 8601, UTC) are only told.
+    """
+
+    ratio: Ratio
+    clock: Clock
+    samples: dict[Literal["tuned", "reference"], RoleTimes]
+    model_sha256: str
+    rules: dict[str, Any]
+    scheme: str
+    environment: dict[str, str] = Field(default_factory=dict)
+    recorded: str = ""
+
+    @model_validator(mode="after")
+    def _has_whole_rounds(self) -> Self:
+        times = [self.samples[role].on(self.clock) for role in ("tuned", "reference") if role in self.samples]
+        lengths = {len(build) for builds in times for build in builds}
+        if len(times) != 2 or not all(times) or len(lengths) != 1 or 0 in lengths:
+            raise ValueError("tuned and reference need samples on the gating clock, equally many a build")
+        return self
+
+
+class Baseline(_Part):
+    """One file."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    device: str
+    cases: dict[str, dict[str, Entry]] = Field(default_factory=dict)
+
+    def entry(self, name: Name) -> Entry | None:
+        """The entry of a case's check."""
+        return self.cases.get(name[0], {}).get(name[1])
+
+    def names(self) -> tuple[Name, ...]:
+        """Every entry, sorted."""
+        return tuple(sorted((case, check) for case, checks in self.cases.items() for check in checks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """An entry to write, and the ratio it replaces."""
+
+    file: Path
+    device: str
+    name: Name
+    old: float | None
+    entry: Entry
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, to be sent to another process."""
+        data = {"file": str(self.file), "device": self.device, "name": list(self.name), "old": self.old}
+        return {**data, "entry": self.entry.model_dump(mode="json")}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Renewal:
+        """What `to_json` gave."""
+        return cls(
+            file=Path(data["file"]),
+            device=data["device"],
+            name=(data["name"][0], data["name"][1]),
+            old=data["old"],
+            entry=Entry.model_validate(data["entry"]),
+        )
+
+
+def baseline_file(case: Case, device: DeviceKey) -> Path | None:
+    """Where the baseline of a case's spec stands for a device; ``None`` for a case without a spec."""
+    if case.spec is None:
+        return None
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", device.key).strip("-.")[:120] or "device"
+    return case.spec.parent / FOLDER / case.spec_name / f"{stem}.json"
+
+
+def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
+    """The files named, and all baselines below the folders named, sorted."""
+    for path in paths:
+        if path.is_dir():
+            yield from sorted(file for file in path.rglob(f"{FOLDER}/*/*.json") if file.is_file())
+        else:
+            yield path
+
+
+def read_baseline(path: Path) -> Baseline | None:
+    """The baselines in a file, ``None`` where there is none; raises `StateError` where it is damaged."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise StateError("this is too large to be a baseline", where=path, cure=_RENEW)
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateError(f"the baseline cannot be read: {error.strerror}", where=path, cure=_RENEW) from None
+    try:
+        return Baseline.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise StateError(
+            f"this is not a baseline: {place}: {first['msg']}", where=path, cure=_RENEW
+        ) from None
+
+
+def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: Iterable[Name] = ()) -> None:
+    """Put entries into a file and drop others; a file without entries is removed.
+
+    A damaged file is written anew with what is put. Raises `OutputError` where it cannot be written.
+    """
+    try:
+        known = read_baseline(path)
+    except StateError:
+        known = None
+    cases = {case: dict(checks) for case, checks in known.cases.items()} if known else {}
+    for case, check in drop:
+        cases.get(case, {}).pop(check, None)
+    for (case, check), entry in put.items():
+        cases.setdefault(case, {})[check] = entry
+    kept = {case: checks for case, checks in cases.items() if checks}
+    _replace(path, _text(Baseline(device=device, cases=kept)) if kept else None)
+
+
+def _text(baseline: Baseline) -> str:
+    text = json.dumps(baseline.model_dump(mode="json"), indent=1, sort_keys=True, allow_nan=False)
+    # A line break never stands inside a JSON string, so this meets arrays of numbers only.
+    return re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
+
+
+def _replace(path: Path, text: str | None) -> None:
+    """Write the file whole or not at all, or remove it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if text is None:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise OutputError(
+            f"the baseline cannot be written: {error.strerror}",
+            where=path,
+            cure="make the folder writable, or free some space",
+        ) from None

@@ -1,0 +1,200 @@
+"""Is the tuned model as fast, beside its reference, as the committed baseline says? May import floor 0, pydantic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from qdqspec.checks._verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams, Fraction
+from qdqspec.types import (
+    Change,
+    Evidence,
+    EvidenceKind,
+    Interval,
+    Outcome,
+    RegressionEvidence,
+    Section,
+    Verdict,
+)
+from qdqspec.units import percent_text, plain, share_text
+
+ENTRY = "regression"  # the baseline entry of checks that have no id of their own
+
+
+class RegressionParams(CheckParams):
+    """How much slower than its baseline a model may become."""
+
+    kind: Literal["regression"]
+    max: Annotated[Fraction, Field(gt=0, allow_inf_nan=False)] = Field(
+        0.05,
+        description="Largest growth of the ratio tuned / reference over the baseline's: 5% or 0.05.",
+    )
+
+    @property
+    def evidence_key(self) -> str:
+        """The entry of ``Evidence.regression``, and of the baseline file."""
+        return self.id or ENTRY
+
+
+class RegressionCheck:
+    """Compares ratios, never milliseconds: reference and tuned model meet in one run, on both occasions."""
+
+    Params: ClassVar[type[CheckParams]] = RegressionParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"regression"})
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        """Pass where no growth beyond the allowance is possible, fail where it is proved, else inconclusive."""
+        assert isinstance(params, RegressionParams)
+        found = evidence.regression.get(params.evidence_key)
+        if found is None:
+            return unmeasured("no ratio was measured", "Run without --qdq-mode=verify, so that it is timed.")
+        if found.state == "written":
+            return _written(found)
+        if found.change is None or found.baseline is None or found.ratio is None:
+            return _refused(found, evidence)
+        return _compare(params, found, found.change, found.baseline, found.ratio)
+
+
+def judge_change(change: Change, allowed: float) -> Outcome:
+    """The rule: both the interval over builds and the rank test over rounds must exclude the allowance."""
+    if change.builds.high <= 1 + allowed:
+        return "pass"
+    if change.builds.low > 1 + allowed and change.ranks.low > 1 + allowed:
+        return "fail"
+    return "inconclusive"
+
+
+def is_stale(change: Change, allowed: float) -> bool:
+    """Whether the model became faster by more than the allowance, so that the baseline hides a loss to come."""
+    return change.builds.high < 1 / (1 + allowed) and change.ranks.high < 1 / (1 + allowed)
+
+
+def _compare(
+    params: RegressionParams,
+    found: RegressionEvidence,
+    change: Change,
+    baseline: Interval,
+    ratio: Interval,
+) -> Verdict:
+    outcome = judge_change(change, params.max)
+    stale = is_stale(change, params.max)
+    numbers = {
+        "ratio": ratio.median,
+        "baseline": baseline.median,
+        "change": change.builds.median - 1,
+        "low": change.builds.low - 1,
+        "high": change.builds.high - 1,
+        "max": params.max,
+        "p_value": change.p_value,
+        "looks": float(found.looks),
+    }
+    sections = [_ratios(found, baseline, ratio), _budget(change, params, outcome)]
+    sections += (
+        [Section(title="Also different", text="\n".join(map(plain, found.notes)))] if found.notes else []
+    )
+    sections += [Section(title="Stale baseline", text=f"Renew it: {found.command}")] if stale else []
+    return verdict(
+        outcome,
+        _headline(change, params.max, outcome, stale=stale),
+        *sections,
+        numbers=numbers,
+        advice=_advice(found, outcome),
+    )
+
+
+def _headline(change: Change, allowed: float, outcome: Outcome, *, stale: bool) -> str:
+    moved, bounds, most = percent_text(change.builds.median - 1), _bounds(change.builds), share_text(allowed)
+    if stale:
+        return f"{moved} against the baseline (95 %: {bounds}): it is stale"
+    return {
+        "pass": f"{moved} against the baseline (95 %: {bounds}), allowed {most}",
+        "fail": f"{moved} against the baseline (95 %: {bounds}), allowed {most}",
+        "inconclusive": f"{moved} (95 %: {bounds}): too noisy to tell from the allowed {most}",
+    }[outcome]
+
+
+def _advice(found: RegressionEvidence, outcome: Outcome) -> str:
+    if outcome == "inconclusive":
+        return "Measure again on a quieter machine, or allow more: the interval reaches over the allowance."
+    return (
+        f"Find out what became slower; where it is meant, renew the baseline and commit it: {found.command}"
+    )
+
+
+def _bounds(change: Interval) -> str:
+    return f"{percent_text(change.low - 1)} to {percent_text(change.high - 1)}"
+
+
+def _ratios(found: RegressionEvidence, baseline: Interval, ratio: Interval) -> Section:
+    taken = "measured twice, the second time more closely" if found.looks > 1 else "measured once"
+    return Section(
+        title=f"Tuned over reference ({found.builds} builds each, interleaved, {taken})",
+        headers=("run", "ratio", "95 % interval", "recorded"),
+        rows=(
+            ("baseline", _ratio(baseline.median), _ratio_bounds(baseline), plain(found.recorded)),
+            ("this run", _ratio(ratio.median), _ratio_bounds(ratio), "now"),
+        ),
+    )
+
+
+def _budget(change: Change, params: RegressionParams, outcome: Outcome) -> Section:
+    ranks = change.ranks
+    row = (
+        percent_text(change.builds.median - 1),
+        _bounds(change.builds),
+        _bounds(ranks) if ranks.low > 0 and ranks.high < float("inf") else "too few rounds",
+        f"at most {percent_text(params.max)}",
+        outcome,
+    )
+    return Section(
+        title="Budget",
+        headers=("change", "95 % interval over builds", "99 % by rank test", "allowed", "verdict"),
+        rows=(row,),
+    )
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _ratio_bounds(interval: Interval) -> str:
+    if interval.low == interval.high:
+        return "the same model"
+    return f"{_ratio(interval.low)} to {_ratio(interval.high)}"
+
+
+def _written(found: RegressionEvidence) -> Verdict:
+    new = _ratio(found.ratio.median) if found.ratio else "unknown"
+    if found.baseline is None or found.ratio is None:
+        headline = f"baseline written: tuned / reference {new}"
+    else:
+        moved = percent_text(found.ratio.median / found.baseline.median - 1)
+        headline = f"baseline renewed: tuned / reference {_ratio(found.baseline.median)} to {new} ({moved})"
+    numbers = {"ratio": found.ratio.median} if found.ratio else {}
+    return verdict("pass", headline, numbers=numbers)
+
+
+def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
+    """No baseline, or one that must not be compared with."""
+    said = {
+        "missing": f"no baseline for device {plain(evidence.device.key, 50)}",
+        "unlike": f"the baseline cannot be compared with: {plain(found.reason, 100)}",
+        "off": "baselines are off in this run",
+    }.get(found.state, found.reason)
+    advice = f"Measure on this device and commit what is written: {found.command}"
+    if found.state == "off":
+        advice = "Run without --qdq-baseline=off."
+    rows = (("file", plain(found.file)), ("why", plain(found.reason)))
+    judged = verdict(
+        "fail" if found.required else "inconclusive",
+        said,
+        Section(title="Baseline", headers=("what", "value"), rows=tuple(row for row in rows if row[1])),
+        advice=advice,
+    )
+    return replace(judged, command=found.command)
+
+
+check = RegressionCheck()

@@ -1,0 +1,244 @@
+"""A case beside its committed baseline: compare, look again more closely, renew. Part of the session.
+
+What a first measurement cannot pass is measured once more, from twice the builds in twice the rounds, and
+judged by that alone: a regression must be seen twice before it fails. Baselines themselves are taken as
+closely, because every later run is held against them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qdqspec.baseline.compare import Conditions, differences, unlikeness
+from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
+from qdqspec.checks.regression import is_stale, judge_change
+from qdqspec.config import Settings
+from qdqspec.errors import StateError
+from qdqspec.measure.change import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
+from qdqspec.types import Case, Change, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples
+
+FIRST_BUILDS, FIRST_ROUNDS = 3, 24
+CLOSE_BUILDS, CLOSE_ROUNDS = 6, 48
+
+Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds, to be taken anew
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What became of the case's regression checks, by entry, and what is to be written at the end."""
+
+    evidence: Mapping[str, RegressionEvidence] = field(default_factory=dict)
+    renewals: tuple[Renewal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A comparison with the measurement it rests on. ``number`` is 2 where that was the closer one."""
+
+    latency: LatencyEvidence
+    change: Change
+    number: int
+
+
+class Gatekeeper:
+    """Compares one case with its baseline, or measures what is to become the baseline.
+
+    ``first`` is what the session has measured already; ``measure`` takes more. ``now`` is an ISO 8601 time.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        settings: Settings,
+        device: DeviceKey,
+        conditions: Conditions,
+        first: LatencyEvidence,
+        measure: Measure,
+        *,
+        now: str,
+        note: Callable[[str], None],
+    ) -> None:
+        self._case = case
+        self._settings = settings
+        self._device = device
+        self._conditions = conditions
+        self._now = now
+        self._note = note
+        self._first = first
+        self._measure = measure
+        self._close: LatencyEvidence | None = None
+        self._renewals: list[Renewal] = []
+
+    def gate(self) -> Gate:
+        """Judge nothing, but gather all that the regression checks of the case need. Times the model."""
+        allowances: dict[str, list[float]] = {}
+        for check in self._case.checks:
+            if check.kind == "regression":
+                allowances.setdefault(check.params.evidence_key, []).append(check.params.max)
+        evidence = {name: self._entry(name, min(allowed)) for name, allowed in allowances.items()}
+        return Gate(evidence=evidence, renewals=tuple(self._renewals))
+
+    def _entry(self, name: str, allowed: float) -> RegressionEvidence:
+        update, file = self._settings.update, baseline_file(self._case, self._device)
+        if file is None or (self._settings.baseline == "off" and update is None):
+            return RegressionEvidence(state="off", reason="" if file else "a case without a spec has none")
+        known, reason = self._known(file, (self._case.id, name))
+        if known is None or reason:
+            if update is None or (update == "new" and reason):
+                return self._refused(name, file, reason)
+        elif update != "all":
+            seen = self._look(known, allowed)
+            if update != "changed" or not _moved(seen.change, allowed):
+                return self._compared(name, file, known, seen, allowed)
+        return self._written(name, file, known)
+
+    def _refused(self, name: str, file: Path, reason: str) -> RegressionEvidence:
+        return RegressionEvidence(
+            state="unlike" if reason else "missing",
+            file=self._shown(file),
+            command=self._command(name, "changed" if reason else "new"),
+            reason=reason,
+            required=self._settings.baselines_required,
+        )
+
+    def _known(self, file: Path, name: Name) -> tuple[Entry | None, str]:
+        """The entry of a name, and why it must not be compared with."""
+        try:
+            baseline = read_baseline(file)
+        except StateError as error:
+            return None, error.what
+        if baseline is None:
+            return None, ""
+        if baseline.device != self._device.key:
+            return None, f"the file is of device {baseline.device}"
+        entry = baseline.entry(name)
+        return entry, "" if entry is None else unlikeness(entry, self._conditions)
+
+    def _look(self, known: Entry, allowed: float) -> Look:
+        first = self._first
+        if first.builds < FIRST_BUILDS and not ratio_times(first).alone:
+            first = self._measure(FIRST_BUILDS, FIRST_ROUNDS)
+        return look(known, first, self._closely, allowed)
+
+    def _closely(self) -> LatencyEvidence:
+        """The closer measurement, taken once; none is needed where the reference itself is shipped."""
+        if self._close is None:
+            alone = ratio_times(self._first).alone
+            self._close = self._first if alone else self._measure(CLOSE_BUILDS, CLOSE_ROUNDS)
+        return self._close
+
+    def _compared(
+        self, name: str, file: Path, known: Entry, seen: Look, allowed: float
+    ) -> RegressionEvidence:
+        command = self._command(name, "changed")
+        if is_stale(seen.change, allowed):
+            self._note(
+                f"the baseline of {self._case.id}::{name} is stale, the model became faster: {command}"
+            )
+        return RegressionEvidence(
+            state="compared",
+            file=self._shown(file),
+            command=command,
+            baseline=known.ratio.interval,
+            ratio=ratio_interval(ratio_times(seen.latency)),
+            change=seen.change,
+            looks=seen.number,
+            builds=seen.latency.builds,
+            recorded=known.recorded,
+            notes=differences(known, self._conditions),
+        )
+
+    def _written(self, name: str, file: Path, known: Entry | None) -> RegressionEvidence:
+        """What is to be written when the run ends; several processes may have something for one file."""
+        latency = self._closely()
+        entry = entry_from(latency, self._conditions, self._now)
+        old = None if known is None else known.ratio
+        self._renewals.append(
+            Renewal(
+                file=file,
+                device=self._device.key,
+                name=(self._case.id, name),
+                old=old.median if old else None,
+                entry=entry,
+            )
+        )
+        return RegressionEvidence(
+            state="written",
+            file=self._shown(file),
+            command=self._command(name, "changed"),
+            baseline=old.interval if old else None,
+            ratio=entry.ratio.interval,
+            builds=latency.builds,
+        )
+
+    def _command(self, name: str, update: str) -> str:
+        """What writes the entry, on a machine like this one; options that choose the device come along."""
+        spec = self._case.spec
+        file = os.path.relpath(spec) if spec is not None else ""
+        check = next(
+            c.id for c in self._case.checks if c.kind == "regression" and c.params.evidence_key == name
+        )
+        words = ["pytest", f"{file}::{self._case.id}::{check}"]
+        given = [key for key in ("backend", "threads") if key in self._settings.origins]
+        words += [f"--qdq-{key}={getattr(self._settings, key)}" for key in given]
+        return shlex.join([*words, f"--qdq-update={update}"])
+
+    def _shown(self, file: Path) -> str:
+        spec = self._case.spec
+        return file.relative_to(spec.parent).as_posix() if spec is not None else file.name
+
+
+def look(
+    known: Entry, first: LatencyEvidence, closely: Callable[[], LatencyEvidence], allowed: float
+) -> Look:
+    """Compare; where the first measurement cannot pass, judge by a closer one alone."""
+    before = BuildTimes(
+        tuned=known.samples["tuned"].on(known.clock), reference=known.samples["reference"].on(known.clock)
+    )
+    change = change_between(ratio_times(first), before)
+    if judge_change(change, allowed) == "pass":
+        return Look(latency=first, change=change, number=1)
+    close = closely()
+    return Look(latency=close, change=change_between(ratio_times(close), before), number=2)
+
+
+def entry_from(latency: LatencyEvidence, conditions: Conditions, now: str) -> Entry:
+    """A measurement as a baseline keeps it."""
+    ratio = ratio_interval(ratio_times(latency))
+    return Entry(
+        ratio=Ratio(median=ratio.median, low=ratio.low, high=ratio.high),
+        clock=conditions.clock,
+        samples={
+            "tuned": _times(latency.samples["tuned"], latency.builds),
+            "reference": _times(latency.samples["reference"], latency.builds),
+        },
+        model_sha256=conditions.model_sha256,
+        rules=dict(conditions.rules),
+        scheme=conditions.scheme,
+        environment=dict(conditions.environment),
+        recorded=now,
+    )
+
+
+def clock_of(latency: LatencyEvidence) -> Clock:
+    """The clock that the samples are really of: wall time where thread CPU time was not taken."""
+    return latency.clock if latency.samples["tuned"].cpu_ms else "wall"
+
+
+def _times(samples: Samples, builds: int) -> RoleTimes:
+    cpu_ms = builds_of(samples, "cpu", builds) if samples.cpu_ms else ()
+    return RoleTimes(wall_ms=_rounded(builds_of(samples, "wall", builds)), cpu_ms=_rounded(cpu_ms))
+
+
+def _rounded(builds: Builds) -> Builds:
+    """To the nanosecond: more digits say nothing and fill the diff."""
+    return tuple(tuple(round(value, 6) for value in build) for build in builds)
+
+
+def _moved(change: Change, allowed: float) -> bool:
+    """Whether a baseline says something else than this run."""
+    return judge_change(change, allowed) != "pass" or is_stale(change, allowed)
