@@ -226,8 +226,14 @@ def _scale_change(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32
         text = f"scale {before.item():.5g} > {after.item():.5g} ({_percent(low)})"
     else:
         count = int(np.count_nonzero(relative))
-        text = f"{count} of {before.size} scales ({_percent(low)} to {_percent(high)})"
+        text = f"{count} of {before.size} scales ({percent_range(low, high)})"
     return Change(kind="scale", text=text, low=low, high=high)
+
+
+def percent_range(low: float, high: float) -> str:
+    """``-5.0 % to +10.0 %``, or one percentage where both are the same."""
+    texts = _percent(low), _percent(high)
+    return texts[0] if texts[0] == texts[1] else " to ".join(texts)
 
 
 def _percent(fraction: float) -> str:

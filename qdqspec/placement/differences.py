@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from qdqspec.placement.diff import PairDiff, PairFacts, QdqDiff
+from qdqspec.placement.diff import PairDiff, PairFacts, QdqDiff, percent_range
 from qdqspec.placement.skeleton import SkeletonDiff
 from qdqspec.units import count_text, plain
 
@@ -119,7 +119,7 @@ def _kinds(pairs: Iterable[PairDiff], most: int | None) -> Iterator[str]:
         return
     lows = [change.low for change in changes if change.low is not None]
     highs = [change.high for change in changes if change.high is not None]
-    bounds = f" ({100 * min(lows):+.1f} % to {100 * max(highs):+.1f} %)" if lows else ""
+    bounds = f" ({percent_range(min(lows), max(highs))})" if lows else ""
     yield ", ".join(
         f"{kind} of {count}{bounds if kind == 'scale' else ''}" for kind, count in counts.most_common()
     )

@@ -1,0 +1,87 @@
+"""``import``, ``diff`` and ``fold``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdqspec.graph.model import load_model
+
+DATA = Path(__file__).parents[2] / "data"
+QAT = DATA / "digits_resnet_qat_qdq.onnx"
+
+
+def test_import_strip_apply_is_the_same_model(verb, tmp_path) -> None:
+    imported = verb("import", QAT, "-o", "scheme.json", "--json")
+    assert imported.code == 0
+    assert (imported.json["activations"], imported.json["weights"]) == (13, 15)
+    assert imported.json["digest"] == json.loads((tmp_path / "scheme.json").read_text())["digest"]
+    assert verb("strip", QAT, "-o", "float.onnx").code == 0
+    assert verb("apply", "float.onnx", "scheme.json", "-o", "again.onnx").code == 0
+    compared = verb("diff", QAT, "again.onnx")
+    assert compared.code == 0, compared.out
+    assert compared.out == "28 equal Q/DQ pairs; the float models are the same\n"
+
+
+def test_import_says_what_it_leaves_out(verb) -> None:
+    result = verb("import", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", "-o", "scheme.json")
+    assert result.code == 0
+    assert "note: 1: 'logits': makes a graph output" in result.out
+    assert result.out.endswith("scheme.json: 24 activation and 32 weight pairs in it\n")
+
+
+def test_import_with_the_original_fits_the_original(verb, models) -> None:
+    original, quantized = models / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+    assert verb("import", quantized, "-o", "scheme.json", "--reference", original).code == 0
+    applied = verb("apply", original, "scheme.json", "-o", "again.onnx")
+    assert applied.code == 0
+    assert "left out" not in applied.out
+
+
+def test_import_of_a_float_model_cannot_be(verb, models) -> None:
+    result = verb("import", models / "digits_resnet.onnx", "-o", "scheme.json")
+    assert result.code == 2
+    assert "no Q/DQ pair that a scheme can carry" in result.err
+
+
+def test_diff_exits_1_where_something_differs(verb, models) -> None:
+    original = models / "digits_resnet.onnx"
+    result = verb("diff", original, QAT, "--json")
+    assert result.code == 1
+    assert result.json["same"] is False
+    assert len(result.json["added"]) == 28
+    cut, whole = verb("diff", original, QAT), verb("diff", original, QAT, "--verbose")
+    assert cut.code == whole.code == 1
+    assert "and 16 more" in cut.out
+    assert len(whole.out.splitlines()) > len(cut.out.splitlines())
+
+
+def test_fold_writes_a_smaller_model(verb, models, tmp_path) -> None:
+    result = verb("fold", models / "ultraface_rfb320.onnx", "-o", "folded.onnx", "--json")
+    assert result.code == 0
+    assert result.json["folded"] > 0
+    assert len(load_model(tmp_path / "folded.onnx").nodes) == result.json["nodes"] < 244
+    assert "0 nodes folded" in verb("fold", "folded.onnx", "-o", "again.onnx").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["import", "none.onnx", "-o", "x.json"], "none.onnx: there is no such model file"),
+        (["diff", "none.onnx", QAT], "none.onnx: there is no such model file"),
+        (["diff", QAT, "pyproject.toml"], "pyproject.toml: "),
+        (["fold", "none.onnx", "-o", "x.onnx"], "none.onnx: there is no such model file"),
+        (["fold", QAT, "-o", "none/x.onnx"], "none: there is no such folder"),
+        (["import", QAT, "-o", QAT], "this file is an input"),
+        (["fold", QAT, "-o", QAT], "overwrite the input"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message(verb, words, message) -> None:
+    before = QAT.read_bytes()
+    result = verb(*words)
+    assert result.code == 2
+    assert message in result.err
+    assert result.out == ""
+    assert QAT.read_bytes() == before

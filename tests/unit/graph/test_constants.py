@@ -1,0 +1,214 @@
+"""Constant folding: what it computes, what it drops, and what it never touches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.graph.constants import FoldedConstants, fold_constants
+from qdqspec.graph.model import Model, load_model
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def parsed(text: str, *, ir: int = 9, **initializers: np.ndarray) -> Model:
+    head = f'<ir_version: {ir}, opset_import: ["": 19, "trt": 1, "com.microsoft": 1]>'
+    proto = onnx.parser.parse_model(f"{head} {text}")
+    proto.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items())
+    return Model(proto)
+
+
+def ops(folded: FoldedConstants) -> list[str]:
+    return [node.op_type for node in folded.model.nodes]
+
+
+S = np.array(0.5, np.float32)
+Z = np.array(3, np.int8)
+W = np.arange(4, dtype=np.float32)
+
+
+def test_a_chain_of_constants_becomes_one() -> None:
+    folded = fold_constants(
+        parsed("g (float[4] x) => (float[4] y) { a = Add(s, s)  b = Mul(a, w)  y = Add(x, b) }", s=S, w=W)
+    )
+    assert ops(folded) == ["Add"]
+    assert list(folded.model.initializers) == ["b"]
+    np.testing.assert_array_equal(folded.model.array("b"), W)
+    assert folded.folded == ("Add#0", "Mul#1")
+
+
+def test_shape_arithmetic_on_known_shapes() -> None:
+    folded = fold_constants(
+        parsed(
+            """g (float[2,3,4] x) => (float[2,12] y) {
+                s = Shape<end = 1>(x)  m = Constant<value_ints = [-1]>()  n = Concat<axis = 0>(s, m)
+                y = Reshape(x, n) }"""
+        )
+    )
+    assert ops(folded) == ["Reshape"]
+    np.testing.assert_array_equal(folded.model.array("n"), [2, -1])
+
+
+def test_shape_arithmetic_on_unknown_shapes_stays() -> None:
+    model = parsed(
+        """g (float[N,3] x) => (float[M] y) {
+            s = Shape(x)  p = ReduceProd<keepdims = 1>(s)  y = Reshape(x, p) }"""
+    )
+    assert fold_constants(model).model is model
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "q = QuantizeLinear(w, s, z)  d = DequantizeLinear(q, s, z)  y = Add(x, d)",
+        "d = DequantizeLinear(i, s, z)  r = Relu(d)  y = Add(x, r)",
+        "q, t, u = DynamicQuantizeLinear(w)  d = DequantizeLinear(q, t, u)  y = Add(x, d)",
+        "q = trt.TRT_FP8QuantizeLinear(w, s)  d = trt.TRT_FP8DequantizeLinear(q, s)  y = Add(x, d)",
+        "d = com.microsoft.DequantizeLinear(i, s, z)  y = Add(x, d)",
+        "d = DequantizeLinear(i, s, z)  y = Neg(x)",
+    ],
+    ids=["pair", "stored", "dynamic", "trt", "microsoft", "unread"],
+)
+def test_quantization_stays_whatever_its_inputs(text: str) -> None:
+    model = parsed(f"g (float[4] x) => (float[4] y) {{ {text} }}", w=W, s=S, z=Z, i=np.ones(4, np.int8))
+    folded = fold_constants(model)
+    assert [n.proto for n in folded.model.nodes] == [n.proto for n in model.nodes]
+
+
+def test_what_quantization_reads_may_be_folded() -> None:
+    folded = fold_constants(
+        parsed(
+            """g (float[4] x) => (float[4] y) {
+                t = Add(s, s)  q = QuantizeLinear(x, t, z)  d = DequantizeLinear(q, t, z)  y = Neg(d) }""",
+            s=S,
+            z=Z,
+        )
+    )
+    assert ops(folded) == ["QuantizeLinear", "DequantizeLinear", "Neg"]
+    assert float(folded.model.array("t")) == 1.0
+
+
+@pytest.mark.parametrize(
+    "op", ["RandomNormal<shape = [4]>()", "RandomNormalLike(w)", "Bernoulli(w)", "Dropout(w)"]
+)
+def test_random_operators_stay(op: str) -> None:
+    folded = fold_constants(parsed(f"g (float[4] x) => (float[4] y) {{ r = {op}  y = Add(x, r) }}", w=W))
+    assert ops(folded) == [op.partition("(")[0].partition("<")[0], "Add"]
+
+
+def test_a_graph_output_keeps_the_node_that_makes_it() -> None:
+    folded = fold_constants(
+        parsed("g (float[4] x) => (float[4] y, float c) { a = Add(s, s)  c = Neg(a)  y = Add(x, a) }", s=S)
+    )
+    assert ops(folded) == ["Neg", "Add"]
+
+
+def test_an_initializer_that_a_caller_may_replace_is_no_constant() -> None:
+    model = parsed("g (float[4] x, float s) => (float[4] y) { a = Add(s, s)  y = Add(x, a) }", s=S)
+    assert fold_constants(model).model is model
+    old = fold_constants(
+        parsed("g (float[4] x, float s) => (float[4] y) { a = Add(s, s)  y = Add(x, a) }", ir=3, s=S)
+    )
+    assert ops(old) == ["Add"]
+    assert [i.name for i in old.model.proto.graph.input] == ["x", "a"]
+    onnx.checker.check_model(old.model.proto)
+
+
+def test_bodies_stay_and_see_what_they_saw() -> None:
+    folded = fold_constants(
+        parsed(
+            """g (float[4] x, bool c) => (float[4] y) {
+                a = Add(s, s)
+                y = If (c) <then_branch = t () => (float[4] u) { u = Mul(x, a) },
+                            else_branch = e () => (float[4] v) { k = Add(s, s)  v = Mul(x, k) }> }""",
+            s=S,
+        )
+    )
+    assert ops(folded) == ["If"]
+    assert set(folded.model.initializers) == {"a", "s"}
+    onnx.checker.check_model(folded.model.proto, full_check=True)
+
+
+def test_functions_of_the_model_are_not_taken_for_operators() -> None:
+    model = parsed("g (float[4] x) => (float[4] y) { a = Neg(w)  y = Add(x, a) }", w=W)
+    function = helper.make_function(
+        "", "Neg", ["i"], ["o"], [helper.make_node("Abs", ["i"], ["o"])], [helper.make_opsetid("", 19)]
+    )
+    model.proto.functions.append(function)
+    assert fold_constants(model).model is model
+
+
+def test_nothing_explodes() -> None:
+    model = parsed(
+        "g (float[4] x) => (float[4] y) { e = ConstantOfShape(n)  r = ReduceSum(e)  y = Add(x, r) }",
+        n=np.array([10**12], np.int64),
+    )
+    folded = fold_constants(model)
+    assert folded.model is model
+    assert "would be larger than 1048576 bytes: 'ConstantOfShape#0'" in folded.notes[0]
+    small = parsed(
+        "g (float[99] x) => (float[99] y) { e = ConstantOfShape(n)  y = Add(x, e) }", n=np.array([99])
+    )
+    assert ops(fold_constants(small)) == ["Add"]
+    assert ops(fold_constants(small, limit_bytes=100)) == ["ConstantOfShape", "Add"]
+
+
+def test_a_large_weight_may_be_turned_but_not_multiplied() -> None:
+    weight = np.ones((600, 512), np.float32)  # above the limit by itself
+    turned = fold_constants(
+        parsed("g (float[1,512] x) => (float[1,600] y) { t = Transpose(w)  y = MatMul(x, t) }", w=weight)
+    )
+    assert ops(turned) == ["MatMul"]
+    assert turned.model.shape("t") == (512, 600)
+    tiled = parsed(
+        "g (float[1] x) => (float[1200,512] y) { t = Tile(w, n)  y = Mul(x, t) }",
+        w=weight,
+        n=np.array([2, 1]),
+    )
+    assert fold_constants(tiled).model is tiled
+
+
+def test_dead_nodes_and_initializers_go() -> None:
+    folded = fold_constants(
+        parsed(
+            "g (float[4] x) => (float[4] y) { a = Neg(x)  b = Abs(a)  c = trt.Own(x)  y = Relu(x) }", s=S, w=W
+        )
+    )
+    assert ops(folded) == ["Own", "Relu"]
+    assert folded.dead == ("Neg#0", "Abs#1")
+    assert folded.model.initializers == {}
+
+
+def test_external_weights_are_read_and_stay_where_they_are(tmp_path: Path) -> None:
+    model = parsed("g (float[4] x) => (float[4] y) { a = Add(s, s)  b = Mul(x, w)  y = Add(b, a) }", s=S, w=W)
+    path = tmp_path / "model.onnx"
+    onnx.save(model.proto, path, save_as_external_data=True, location="weights", size_threshold=0)
+    folded = fold_constants(load_model(path))
+    assert float(folded.model.array("a")) == 1.0
+    assert folded.model.constants["w"].data_location == TensorProto.EXTERNAL
+
+
+def test_what_the_reference_cannot_compute_stays() -> None:
+    broken = parsed(
+        "g (float[4] x) => (float[4] y) { r = Reshape(w, n)  y = Add(x, r) }", w=W, n=np.array([3])
+    )
+    assert fold_constants(broken).model is broken
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.onnx")), ids=lambda path: path.stem)
+def test_quantized_models_of_other_tools_keep_every_pair(path: Path) -> None:
+    model = load_model(path)
+    folded = fold_constants(model)
+    assert [n.proto for n in folded.model.nodes if "Linear" in n.op_type] == [
+        n.proto for n in model.nodes if "Linear" in n.op_type
+    ]
+
+
+def test_a_real_model_gets_smaller(models: Path) -> None:
+    folded = fold_constants(load_model(models / "ultraface_rfb320.onnx"))
+    assert len(folded.model.nodes) < 150
+    assert {"Shape", "Gather", "Unsqueeze"}.isdisjoint(ops(folded))
