@@ -169,19 +169,26 @@ def read_baseline(path: Path) -> Baseline | None:
 def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: Iterable[Name] = ()) -> None:
     """Put entries into a file and drop others; a file without entries is removed.
 
-    A damaged file is written anew with what is put. Raises `OutputError` where it cannot be written.
+    ``device`` is that of the entries put; a file that only loses entries keeps its own. A damaged file is
+    written anew with what is put, and so is one of another device. Raises `OutputError` where it cannot be written.
     """
-    try:
-        known = read_baseline(path)
-    except StateError:
-        known = None
-    cases = {case: dict(checks) for case, checks in known.cases.items()} if known else {}
+    known = _known(path)
+    if known is None or (put and known.device != device):
+        known = Baseline(device=device)
+    cases = {case: dict(checks) for case, checks in known.cases.items()}
     for case, check in drop:
         cases.get(case, {}).pop(check, None)
     for (case, check), entry in put.items():
         cases.setdefault(case, {})[check] = entry
     kept = {case: checks for case, checks in cases.items() if checks}
-    _replace(path, _text(Baseline(device=device, cases=kept)) if kept else None)
+    _replace(path, _text(Baseline(device=known.device, cases=kept)) if kept else None)
+
+
+def _known(path: Path) -> Baseline | None:
+    try:
+        return read_baseline(path)
+    except StateError:
+        return None
 
 
 def _text(baseline: Baseline) -> str:

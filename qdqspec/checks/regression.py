@@ -180,14 +180,18 @@ def _written(found: RegressionEvidence) -> Verdict:
 def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     """No baseline, or one that must not be compared with."""
     said = {
-        "missing": f"no baseline for device {plain(evidence.device.key, 50)}",
-        "unlike": f"the baseline cannot be compared with: {plain(found.reason, 100)}",
+        "missing": "no baseline of this check on this device",
+        "unlike": f"the baseline is not compared with: {plain(found.reason, 100)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
     advice = f"Measure on this device and commit what is written: {found.command}"
     if found.state == "off":
         advice = "Run without --qdq-baseline=off."
-    rows = (("file", plain(found.file)), ("why", plain(found.reason)))
+    rows = (
+        ("device", plain(evidence.device.key)),
+        ("file", plain(found.file)),
+        ("why", plain(found.reason)),
+    )
     judged = verdict(
         "fail" if found.required else "inconclusive",
         said,

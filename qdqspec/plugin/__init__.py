@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qdqspec.plugin import collect, distribute, options, summary
+from qdqspec.plugin import baselines, collect, distribute, options, summary
 from qdqspec.plugin._compat import is_worker
 from qdqspec.plugin.fixtures import (
     _qdq_the_case,
@@ -66,6 +66,11 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return collect.module_for(module_path, parent)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """See which baselines nobody asks for any more."""
+    baselines.note_selection(session.config, session.items)
+
+
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """Say where the models run."""
     line = summary.header(config, items)
@@ -92,7 +97,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand over what was judged, or write the reports."""
     if is_worker(session.config):
         distribute.hand_over(session.config)
+        baselines.hand_over(session.config)
     else:
+        baselines.write_at_end(session.config)
         summary.write_at_end(session)
 
 
@@ -100,8 +107,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ARG001 - the hook's own arguments
     """Take in what a worker of pytest-xdist judged."""
     distribute.receive(node.config, getattr(node, "workeroutput", {}))
+    baselines.receive(node.config, getattr(node, "workeroutput", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Print the table."""
     summary.print_summary(terminalreporter, config)
+    baselines.print_lines(terminalreporter, config)

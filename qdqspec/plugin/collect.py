@@ -72,18 +72,24 @@ class _Explained(pytest.Collector):
 class SpecFile(_Explained, DataModule):
     """A ``*.qdq.yaml`` file."""
 
+    cases: tuple[Case, ...] = ()
+
     def collect(self) -> Iterator[CaseNode]:
         """Its cases; a wrong spec is an error of this file alone."""
-        for case in load_cases(self.path, settings_of(self.config)):
+        self.cases = load_cases(self.path, settings_of(self.config))
+        for case in self.cases:
             yield CaseNode.of(self, case)
 
 
 class PythonSpecFile(_Explained, pytest.Module):
     """A ``spec_*.py`` module: its module-level ``Spec`` objects, and ordinary tests."""
 
+    cases: tuple[Case, ...] = ()
+
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
         """The cases of its specs, called by variable (``squeeze``, ``squeeze-int8-b8``), then its tests."""
-        for case in _cases_of_module(vars(self.obj), self.path):
+        self.cases = tuple(_cases_of_module(vars(self.obj), self.path))
+        for case in self.cases:
             yield CaseNode.of(self, case)
         yield from super().collect()
 
@@ -129,6 +135,7 @@ class CaseNode(_Explained):
 class CheckItem(pytest.Function):
     """One check of one case."""
 
+    cases: tuple[Case, ...]  # all of its spec
     case: Case
     check: CheckSpec
 
@@ -136,6 +143,7 @@ class CheckItem(pytest.Function):
     def of(cls, parent: pytest.Collector, case: Case, check: CheckSpec) -> CheckItem:
         """An item that runs the check through ordinary fixtures."""
         item = cls.from_parent(parent, name=check.id, callobj=run_check)
+        item.cases = getattr(parent.parent, "cases", ())
         item.case = case
         item.check = check
         item.extra_keyword_matches.add(check.kind)

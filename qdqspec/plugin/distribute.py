@@ -33,6 +33,11 @@ def note_session(config: pytest.Config, session: Session) -> None:
         known.append(session)
 
 
+def sessions_of(config: pytest.Config) -> list[Session]:
+    """The sessions of this process."""
+    return config.stash.get(_SESSIONS, [])
+
+
 def record_of(config: pytest.Config) -> RunRecord | None:
     """All that was judged in this run, by whichever process; nothing where nothing was."""
     own = own_record(config)
@@ -41,7 +46,7 @@ def record_of(config: pytest.Config) -> RunRecord | None:
 
 def own_record(config: pytest.Config) -> RunRecord | None:
     """What was judged in this process. Only here it is known which folders belong to it."""
-    return merge_records([session.record() for session in config.stash.get(_SESSIONS, [])])
+    return merge_records([session.record() for session in sessions_of(config)])
 
 
 def hand_over(config: pytest.Config) -> None:

@@ -128,7 +128,8 @@ def _conclude(item: CheckItem, result: CheckResult, settings: Settings, evidence
     if verdict.outcome == "pass":
         return
     if verdict.outcome == "inconclusive" and "conclusive" not in settings.require:
-        pytest.skip(f"inconclusive: {verdict.headline}")
+        cure = f"; run: {verdict.command}" if verdict.command else ""
+        pytest.skip(f"inconclusive: {verdict.headline}{cure}")
     if result.severity == "warn":
         _warn(item, verdict.headline)
         return

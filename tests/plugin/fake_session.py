@@ -142,6 +142,9 @@ class FakeSession:
         )
         return RunRecord(version="0.1.0", started="2026-01-01T00:00:00Z", seconds=1.0, cases=cases)
 
+    def renewals(self):
+        return ()
+
     def close(self):
         self._call("close")
 
