@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.types import DeviceKey, Label, LayerTime, Samples
+from qdqspec.types import DeviceKey, Label, LayerTime, Samples, ShapeProfile
 
 Array = npt.NDArray[np.generic]
 
@@ -40,6 +40,7 @@ class Capabilities:
     ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q stands after them;
     ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias behind a DQ;
     ``since_opset`` names ops that are left in float in models of an older opset;
+    ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
     ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators.
     """
 
@@ -52,6 +53,7 @@ class Capabilities:
     symmetric_activations: bool = False
     integer_bias: frozenset[str] = frozenset()
     since_opset: Mapping[str, int] = field(default_factory=dict)
+    blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rules: frozenset[str] = frozenset()
     per_layer_profile: bool = True
     dynamic_shapes: bool = True
@@ -62,11 +64,15 @@ class BuildOptions:
     """How to build: worker threads and backend-specific words from configuration.
 
     ``serial`` counts the builds of a run; a simulated device draws the deviation of a build from it.
+    ``profiles`` are the shapes that inputs with dynamic dimensions will have. ``state`` is a folder in which
+    a backend keeps what the builds of one run share, such as a timing cache; it stays with the results.
     """
 
     threads: int = 1
     extra: Mapping[str, str] = field(default_factory=dict)
     serial: int = 0
+    profiles: tuple[ShapeProfile, ...] = ()
+    state: Path | None = None
 
 
 class Engine(Protocol):

@@ -1,4 +1,4 @@
-"""Trials and their parts as JSON objects and back, without loss. May import floor 0 only.
+"""Trials and their parts as JSON objects and back, without loss. May import floor 0 and the backend seam.
 
 Reading is strict: a missing, unknown or wrongly typed key is a ``ValueError``, which the caller turns
 into an error that names the file.
@@ -7,9 +7,22 @@ into an error that names the file.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from qdqspec.types import LABELS, Consumer, LayerTime, Placement, Race, Samples, Site, Trial
+from qdqspec.backends.base import BuildOptions
+from qdqspec.types import (
+    LABELS,
+    Consumer,
+    InputShape,
+    LayerTime,
+    Placement,
+    Race,
+    Samples,
+    ShapeProfile,
+    Site,
+    Trial,
+)
 
 Json = Mapping[str, Any]
 Kinds = Mapping[str, tuple[type, ...]]
@@ -35,6 +48,43 @@ _PLAIN_TRIAL = {
     "ratio": (*_NUMBER, type(None)),
     "sqnr_db": (*_NUMBER, type(None)),
 }
+
+
+def options_to_json(options: BuildOptions) -> dict[str, Any]:
+    """How to build, for another process."""
+    profiles = [
+        {"weight": p.weight, "shapes": {name: [s.min, s.opt, s.max] for name, s in p.shapes.items()}}
+        for p in options.profiles
+    ]
+    return {
+        "threads": options.threads,
+        "extra": dict(options.extra),
+        "serial": options.serial,
+        "profiles": profiles,
+        "state": None if options.state is None else str(options.state.absolute()),
+    }
+
+
+def options_from_json(data: Json) -> BuildOptions:
+    """The inverse of `options_to_json`; a relative folder has become an absolute one."""
+    state = data["state"]
+    return BuildOptions(
+        threads=data["threads"],
+        extra=data["extra"],
+        serial=data["serial"],
+        profiles=tuple(_profile_from_json(profile) for profile in data["profiles"]),
+        state=None if state is None else Path(state),
+    )
+
+
+def _profile_from_json(data: Json) -> ShapeProfile:
+    shapes = {name: [tuple(shape) for shape in spans] for name, spans in data["shapes"].items()}
+    return ShapeProfile(
+        weight=data["weight"],
+        shapes={
+            name: InputShape(min=low, opt=usual, max=high) for name, (low, usual, high) in shapes.items()
+        },
+    )
 
 
 def samples_to_json(samples: Samples) -> dict[str, Any]:

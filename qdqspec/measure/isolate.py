@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +26,7 @@ from qdqspec.backends.base import (
 from qdqspec.errors import BackendError
 from qdqspec.measure._child import Child
 from qdqspec.measure._processes import Interpreters, Zygote, can_fork, open_launcher
-from qdqspec.measure._records import layer_from_json, samples_from_json
+from qdqspec.measure._records import layer_from_json, options_to_json, samples_from_json
 from qdqspec.measure._wire import Header, WireClosedError
 from qdqspec.measure.worker import backend_by_name
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -86,11 +87,7 @@ class Isolated:
         serial, self._builds = self._builds, self._builds + 1
         child = self._open_launcher().start()
         engine = IsolatedEngine(child, model, self._call_timeout)
-        words = {
-            "threads": options.threads,
-            "extra": dict(options.extra),
-            "serial": options.serial + serial,
-        }
+        words = options_to_json(replace(options, serial=options.serial + serial))
         request = {"do": "build", "model": str(model.absolute()), "options": words}
         answer, _ = engine.ask(request, timeout=self._build_timeout)
         engine.graph_hash = str(answer["graph_hash"])

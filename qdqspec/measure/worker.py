@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 from qdqspec import registry
-from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.backends.base import Array, Backend, Engine
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.measure._records import layer_to_json, samples_to_json
+from qdqspec.measure._records import layer_to_json, options_from_json, samples_to_json
 from qdqspec.measure._wire import Header, Stream, WireClosedError
 
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
@@ -73,7 +73,7 @@ class Service:
             self.stream.send({"error": error_to_json(error)})
 
     def _do_build(self, header: Header, _: Mapping[str, Array]) -> Answer:
-        self.engine = self.backend.build(Path(header["model"]), BuildOptions(**header["options"]))
+        self.engine = self.backend.build(Path(header["model"]), options_from_json(header["options"]))
         return {"graph_hash": self.engine.graph_hash}, {}
 
     def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Answer:

@@ -1,0 +1,132 @@
+"""Which TensorRT and which GPU are here, found out by a process of its own. May import floor 0.
+
+A process that has initialized CUDA cannot be forked, and every candidate is built in a forked child. So the
+run itself never asks CUDA anything, nor imports TensorRT: ``python -m qdqspec.backends._trt_device INDEX``
+does, prints what it found as one line of JSON, and ends. A crash of a broken driver ends that process only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from qdqspec.backends import _cuda
+from qdqspec.backends._cpu import slug_from_text
+from qdqspec.backends._cuda import INSTALL
+from qdqspec.backends._trt_api import NEWEST, installed_version, parts, require_tensorrt
+from qdqspec.errors import BackendError
+
+_TIMEOUT = 180.0  # seconds; libraries of several gigabytes may come from a cold disk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is here. ``why`` is empty where TensorRT can be used; ``capability`` is (0, 0) without a GPU."""
+
+    why: str = ""
+    install: str = ""
+    tensorrt: str = ""
+    gpu: str = ""
+    capability: tuple[int, int] = (0, 0)
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slug(self) -> str:
+        """Product and compute capability for keys: ``nvidia-h100-pcie-sm90``."""
+        return f"{slug_from_text(self.gpu)}-sm{self.capability[0]}{self.capability[1]}"
+
+    @property
+    def key(self) -> str:
+        """What results are comparable by: the GPU and TensorRT's major.minor."""
+        major, minor = parts(self.tensorrt)
+        return f"{self.slug}-tensorrt-{major}.{minor}"
+
+
+def look(index: int = 0) -> Found:
+    """What is here, asked once a process. Never raises, initializes no CUDA here."""
+    return _look(index, os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(sys.path))
+
+
+@cache
+def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> Found:  # noqa: ARG001 - what it depends on
+    if installed_version() is None:
+        return Found(why="tensorrt is not installed", install=INSTALL)
+    here = os.pathsep.join(path or str(Path.cwd()) for path in paths)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "qdqspec.backends._trt_device", str(index)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT,
+            check=False,
+            env={**os.environ, "PYTHONPATH": here},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Found(why=f"TensorRT could not be asked: {type(error).__name__}", install=INSTALL)
+    return _found_from(done)
+
+
+def _found_from(done: subprocess.CompletedProcess[str]) -> Found:
+    lines = done.stdout.strip().splitlines()
+    try:
+        told = json.loads(lines[-1])
+        return Found(**{**told, "capability": tuple(told["capability"])})
+    except (IndexError, ValueError, TypeError, KeyError):
+        said = " ".join(done.stderr.split())[-300:] or "it said nothing"
+        why = f"the process that looks for TensorRT ended with code {done.returncode}: {said}"
+        return Found(why=why, install="import tensorrt in a Python shell to see why")
+
+
+# ---- in the other process -----------------------------------------------------------------------
+
+
+def find(index: int) -> Found:
+    """Import TensorRT, initialize CUDA, and tell what is here."""
+    try:
+        require_tensorrt()
+        import tensorrt as trt
+
+        version, gpu = trt.__version__, _gpu(index)
+    except BackendError as error:
+        return Found(why=error.what, install=error.cure or INSTALL, tensorrt=installed_version() or "")
+    facts = {
+        "tensorrt": version,
+        "gpu": gpu.name,
+        "compute capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
+        "memory": f"{gpu.memory_bytes / 2**30:.0f} GiB",
+        "driver": f"for CUDA {gpu.driver}",
+        "cuda-python": gpu.runtime,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+    if parts(version) > NEWEST:
+        facts["note"] = f"qdqspec was checked against TensorRT up to {NEWEST[0]}.{NEWEST[1]}"
+    return Found(tensorrt=version, gpu=gpu.name, capability=gpu.capability, facts=facts)
+
+
+def _gpu(index: int) -> _cuda.Device:
+    count = _cuda.count_devices()
+    if index >= count:
+        raise BackendError(
+            f"there is no GPU {index}: {count} can be used", cure="choose tensorrt.device below that"
+        )
+    return _cuda.describe(index)
+
+
+def main(arguments: list[str]) -> None:
+    """``INDEX``: print what is here as one line of JSON."""
+    found = find(int(arguments[0]))
+    names = ("why", "install", "tensorrt", "gpu", "capability", "facts")
+    sys.stdout.write("\n" + json.dumps({name: getattr(found, name) for name in names}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,321 @@
+"""Runs a TensorRT engine: buffers, streams, CUDA graphs, per-layer profiles. May import floor 0 and this room.
+
+Every set of input shapes gets an execution context of its own, with its buffers, on a stream of its own: the
+default stream makes TensorRT synchronize more often than anybody needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qdqspec.backends._cuda import CudaError, DeviceBuffer, Graph, HostBuffer, Stream, download, upload
+from qdqspec.backends._trt_api import numpy_dtype
+from qdqspec.backends._trt_log import Log, refusals
+from qdqspec.backends._trt_profiles import Shape, choose_profile
+from qdqspec.backends.base import Array
+from qdqspec.errors import BackendError
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+_CANNOT_RUN = "the model could not be run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """An input or output of an engine. ``on_host`` marks inputs whose values decide shapes."""
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shape: Shape  # -1 where it is not known yet
+    is_input: bool
+    on_host: bool
+
+
+def ports_of(engine: trt.ICudaEngine) -> tuple[Port, ...]:
+    """The inputs and outputs of an engine, in its order."""
+    import tensorrt as trt
+
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    return tuple(
+        Port(
+            name=name,
+            dtype=numpy_dtype(engine.get_tensor_dtype(name), name),
+            shape=tuple(engine.get_tensor_shape(name)),
+            is_input=engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT,
+            on_host=engine.get_tensor_location(name) == trt.TensorLocation.HOST,
+        )
+        for name in names
+    )
+
+
+def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path) -> None:
+    """Raise `BackendError` naming what is missing or of another type or rank. Types are never converted."""
+    for port in ports:
+        if not port.is_input:
+            continue
+        if port.name not in feeds:
+            raise BackendError(f"no value is given for input '{port.name}'", where=model)
+        value = feeds[port.name]
+        if value.dtype != port.dtype or value.ndim != len(port.shape):
+            raise BackendError(
+                f"input '{port.name}' takes {port.dtype} of rank {len(port.shape)}, not {value.dtype} of rank "
+                f"{value.ndim}",
+                where=model,
+                cure="feed what the model takes",
+            )
+
+
+class Session:
+    """One execution context with inputs that stand on the device, ready to run again and again."""
+
+    def __init__(
+        self,
+        engine: trt.ICudaEngine,
+        ports: tuple[Port, ...],
+        feeds: Mapping[str, Array],
+        stream: Stream,
+        log: Log,
+        model: Path,
+    ) -> None:
+        self._stream = stream
+        self._log = log
+        self._model = model
+        self._inputs = tuple(port for port in ports if port.is_input)
+        self._outputs = tuple(port for port in ports if not port.is_input)
+        self._device: dict[str, DeviceBuffer] = {}
+        self._host: dict[str, HostBuffer] = {}
+        self._allocators: dict[str, Any] = {}
+        self.context: trt.IExecutionContext | None = None
+        check_feeds(ports, feeds, model)
+        try:
+            with refusals(log, _CANNOT_RUN, model):
+                self._open(engine, {name: np.asarray(feeds[name], order="C") for name in self._names})
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _names(self) -> Iterator[str]:
+        return (port.name for port in self._inputs)
+
+    def feed(self, feeds: Mapping[str, Array]) -> None:
+        """Put other values of the same shapes onto the device."""
+        for port in self._inputs:
+            staged = self._host[port.name]
+            staged.view(port.dtype, feeds[port.name].shape)[...] = feeds[port.name]
+            if not port.on_host:
+                upload(self._device[port.name], staged, self._stream)
+        self._stream.synchronize()
+
+    def enqueue(self) -> None:
+        """Queue one run on the stream."""
+        assert self.context is not None
+        if not self.context.execute_async_v3(self._stream.handle):
+            raise self._log.failure(_CANNOT_RUN, self._model)
+
+    def fetch(self) -> dict[str, Array]:
+        """Run once and copy the outputs to main memory."""
+        with refusals(self._log, _CANNOT_RUN, self._model):
+            self.enqueue()
+            self._stream.synchronize()
+            return {port.name: self._fetched(port) for port in self._outputs}
+
+    def capture(self) -> Graph:
+        """The run as a CUDA graph; raises `BackendError` where TensorRT or CUDA cannot record it."""
+        if self._allocators:
+            names = ", ".join(self._allocators)
+            raise BackendError(f"the shape of output {names} depends on data", where=self._model)
+        self.enqueue()  # once outside: what is set up lazily must not be recorded
+        self._stream.synchronize()
+        return self._stream.capture(self.enqueue)
+
+    def profile(self, warmup: int, runs: int) -> list[dict[str, Any]]:
+        """Milliseconds of every layer, in the form that trtexec exports, from runs that do nothing else.
+
+        Each layer waits for the one before: the sum is longer than a run that is not profiled.
+        """
+        assert self.context is not None
+        profiler = _profiler_type()()
+        with refusals(self._log, "the model could not be profiled", self._model):
+            self.context.profiler = profiler
+            for number in range(warmup + runs):
+                if number == warmup:
+                    profiler.runs.clear()
+                profiler.begin()
+                self.enqueue()
+                self._stream.synchronize()
+        return _summary(profiler.runs)
+
+    def close(self) -> None:
+        """Free context and buffers; closing twice does no harm."""
+        self.context = None
+        for allocator in self._allocators.values():
+            allocator.close()
+        self._allocators.clear()
+        for buffers in (self._device, self._host):
+            for buffer in buffers.values():
+                buffer.close()
+            buffers.clear()
+
+    # ---- opening --------------------------------------------------------------------------------
+
+    def _open(self, engine: trt.ICudaEngine, feeds: Mapping[str, Array]) -> None:
+        import tensorrt as trt
+
+        index = choose_profile(engine, {name: value.shape for name, value in feeds.items()}, self._model)
+        context = engine.create_execution_context()
+        if context is None:
+            raise self._log.failure("TensorRT could not prepare the engine to run", self._model)
+        self.context = context
+        context.nvtx_verbosity = trt.ProfilingVerbosity.NONE  # ranges for profilers cost time on every launch
+        self._require(context.set_optimization_profile_async(index, self._stream.handle), "its shapes")
+        for port in self._inputs:
+            self._open_input(context, port, feeds[port.name])
+        self.feed(feeds)
+        if unknown := context.infer_shapes():
+            raise BackendError(f"the shapes of {', '.join(unknown)} are not known", where=self._model)
+        for port in self._outputs:
+            self._open_output(context, port)
+
+    def _open_input(self, context: trt.IExecutionContext, port: Port, value: Array) -> None:
+        self._host[port.name] = HostBuffer(value.nbytes)
+        address = self._host[port.name].address
+        if not port.on_host:
+            self._device[port.name] = DeviceBuffer(value.nbytes)
+            address = self._device[port.name].address
+        self._require(context.set_input_shape(port.name, value.shape), f"the shape of input '{port.name}'")
+        self._require(context.set_tensor_address(port.name, address), f"the address of input '{port.name}'")
+
+    def _open_output(self, context: trt.IExecutionContext, port: Port) -> None:
+        shape = tuple(context.get_tensor_shape(port.name))
+        if -1 in shape:
+            allocator = self._allocators[port.name] = _allocator_type()()
+            self._require(context.set_output_allocator(port.name, allocator), f"memory for '{port.name}'")
+            return
+        size = port.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self._host[port.name] = HostBuffer(size)
+        self._device[port.name] = DeviceBuffer(size)
+        self._require(
+            context.set_tensor_address(port.name, self._device[port.name].address), f"output '{port.name}'"
+        )
+
+    def _require(self, done: bool, what: str) -> None:
+        if not done:
+            raise self._log.failure(f"TensorRT refused {what}", self._model)
+
+    def _fetched(self, port: Port) -> Array:
+        assert self.context is not None
+        allocator = self._allocators.get(port.name)
+        if allocator is None:
+            source, staged = self._device[port.name], self._host[port.name]
+            shape = tuple(self.context.get_tensor_shape(port.name))
+            return self._copied(source, staged, port, shape)
+        size = port.dtype.itemsize * int(np.prod(allocator.shape, dtype=np.int64))
+        with contextlib.closing(HostBuffer(size)) as staged:
+            return self._copied(allocator.buffer, staged, port, allocator.shape)
+
+    def _copied(self, source: DeviceBuffer, staged: HostBuffer, port: Port, shape: Shape) -> Array:
+        if staged.size_bytes:
+            download(staged, source, self._stream)
+            self._stream.synchronize()
+        return np.array(staged.view(port.dtype, shape))
+
+
+def capture_or_why(session: Session) -> tuple[Graph | None, str]:
+    """A run as a CUDA graph, or why there is none: loops, conditionals and shapes made of data cannot be recorded."""
+    try:
+        return session.capture(), ""
+    except CudaError as error:
+        if error.out_of_memory:
+            raise
+        return None, error.what
+    except BackendError as error:
+        return None, error.what
+
+
+def _summary(runs: list[list[tuple[str, float]]]) -> list[dict[str, Any]]:
+    """Layers in order of execution; names may repeat. Runs of another length (a branch not taken) are left out."""
+    if not runs:
+        return []
+    names = [name for name, _ in runs[-1]]
+    alike = [run for run in runs if [name for name, _ in run] == names]
+    layers: list[dict[str, Any]] = [{"count": len(alike)}]
+    for position, name in enumerate(names):
+        times = [run[position][1] for run in alike]
+        layers.append(
+            {
+                "name": name,
+                "timeMs": sum(times),
+                "averageMs": statistics.fmean(times),
+                "medianMs": statistics.median(times),
+            }
+        )
+    return layers
+
+
+@cache
+def _profiler_type() -> type:
+    import tensorrt as trt
+
+    class Profiler(trt.IProfiler):  # type: ignore[misc]  # TensorRT ships no types
+        """Collects what every layer of every run took."""
+
+        def __init__(self) -> None:
+            trt.IProfiler.__init__(self)
+            self.runs: list[list[tuple[str, float]]] = []
+
+        def begin(self) -> None:
+            self.runs.append([])
+
+        def report_layer_time(self, layer_name: str, ms: float) -> None:
+            self.runs[-1].append((layer_name, float(ms)))
+
+    return Profiler
+
+
+@cache
+def _allocator_type() -> type:
+    import tensorrt as trt
+
+    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]  # TensorRT ships no types
+        """Gives memory for an output whose size is known only while the model runs."""
+
+        def __init__(self) -> None:
+            trt.IOutputAllocator.__init__(self)
+            self.buffer: DeviceBuffer | None = None
+            self.shape: Shape = ()
+
+        def reallocate_output_async(
+            self,
+            tensor_name: str,  # noqa: ARG002 - there is an allocator for every output
+            memory: int,  # noqa: ARG002 - it is the buffer's own
+            size: int,
+            alignment: int,  # noqa: ARG002 - CUDA aligns to 256 bytes, more than is ever asked for
+            stream: int,  # noqa: ARG002 - memory is taken at once
+        ) -> int:
+            if self.buffer is None or self.buffer.size_bytes < size:
+                self.close()
+                try:
+                    self.buffer = DeviceBuffer(size)
+                except CudaError:
+                    return 0  # TensorRT's word for no memory; an exception must not pass through it
+            return self.buffer.address
+
+        def notify_shape(self, tensor_name: str, shape: trt.Dims) -> None:  # noqa: ARG002 - as above
+            self.shape = tuple(shape)
+
+        def close(self) -> None:
+            buffer, self.buffer = self.buffer, None
+            if buffer is not None:
+                buffer.close()
+
+    return Allocator

@@ -1,0 +1,258 @@
+"""TensorRT 10.9 to 11.4 through its Python API. May import floors 0 and 1.
+
+Neither constructing the backend nor asking it what it can do imports TensorRT or touches CUDA in this
+process: see `qdqspec.backends._trt_device`. Options are words after ``tensorrt.``: see
+`qdqspec.backends._trt_options`. What has run on hardware and what not is told in ``docs/tensorrt.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec.backends import _cuda
+from qdqspec.backends._trt_api import installed_version, parts, require_tensorrt
+from qdqspec.backends._trt_build import Build, Built
+from qdqspec.backends._trt_cache import Shared
+from qdqspec.backends._trt_device import Found, look
+from qdqspec.backends._trt_layers import parse_layers
+from qdqspec.backends._trt_log import open_log, refusals
+from qdqspec.backends._trt_ops import ABSORBED, LABELS, RULES, formats_for
+from qdqspec.backends._trt_options import options_from
+from qdqspec.backends._trt_profiles import Shape
+from qdqspec.backends._trt_run import Session, capture_or_why, check_feeds, ports_of
+from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.model import Model
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+_PROFILE_WARMUP = 5
+_STOOD_STILL = 1.0  # seconds without a run after which a GPU has lowered its clocks
+# TensorRT numbers regions and kernels anew in every build: __mye123, _myl4_1.
+_NUMBERED = re.compile(r"(?<=_my[le])\d+(_\d+)*")
+
+
+class TensorRt:
+    """NVIDIA TensorRT on one GPU; every network strongly typed."""
+
+    name = "tensorrt"
+
+    @property
+    def target(self) -> str:
+        """``tensorrt-10`` or ``tensorrt-11``, by the package that is installed; else the bare name."""
+        version = installed_version()
+        return self.name if version is None else f"{self.name}-{parts(version)[0]}"
+
+    def probe(self) -> Availability:
+        """Say whether TensorRT and a GPU are here. Another process finds out, once."""
+        found = look()
+        return Availability(
+            usable=not found.why,
+            why=found.why,
+            install=found.install,
+            facts=found.facts or _version_of(found),
+        )
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """GPU product, compute capability, TensorRT major.minor. Raises where there is no GPU to key by."""
+        found = look(options_from(options.extra).device)
+        if found.why:
+            raise BackendUnavailableError(found.why, cure=found.install)
+        asked = {word: text for word, text in options.extra.items() if word.startswith("tensorrt.")}
+        return DeviceKey(key=found.key, details={**found.facts, **asked})
+
+    def capabilities(self) -> Capabilities:
+        """What TensorRT's documents say of this GPU and version; of int8 alone where there is no GPU."""
+        found = look()
+        formats = formats_for(found.capability, parts(found.tensorrt))
+        return Capabilities(
+            formats=formats,
+            labels=LABELS,
+            activations={name: name for name in formats},
+            weights={name: name for name in formats},
+            absorbs=ABSORBED,
+            symmetric_activations=True,
+            rules=RULES,
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> TensorRtEngine:
+        """Build a model file; raise `BackendError` with TensorRT's reasons on one line.
+
+        This initializes CUDA: a process that has built cannot be forked any more.
+        """
+        words = options_from(options.extra)
+        require_tensorrt()
+        if not model.is_file():
+            raise BackendError("there is no such model file", where=model, cure="check the path")
+        _cuda.select(words.device)
+        return TensorRtEngine(model, options)
+
+
+class TensorRtEngine:
+    """An engine on one GPU. The model file must stay in place while `layers` is wanted."""
+
+    def __init__(self, model: Path, options: BuildOptions) -> None:
+        import tensorrt as trt
+
+        self.model = model
+        self._words = options_from(options.extra)
+        self._log, logger = open_log()
+        self._log.verbose = self._words.verbose
+        self._log.clear()
+        gpu = _cuda.describe(self._words.device)
+        found = Found(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
+        self._shared = Shared(options.state, f"{found.slug}-tensorrt-{trt.__version__}")
+        build = Build(model, self._words, self._shared, self._log, logger)
+        self._built: Built | None = build.run(options.profiles)
+        with refusals(self._log, "the engine could not be read", model):
+            self._ports = ports_of(self._built.engine)
+            self.graph_hash = graph_hash(self._information(self._built.engine, None))
+        self._shared.record({**self._built.facts, "graph_hash": self.graph_hash})
+        self._stream = _cuda.Stream()
+        self._session: Session | None = None
+        self._graph: _cuda.Graph | None = None
+        self._feeds: dict[str, Array] = {}
+        self._last_run = -math.inf  # on the clock of `time.perf_counter`
+        self._runner: tuple[dict[str, Shape], Session] | None = None
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        check_feeds(self._ports, feeds, self.model)
+        shapes = {port.name: feeds[port.name].shape for port in self._ports if port.is_input}
+        if self._runner is None or self._runner[0] != shapes:
+            self._drop_runner()
+            self._runner = (shapes, self._open(feeds))
+            return self._runner[1].fetch()
+        self._runner[1].feed(feeds)
+        return self._runner[1].fetch()
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        """Fix the inputs that `time` and `layers` use; they are copied to the GPU once, here.
+
+        The run is recorded as a CUDA graph where that is possible; where not, ``builds.jsonl`` says why, and
+        times hold what the host takes to launch.
+        """
+        session = self._open(feeds)
+        self._unbind()
+        self._session, self._feeds = session, dict(feeds)
+        why = "switched off by tensorrt.cuda-graph"
+        if self._words.cuda_graph:
+            with refusals(self._log, "the model could not be run", self.model):
+                self._graph, why = capture_or_why(session)
+        self._shared.record({"model": self.model.name, "cuda_graph": self._graph is not None, "why_not": why})
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        """Time single runs between two events on the GPU, in milliseconds: compute only, without copies.
+
+        They stand as wall times; there is no processor time to speak of.
+        """
+        session = self._require_session()
+        graph, stream = self._graph, self._stream
+        launch = session.enqueue if graph is None else lambda: graph.launch(stream)
+        with refusals(self._log, "the model could not be timed", self.model):
+            _cuda.warm_up(stream, launch, warmup, self._warmup_ms())
+            times = _cuda.time_runs(stream, launch, runs)
+        self._last_run = time.perf_counter()
+        return Samples(wall_ms=times)
+
+    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+        """Time per layer, in names of the model without Q/DQ, from a context that profiles.
+
+        Their sum exceeds the latency by 18 to 35 % in recorded runs: it tells where time goes, not how much.
+        """
+        self._require_session()
+        engine = self._require_built().engine
+        with closing(self._open(self._feeds)) as session:
+            profile = session.profile(_PROFILE_WARMUP, runs)
+            information = self._information(engine, session.context)
+        return parse_layers(information, profile, model=_read_model(self.model))
+
+    def close(self) -> None:
+        """Free everything on the GPU; closing twice does no harm."""
+        if self._built is not None:
+            self._unbind()
+            self._drop_runner()
+            self._built = None
+            self._stream.close()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _open(self, feeds: Mapping[str, Array]) -> Session:
+        engine = self._require_built().engine
+        check_feeds(self._ports, feeds, self.model)
+        return Session(engine, self._ports, feeds, self._stream, self._log, self.model)
+
+    def _unbind(self) -> None:
+        graph, session = self._graph, self._session
+        self._graph = self._session = None
+        if graph is not None:
+            graph.close()
+        if session is not None:
+            session.close()
+
+    def _drop_runner(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner[1].close()
+
+    def _warmup_ms(self) -> float:
+        """How long to run before timing: only where the GPU stood still, since turns of a race are short."""
+        return self._words.warmup_ms if time.perf_counter() - self._last_run > _STOOD_STILL else 0.0
+
+    def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:
+        """What the inspector tells of the layers; with a context, for the shapes that are set there."""
+        import tensorrt as trt
+
+        inspector = engine.create_engine_inspector()
+        if context is not None:
+            inspector.execution_context = context
+        return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+    def _require_built(self) -> Built:
+        if self._built is None:
+            raise BackendError("the engine is closed", where=self.model, cure="build it again")
+        return self._built
+
+    def _require_session(self) -> Session:
+        self._require_built()
+        if self._session is None:
+            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
+        return self._session
+
+
+def graph_hash(information: str) -> str:
+    """Hash the layers of an engine: kernels, types, formats, what they stand for; not what each build numbers anew.
+
+    Values of weights and scales are not in the layer information, so engines with equal hashes run the same
+    kernels, on values that may differ.
+    """
+    try:
+        told: Any = json.loads(information, strict=False)
+    except ValueError:
+        told = information
+    text = _NUMBERED.sub("", json.dumps(told, sort_keys=True))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_model(path: Path) -> Model:
+    """The model as it was given, without its external weights. It was built, so it need not be checked."""
+    import onnx
+
+    return Model(onnx.load(str(path), load_external_data=False), path=path)
+
+
+def _version_of(found: Found) -> dict[str, str]:
+    return {"tensorrt": found.tensorrt} if found.tensorrt else {}
+
+
+backend = TensorRt
