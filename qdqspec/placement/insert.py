@@ -1,14 +1,15 @@
 """Putting the Q/DQ pairs of a placement into a model, leaving everything else byte for byte as it was.
 
-May import floors 0 to 2, numpy and onnx. The pairs are onnx-graphsurgeon's (`placement.pairs`); they are
-spliced into the protobuf of the model, because a round trip of a whole model through graphsurgeon changes
-it: see docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
+May import floors 0 to 2, numpy and onnx. The pairs are onnx-graphsurgeon's (`placement.pairs`). They are
+spliced into the model's bytes (`placement.splice`), because a round trip of a whole model through graphsurgeon
+changes it: see docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import onnx
@@ -16,9 +17,11 @@ import onnx
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
-from qdqspec.graph.protos import copy_model, map_tensors, refill
+from qdqspec.graph.protos import map_tensors
 from qdqspec.graph.weights import WeightStore
-from qdqspec.placement.pairs import Pair, PairMaker, QuantSource
+from qdqspec.graph.wire import Parts
+from qdqspec.placement.pairs import PairMaker, QuantSource
+from qdqspec.placement.splice import Insert, Spot, Template, insert_of
 from qdqspec.types import Consumer, Placement, Site
 
 __all__ = ["RAISED_FROM", "Inserted", "Inserter", "QuantSource", "WeightMode", "insert_qdq"]
@@ -28,12 +31,20 @@ WeightMode: TypeAlias = Literal["integer", "float"]
 RAISED_FROM = "qdqspec.raised_from"  # model metadata: opset and IR version before they were raised
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inserted:
-    """A model with Q/DQ pairs, and what a reader should know of how it came to be."""
+    """A model with Q/DQ pairs, and what a reader should know of how it came to be.
 
-    proto: onnx.ModelProto
+    ``parts`` is the model as it is written to a file; ``proto`` is the same to look at.
+    """
+
+    parts: Parts
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The model, read from its parts when first asked for."""
+        return self.parts.proto()
 
 
 def insert_qdq(
@@ -71,56 +82,48 @@ class Inserter:
         store: WeightStore | None = None,
     ) -> None:
         self._model = model
-        self._store = store
         self._maker = PairMaker(
             model, numbers, integer_weights=weights == "integer", floating=floating, store=store
         )
-        self._pairs: dict[Site, Pair] = {}
+        self._inserts: dict[Site, Insert] = {}
         self._bases: dict[int, _Base] = {}
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
 
     def insert(self, placement: Placement) -> Inserted:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
-        sites = sorted(placement.sites, key=lambda site: (site.tensor, site.consumers))
-        self._check_disjoint(sites)
-        pairs = {site: self._pair(site) for site in sites}
-        base = self._base(max([self._model.opset, *(pair.opset for pair in pairs.values())]))
-        splice = _Splice(self._model, base)
-        for site, pair in pairs.items():
-            splice.add(site, pair)
-        for tensor in self._replaced(sites):
-            splice.replace(tensor)
-        return Inserted(splice.build(), base.notes)
+        inserts = [self._inserts.get(site) or self._insert(site) for site in placement.ordered]
+        base = self._base(max([self._model.opset, *(one.opset for one in inserts)]))
+        chosen = [(one, base.spots.get(one.site) or base.find(one)) for one in inserts]
+        candidate = base.template.filled(chosen)
+        if candidate is None:
+            raise self._overlap(placement.ordered)
+        return Inserted(candidate, base.notes)
 
-    def _pair(self, site: Site) -> Pair:
-        if site not in self._pairs:
-            self._pairs[site] = self._maker.make(site)
-        return self._pairs[site]
+    def _insert(self, site: Site) -> Insert:
+        pair = self._maker.make(site)
+        stands_in = self._maker.stores_integers(site) and self._maker.is_private(site.tensor)
+        covered = len(set(site.consumers)) if stands_in else 0
+        readers = len(self._model.consumers[site.tensor])
+        self._inserts[site] = insert_of(site, pair, covered=covered, readers=readers)
+        return self._inserts[site]
 
-    def _check_disjoint(self, sites: Iterable[Site]) -> None:
+    def _overlap(self, sites: Iterable[Site]) -> PlacementError:
         seen: set[Consumer] = set()
         for site in sites:
             for end in site.consumers:
                 if end in seen:
-                    raise PlacementError(
+                    return PlacementError(
                         f"two sites of the placement feed input {end.input} of node '{end.node}' "
                         f"from tensor '{site.tensor}'",
                         where=self._model.where,
                         cure="name each consumer in one site only",
                     )
                 seen.add(end)
-
-    def _replaced(self, sites: Iterable[Site]) -> list[str]:
-        """Float weights that nobody reads any more once these sites are stored as integers."""
-        read: dict[str, int] = {}
-        for site in sites:
-            if self._maker.stores_integers(site) and self._maker.is_private(site.tensor):
-                read[site.tensor] = read.get(site.tensor, 0) + len(set(site.consumers))
-        return [tensor for tensor, count in read.items() if count == len(self._model.consumers[tensor])]
+        raise AssertionError("inserts that share an input come from sites that share a consumer")
 
     def _base(self, opset: int) -> _Base:
         if opset not in self._bases:
-            self._bases[opset] = _prepare(self._model, self._proto, opset)
+            self._bases[opset] = _Base(self._model, self._proto, opset)
         return self._bases[opset]
 
 
@@ -135,130 +138,43 @@ def _version(proto: onnx.ModelProto) -> str:
     return f"opset {opset_of(proto)}, IR version {proto.ir_version}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Base:
-    """A model taken apart, at one opset: what candidates are put together from."""
+    """The model at one opset, with what is known of where inserts go in it."""
 
-    frame: onnx.ModelProto  # all but nodes and initializers
-    nodes: tuple[onnx.NodeProto, ...]
-    initializers: tuple[onnx.TensorProto, ...]
-    producer: dict[str, int]
-    notes: tuple[str, ...]
-    spots: dict[str, _Spot] = field(
-        default_factory=dict
-    )  # what was found out, by what a pair's consumers read
+    def __init__(self, model: Model, proto: onnx.ModelProto, opset: int) -> None:
+        self.notes: tuple[str, ...] = ()
+        if opset > model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
+            proto = raised(proto, opset)
+            was = _version(model.proto)
+            self.notes = (f"raised to opset {opset}, which its number formats need (was {was})",)
+        self._model = model
+        self._nodes = proto.graph.node
+        self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
+        self.template = Template(proto)
+        self.spots: dict[Site, Spot] = {}
 
-
-@dataclass(frozen=True, slots=True)
-class _Spot:
-    """Where a site's nodes go in the base: before or after node ``anchor``; ``ends`` are (node, input)."""
-
-    site: Site
-    ends: tuple[tuple[int, int], ...]
-    anchor: int
-    after: bool
-
-
-def _prepare(model: Model, proto: onnx.ModelProto, opset: int) -> _Base:
-    notes: tuple[str, ...] = ()
-    if opset > model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
-        proto = raised(proto, opset)
-        notes = (f"raised to opset {opset}, which its number formats need (was {_version(model.proto)})",)
-    nodes = tuple(proto.graph.node)
-    return _Base(
-        frame=copy_model(proto, but={"node", "initializer"}),
-        nodes=nodes,
-        initializers=tuple(proto.graph.initializer),
-        producer={name: index for index, node in enumerate(nodes) for name in node.output if name},
-        notes=notes,
-    )
-
-
-@dataclass(slots=True)
-class _Splice:
-    """One candidate under way."""
-
-    model: Model
-    base: _Base
-    before: dict[int, list[onnx.NodeProto]] = field(default_factory=dict)
-    after: dict[int, list[onnx.NodeProto]] = field(default_factory=dict)
-    rewired: dict[int, onnx.NodeProto] = field(default_factory=dict)
-    added: list[onnx.TensorProto] = field(default_factory=list)
-    integers: dict[str, onnx.TensorProto] = field(default_factory=dict)  # first integer form by weight
-    replaced: set[str] = field(default_factory=set)
-
-    def add(self, site: Site, pair: Pair) -> None:
-        """Place the pair's nodes and constants, and let the site's consumers read it."""
-        spot = self.base.spots.get(pair.output)
-        if spot is None or spot.site != site:
-            spot = self.base.spots[pair.output] = self._spot(site)
-        aside = self.after if spot.after else self.before
-        aside.setdefault(spot.anchor, []).extend(pair.nodes)
-        if pair.output != site.tensor:
-            for index, position in spot.ends:
-                self._writable(index).input[position] = pair.output
-        if pair.integer is not None and site.tensor not in self.integers:
-            self.integers[site.tensor] = pair.integer
-        elif pair.integer is not None:
-            self.added.append(pair.integer)
-        self.added.extend(pair.constants)
-
-    def _spot(self, site: Site) -> _Spot:
-        ends = tuple((self._node_index(end, site), end.input) for end in site.consumers)
-        producer = self.base.producer.get(site.tensor)
-        if producer is None or site.tensor in self.model.constants:
-            return _Spot(site, ends, min(index for index, _ in ends), after=False)
-        return _Spot(site, ends, producer, after=True)
-
-    def replace(self, weight: str) -> None:
-        """Let the integers stand in the place of the float weight."""
-        self.replaced.add(weight)
-        index = self.base.producer.get(weight)
-        if index is not None:
-            constant = self._writable(index)
-            integers = self.integers[weight]
-            constant.output[0] = integers.name
-            next(a for a in constant.attribute if a.name == "value").t.CopyFrom(integers)
-
-    def build(self) -> onnx.ModelProto:
-        """Put the candidate together."""
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.base.frame)
-        proto.graph.node.extend(self._nodes())
-        proto.graph.initializer.extend(self._initializers())
-        if any(i.name in self.replaced for i in proto.graph.input):
-            refill(proto.graph.input, [i for i in proto.graph.input if i.name not in self.replaced])
-        return proto
-
-    def _nodes(self) -> list[onnx.NodeProto]:
-        nodes: list[onnx.NodeProto] = []
-        for index, node in enumerate(self.base.nodes):
-            nodes.extend(self.before.get(index, ()))
-            nodes.append(self.rewired.get(index, node))
-            nodes.extend(self.after.get(index, ()))
-        return nodes
-
-    def _initializers(self) -> list[onnx.TensorProto]:
-        kept = [self.integers[t.name] if t.name in self.replaced else t for t in self.base.initializers]
-        beside = [integers for weight, integers in self.integers.items() if weight not in self.replaced]
-        return [*kept, *beside, *self.added]
-
-    def _writable(self, index: int) -> onnx.NodeProto:
-        if index not in self.rewired:
-            self.rewired[index] = onnx.NodeProto()
-            self.rewired[index].CopyFrom(self.base.nodes[index])
-        return self.rewired[index]
+    def find(self, insert: Insert) -> Spot:
+        """Where an insert goes: after what makes its tensor, or before the first that reads it."""
+        site = insert.site
+        ends = [(self._node_index(end, site), end.input) for end in site.consumers]
+        producer = self._producer.get(site.tensor)
+        if producer is None or site.tensor in self._model.constants:
+            first = min(index for index, _ in ends)
+            self.spots[site] = self.template.spot(insert, ends, first, after=False)
+        else:
+            self.spots[site] = self.template.spot(insert, ends, producer, after=True)
+        return self.spots[site]
 
     def _node_index(self, end: Consumer, site: Site) -> int:
         """Where the consumer stands in the base, whose opset may be higher than the model's."""
-        node = self.model.by_name[end.node]
+        node = self._model.by_name[end.node]
         index = node.index
-        if self.base.notes:
-            index = next((self.base.producer[o] for o in node.outputs if o in self.base.producer), -1)
-        if index < 0 or self.base.nodes[index].input[end.input : end.input + 1] != [site.tensor]:
+        if self.notes:
+            index = next((self._producer[o] for o in node.outputs if o in self._producer), -1)
+        if index < 0 or self._nodes[index].input[end.input : end.input + 1] != [site.tensor]:
             raise PlacementError(
                 f"tensor '{site.tensor}' cannot be quantized: raising the opset changed node '{end.node}'",
-                where=self.model.where,
+                where=self._model.where,
                 cure="choose a number format that needs no newer opset, or export the model with a newer one",
             )
         return index

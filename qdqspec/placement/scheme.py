@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -97,7 +97,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     placement = Placement(sites=frozenset(pair.site for pair in fitting))
     floating = frozenset(pair.site for pair in fitting if not pair.stored)
     inserted = insert_qdq(prepared, placement, _Numbers(prepared, fitting), floating=floating)
-    return Inserted(inserted.proto, (*notes, *inserted.notes))
+    return replace(inserted, notes=(*notes, *inserted.notes))
 
 
 def _prepared(model: Model, pairs: Sequence[PlacedPair]) -> tuple[Model, list[str]]:

@@ -1,0 +1,197 @@
+"""A model's bytes with room for Q/DQ pairs. May import floors 0 to 2 and onnx.
+
+Making a candidate copies bytes that were made once: those of the model's nodes, cut where a consumer may read a
+pair instead, and those of each pair. See docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from qdqspec.graph.wire import (
+    INITIALIZER,
+    INPUT,
+    LAST,
+    NODE,
+    Parts,
+    Piece,
+    around_graph,
+    cut_node,
+    fields_between,
+    head,
+    node_input,
+    wire_field,
+)  # fmt: skip
+from qdqspec.placement.pairs import Pair
+from qdqspec.types import Site
+
+_INLINE = 4096  # bytes: smaller initializers are kept as they are written, larger ones as they are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insert:
+    """What a site adds to a model. ``nodes`` and ``constants`` are fields of the graph.
+
+    ``integer`` is the stored weight where there is one. It can stand in the place of the float weight once the
+    inserts chosen cover all its ``readers``; this one covers ``covered`` of them.
+    """
+
+    site: Site
+    nodes: bytes
+    constants: bytes
+    integer: TensorProto | None
+    output: str
+    opset: int
+    covered: int
+    readers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where the nodes of an insert go in a template, and the inputs that then read its output.
+
+    ``slots`` are the places of those inputs; where their text changes, ``texts`` has it for each, the node and by
+    how much the node grows.
+    """
+
+    anchor: int
+    slots: tuple[int, ...]
+    texts: tuple[tuple[int, bytes, int, int], ...]
+
+
+def insert_of(site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
+    """A pair as bytes."""
+    return Insert(
+        site=site,
+        nodes=b"".join(wire_field(NODE, _bytes(node)) for node in pair.nodes),
+        constants=b"".join(wire_field(INITIALIZER, _bytes(tensor)) for tensor in pair.constants),
+        integer=pair.integer,
+        output=pair.output,
+        opset=pair.opset,
+        covered=covered,
+        readers=readers,
+    )
+
+
+class Template:
+    """A model cut open. Each node is a gap, its head, its inputs one by one, its rest, and another gap."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self._before, self._after = around_graph(proto)
+        self._protos = proto.graph.node
+        self._nodes: list[bytes] = []
+        self._starts: list[int] = []
+        self._sizes: list[int] = []
+        for node in proto.graph.node:
+            inputs, rest = cut_node(node)
+            self._starts.append(len(self._nodes))
+            self._sizes.append(sum(map(len, inputs)) + len(rest))
+            self._nodes += [b"", head(NODE, self._sizes[-1]), *inputs, rest, b""]
+        self._nodes.append(fields_between(proto.graph, NODE + 1, INITIALIZER - 1))
+        self._rest: list[Piece] = [_piece(tensor) for tensor in proto.graph.initializer]
+        self._initializers = {t.name: i for i, t in enumerate(proto.graph.initializer)}
+        self._gap = len(self._rest)
+        self._rest += [b"", fields_between(proto.graph, INITIALIZER + 1, INPUT - 1)]
+        self._inputs = {t.name: len(self._rest) + i for i, t in enumerate(proto.graph.input)}
+        self._rest += [wire_field(INPUT, _bytes(value)) for value in proto.graph.input]
+        self._rest.append(fields_between(proto.graph, INPUT + 1, LAST))
+        self._constants = {n.output[0]: i for i, n in enumerate(self._protos) if n.op_type == "Constant"}
+
+    def spot(self, insert: Insert, ends: Iterable[tuple[int, int]], anchor: int, *, after: bool) -> Spot:
+        """Where an insert goes: before or after node ``anchor``; ``ends`` are (node, input)."""
+        reads = [(node, self._starts[node] + 2 + position) for node, position in ends]
+        gap = self._starts[anchor]
+        if after:
+            gap += 3 + len(self._protos[anchor].input)
+        text = node_input(insert.output)
+        texts = [(slot, text, node, len(text) - len(self._nodes[slot])) for node, slot in reads]
+        is_read = insert.output != insert.site.tensor
+        return Spot(gap, tuple([slot for _, slot in reads]), tuple(texts) if is_read else ())
+
+    def filled(self, chosen: Sequence[tuple[Insert, Spot]]) -> Parts | None:
+        """The model with these inserts; ``None`` where two of them are for one input."""
+        nodes = self._nodes.copy()
+        taken: set[int] = set()
+        ends = 0
+        grown: dict[int, int] = {}
+        for insert, spot in chosen:
+            nodes[spot.anchor] += insert.nodes
+            taken.update(spot.slots)
+            ends += len(spot.slots)
+            for slot, text, node, growth in spot.texts:
+                nodes[slot] = text
+                grown[node] = grown.get(node, 0) + growth
+        if len(taken) < ends:
+            return None
+        for node, growth in grown.items():
+            if growth:
+                nodes[self._starts[node] + 1] = head(NODE, self._sizes[node] + growth)
+        rest = self._weights(nodes, [insert for insert, _ in chosen])
+        return Parts(self._before, (b"".join(nodes), *_joined(rest)), self._after)
+
+    def _weights(self, nodes: list[bytes], inserts: Sequence[Insert]) -> list[Piece]:
+        """What follows the nodes: integer weights in the place of float ones, or beside them, and constants."""
+        first: dict[str, Insert] = {}
+        covered: dict[str, int] = {}
+        added: list[Piece] = []
+        for insert in inserts:
+            if insert.integer is not None:
+                weight = insert.site.tensor
+                if first.setdefault(weight, insert) is not insert:
+                    added.append(_piece(insert.integer))
+                covered[weight] = covered.get(weight, 0) + insert.covered
+            added.append(insert.constants)
+        rest, beside = self._rest.copy(), []
+        for weight, insert in first.items():
+            assert insert.integer is not None
+            if covered[weight] < insert.readers:
+                beside.append(_piece(insert.integer))
+            else:
+                self._replace(nodes, rest, weight, insert.integer)
+        rest[self._gap : self._gap + 1] = [*beside, *added]
+        return rest
+
+    def _replace(self, nodes: list[bytes], rest: list[Piece], weight: str, integer: TensorProto) -> None:
+        if weight in self._inputs:  # whoever could feed the float weight cannot any more
+            rest[self._inputs[weight]] = b""
+        if weight in self._initializers:
+            rest[self._initializers[weight]] = _piece(integer)
+        if weight in self._constants:
+            at = self._starts[self._constants[weight]]
+            changed = _constant(self._protos[self._constants[weight]], integer)
+            nodes[at + 1 : at + 3] = [head(NODE, len(changed)), changed]
+
+
+def _constant(node: onnx.NodeProto, value: TensorProto) -> bytes:
+    """A ``Constant`` node that makes this value instead."""
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    changed.output[0] = value.name
+    next(a for a in changed.attribute if a.name == "value").t.CopyFrom(value)
+    return _bytes(changed)
+
+
+def _piece(tensor: TensorProto) -> Piece:
+    small = tensor.ByteSize() < _INLINE
+    return wire_field(INITIALIZER, _bytes(tensor)) if small else tensor
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """Neighbouring bytes made one."""
+    joined: list[Piece] = []
+    run: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            run.append(piece)
+        else:
+            joined += [b"".join(run), piece]
+            run = []
+    return [*joined, b"".join(run)]
+
+
+def _bytes(message: onnx.NodeProto | TensorProto | onnx.ValueInfoProto) -> bytes:
+    return bytes(message.SerializeToString(deterministic=True))
