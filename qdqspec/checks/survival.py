@@ -18,14 +18,16 @@ class SurvivalParams(CheckParams):
     """The optimizers that every Q/DQ pair has to outlive, or be turned into integer kernels by."""
 
     kind: Literal["survival"]
-    through: tuple[Optimizer, ...] = Field(
-        min_length=1,
+    through: tuple[Optimizer, ...] = Field(  # min_length would count a misspelt name as missing
         description="Optimizers to run, each on the tuned model; onnxslim and onnxscript where they are installed.",
+        json_schema_extra={"minItems": 1},
     )
 
     @field_validator("through")
     @classmethod
-    def _each_once(cls, through: tuple[Optimizer, ...]) -> tuple[Optimizer, ...]:
+    def _some_each_once(cls, through: tuple[Optimizer, ...]) -> tuple[Optimizer, ...]:
+        if not through:
+            raise ValueError("nothing to check: name at least one optimizer")
         twice = {name for name in through if through.count(name) > 1}
         if twice:
             raise ValueError(f"{', '.join(sorted(twice))}: named twice")
