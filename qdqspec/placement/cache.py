@@ -47,9 +47,10 @@ class Entry:
     interval: tuple[float, float] | None = None
 
     @property
-    def rank(self) -> tuple[float, str]:
-        """Smaller is better: the ratio it is sure not to exceed."""
-        return self.interval[1] if self.interval else self.ratio * (1 + UNPROVED), self.scheme.digest
+    def rank(self) -> tuple[float, str, float, float]:
+        """Smaller is better: first the ratio it is sure not to exceed, then whatever makes the order total."""
+        low, high = self.interval or (self.ratio, self.ratio * (1 + UNPROVED))
+        return high, self.scheme.digest, self.ratio, low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

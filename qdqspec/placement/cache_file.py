@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.save import write_text
@@ -23,6 +23,7 @@ from qdqspec.placement.relative import parse_scheme
 
 SCHEMA_VERSION = 1
 MOST_BYTES = 4 * 2**20  # the parser takes a second for some 200 KB
+_DEPTH = 10  # a cache has eight levels; the parser is quadratic in them
 _WIDE = 2**20  # characters before a line is broken: one line a scheme
 _CURE = "delete it, and let a tuning run write it anew"
 
@@ -85,14 +86,24 @@ def read_cache(path: Path) -> PatternCache:
 
 def _plain(text: str, where: Path) -> object:
     try:
-        if any(isinstance(event, AliasEvent) for event in YAML(typ="safe", pure=True).parse(text)):
-            raise StateError("a pattern cache has no aliases", where=where, cure=_CURE)
+        _refuse_tricks(text, where)
         return YAML(typ="safe", pure=True).load(text)
     except StateError:
         raise
     except Exception as error:  # noqa: BLE001 - beside its own errors the parser raises whatever a bad text leads to
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise StateError(f"the pattern cache is not YAML: {reason}", where=where, cure=_CURE) from None
+
+
+def _refuse_tricks(text: str, where: Path) -> None:
+    """Stop at the first sign of what takes the parser time or memory out of proportion to the file."""
+    depth = 0
+    for event in YAML(typ="safe", pure=True).parse(text):
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if isinstance(event, AliasEvent):
+            raise StateError("a pattern cache has no aliases", where=where, cure=_CURE)
+        if depth > _DEPTH:
+            raise StateError("this is not a pattern cache: it nests too deep", where=where, cure=_CURE)
 
 
 class _Row(BaseModel):

@@ -1,0 +1,240 @@
+"""Placements told relative to patterns, and found again: in the same model, in another, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.errors import PlacementError
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.carry import resolve_schemes, schemes_of
+from qdqspec.placement.project import labels_of, project
+from qdqspec.placement.relative import parse_scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.regions.search import find_regions
+from qdqspec.types import Consumer, Placement, Region, RegionRules, Site
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]>'
+NAMES = ("digits_resnet", "squeezenet10", "ultraface_rfb320")
+
+
+def model_of(text: str) -> Model:
+    proto = onnx.parser.parse_model(HEAD + text)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return Model(proto)
+
+
+TWINS = """
+g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+{
+  a = Conv(x, w)
+  b = Relu(a)
+  c = Conv(b, w)
+  d = Relu(c)
+  y = Softmax(d)
+}
+"""
+
+
+def cut(model: Model, *groups: Sequence[str]) -> tuple[Region, ...]:
+    return find_regions(model, RegionRules(by="manual", manual=tuple(map(tuple, groups))))
+
+
+def leaf_with(regions: Sequence[Region], node: str) -> Region:
+    return next(region for region in regions if not region.children and node in region.nodes)
+
+
+def edges(placement: Placement) -> set[tuple[str, str]]:
+    return {(site.tensor, end.node) for site in placement.sites for end in site.consumers}
+
+
+@pytest.fixture(params=NAMES)
+def real(request: pytest.FixtureRequest, models: Path) -> SchemeSpace:
+    model = fold_batchnorm(load_model(models / f"{request.param}.onnx")).model
+    return SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+
+
+def random_placements(space: SchemeSpace, count: int = 12) -> list[Placement]:
+    random = np.random.default_rng(0)
+    labelled = [{unit.id: random.choice(unit.labels) for unit in space.units} for _ in range(count)]
+    return [space.resolve(labels) for labels in ({}, space.everything(), space.uniform("in-only"), *labelled)]
+
+
+def test_real_placements_come_back_from_their_schemes(real: SchemeSpace) -> None:
+    for placement in random_placements(real):
+        schemes = schemes_of(placement, real.regions, real.model)
+        assert resolve_schemes(schemes, real.regions, real.model).digest == placement.digest
+
+
+def test_real_placements_are_their_own_projections(real: SchemeSpace) -> None:
+    for placement in random_placements(real):
+        assert project(real, placement).digest == placement.digest
+
+
+def renamed(model: Model) -> Model:
+    """Every node and tensor under another name."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for index, node in enumerate(proto.graph.node):
+        node.name = f"node{index}"
+    return Model(onnx.compose.add_prefix(proto, "other_", rename_nodes=False))
+
+
+def test_a_placement_is_carried_to_a_model_of_other_names(real: SchemeSpace) -> None:
+    copy = renamed(real.model)
+    tensors = {t: f"other_{t}" for node in real.model.nodes for t in (*node.inputs, *node.outputs)}
+    nodes = {node.name: twin.name for node, twin in zip(real.model.nodes, copy.nodes, strict=True)}
+    for placement in random_placements(real, count=4):
+        carried = resolve_schemes(schemes_of(placement, real.regions, real.model), find_regions(copy), copy)
+        expected = {
+            Site(
+                tensor=tensors[site.tensor],
+                consumers=tuple(Consumer(nodes[end.node], end.input) for end in site.consumers),
+                format=site.format,
+                axis=site.axis,
+                weight=site.weight,
+            )
+            for site in placement.sites
+        }
+        assert carried.sites == expected
+
+
+def test_a_tensor_that_leaves_its_region_whole_is_told_by_both_sides() -> None:
+    model = model_of(TWINS)
+    regions = cut(model, ["a", "b"], ["c", "d"])
+    placement = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("c", 0),), format="uint8")}))
+    schemes = schemes_of(placement, regions, model)
+    first, second = leaf_with(regions, "a").id, leaf_with(regions, "c").id
+    assert {key: str(value) for key, value in schemes.items() if value.sites} == {
+        first: "out1.0=uint8",
+        second: "in0.0=uint8",
+    }
+    for key in (first, second):
+        assert resolve_schemes({key: schemes[key]}, regions, model) == placement
+
+
+def test_a_pattern_stands_for_all_its_regions_and_an_id_for_one() -> None:
+    model = model_of(TWINS)
+    regions = cut(model, ["a", "b"], ["c", "d"])
+    first, second = leaf_with(regions, "a"), leaf_with(regions, "c")
+    assert first.pattern == second.pattern
+    both = resolve_schemes({first.pattern: parse_scheme("in0.0=uint8")}, regions, model)
+    assert edges(both) == {("x", "a"), ("b", "c")}
+    schemes = {first.pattern: parse_scheme("in0.0=uint8"), first.id: parse_scheme("")}
+    assert edges(resolve_schemes(schemes, regions, model)) == {("b", "c")}
+
+
+def test_operands_that_may_change_places_are_told_apart_by_their_makers() -> None:
+    text = """
+    g (float[1,4,6,6] x) => (float[1,4,6,6] y, float[1,4,6,6] z)
+    {{
+      a = Conv(x, w)
+      b = Relu(a)
+      p = Add({})
+      y = Sigmoid(p)
+      c = Conv(x, w)
+      d = Relu(c)
+      q = Add({})
+      z = Sigmoid(q)
+    }}
+    """
+    model = model_of(text.format("a, b", "d, c"))
+    regions = cut(model, ["a", "b", "p", "y"], ["c", "d", "q", "z"])
+    one = Placement(sites=frozenset({Site(tensor="b", consumers=(Consumer("p", 1),), format="uint8")}))
+    first, second = leaf_with(regions, "a"), leaf_with(regions, "c")
+    assert first.pattern == second.pattern
+    scheme = schemes_of(one, regions, model)[first.id]
+    assert edges(resolve_schemes({second.id: scheme}, regions, model)) == {("d", "q")}
+
+
+LEVELS = """
+g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+{
+  a = Conv(x, w)
+  b = Relu(a)
+  c = Conv(b, w)
+  d = Relu(c)
+  e = Add(d, b)
+  f = Conv(e, w)
+  y = Softmax(f)
+}
+"""
+
+
+def levels() -> tuple[Model, tuple[Region, ...]]:
+    """A root over three leaves, made by hand."""
+    model = model_of(LEVELS)
+    regions = cut(model, ["a", "b"], ["c", "d", "e"], ["f", "y"])
+    assert sorted(r.nodes for r in regions if not r.children) == [("a", "b"), ("c", "d", "e"), ("f", "y")]
+    return model, regions
+
+
+def at(regions: Sequence[Region], model: Model, kind: str, node: str, slot: int, fmt: str) -> str:
+    """A site of the root, which counts its nodes in canonical order."""
+    from qdqspec.placement.frames import Frames
+
+    return f"{kind}{Frames(model, regions).of(regions[0].id).position[node]}.{slot}={fmt}"
+
+
+def test_a_composite_keeps_what_its_leaves_chose() -> None:
+    model, regions = levels()
+    leaves = {leaf_with(regions, "a").id: parse_scheme("in0.0=uint8")}
+    root = {regions[0].id: parse_scheme(at(regions, model, "in", "f", 0, "uint8"))}
+    assert edges(resolve_schemes({**leaves, **root}, regions, model)) == {("x", "a"), ("e", "f")}
+
+
+def test_a_composite_may_say_otherwise() -> None:
+    model, regions = levels()
+    leaves = {leaf_with(regions, "a").id: parse_scheme("in0.0=uint8 out1.0=uint8")}
+    before = resolve_schemes(leaves, regions, model)
+    assert edges(before) == {("x", "a"), ("b", "c"), ("b", "e")}
+    root = {regions[0].id: parse_scheme(at(regions, model, "in", "c", 0, "float"))}
+    assert edges(resolve_schemes({**leaves, **root}, regions, model)) == {("x", "a"), ("b", "e")}
+
+
+def test_the_input_of_a_child_is_all_that_reads_the_tensor_there() -> None:
+    model, regions = levels()
+    root = {regions[0].id: parse_scheme(at(regions, model, "child", "c", 0, "uint8"))}
+    placement = resolve_schemes(root, regions, model)
+    assert edges(placement) == {("b", "c"), ("b", "e")}
+    assert len(placement.sites) == 1
+
+
+def test_edges_of_one_tensor_merge_where_their_formats_agree() -> None:
+    model, regions = levels()
+    leaf = leaf_with(regions, "c").id
+    alike = resolve_schemes({leaf: parse_scheme("in0.0=uint8 in2.0=uint8 in2.1=uint8")}, regions, model)
+    assert sorted((site.tensor, len(site.consumers)) for site in alike.sites) == [("b", 2), ("d", 1)]
+    unlike = resolve_schemes({leaf: parse_scheme("in0.0=uint8 in2.0=int8 in2.1=int8")}, regions, model)
+    assert sorted((site.tensor, site.format) for site in unlike.sites) == [
+        ("b", "int8"), ("b", "uint8"), ("d", "int8"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["in9.0=uint8", "in0.7=uint8", "out0.3=uint8"])
+def test_a_scheme_of_another_pattern_is_refused(text: str) -> None:
+    model = model_of(TWINS)
+    regions = cut(model, ["a", "b"], ["c", "d"])
+    with pytest.raises(PlacementError, match="is not in region"):
+        resolve_schemes({leaf_with(regions, "a").id: parse_scheme(text)}, regions, model)
+
+
+def test_a_half_quantized_operator_is_projected_to_float(models: Path) -> None:
+    model = load_model(models / "squeezenet10.onnx")
+    space = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+    everything = space.resolve(space.everything())
+    conv = next(unit for unit in space.units if unit.op_type == "Conv")
+    without = frozenset(s for s in everything.sites if not (s.weight and s.consumers[0].node == conv.id))
+    labels = labels_of(space, Placement(sites=without))
+    assert conv.id not in labels
+    assert len(labels) == len(space.units) - 1

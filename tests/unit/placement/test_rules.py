@@ -1,0 +1,196 @@
+"""What each placement rule moves or leaves out, on graphs as compilers see them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.errors import ConfigError
+from qdqspec.graph.model import Model
+from qdqspec.placement.rules import RULES
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.types import Consumer
+
+BOTH = ("in+out", "in-only")
+SKIP, NORM, PAD = "skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad"
+
+
+def model_of(text: str, **weights: tuple[int, ...]) -> Model:
+    head = '<ir_version: 8, opset_import: ["": 17]>'
+    proto = onnx.parser.parse_model(head + text)
+    random = np.random.default_rng(0)
+    for name, shape in weights.items():
+        proto.graph.initializer.append(
+            numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
+        )
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    onnx.checker.check_model(proto, full_check=True)
+    return Model(proto)
+
+
+def space_of(model: Model, *rules: str) -> SchemeSpace:
+    ops = ("Conv", "Gemm", "MatMul")
+    capabilities = Capabilities(
+        formats=("int8",),
+        labels={**dict.fromkeys(ops, BOTH), "Add": ("in+out",)},
+        activations={"int8": "int8"},
+        weights={"int8": "int8"},
+        absorbs=frozenset({"Relu"}),
+        rules=frozenset(rules),
+    )
+    return SchemeSpace(model, capabilities)
+
+
+def edges_of(space: SchemeSpace, **labels: str) -> set[tuple[str, str]]:
+    """What is quantized, as (tensor, reader); weights left out."""
+    chosen = labels or space.everything()
+    sites = space.resolve(chosen).sites
+    return {(site.tensor, end.node) for site in sites if not site.weight for end in site.consumers}
+
+
+RESIDUAL = """
+g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+{
+  a = Conv<pads=[1,1,1,1]>(x, w1)
+  b = Relu(a)
+  c = Conv<pads=[1,1,1,1]>(b, w2)
+  d = Add(c, b)
+  e = Relu(d)
+  y = Conv<pads=[1,1,1,1]>(e, w3)
+}
+"""
+KERNELS = {"w1": (4, 4, 3, 3), "w2": (4, 4, 3, 3), "w3": (4, 4, 3, 3)}
+
+
+def test_without_a_rule_both_sides_of_an_add_are_quantized() -> None:
+    space = space_of(model_of(RESIDUAL, **KERNELS))
+    assert {("c", "d"), ("b", "d")} <= edges_of(space)
+
+
+def test_only_the_skip_side_of_a_residual_add_is_quantized() -> None:
+    space = space_of(model_of(RESIDUAL, **KERNELS), SKIP)
+    assert edges_of(space) == {("x", "a"), ("b", "c"), ("b", "d"), ("e", "y")}
+    assert "in+out" not in space.by_id["c"].labels
+    assert space.by_id["c"].labels == ("fp", "in-only")
+
+
+@pytest.mark.parametrize("operands", ["c, b", "b, c"])
+def test_the_skip_side_is_found_in_either_order(operands: str) -> None:
+    space = space_of(model_of(RESIDUAL.replace("c, b", operands), **KERNELS), SKIP)
+    assert [tensor for tensor, _ in space.by_id["d"].edges] == ["b"]
+
+
+def test_of_two_weighted_sides_the_deeper_one_stays_float() -> None:
+    text = RESIDUAL.replace("d = Add(c, b)", "s = Conv(x, w4)\n  d = Add(s, c)")
+    space = space_of(model_of(text, **KERNELS, w4=(4, 4, 1, 1)), SKIP)
+    assert [tensor for tensor, _ in space.by_id["d"].edges] == ["s"]
+
+
+def test_an_add_of_two_activations_keeps_both_sides() -> None:
+    text = RESIDUAL.replace("d = Add(c, b)", "f = Relu(c)\n  d = Add(f, b)")
+    space = space_of(model_of(text, **KERNELS), SKIP)
+    assert [tensor for tensor, _ in space.by_id["d"].edges] == ["f", "b"]
+
+
+def test_a_branch_that_is_read_elsewhere_is_no_branch_to_fuse() -> None:
+    text = RESIDUAL.replace(
+        "y = Conv<pads=[1,1,1,1]>(e, w3)", "h = Conv<pads=[1,1,1,1]>(e, w3)\n  y = Add(h, c)"
+    )
+    space = space_of(model_of(text, **KERNELS), SKIP)
+    assert [tensor for tensor, _ in space.by_id["d"].edges] == ["c", "b"]
+
+
+def norm_model(between: str, norm_of: str, *, shape: str = "1,6,6,4") -> Model:
+    text = f"""
+    g (float[1,4,6,6] x) => (float[{shape}] y)
+    {{
+      a = Conv<pads=[1,1,1,1]>(x, w)
+      {between}
+      y = LayerNormalization<axis=-1>({norm_of}, scale, shift)
+    }}
+    """
+    return model_of(text, w=(4, 4, 3, 3), scale=(4,), shift=(4,))
+
+
+def test_a_conv_before_a_layernorm_gets_its_pair_on_the_data_edge() -> None:
+    model = norm_model("t = Transpose<perm=[0,2,3,1]>(a)", "t")
+    assert edges_of(space_of(model)) == {("x", "a"), ("a", "t")}
+    assert edges_of(space_of(model, NORM)) == {("x", "a"), ("t", "y")}
+    assert edges_of(space_of(model, NORM), a="in-only") == {("x", "a")}
+
+
+def test_a_conv_right_before_a_layernorm_keeps_its_pair_there() -> None:
+    model = norm_model("", "a", shape="1,4,6,6").proto
+    for name in ("scale", "shift"):
+        tensor = next(t for t in model.graph.initializer if t.name == name)
+        tensor.CopyFrom(numpy_helper.from_array(np.ones(6, np.float32), name))
+    assert edges_of(space_of(Model(model), NORM)) == {("x", "a"), ("a", "y")}
+
+
+def test_the_activation_of_a_conv_belongs_to_its_group() -> None:
+    model = norm_model("r = Relu(a)\n t = Transpose<perm=[0,2,3,1]>(r)", "t")
+    assert edges_of(space_of(model, NORM)) == {("x", "a"), ("t", "y")}
+
+
+def test_other_readers_of_the_conv_keep_their_pair_too() -> None:
+    between = "t = Transpose<perm=[0,2,3,1]>(a)\n u = Transpose<perm=[0,2,3,1]>(a)\n v = Add(t, u)"
+    model = norm_model(between, "t")
+    quantized = edges_of(space_of(model, NORM), a="in+out")
+    assert quantized == {("x", "a"), ("a", "t"), ("a", "u"), ("t", "y")}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "t = Mul(a, a)\n u = Transpose<perm=[0,2,3,1]>(t)",  # something is computed on the way
+        "s = Shape(a)\n f = Reshape(x, s)\n u = Transpose<perm=[0,2,3,1]>(f)",  # only the shape comes from the Conv
+    ],
+)
+def test_only_copies_are_followed_and_only_their_data_input(between: str) -> None:
+    model = norm_model(between, "u")
+    assert ("u", "y") not in edges_of(space_of(model, NORM), a="in+out")
+
+
+def pad_model(pad: str, **more: tuple[int, ...]) -> Model:
+    text = f"""
+    g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+    <int64[8] pads = {{0,0,1,1,0,0,1,1}}, float zero = {{0.0}}, float one = {{1.0}}>
+    {{
+      r = Relu(x)
+      p = {pad}
+      y = Conv(p, w)
+    }}
+    """
+    return model_of(text, w=(4, 4, 3, 3), **more)
+
+
+@pytest.mark.parametrize("pad", ["Pad(r, pads)", "Pad(r, pads, zero)", 'Pad<mode="reflect">(r, pads)'])
+def test_the_pair_stands_before_a_pad(pad: str) -> None:
+    assert edges_of(space_of(pad_model(pad)), y="in-only") == {("p", "y")}
+    assert edges_of(space_of(pad_model(pad), PAD), y="in-only") == {("r", "p")}
+
+
+def test_a_pad_with_another_constant_is_left() -> None:
+    assert edges_of(space_of(pad_model("Pad(r, pads, one)"), PAD), y="in-only") == {("p", "y")}
+
+
+def test_all_inputs_of_a_weighted_operator_are_quantized_together() -> None:
+    space = space_of(model_of(RESIDUAL, **KERNELS))
+    for unit in space.units:
+        if unit.op_type == "Conv":
+            covered = {end for site in space.resolve({unit.id: "in-only"}).sites for end in site.consumers}
+            assert {Consumer(unit.id, 0), Consumer(unit.id, 1)} <= covered
+
+
+def test_an_unknown_rule_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"'q-before-pads' \(did you mean 'q-before-pad'\?\)"):
+        space_of(model_of(RESIDUAL, **KERNELS), "q-before-pads")
+
+
+@pytest.mark.parametrize("rule", RULES.values())
+def test_every_rule_says_where_it_comes_from(rule: object) -> None:
+    assert "Source: " in (rule.__doc__ or "")

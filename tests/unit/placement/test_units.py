@@ -1,0 +1,103 @@
+"""What is never offered for quantization."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.model import Model
+from qdqspec.placement.space import SchemeSpace
+
+HEAD = '<ir_version: 8, opset_import: ["": 17]>'
+
+
+def model_of(text: str) -> Model:
+    proto = onnx.parser.parse_model(HEAD + text)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    if any("w" in node.input for node in proto.graph.node):
+        proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return Model(proto)
+
+
+def space_of(model: Model) -> SchemeSpace:
+    return SchemeSpace(model, backend().capabilities())
+
+
+def test_integer_tensors_are_not_offered() -> None:
+    space = space_of(model_of("g (int64[4] x) => (int64[4] y) { a = Add(x, x)\n y = Mul(a, x) }"))
+    assert space.units == ()
+
+
+def test_shape_inputs_and_indices_are_not_offered() -> None:
+    text = """
+    g (float[1,4,6,6] x, int64[2] at) => (float[2,4] y)
+    <int64[2] to = {6, 24}>
+    {
+      c = Conv(x, w)
+      f = Reshape(c, to)
+      s = Slice(f, at, at)
+      y = Gather(f, at)
+    }
+    """
+    model = model_of(text)
+    offered = set(space_of(model).tensors)
+    offered |= {site.tensor for unit in space_of(model).units for site in unit.constants}
+    assert offered.isdisjoint({"to", "at"})
+    assert {"x", "c", "f"} <= offered
+
+
+def test_outputs_of_the_graph_are_never_made_integer() -> None:
+    space = space_of(model_of("g (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = Conv(x, w) }"))
+    assert "y" not in space.tensors
+    assert all("y" not in unit.outputs for unit in space.units)
+
+
+def test_an_output_that_is_read_inside_too_stays_float_where_it_is_made() -> None:
+    text = """
+    g (float[1,4,6,6] x) => (float[1,4,6,6] a, float[1,4,6,6] y)
+    {
+      a = Conv(x, w)
+      b = Conv(a, w)
+      c = Conv(b, w)
+      y = Relu(c)
+    }
+    """
+    space = space_of(model_of(text))
+    assert set(space.by_id) == {"b"}  # a Conv of this backend is quantized on both sides or not at all
+
+
+@pytest.mark.parametrize("elem_type", [TensorProto.DOUBLE, TensorProto.INT32, TensorProto.BOOL])
+def test_other_types_than_short_floats_are_not_offered(elem_type: int) -> None:
+    model = model_of("g (float[1,4,6,6] x) => (float[4,4] y) { a = Flatten(x)\n y = Transpose(a) }")
+    for info in (*model.proto.graph.input, *model.proto.graph.output):
+        info.type.tensor_type.elem_type = elem_type
+    assert space_of(Model(model.proto)).units == ()
+
+
+def test_tensors_of_unknown_type_are_not_offered() -> None:
+    text = """
+    g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+    {
+      c = Conv(x, w)
+      u = odd.Thing(c)
+      v = Transpose(u)
+      y = Identity(v)
+    }
+    """
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17, "odd": 1]>' + text)
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    model = Model(proto)
+    assert model.elem_type("u") is None
+    assert {"u", "v"}.isdisjoint(space_of(model).tensors)
+
+
+def test_operators_of_other_domains_are_not_taken_for_ours() -> None:
+    text = "g (float[4,4] x) => (float[4,4] y) { a = odd.Add(x, x)\n y = Identity(a) }"
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17, "odd": 1]>' + text)
+    assert space_of(Model(proto)).units == ()
