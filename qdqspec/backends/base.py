@@ -41,7 +41,8 @@ class Capabilities:
     ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias behind a DQ;
     ``since_opset`` names ops that are left in float in models of an older opset;
     ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
-    ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators.
+    ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
+    ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
     """
 
     formats: tuple[str, ...]
@@ -57,6 +58,7 @@ class Capabilities:
     rules: frozenset[str] = frozenset()
     per_layer_profile: bool = True
     dynamic_shapes: bool = True
+    observes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import os
 import platform
 import tempfile
 import time
@@ -20,11 +21,14 @@ import numpy as np
 from qdqspec.backends import _cpu
 from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
 from qdqspec.backends._ort_layers import map_kernels
-from qdqspec.backends._ort_ops import ABSORBED, LABELS, LINEAR, SINCE_OPSET
+from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR, SINCE_OPSET
 from qdqspec.backends._ort_profile import layer_times, read_profile
 from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
+
+# Read when onnxruntime is first imported: without it, 1.31 starts a telemetry thread on Linux too.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -80,14 +84,15 @@ class OnnxRuntime:
     def capabilities(self) -> Capabilities:
         """What runs in integers here; the table is verified against the installed version by our tests."""
         return Capabilities(
-            formats=("int8", "uint8"),
+            formats=("int8", "uint8", *BLOCKED),
             labels=LABELS,
-            activations={"int8": "uint8", "uint8": "uint8"},
-            weights={"int8": "int8", "uint8": "int8"},
+            activations={"int8": "uint8", "uint8": "uint8"} | dict.fromkeys(BLOCKED, "uint8"),
+            weights={"int8": "int8", "uint8": "int8"} | {name: name for name in BLOCKED},
             absorbs=ABSORBED,
             reduce_range=_cpu.detect().saturates,
             integer_bias=frozenset(LINEAR),
             since_opset=SINCE_OPSET,
+            blocked_axes=BLOCKED_AXES,
         )
 
     def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:

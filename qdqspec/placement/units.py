@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import NEVER, data_inputs, is_default, is_float
-from qdqspec.placement.ops import bias_input, channel_axis, weight_input
-from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.placement.ops import bias_input, channel_axis, summed_axis, weight_input
+from qdqspec.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.types import Consumer, Label, QuantizeRules, Site
 
 _NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})  # no integer kernel takes a computed one
@@ -63,6 +63,7 @@ class UnitFinder:
         self._per_channel = rules.weights == "per-channel"
         self._activation = activation
         self._weight = weight
+        self._block = number_format(weight).block
 
     def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
         """The units in graph order, of ``allowed`` nodes (all where it is ``None``)."""
@@ -76,6 +77,8 @@ class UnitFinder:
                 yield unit
 
     def _unit(self, node: Node) -> Unit | None:
+        if self._block:
+            return self._blocked(node)
         operands = self._operands(node)
         if operands is None:
             return None
@@ -94,6 +97,27 @@ class UnitFinder:
             constants=operands[1],
             biases=biases or (),
             outputs=outputs if "in+out" in labels else (),
+        )
+
+    def _blocked(self, node: Node) -> Unit | None:
+        """A unit of which the weight is stored in blocks and nothing else is quantized."""
+        index = weight_input(self._model, node) if is_default(node) else None
+        if index is None or not is_float(self._model, node.inputs[index]):
+            return None
+        axis = summed_axis(self._model, node, index)
+        whole = axis is not None and self._model.constants[node.inputs[index]].dims[axis] % self._block == 0
+        if not whole or axis not in self._capabilities.blocked_axes.get(node.op_type, ()):
+            return None
+        site = replace(self._constant(node, index, is_weight=True), axis=axis)
+        return Unit(
+            id=node.name,
+            op_type=node.op_type,
+            nodes=(node.name,),
+            labels=("fp", "in-only"),
+            edges=(),
+            constants=(site,),
+            biases=(),
+            outputs=(),
         )
 
     def _labels(self, node: Node, has_outputs: bool, biases: tuple[Site, ...] | None) -> tuple[Label, ...]:
@@ -117,12 +141,12 @@ class UnitFinder:
             if not is_float(self._model, tensor):
                 return None
             if tensor in self._model.constants:
-                constants.append(self._constant(node, index, index == weight))
+                constants.append(self._constant(node, index, is_weight=index == weight))
             else:
                 edges.append((tensor, end))
         return (tuple(edges), tuple(constants)) if edges else None
 
-    def _constant(self, node: Node, index: int, is_weight: bool) -> Site:
+    def _constant(self, node: Node, index: int, *, is_weight: bool) -> Site:
         return Site(
             tensor=node.inputs[index],
             consumers=(Consumer(node.name, index),),

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 Format: TypeAlias = Literal[
     "int8", "uint8", "int16", "uint16", "fp8", "int4", "uint4", "nvfp4", "mxfp8"
 ]  # fmt: skip
-Activations: TypeAlias = Literal["auto", Format]
+Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp8"]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse"]
 Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
 Preset: TypeAlias = Literal["quick", "default", "extensive"]

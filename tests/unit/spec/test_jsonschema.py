@@ -37,7 +37,7 @@ BAD = {
     "unknown kind": HEAD + "checks: [{kind: sped}]\n",
     "key of another kind": HEAD + "checks: [{kind: speedup, min: 1, max_ms: 3}]\n",
     "no kind": HEAD + "checks: [{min: 1}]\n",
-    "format": HEAD + CHECKS + "quantize: {format: fp8}\n",
+    "format": HEAD + CHECKS + "quantize: {format: fp9}\n",
     "strategy": HEAD + CHECKS + "tune: {strategy: luck}\n",
     "empty axis": HEAD + CHECKS + "matrix: {batch: []}\n",
     "no value": HEAD + CHECKS + "skip:\n",

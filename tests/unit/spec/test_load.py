@@ -259,7 +259,7 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
         (HEAD + CHECKS + "tune: {minutes: .inf}\n", "5:17: 'minutes' should be a finite number, not inf"),
         (HEAD + CHECKS + "tune: {min_sqnr_db: .nan}\n", "5:21: 'min_sqnr_db' should be a finite number"),
         (HEAD + CHECKS + "tune: {strategy: atribution}\n", "5:18: unknown strategy 'atribution'"),
-        (HEAD + CHECKS + "quantize: {format: fp8}\n", "5:20: 'fp8' is not a value of 'format'"),
+        (HEAD + CHECKS + "quantize: {format: fp9}\n", "5:20: 'fp9' is not a value of 'format'"),
         (HEAD + CHECKS + "regions: {by: manual}\n", "5:10: 'by: manual' and a list 'manual' belong"),
         (HEAD + CHECKS + "regions: {manual: [[a]]}\n", "5:10: 'by: manual' and a list 'manual' belong"),
         (HEAD + CHECKS + "regions: {by: manual, manual: [[]]}\n", "5:10: a manual region without a node"),

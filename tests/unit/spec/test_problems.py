@@ -23,7 +23,7 @@ inputs:
   shapes: {x: [8, 3, -224, "224"], y: {min: [2], opt: [1], weigth: 3}}
   calibration: ../../secrets.npz
 matrix:
-  quant: [int8, fp8, int88]
+  quant: [int8, fp9, int88]
   bach: [1, 8]
   batch: [1, 1]
 patterns:
