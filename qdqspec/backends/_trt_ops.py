@@ -37,6 +37,9 @@ ABSORBED = frozenset({"BatchNormalization", "Clip", "Dropout", "Identity", "Relu
 
 RULES = frozenset({"conv-to-layernorm", "q-before-pad", "skip-side-of-residual-add"})
 
+# Weights alone in blocks lie along the axis that products are summed over, the last or the last but one.
+BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
+
 # Format: the first compute capability that computes in it, and the first TensorRT of those we support.
 # Not every later GPU has what an earlier one has: MXFP8 is for data centers (10.x) only.
 _FORMATS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -44,7 +47,7 @@ _FORMATS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "fp8": ((8, 9), (10, 9)),
     "int4": ((8, 0), (10, 9)),
     "nvfp4": ((10, 0), (10, 9)),
-    "mxfp8": ((10, 0), (10, 9)),
+    "mxfp8": ((10, 0), (10, 12)),
 }
 _NOT_ON = {"mxfp8": 12}  # major of the compute capability
 

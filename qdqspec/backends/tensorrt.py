@@ -24,7 +24,7 @@ from qdqspec.backends._trt_cache import Shared
 from qdqspec.backends._trt_device import Found, look
 from qdqspec.backends._trt_layers import parse_layers
 from qdqspec.backends._trt_log import open_log, refusals
-from qdqspec.backends._trt_ops import ABSORBED, LABELS, RULES, formats_for
+from qdqspec.backends._trt_ops import ABSORBED, BLOCKED_AXES, LABELS, RULES, formats_for
 from qdqspec.backends._trt_options import options_from
 from qdqspec.backends._trt_profiles import Shape
 from qdqspec.backends._trt_run import Session, capture_or_why, check_feeds, ports_of
@@ -82,6 +82,7 @@ class TensorRt:
             weights={name: name for name in formats},
             absorbs=ABSORBED,
             symmetric_activations=True,
+            blocked_axes=BLOCKED_AXES,
             rules=RULES,
         )
 
