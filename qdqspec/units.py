@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 from qdqspec.types import Interval
 
+_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s:/@]{0,256}):\S*@")
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -96,3 +98,8 @@ def plain(text: object, width: int | None = None) -> str:
         return line
     head = (width - 3) // 2
     return f"{line[:head]}...{line[len(line) - (width - 3 - head) :]}"
+
+
+def without_passwords(text: str) -> str:
+    """A text with the passwords of URLs blotted out: ``ssh://user:***@host``."""
+    return _PASSWORD.sub(r"\1:***@", text)

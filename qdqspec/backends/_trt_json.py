@@ -21,7 +21,7 @@ _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _PROFILE_LINE = re.compile(
     rf'[\[,\s]*\{{\s*"name"\s*:\s*"(?P<name>.*)"\s*,\s*"timeMs"\s*:\s*(?P<timeMs>{_NUMBER})'
     rf'(?:\s*,\s*"averageMs"\s*:\s*(?P<averageMs>{_NUMBER}))?'
-    rf'(?:\s*,\s*"medianMs"\s*:\s*(?P<medianMs>{_NUMBER}))?.*\}}[\]\s]*'
+    rf'(?:\s*,\s*"medianMs"\s*:\s*(?P<medianMs>{_NUMBER}))?[^}}]*\}}[\]\s]*'
 )
 _LAYER_INFORMATION, _PROFILE = "layer information", "layer profile"
 
@@ -61,7 +61,7 @@ def _profile_entries(text: str) -> Any:
         return _loaded(text, _PROFILE)
     except BackendError:
         # One entry a line; a quote in a name ends the string for JSON, but not for us.
-        rows = [found.groupdict() for line in text.splitlines() if (found := _PROFILE_LINE.fullmatch(line))]
+        rows = [found.groupdict() for line in text.split("\n") if (found := _PROFILE_LINE.fullmatch(line))]
         if not rows:
             raise
     return [

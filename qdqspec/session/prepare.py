@@ -16,6 +16,7 @@ from qdqspec.errors import ModelError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
+from qdqspec.measure.isolate import Isolated
 from qdqspec.parity.data import Dataset, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes
 from qdqspec.placement.space import SchemeSpace
@@ -23,6 +24,7 @@ from qdqspec.quantize.calibrate import Feed, calibrate
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, unmatched
+from qdqspec.regions.fusion import groups_of
 from qdqspec.regions.search import find_regions
 from qdqspec.types import Case, Placement, Region
 
@@ -59,7 +61,19 @@ class Prepared:
     @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The regions of the model, as the case asks for them."""
-        return find_regions(self.model, self.case.regions)
+        return find_regions(self.model, self.case.regions, groups=self._fused)
+
+    @cached_property
+    def _fused(self) -> tuple[tuple[str, ...], ...]:
+        """What the backend runs as one kernel of the float model, where regions follow its fusions."""
+        if self.case.regions.by != "fusion":
+            return ()
+        with closing(self._backend.build(require_path(self.given), self._options)) as engine:
+            engine.bind(self.sample)
+            groups = groups_of(engine.layers())
+        if not groups:
+            self.warnings.append(f"{self._backend.name} tells no kernels: regions follow structure instead")
+        return groups
 
     @cached_property
     def candidates(self) -> SchemeSpace:
@@ -133,11 +147,14 @@ class Prepared:
     def _observe(
         self, observers: ExitStack, observer: onnx.ModelProto
     ) -> Callable[[Feed], Mapping[str, Array]]:
-        """Run the observer on the backend, until ``observers`` are closed."""
+        """Run the observer until ``observers`` are closed: on the backend where that gives outputs fast enough."""
         folder = observers.enter_context(TemporaryDirectory(prefix="qdqspec-"))
         path = Path(folder) / "observer.onnx"
         save_model(observer, path, base=require_path(self.given).parent)
-        engine = observers.enter_context(closing(self._backend.build(path, self._options)))
+        backend = self._backend
+        if not self.capabilities.observes:
+            backend = observers.enter_context(Isolated("onnxruntime"))
+        engine = observers.enter_context(closing(backend.build(path, self._options)))
         return engine.run
 
     def _warn_random(self) -> None:

@@ -1,0 +1,300 @@
+"""TensorRT through its command-line tool, versions 10 and 11. May import floors 0 and 1.
+
+For machines that have trtexec and no Python bindings, and to measure as others do. Every call starts a
+process that loads the engine anew, a second or two each, so a search takes longer than with ``tensorrt``;
+`run` passes values as text and is meant for a few samples. The same flags are given to both majors, where they
+mean the same: strongly typed, CUDA graph, spin wait, no transfers, profile in a run of its own. It takes these
+words from configuration, all optional:
+
+- ``trtexec.args``: more arguments, as a shell splits them: ``--builderOptimizationLevel=4``.
+- ``trtexec.timing-cache``: the file that all builds of a run share; by default one in the folder of the run.
+- ``trtexec.warmup-ms``: how long an engine runs before it is timed (500).
+"""
+
+from __future__ import annotations
+
+import csv
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from qdqspec.backends import _trt_ops
+from qdqspec.backends._cpu import slug_from_text
+from qdqspec.backends._trt_json import read_times
+from qdqspec.backends._trt_layers import parse_layers
+from qdqspec.backends._trtexec_files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
+from qdqspec.backends._trtexec_log import Report
+from qdqspec.backends._trtexec_process import (
+    BUILD_SECONDS,
+    CALL_SECONDS,
+    INSTALL,
+    Tool,
+    find_trtexec,
+    require_tool,
+)
+from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.registry import did_you_mean
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+_OLDEST = 10  # major: earlier ones have no strongly typed networks
+# Accepted by 10 and 11 and the same in both; in 11 they are the defaults.
+_MEASURING = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")
+_STRONG = "--stronglyTyped"
+# With one of these, which only 10 knows, the user wants TensorRT to choose types.
+_WEAK = frozenset({"--fp16", "--bf16", "--int8", "--fp8", "--int4", "--best"})
+_FORMATS = ("int8", "fp8")  # per-tensor activations; blocked formats go through backend tensorrt
+_PROFILED_RUNS = 50  # at least: single runs are short, and each layer is timed to half a microsecond
+_SMI_FIELDS = ("name", "compute_cap", "driver_version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecOptions:
+    """The words after ``trtexec.`` in configuration; the module says what each means."""
+
+    args: tuple[str, ...] = ()
+    timing_cache: Path | None = None
+    warmup_ms: int = 500
+
+
+def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
+    """Read the words that begin with ``trtexec.``; raise `ConfigError` for an unknown or unreadable one."""
+    known = ("args", "timing-cache", "warmup-ms")
+    words = {
+        word.removeprefix("trtexec."): text for word, text in extra.items() if word.startswith("trtexec.")
+    }
+    if unknown := sorted(words.keys() - set(known)):
+        near = did_you_mean(unknown[0], known)
+        raise ConfigError(f"unknown option 'trtexec.{unknown[0]}'{near}", cure=f"known: {', '.join(known)}")
+    try:
+        return TrtexecOptions(
+            args=tuple(shlex.split(words.get("args", ""))),
+            timing_cache=Path(words["timing-cache"]) if "timing-cache" in words else None,
+            warmup_ms=int(words.get("warmup-ms", "500")),
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"an option of trtexec cannot be read: {error}", cure="see qdqspec doctor"
+        ) from None
+
+
+class Trtexec:
+    """The trtexec on PATH."""
+
+    name = "trtexec"
+    target = "trtexec"
+
+    def probe(self) -> Availability:
+        """Say whether there is a trtexec that answers, of which version, and which GPU it will use."""
+        try:
+            tool = require_tool()
+        except BackendUnavailableError as error:
+            return Availability(usable=False, why=error.what, install=error.cure or INSTALL)
+        facts = {"trtexec": tool.path, "TensorRT": _version_text(tool), **_gpu_facts()}
+        if tool.major < _OLDEST:
+            why = f"TensorRT {_version_text(tool)} is too old: networks cannot be strongly typed before 10"
+            return Availability(usable=False, why=why, install=INSTALL, facts=facts)
+        return Availability(usable=True, facts=facts)
+
+    def device(self, options: BuildOptions) -> DeviceKey:  # noqa: ARG002 - host threads do not matter to a GPU
+        """GPU, compute capability and TensorRT's major.minor."""
+        facts = _gpu_facts()
+        version = "unknown"
+        if find_trtexec() is not None:
+            version = _version_text(require_tool())
+        gpu = slug_from_text(facts.get("GPU", "unknown-gpu"))
+        capability = facts.get("compute capability", "").replace(".", "")
+        product = f"{gpu}-sm{capability}" if capability else gpu
+        major_minor = ".".join(version.split(".")[:2])
+        return DeviceKey(key=f"{product}-trtexec-{major_minor}", details={**facts, "TensorRT": version})
+
+    def capabilities(self) -> Capabilities:
+        """As TensorRT's: symmetric, biases in float, by compute capability."""
+        here = _trt_ops.formats_for(_capability(), _version())
+        formats = tuple(name for name in here if name in _FORMATS)
+        return Capabilities(
+            formats=formats,
+            labels=_trt_ops.LABELS,
+            activations={name: name for name in formats},
+            weights={name: name for name in formats},
+            absorbs=_trt_ops.ABSORBED,
+            symmetric_activations=True,
+            blocked_axes=_trt_ops.BLOCKED_AXES,
+            rules=_trt_ops.RULES,
+            observes=False,
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> TrtexecEngine:
+        """Build an engine file in a folder of its own."""
+        tool = require_tool()
+        loaded = load_model(model)
+        folder = Path(tempfile.mkdtemp(prefix="qdqspec-trtexec-"))
+        try:
+            return TrtexecEngine(tool, loaded, folder, options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+class TrtexecEngine:
+    """An engine file, its layers, and the inputs it is timed with."""
+
+    def __init__(self, tool: Tool, model: Model, folder: Path, options: BuildOptions) -> None:
+        # By content: two builds of one model may take different kernels, and are still the same graph.
+        self.graph_hash = model.sha256
+        self._tool = tool
+        self._model = model
+        self._folder = folder
+        self._words = options_from(options.extra)
+        self._feeds: dict[str, Array] | None = None
+        self._open = True
+        self._notes = self._build(options).notes
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and read the outputs back, to the six digits that trtexec writes."""
+        self._check_open()
+        check_feeds(self._model, feeds)
+        for option in ("--loadInputs", "--exportOutput"):
+            if not self._tool.knows(option):
+                raise BackendError(
+                    f"this trtexec has no {option}, so outputs cannot be read",
+                    where=self._model.where,
+                    cure="use backend tensorrt, or a newer trtexec",
+                )
+        outputs = self._folder / "outputs.json"
+        outputs.unlink(missing_ok=True)
+        words = ["--iterations=1", "--duration=0", "--warmUp=0", f"--exportOutput={outputs}"]
+        # Outputs stay on the GPU unless they are transferred: by default up to 10, by this word from 11 on.
+        self._call([*words, *self._inputs(feeds)], ["--includeDataTransfers"])
+        return read_outputs(self._text(outputs), self._model)
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        """Fix the inputs that `time` and `layers` use."""
+        self._check_open()
+        check_feeds(self._model, feeds)
+        self._feeds = dict(feeds)
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:  # noqa: ARG002 - warms up by time, not by runs
+        """GPU compute time of the last ``runs`` runs of one process, without transfers."""
+        times = self._folder / "times.json"
+        times.unlink(missing_ok=True)
+        words = [f"--iterations={runs}", "--duration=0", f"--warmUp={self._words.warmup_ms}"]
+        report = self._call([*words, *self._bound()], [*_MEASURING, f"--exportTimes={times}"])
+        notes = tuple(dict.fromkeys((*self._notes, *report.notes)))
+        if times.is_file():
+            found = read_times(self._text(times))[-runs:]
+        elif report.median_ms is not None:
+            found = (report.median_ms,)
+        else:
+            raise BackendError("trtexec printed no GPU compute time", where=self._model.where)
+        if not found:
+            raise BackendError("trtexec wrote no times", where=self._model.where)
+        return Samples(wall_ms=found, notes=notes)
+
+    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+        """Time per layer, from a run with TensorRT's profiler: their sum exceeds the time of a plain run."""
+        profile = self._folder / "profile.json"
+        profile.unlink(missing_ok=True)
+        words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
+        wanted = ["--dumpProfile", f"--exportProfile={profile}", *_MEASURING]
+        report = self._call([*words, *self._bound()], wanted)
+        graph = self._folder / "layers.json"
+        if not graph.is_file():
+            return ()
+        told = self._text(profile) if profile.is_file() else [_entry(row) for row in report.profile]
+        return parse_layers(self._text(graph), told, model=self._model) if told else ()
+
+    def close(self) -> None:
+        """Remove the engine; closing twice does no harm."""
+        self._open = False
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _build(self, options: BuildOptions) -> Report:
+        plan, where = self._folder / "engine.plan", Path(self._model.where)
+        shapes = shape_words(self._model, options.profiles)
+        words = [f"--onnx={where}", f"--saveEngine={plan}", "--skipInference", *shapes]
+        wanted = ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
+        if not _WEAK.intersection(self._words.args):
+            wanted.append(_STRONG)
+        cache = self._words.timing_cache or (options.state and options.state / "trtexec.timing-cache")
+        if cache:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            wanted.append(f"--timingCacheFile={cache}")
+        report = self._tool.run(
+            [*words, *self._words.args], model=where, seconds=BUILD_SECONDS, wanted=wanted
+        )
+        if not plan.is_file():
+            raise BackendError("trtexec passed and wrote no engine", where=where)
+        return report
+
+    def _call(self, words: list[str], wanted: list[str]) -> Report:
+        self._check_open()
+        loaded = [f"--loadEngine={self._folder / 'engine.plan'}", *words, *self._words.args]
+        return self._tool.run(loaded, model=Path(self._model.where), seconds=CALL_SECONDS, wanted=wanted)
+
+    def _bound(self) -> list[str]:
+        self._check_open()
+        if self._feeds is None:
+            raise BackendError(
+                "no inputs are bound", where=self._model.where, cure="call bind() before timing"
+            )
+        return self._inputs(self._feeds)
+
+    def _inputs(self, feeds: Mapping[str, Array]) -> list[str]:
+        shapes = fed_shapes(self._model, feeds)
+        if not feeds or not self._tool.knows("--loadInputs"):
+            return shapes
+        return [*shapes, f"--loadInputs={write_inputs(self._model, feeds, self._folder)}"]
+
+    def _text(self, path: Path) -> str:
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise BackendError(
+                f"trtexec passed and wrote no {path.name}: {error.strerror}", where=self._model.where
+            ) from None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise BackendError("the engine is closed", where=self._model.where, cure="build it again")
+
+
+def _entry(row: tuple[str, float]) -> dict[str, object]:
+    return {"name": row[0], "averageMs": row[1]}
+
+
+def _version() -> tuple[int, int]:
+    tool = require_tool() if find_trtexec() else None
+    return tool.version[:2] if tool and tool.version else (0, 0)
+
+
+def _version_text(tool: Tool) -> str:
+    return ".".join(map(str, tool.version)) if tool.version else f"{tool.major} or so"
+
+
+def _capability() -> tuple[int, int]:
+    major, _, minor = _gpu_facts().get("compute capability", "").partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
+
+
+@cache
+def _gpu_facts() -> dict[str, str]:
+    """What nvidia-smi says of the first GPU; nothing where there is none, as on Jetson."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    rows = list(csv.reader(done.stdout.splitlines()[:1], skipinitialspace=True))
+    if done.returncode or not rows or len(rows[0]) != len(_SMI_FIELDS):
+        return {}
+    return dict(zip(("GPU", "compute capability", "driver"), rows[0], strict=True))
+
+
+backend = Trtexec
