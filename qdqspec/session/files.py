@@ -24,12 +24,13 @@ from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.types import Interval, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
+LOGS = "logs"  # a folder, one file a build
 FRONT = "front"  # a folder, where the search had two objectives
 _SET_ASIDE = "trials.previous.jsonl"
 
 
 @contextmanager
-def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[Journal]:
+def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[BuildLogs]:
     """The journal to go on with: an unfinished one of this very run, else a new one.
 
     A finished journal, and one of another model, spec or device, is set aside as ``trials.previous.jsonl``;
@@ -46,7 +47,52 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
         journal = Journal.open(path, header)
     notes.extend(journal.notes)
     with journal:
-        yield journal
+        yield BuildLogs(journal, folder)
+
+
+class BuildLogs:
+    """A journal's companion: a readable file for each build, under ``logs/``, beside the journal's line."""
+
+    def __init__(self, journal: Journal, folder: Path) -> None:
+        self._journal = journal
+        self._folder = folder / LOGS
+        make_folder(self._folder)
+        if not journal.entries():  # a new search: what an earlier one left would be taken for its own
+            for old in self._folder.glob("*.log"):
+                old.unlink()
+
+    def trials(self) -> tuple[Trial, ...]:
+        """The trials in the journal."""
+        return self._journal.trials()
+
+    def append(self, trial: Trial, **more: object) -> None:
+        """Journal a trial, then write its log."""
+        self._journal.append(trial, **more)
+        name = f"{trial.number:03d}-{trial.phase}-{trial.placement.digest}.log"
+        write_text(self._folder / name, _log_text(trial))
+
+
+def _log_text(trial: Trial) -> str:
+    race = trial.race
+    lines = [
+        f"trial      {trial.number} ({trial.phase})",
+        f"placement  {trial.placement.digest}, {trial.placement.pairs} activation pairs",
+        f"status     {trial.status}, built in {trial.build_seconds:.3f} s, optimized graph {trial.graph_hash or '-'}",
+        f"ratio      {'-' if trial.ratio is None else f'{trial.ratio:.4f}'} of the reference's time",
+    ]
+    if trial.sqnr_db is not None:
+        lines.append(f"accuracy   {trial.sqnr_db:.1f} dB SQNR")
+    if race is not None:
+        lines.append(
+            f"race       {race.verdict} against {race.opponent}: {race.ratio:.4f}, {race.pairs} pairs, p = {race.p_value:.2g}"
+        )
+    if trial.samples.wall_ms:
+        lines.append("wall ms    " + " ".join(f"{value:.4f}" for value in trial.samples.wall_ms))
+    if trial.samples.cpu_ms:
+        lines.append("cpu ms     " + " ".join(f"{value:.4f}" for value in trial.samples.cpu_ms))
+    if trial.error:
+        lines += ["", trial.error]
+    return "\n".join(lines) + "\n"
 
 
 def _is_finished(path: Path) -> bool:

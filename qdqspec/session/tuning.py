@@ -19,7 +19,6 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import Settings
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measure.bench import Bench
-from qdqspec.measure.journal import Journal
 from qdqspec.measure.stats import inverse
 from qdqspec.parity.gate import OutputGate
 from qdqspec.placement.insert import Inserter
@@ -28,6 +27,7 @@ from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Watch, search
 from qdqspec.search.select import choose, finalists, front_of, reaches
+from qdqspec.session.files import BuildLogs
 from qdqspec.session.prepare import Candidates, Prepared, require_path
 from qdqspec.session.warm import Start, seeds
 from qdqspec.types import (
@@ -82,7 +82,7 @@ def clock_for(rules: TuneRules, threads: int) -> Clock:
     return rules.clock if rules.clock != "auto" else "cpu" if threads == 1 else "wall"
 
 
-def tune(prepared: Prepared, bench_of: Workbench, journal: Journal) -> Tuned:
+def tune(prepared: Prepared, bench_of: Workbench, journal: BuildLogs) -> Tuned:
     """Search, confirm by fresh builds, and choose. Every trial is journalled before the next begins."""
     started, cpu_started = time.monotonic(), time.process_time()
     settings, rules, space = bench_of.settings, prepared.case.tune, prepared.space
