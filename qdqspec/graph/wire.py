@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import onnx
@@ -39,6 +40,7 @@ def varint(number: int) -> bytes:
     return bytes(written)
 
 
+@lru_cache(maxsize=10_000)
 def head(number: int, size: int) -> bytes:
     """What stands before the ``size`` bytes of a string or message in field ``number``."""
     return varint(number << 3 | 2) + varint(size)

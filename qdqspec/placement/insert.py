@@ -93,8 +93,8 @@ class Inserter:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
         inserts = [self._inserts.get(site) or self._insert(site) for site in placement.ordered]
         base = self._base(max([self._model.opset, *(one.opset for one in inserts)]))
-        chosen = [(one, base.spots.get(one.site) or base.find(one)) for one in inserts]
-        candidate = base.template.filled(chosen)
+        spots = [base.spots.get(one.site) or base.find(one) for one in inserts]
+        candidate = base.template.filled(inserts, spots)
         if candidate is None:
             raise self._overlap(placement.ordered)
         return Inserted(candidate, base.notes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -121,22 +122,20 @@ class PairMaker:
         elem_type = self._model.elem_type(site.tensor) or 0
         params = in_type_of(self._numbers.params(site), elem_type)
         names, constants, nodes = self._number_inputs(site, params, elem_type)
-        numbers = [gs.Variable(name) for name in names]
-        source, output = self._ends(site)
-        quantized = gs.Variable(self._name(site, "_quantized"))
+        output, quantized = self._output(site), self._name(site, "_quantized")
         integer = None
         if self.stores_integers(site):
-            integer = _tensor(quantized.name, self._integers(site, params))
+            integer = _tensor(quantized, self._integers(site, params))
         else:
             attributes = _quantize_attributes(params, elem_type)
-            nodes.append(self._node("QuantizeLinear", site, attributes, [source, *numbers], quantized))
+            nodes.append(self._node("QuantizeLinear", site, attributes, [site.tensor, *names], quantized))
         attributes = _dequantize_attributes(params, elem_type)
-        nodes.append(self._node("DequantizeLinear", site, attributes, [quantized, *numbers], output))
+        nodes.append(self._node("DequantizeLinear", site, attributes, [quantized, *names], output))
         return Pair(
-            nodes=_exported(nodes, site.tensor),
+            nodes=tuple(nodes),
             constants=constants,
             integer=integer if integer is None or self._store is None else self._store.externalize(integer),
-            output=output.name,
+            output=output,
             opset=max(_REAL_OPSET[elem_type], _opset(params)),
         )
 
@@ -151,7 +150,7 @@ class PairMaker:
 
     def _number_inputs(
         self, site: Site, params: QuantParams, elem_type: int
-    ) -> tuple[list[str], tuple[onnx.TensorProto, ...], list[gs.Node]]:
+    ) -> tuple[list[str], tuple[onnx.TensorProto, ...], list[onnx.NodeProto]]:
         """The names of scale and, where it is spelled, zero point; their values; what makes a scale of two levels."""
         fmt, real = params.format, REALS[elem_type]
         shape = params.scale.shape if fmt.block or params.axis is None else (-1,)
@@ -164,8 +163,7 @@ class PairMaker:
         else:
             stored, outer = (self._name(site, f"_scale_{part}") for part in ("quantized", "scale"))
             constants = [_tensor(stored, values), _tensor(outer, params.outer.astype(real))]
-            inputs = [gs.Variable(stored), gs.Variable(outer)]
-            nodes = [self._node("DequantizeLinear", site, {}, inputs, gs.Variable(scale), "_scale")]
+            nodes = [self._node("DequantizeLinear", site, {}, [stored, outer], scale, "_scale")]
         names = [scale]
         if params.has_zero_point:
             names.append(self._name(site, "_zero_point"))
@@ -176,27 +174,32 @@ class PairMaker:
         values = self._numbers.integer_weight(site)
         return np.ascontiguousarray(values, dtype=params.format.dtype)
 
-    def _ends(self, site: Site) -> tuple[gs.Variable, gs.Variable]:
-        """The tensor before the pair and the one after it.
+    def _output(self, site: Site) -> str:
+        """The tensor after the pair.
 
         A stored integer weight that everybody reads takes over the weight's name, so that its consumers,
         and who looks for the weight later, find it where it was.
         """
         if self.stores_integers(site) and self.is_private(site.tensor) and self._covers_all(site):
-            return gs.Variable(site.tensor), gs.Variable(site.tensor)
-        return gs.Variable(site.tensor), gs.Variable(self._name(site, "_dequantized"))
+            return site.tensor
+        return self._name(site, "_dequantized")
 
     def _node(
         self,
         op_type: str,
         site: Site,
         attributes: dict[str, int],
-        inputs: list[gs.Tensor],
-        output: gs.Tensor,
+        inputs: list[str],
+        output: str,
         part: str = "",
-    ) -> gs.Node:
-        name = self._name(site, f"{part}_{op_type}")
-        return gs.Node(op_type, name, attributes, inputs=inputs, outputs=[output])
+    ) -> onnx.NodeProto:
+        node = onnx.NodeProto()
+        node.CopyFrom(_blank(op_type, tuple(attributes.items())))
+        node.name = self._name(site, f"{part}_{op_type}")
+        node.input.extend(inputs)
+        node.output.append(output)
+        node.metadata_props.add(key=MARK, value=site.tensor)
+        return node
 
     def _name(self, site: Site, kind: str) -> str:
         """``x_scale``; ``x_scale.2`` where only the third consumer on is meant; ``x_scale~1`` if taken.
@@ -248,11 +251,15 @@ def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
     return numpy_helper.from_array(np.asarray(values, order="C"), name)
 
 
-def _exported(nodes: list[gs.Node], tensor: str) -> tuple[onnx.NodeProto, ...]:
-    graph = gs.export_onnx(gs.Graph(nodes=nodes, inputs=[], outputs=[]), do_type_check=False).graph
-    for node in graph.node:
-        node.metadata_props.add(key=MARK, value=tensor)
-    return tuple(graph.node)
+@cache
+def _blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodeProto:
+    """A node as graphsurgeon makes it, without name and tensors. Made once: a model takes thousands of a kind."""
+    node = gs.Node(op_type, "", dict(attributes), inputs=[gs.Variable("x")], outputs=[gs.Variable("y")])
+    graph = gs.export_onnx(gs.Graph(nodes=[node], inputs=[], outputs=[]), do_type_check=False).graph
+    blank: onnx.NodeProto = graph.node[0]
+    for field in ("name", "input", "output"):
+        blank.ClearField(field)
+    return blank
 
 
 def _all_names(proto: onnx.ModelProto) -> Iterator[str]:

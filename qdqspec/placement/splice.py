@@ -112,13 +112,13 @@ class Template:
         is_read = insert.output != insert.site.tensor
         return Spot(gap, tuple([slot for _, slot in reads]), tuple(texts) if is_read else ())
 
-    def filled(self, chosen: Sequence[tuple[Insert, Spot]]) -> Parts | None:
-        """The model with these inserts; ``None`` where two of them are for one input."""
+    def filled(self, inserts: Sequence[Insert], spots: Sequence[Spot]) -> Parts | None:
+        """The model with these inserts at their spots; ``None`` where two of them are for one input."""
         nodes = self._nodes.copy()
         taken: set[int] = set()
         ends = 0
         grown: dict[int, int] = {}
-        for insert, spot in chosen:
+        for insert, spot in zip(inserts, spots, strict=True):
             nodes[spot.anchor] += insert.nodes
             taken.update(spot.slots)
             ends += len(spot.slots)
@@ -130,7 +130,7 @@ class Template:
         for node, growth in grown.items():
             if growth:
                 nodes[self._starts[node] + 1] = head(NODE, self._sizes[node] + growth)
-        rest = self._weights(nodes, [insert for insert, _ in chosen])
+        rest = self._weights(nodes, inserts)
         return Parts(self._before, (b"".join(nodes), *_joined(rest)), self._after)
 
     def _weights(self, nodes: list[bytes], inserts: Sequence[Insert]) -> list[Piece]:
