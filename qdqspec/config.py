@@ -36,8 +36,8 @@ class Settings:
 
     ``time_limit`` is in seconds. ``require`` turns skips into failures: ``device`` those for a missing
     backend, ``conclusive`` those for an undecided measurement. ``baseline`` says what becomes of a missing
-    baseline; where it is not given, ``ci`` decides. ``origins`` tells for each option that was given where
-    it came from; ``layout`` is how `folder` divides ``output``.
+    baseline. ``origins`` tells for each option that was given where it came from; ``layout`` is how `folder`
+    divides ``output``.
     """
 
     root: Path = field(default_factory=Path.cwd)
@@ -54,21 +54,15 @@ class Settings:
     report: tuple[Path, ...] = ()
     json: Path | None = None
     allow_path: tuple[Path, ...] = ()
-    baseline: BaselinePolicy | None = None
+    baseline: BaselinePolicy = "warn"
     update: Update | None = None
     update_in_ci: bool = False
-    ci: bool = False
     layout: Literal["spec/case", "case", ""] = "spec/case"
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "output"):
             object.__setattr__(self, name, self.root / getattr(self, name))
-
-    @property
-    def baselines_required(self) -> bool:
-        """Whether a missing baseline is a failure: in CI, unless told otherwise."""
-        return self.baseline == "require" or (self.baseline is None and self.ci)
 
     def folder(self, case: Case) -> Path:
         """Where the files of a case go: ``output/<spec>/<case>``, or as ``layout`` says."""
@@ -283,18 +277,18 @@ def load_settings(
     for layer, base in zip(layers, (root, here, here), strict=True):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(_BY_KEY[key], value, origin, base), origin=origin)
-    variables = os.environ if environ is None else environ
-    ci = variables.get("CI", "").lower() not in ("", "false")
-    _refuse_update_in_ci(found, ci=ci)
+    if (os.environ if environ is None else environ).get("CI", "").lower() not in ("", "false"):
+        _refuse_update(found)
+        found.setdefault("baseline", Setting(name="baseline", value="require", origin="CI"))
     values: dict[str, Any] = {key: setting.value for key, setting in found.items()}
     origins = {key: setting.origin for key, setting in found.items()}
-    return Settings(root=root, layout=layout, origins=origins, ci=ci, **values)
+    return Settings(root=root, layout=layout, origins=origins, **values)
 
 
-def _refuse_update_in_ci(found: Mapping[str, Setting], *, ci: bool) -> None:
+def _refuse_update(found: Mapping[str, Setting]) -> None:
     """A baseline that CI writes would accept whatever CI was to find out."""
     allowed = "update_in_ci" in found and found["update_in_ci"].value is True
-    if ci and "update" in found and not allowed:
+    if "update" in found and not allowed:
         raise ConfigError(
             f"{found['update'].origin}: baselines are not written in CI (the variable CI is set)",
             cure="write them on the same kind of machine and commit them, or add --qdq-update-in-ci",

@@ -102,7 +102,7 @@ class Gatekeeper:
             file=self._shown(file),
             command=self._command(name, "changed" if reason else "new"),
             reason=reason,
-            required=self._settings.baselines_required,
+            required=self._settings.baseline == "require",
         )
 
     def _known(self, file: Path, name: Name) -> tuple[Entry | None, str]:
