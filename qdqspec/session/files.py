@@ -83,9 +83,8 @@ def _log_text(trial: Trial) -> str:
     if trial.sqnr_db is not None:
         lines.append(f"accuracy   {trial.sqnr_db:.1f} dB SQNR")
     if race is not None:
-        lines.append(
-            f"race       {race.verdict} against {race.opponent}: {race.ratio:.4f}, {race.pairs} pairs, p = {race.p_value:.2g}"
-        )
+        figures = f"{race.ratio:.4f}, {race.pairs} pairs, p = {race.p_value:.2g}"
+        lines.append(f"race       {race.verdict} against {race.opponent}: {figures}")
     if trial.samples.wall_ms:
         lines.append("wall ms    " + " ".join(f"{value:.4f}" for value in trial.samples.wall_ms))
     if trial.samples.cpu_ms:
