@@ -85,15 +85,16 @@ class Inserter:
         self._maker = PairMaker(
             model, numbers, integer_weights=weights == "integer", floating=floating, store=store
         )
-        self._inserts: dict[Site, Insert] = {}
+        self._inserts: dict[str, Insert] = {}  # by the row of the site
         self._bases: dict[int, _Base] = {}
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
 
     def insert(self, placement: Placement) -> Inserted:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
-        inserts = [self._inserts.get(site) or self._insert(site) for site in placement.ordered]
+        known = self._inserts
+        inserts = [known.get(site.row) or self._insert(site) for site in placement.ordered]
         base = self._base(max([self._model.opset, *(one.opset for one in inserts)]))
-        spots = [base.spots.get(one.site) or base.find(one) for one in inserts]
+        spots = [base.spots.get(one.number) or base.find(one) for one in inserts]
         candidate = base.template.filled(inserts, spots)
         if candidate is None:
             raise self._overlap(placement.ordered)
@@ -104,8 +105,9 @@ class Inserter:
         stands_in = self._maker.stores_integers(site) and self._maker.is_private(site.tensor)
         covered = len(set(site.consumers)) if stands_in else 0
         readers = len(self._model.consumers[site.tensor])
-        self._inserts[site] = insert_of(site, pair, covered=covered, readers=readers)
-        return self._inserts[site]
+        made = insert_of(site, pair, number=len(self._inserts), covered=covered, readers=readers)
+        self._inserts[site.row] = made
+        return made
 
     def _overlap(self, sites: Iterable[Site]) -> PlacementError:
         seen: set[Consumer] = set()
@@ -151,7 +153,7 @@ class _Base:
         self._nodes = proto.graph.node
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
         self.template = Template(proto)
-        self.spots: dict[Site, Spot] = {}
+        self.spots: dict[int, Spot] = {}  # by the number of the insert
 
     def find(self, insert: Insert) -> Spot:
         """Where an insert goes: after what makes its tensor, or before the first that reads it."""
@@ -160,10 +162,11 @@ class _Base:
         producer = self._producer.get(site.tensor)
         if producer is None or site.tensor in self._model.constants:
             first = min(index for index, _ in ends)
-            self.spots[site] = self.template.spot(insert, ends, first, after=False)
+            spot = self.template.spot(insert, ends, first, after=False)
         else:
-            self.spots[site] = self.template.spot(insert, ends, producer, after=True)
-        return self.spots[site]
+            spot = self.template.spot(insert, ends, producer, after=True)
+        self.spots[insert.number] = spot
+        return spot
 
     def _node_index(self, end: Consumer, site: Site) -> int:
         """Where the consumer stands in the base, whose opset may be higher than the model's."""

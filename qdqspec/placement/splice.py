@@ -34,16 +34,18 @@ _INLINE = 4096  # bytes: smaller initializers are kept as they are written, larg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insert:
-    """What a site adds to a model. ``nodes`` and ``constants`` are fields of the graph.
+    """What a site adds to a model. ``nodes`` and ``constants`` are fields of the graph, ``number`` tells it apart.
 
     ``integer`` is the stored weight where there is one. It can stand in the place of the float weight once the
     inserts chosen cover all its ``readers``; this one covers ``covered`` of them.
     """
 
+    number: int
     site: Site
     nodes: bytes
     constants: bytes
     integer: TensorProto | None
+    stored: Piece  # the integers as an initializer
     output: str
     opset: int
     covered: int
@@ -63,13 +65,15 @@ class Spot:
     texts: tuple[tuple[int, bytes, int, int], ...]
 
 
-def insert_of(site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
+def insert_of(site: Site, pair: Pair, *, number: int, covered: int, readers: int) -> Insert:
     """A pair as bytes."""
     return Insert(
+        number=number,
         site=site,
         nodes=b"".join(wire_field(NODE, _bytes(node)) for node in pair.nodes),
         constants=b"".join(wire_field(INITIALIZER, _bytes(tensor)) for tensor in pair.constants),
         integer=pair.integer,
+        stored=b"" if pair.integer is None else _piece(pair.integer),
         output=pair.output,
         opset=pair.opset,
         covered=covered,
@@ -139,30 +143,29 @@ class Template:
         covered: dict[str, int] = {}
         added: list[Piece] = []
         for insert in inserts:
-            if insert.integer is not None:
+            if insert.stored:
                 weight = insert.site.tensor
                 if first.setdefault(weight, insert) is not insert:
-                    added.append(_piece(insert.integer))
+                    added.append(insert.stored)
                 covered[weight] = covered.get(weight, 0) + insert.covered
             added.append(insert.constants)
         rest, beside = self._rest.copy(), []
         for weight, insert in first.items():
-            assert insert.integer is not None
             if covered[weight] < insert.readers:
-                beside.append(_piece(insert.integer))
+                beside.append(insert.stored)
             else:
-                self._replace(nodes, rest, weight, insert.integer)
+                self._replace(nodes, rest, weight, insert)
         rest[self._gap : self._gap + 1] = [*beside, *added]
         return rest
 
-    def _replace(self, nodes: list[bytes], rest: list[Piece], weight: str, integer: TensorProto) -> None:
+    def _replace(self, nodes: list[bytes], rest: list[Piece], weight: str, insert: Insert) -> None:
         if weight in self._inputs:  # whoever could feed the float weight cannot any more
             rest[self._inputs[weight]] = b""
         if weight in self._initializers:
-            rest[self._initializers[weight]] = _piece(integer)
-        if weight in self._constants:
+            rest[self._initializers[weight]] = insert.stored
+        elif weight in self._constants and insert.integer is not None:
             at = self._starts[self._constants[weight]]
-            changed = _constant(self._protos[self._constants[weight]], integer)
+            changed = _constant(self._protos[self._constants[weight]], insert.integer)
             nodes[at + 1 : at + 3] = [head(NODE, len(changed)), changed]
 
 
