@@ -1,0 +1,165 @@
+"""How often the regression gate is right: ``python benchmarks/gate.py [SEEDS]``, on a simulated device.
+
+A baseline is taken, then the tuned model is made slower by a known amount and gated as in a real run: three
+fresh builds, and where these do not pass, six in twice the rounds. Bars, at an allowance of 5 %: at most 1 %
+of unchanged models fail over 1,000 seeds, at least 95 % of those made 10 % slower do. The noise is what we
+found on real machines: 3 % between runs, 1.2 % between builds, and a drift that swings by 5 %.
+``benchmarks/gate_real.py`` does the same once on the real runtime.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
+from qdqspec.baseline.compare import Conditions
+from qdqspec.baseline.store import Entry
+from qdqspec.checks.regression import is_stale, judge_change
+from qdqspec.measure.bench import Bench
+from qdqspec.session.gate import (
+    CLOSE_BUILDS,
+    CLOSE_ROUNDS,
+    FIRST_BUILDS,
+    FIRST_ROUNDS,
+    Look,
+    clock_of,
+    entry_from,
+    look,
+)
+from qdqspec.types import Placement, Site
+
+NOISE = {"fake.run_noise": "0.03", "fake.build_noise": "0.012", "fake.drift": "0.05"}
+LOUD = {"fake.run_noise": "0.06", "fake.build_noise": "0.024", "fake.drift": "0.1"}
+SLOWDOWNS = (0.0, 0.03, 0.05, 0.08, 0.10, -0.10)
+OUTCOMES = ("pass", "stale", "inconclusive", "fail")
+ROLES = {
+    "reference": Placement(sites=frozenset()),
+    "tuned": Placement(sites=frozenset({Site(tensor="x", consumers=(("conv", 0),), format="uint8")})),
+}
+FEEDS = {"x": np.zeros((1, 8, 64, 64), np.float32)}
+
+
+class ScaledDevice(FakeDevice):
+    """A simulated device that runs each model file as much slower as told, and reads each file once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors: dict[Path, float] = {}
+
+    def build(self, model: Path, options: BuildOptions) -> FakeEngine:
+        """A fresh build: its own deviation, its own noise."""
+        words = options_from(options.extra)
+        self._builds += 1
+        factor = self.factors.get(model, 1.0)
+        layers = tuple(replace(layer, milliseconds=layer.milliseconds * factor) for layer in layers_of(model))
+        random = np.random.default_rng([words.seed, self._builds])
+        return FakeEngine(self, model, words, layers, "", ("x",), random)
+
+
+@cache
+def layers_of(model: Path) -> tuple:
+    """The kernels of a model and their times, without noise."""
+    return FakeDevice().build(model, BuildOptions(extra={"fake.build_noise": "0"}))._layers  # noqa: SLF001
+
+
+def gate(
+    folder: Path, seed: int, slowdown: float, noise: Mapping[str, str], allowed: float
+) -> tuple[str, int]:
+    """The outcome and how many looks it took."""
+    files = {placement.digest: folder / f"{role}.onnx" for role, placement in ROLES.items()}
+    device = ScaledDevice()
+    bench = Bench(
+        device,
+        lambda placement: files[placement.digest],
+        FEEDS,
+        clock="cpu",
+        random=np.random.default_rng(seed),
+        options=BuildOptions(extra={**noise, "fake.seed": str(seed)}),
+    )
+    device.factors[folder / "tuned.onnx"] = 0.6
+    known = baseline_of(bench)
+    device.factors[folder / "tuned.onnx"] = 0.6 * (1 + slowdown)
+    seen = gate_once(bench, known, allowed)
+    return outcome_of(seen, allowed), seen.number
+
+
+def baseline_of(bench: Bench) -> Entry:
+    """What ``--qdq-update`` would write."""
+    taken = bench.compare(ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS)
+    conditions = Conditions(
+        clock=clock_of(taken), model_sha256="0" * 64, rules={}, scheme="0", environment={}
+    )
+    return entry_from(taken, conditions, "")
+
+
+def gate_once(bench: Bench, known: Entry, allowed: float) -> Look:
+    """What a session does at a regression check."""
+    first = bench.compare(ROLES, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
+    return look(
+        known, first, partial(bench.compare, ROLES, builds=CLOSE_BUILDS, rounds=CLOSE_ROUNDS), allowed
+    )
+
+
+def outcome_of(seen: Look, allowed: float) -> str:
+    """The check's outcome, with a pass that warns told apart."""
+    return "stale" if is_stale(seen.change, allowed) else judge_change(seen.change, allowed)
+
+
+def write_models(folder: Path) -> None:
+    """A convolution, large enough that one run is one sample; twice, as what it is made of does not matter."""
+    shape = [1, 8, 64, 64]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [64, 8, 3, 3], np.zeros(64 * 8 * 9))
+    conv = helper.make_node("Conv", ["x", "w"], ["y"], name="conv", pads=[1, 1, 1, 1])
+    graph = helper.make_graph(
+        [conv],
+        "one",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 64, 64, 64])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    for role in ROLES:
+        onnx.save(model, folder / f"{role}.onnx")
+
+
+def rates(
+    folder: Path, seeds: int, slowdown: float, noise: Mapping[str, str] = NOISE, allowed: float = 0.05
+) -> tuple[Counter[str], float]:
+    """How often each outcome came, and the share of runs that looked twice."""
+    outcomes: Counter[str] = Counter()
+    twice = 0
+    for seed in range(seeds):
+        outcome, looks = gate(folder, seed, slowdown, noise, allowed)
+        outcomes[outcome] += 1
+        twice += looks > 1
+    return outcomes, twice / seeds
+
+
+def main() -> None:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_models(folder)
+        for title, noise in (("the noise of real machines", NOISE), ("twice that noise", LOUD)):
+            print(f"\nAllowance 5 %, {seeds} seeds, {title}\n")
+            print("| change | pass | pass, stale | inconclusive | fail | looked twice |")
+            print("|---|---|---|---|---|---|")
+            for slowdown in SLOWDOWNS:
+                found, twice = rates(folder, seeds, slowdown, noise)
+                shares = " | ".join(f"{100 * found[outcome] / seeds:.1f} %" for outcome in OUTCOMES)
+                print(f"| {100 * slowdown:+.0f} % | {shares} | {100 * twice:.0f} % |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
