@@ -16,6 +16,7 @@ from qdqspec.errors import ModelError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
+from qdqspec.graph.wire import Parts
 from qdqspec.measure.isolate import Isolated
 from qdqspec.parity.data import Dataset, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes
@@ -169,7 +170,7 @@ class Candidates:
 
     folder: Path
     given: Path
-    insert: Callable[[Placement], onnx.ModelProto]
+    insert: Callable[[Placement], Parts]
 
     def __call__(self, placement: Placement) -> Path:
         """The file of a placement; written once."""

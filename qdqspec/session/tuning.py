@@ -183,6 +183,7 @@ def renamed(measured: LatencyEvidence, role: str) -> LatencyEvidence:
         speedup=inverse(measured.ratios[role]),
         builds=measured.builds,
         provenance=measured.provenance,
+        drift=measured.drift,
     )
 
 
@@ -200,7 +201,7 @@ def _bench(prepared: Prepared, work: Workbench, folder: Path, random: np.random.
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
     return Bench(
         work.backend,
-        Candidates(folder, require_path(prepared.given), lambda placement: inserter.insert(placement).proto),
+        Candidates(folder, require_path(prepared.given), lambda placement: inserter.insert(placement).parts),
         prepared.sample,
         clock=clock_for(rules, work.settings.threads),
         random=random,
