@@ -18,7 +18,7 @@ import numpy as np
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.measure.race import SCREEN, WARMUP, Entrant, Turn, race, settle
-from qdqspec.measure.stats import inverse, pooled_deviation, ratio_intervals, trimmed_mean
+from qdqspec.measure.stats import drift, inverse, pooled_deviation, ratio_intervals, trimmed_mean
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
 NOISE_BUILDS = 5  # three underestimate the deviation so often that one race in thirty is won for nothing
@@ -152,6 +152,7 @@ class Bench:
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=builds,
+            drift=drift([build.on(self.clock) for group in timed.values() for build in group]),
             failures={role: self._broken[p.digest] for role, p in roles.items() if p.digest in self._broken},
         )
 

@@ -29,7 +29,7 @@ class BuildTimes:
     """Milliseconds of one run on one clock: a sequence for each fresh build, all of one length.
 
     With a ``reference`` it is the ratio tuned / reference that is compared, and position ``i`` of every
-    sequence belongs to one round, so that drift goes out; without one, the times themselves are.
+    sequence belongs to one round, so that drift goes out; without one, the times themselves are, run by run.
     """
 
     tuned: Builds
@@ -115,7 +115,7 @@ def shift_bounds(
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One run in logarithms: its value, the variance of that, its degrees of freedom, and every round."""
+    """One run in logarithms: its value, the variance of that, its degrees of freedom, and what is ranked."""
 
     center: float
     variance: float
@@ -136,14 +136,10 @@ def _level(times: BuildTimes) -> _Level:
     deviation, freedom = pooled_deviation(levels)
     if not freedom:
         deviation = UNKNOWN_DEVIATION
-    means = [float(np.mean(group)) for group in levels]
-    by_round = [group.mean(axis=0) for group in logs]
-    return _Level(
-        center=means[0] - (means[1] if times.reference else 0.0),
-        variance=deviation**2 * sum(1 / len(group) for group in levels),
-        freedom=freedom or math.inf,
-        rounds=by_round[0] - by_round[1] if times.reference else by_round[0],
-    )
+    variance = deviation**2 * sum(1 / len(group) for group in levels)
+    ranked = logs[0].mean(axis=0) - logs[1].mean(axis=0) if times.reference else logs[0].ravel()
+    center = float(np.mean(levels[0])) - (float(np.mean(levels[1])) if times.reference else 0.0)
+    return _Level(center, variance, freedom or math.inf, ranked)
 
 
 def _welch(one: _Level, other: _Level) -> float:

@@ -25,6 +25,10 @@ WARMUP = 5  # runs before a fresh engine is timed; integer kernels settle after 
 SCREEN = 3  # timed runs that tell how long one takes
 TURN_MS = 5.0  # how long the timed part of a turn lasts, for models that are shorter than that
 MOST_RUNS = 25  # in one turn
+DISTURBED = (
+    1.2  # wall time over CPU time of a turn: others had the processor meanwhile, and it is taken again
+)
+RETAKES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +87,17 @@ class Turn:
         return cls(warmup=max(1, runs), runs=runs)
 
     def sample(self, engine: Engine) -> Samples:
-        """Take one sample."""
-        return median_sample(engine.time(self.runs, warmup=self.warmup))
+        """Take one sample; take it again where somebody else had the processor meanwhile."""
+        sample = median_sample(engine.time(self.runs, warmup=self.warmup))
+        for _ in range(RETAKES):
+            if not _disturbed(sample):
+                break
+            sample = median_sample(engine.time(self.runs, warmup=self.warmup))
+        return sample
+
+
+def _disturbed(sample: Samples) -> bool:
+    return bool(sample.cpu_ms) and sample.wall_ms[0] > DISTURBED * sample.cpu_ms[0]
 
 
 def settle(engine: Engine, clock: Clock) -> Turn:

@@ -95,6 +95,7 @@ def _latency(latency: LatencyEvidence) -> LatencyPart:
     return LatencyPart(
         clock=latency.clock,
         builds=latency.builds,
+        drift=latency.drift,
         ratios=latency.ratios,
         provenance=latency.provenance,
     )

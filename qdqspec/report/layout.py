@@ -76,6 +76,7 @@ class LatencyPart(Part):
 
     clock: Clock
     builds: int
+    drift: float = 0.0
     ratios: Mapping[str, Interval]
     provenance: Provenance
 

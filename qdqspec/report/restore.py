@@ -117,6 +117,7 @@ def _latency(part: CasePart) -> LatencyEvidence | None:
         ratios=part.latency.ratios,
         speedup=Interval(median=part.speedup.median, low=part.speedup.ci95[0], high=part.speedup.ci95[1]),
         builds=part.latency.builds,
+        drift=part.latency.drift,
         provenance=part.latency.provenance,
     )
 

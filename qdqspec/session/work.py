@@ -26,9 +26,9 @@ from qdqspec.parity.compare import compare_outputs
 from qdqspec.parity.metrics import accuracy
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.survival import check_survival
-from qdqspec.session.files import make_folder, open_journal, take_results, write_results
+from qdqspec.session.files import make_folder, open_journal, take_results, write_patterns, write_results
 from qdqspec.session.gate import Gate, Gatekeeper, clock_of
-from qdqspec.session.kept import SCHEME, Kept, data_digest, keep, key_of, recall
+from qdqspec.session.kept import PATTERNS, SCHEME, Kept, data_digest, keep, key_of, recall
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.tuning import NO_PLACEMENT, Tuned, Workbench, clock_for, tune
 from qdqspec.types import (
@@ -44,6 +44,7 @@ from qdqspec.types import (
     SurvivalEvidence,
 )
 
+DRIFT = 0.05  # from here on it is said
 VERIFY_BUILDS, VERIFY_ROUNDS = 2, 12  # how thoroughly a cached winner is timed at first
 
 
@@ -189,7 +190,15 @@ class CaseWork:
     def warnings(self) -> tuple[str, ...]:
         """What the user should know of this case so far."""
         own = self.prepared.warnings if "prepared" in self.__dict__ else []
-        return (*own, *self.store.warnings)
+        return (*own, *self._drift_warning(), *self.store.warnings)
+
+    def _drift_warning(self) -> tuple[str, ...]:
+        if self._latency is None or abs(self._latency.drift) <= DRIFT:
+            return ()
+        return (
+            f"the machine's speed drifted by {self._latency.drift:+.0%} while it was measured: ratios were taken "
+            "round by round and hold, milliseconds hold less",
+        )
 
     @cached_property
     def _key(self) -> str:
@@ -221,7 +230,11 @@ class CaseWork:
     def _written(self, tuned: Tuned) -> Kept:
         """The result in its folder and, where one is wanted, in the cache."""
         result, raw_winner, folder = tuned.result, tuned.raw_winner, self.output
-        write_results(self.prepared, result, raw_winner, folder, self._work.backend.target)
+        backend = self._work.backend.target
+        write_results(self.prepared, result, raw_winner, folder, backend)
+        write_patterns(
+            self.prepared, result.trials, tuned.intervals, folder / PATTERNS, backend, self.device.key
+        )
         if self._work.settings.no_cache:
             return Kept(result=result, folder=folder, raw_winner=raw_winner)
         self.store.discard(self._key)

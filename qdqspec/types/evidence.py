@@ -10,7 +10,7 @@ from qdqspec.types.asked import Case
 from qdqspec.types.compared import RegressionEvidence
 from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
 from qdqspec.types.placed import Site
-from qdqspec.types.words import Clock, Optimizer
+from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class LatencyEvidence:
     builds: int
     provenance: Provenance = Provenance()
     failures: Mapping[str, str] = field(default_factory=dict)  # why a role has no samples
+    drift: float = 0.0  # how much slower the machine was at the end than at the beginning, as a share
 
     def median_ms(self, role: str) -> float:
         """The median of a role on the gating clock, in milliseconds."""
@@ -130,6 +131,23 @@ class SurvivalEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What lint has to say of one node, or of the whole model where ``node`` is empty.
+
+    ``refused`` is what a target does not build or computes wrongly, ``slow`` what costs time there, ``note`` what is
+    worth knowing. ``id`` is documented and stable; ``source`` says how it is known.
+    """
+
+    id: str
+    severity: FindingSeverity
+    node: str
+    message: str
+    title: str
+    cure: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All that is known of a case when its checks judge it. Parts nobody asked for are ``None``."""
 
@@ -146,6 +164,7 @@ class Evidence:
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
     regression: Mapping[str, RegressionEvidence] = field(default_factory=dict)  # by name of baseline entry
+    lint: Mapping[LintTarget, tuple[Finding, ...]] = field(default_factory=dict)
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()

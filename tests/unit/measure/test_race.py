@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
 import pytest
 
-from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake import FakeDevice, FakeEngine
 from qdqspec.measure.race import (
     HOPELESS_AFTER,
@@ -168,3 +169,26 @@ def test_median_sample_keeps_the_clocks_apart() -> None:
     samples = Samples(wall_ms=(9.0, 1.0, 2.0), cpu_ms=(0.5, 0.7, 8.0))
     assert median_sample(samples) == Samples(wall_ms=(2.0,), cpu_ms=(0.7,))
     assert median_sample(Samples(wall_ms=(3.0,))) == Samples(wall_ms=(3.0,))
+
+
+class Disturbed:
+    """An engine that is preempted in its first turns."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.calls = 0
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        self.calls += 1
+        self.left -= 1
+        wall = 2.0 if self.left >= 0 else 1.0
+        return Samples(wall_ms=(wall,) * runs, cpu_ms=(1.0,) * runs)
+
+
+@pytest.mark.parametrize(("times", "calls", "wall"), [(0, 1, 1.0), (1, 2, 1.0), (2, 3, 1.0), (9, 3, 2.0)])
+def test_a_turn_that_others_disturbed_is_taken_again_twice_at_most(
+    times: int, calls: int, wall: float
+) -> None:
+    engine = Disturbed(times)
+    sample = Turn.lasting(5.0).sample(cast("Engine", engine))
+    assert (engine.calls, sample.wall_ms) == (calls, (wall,))

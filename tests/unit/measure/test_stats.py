@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qdqspec.measure.stats import (
     EXACT_LIMIT,
+    drift,
     inverse,
     log_ratios,
     pooled_deviation,
@@ -154,3 +155,12 @@ def test_the_base_is_exactly_itself() -> None:
 )
 def test_inverse_swaps_the_bounds(interval: Interval, expected: Interval) -> None:
     assert inverse(interval) == expected
+
+
+def test_drift_is_told_from_rounds_and_not_from_single_builds() -> None:
+    rng = np.random.default_rng(0)
+    slower = 1 + np.linspace(0, 0.12, 30)
+    builds = [level * slower * rng.lognormal(0, 0.01, 30) for level in (1.0, 2.0, 0.5)]
+    assert drift(builds) == pytest.approx(0.08, abs=0.02)
+    assert abs(drift([rng.lognormal(0, 0.01, 30) for _ in range(3)])) < 0.02
+    assert drift([[1.0], [2.0]]) == 0
