@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -30,10 +31,13 @@ NODES = ("conv", "relu", "pool", "flatten", "gemm")
 _INPUT = (1, 3, 8, 8)
 
 
-def small_model(*, quantized: bool = False, seed: int = 0) -> onnx.ModelProto:
+def small_model(
+    *, quantized: bool = False, seed: int = 0, activations: Literal["uint8", "int8"] = "uint8"
+) -> onnx.ModelProto:
     """Conv, Relu, GlobalAveragePool, Flatten, Gemm; float32 ``x`` of shape (1, 3, 8, 8) to ``y`` of (1, 5).
 
-    ``quantized`` puts Q/DQ pairs around the convolution (uint8 activations, int8 weights per channel).
+    ``quantized`` puts Q/DQ pairs around the convolution: int8 weights per channel, and activations as uint8 with
+    any zero point or as int8 with none, as the runtime takes them.
     """
     random = np.random.default_rng(seed)
     weights = {
@@ -46,7 +50,7 @@ def small_model(*, quantized: bool = False, seed: int = 0) -> onnx.ModelProto:
     pairs: list[onnx.NodeProto] = []
     x, w, r = "x", "w", "r"
     if quantized:
-        constants.extend(_quantization_constants())
+        constants.extend(_quantization_constants(activations))
         pairs = [*_pair("x", "act"), *_pair("w", "weight", axis=0)]
         x, w, r = "x_dq", "w_dq", "r_dq"
     nodes = [
@@ -84,14 +88,15 @@ def _pair(tensor: str, kind: str, axis: int | None = None) -> list[onnx.NodeProt
     ]
 
 
-def _quantization_constants() -> list[onnx.TensorProto]:
+def _quantization_constants(activations: Literal["uint8", "int8"]) -> list[onnx.TensorProto]:
+    signed = activations == "int8"
     values: dict[str, Array] = {
         "act_scale": np.array(2 / 255, np.float32),
-        "act_zero": np.array(128, np.uint8),
+        "act_zero": np.array(0, np.int8) if signed else np.array(128, np.uint8),
         "weight_scale": np.full(4, 1 / 127, np.float32),
         "weight_zero": np.zeros(4, np.int8),
-        "relu_scale": np.array(8 / 255, np.float32),
-        "relu_zero": np.array(0, np.uint8),
+        "relu_scale": np.array(8 / 127 if signed else 8 / 255, np.float32),
+        "relu_zero": np.array(0, np.int8 if signed else np.uint8),
     }
     return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
@@ -108,6 +113,14 @@ class BackendContract:
     def options(self) -> BuildOptions:
         """Build options; override to add backend-specific words."""
         return BuildOptions()
+
+    @pytest.fixture
+    def model(self, backend: Backend) -> Callable[[bool], onnx.ModelProto]:
+        """The small model, with pairs or without, its activations in the type that the backend takes."""
+        taken: Literal["uint8", "int8"] = (
+            "int8" if backend.capabilities().activations.get("int8") == "int8" else "uint8"
+        )
+        return lambda quantized: small_model(quantized=quantized, activations=taken)
 
     @pytest.fixture
     def feeds(self) -> dict[str, Array]:
@@ -163,15 +176,18 @@ class BackendContract:
 
     @pytest.mark.parametrize("quantized", [False, True])
     def test_computes_what_onnx_says(
-        self, build: Callable[[onnx.ModelProto], Engine], feeds: dict[str, Array], quantized: bool
+        self,
+        build: Callable[[onnx.ModelProto], Engine],
+        model: Callable[[bool], onnx.ModelProto],
+        feeds: dict[str, Array],
+        quantized: bool,
     ) -> None:
         """Outputs are the reference implementation's, within one step of the 8-bit grid."""
         from onnx.reference import ReferenceEvaluator
 
-        model = small_model(quantized=quantized)
-        (value,) = ReferenceEvaluator(model).run(None, dict(feeds))
+        (value,) = ReferenceEvaluator(model(quantized)).run(None, dict(feeds))
         expected = np.asarray(value, np.float32)
-        outputs = build(model).run(feeds)
+        outputs = build(model(quantized)).run(feeds)
         assert list(outputs) == ["y"]
         difference = np.abs(np.asarray(outputs["y"], np.float32) - expected).max()
         assert difference <= (8 / 255 if quantized else 1e-3)
@@ -205,11 +221,12 @@ class BackendContract:
         self,
         backend: Backend,
         build: Callable[[onnx.ModelProto], Engine],
+        model: Callable[[bool], onnx.ModelProto],
         feeds: dict[str, Array],
         quantized: bool,
     ) -> None:
         """Every kernel names nodes of the float model, or the tensors it converts; all heavy nodes are there."""
-        engine = build(small_model(quantized=quantized))
+        engine = build(model(quantized))
         engine.bind(feeds)
         layers = engine.layers(3)
         if not backend.capabilities().per_layer_profile and not layers:
@@ -219,12 +236,14 @@ class BackendContract:
         assert all(layer.milliseconds >= 0 for layer in layers)
         assert all(layer.nodes or (layer.boundary and layer.tensors) for layer in layers)
 
-    def test_equal_models_have_equal_graphs(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
+    def test_equal_models_have_equal_graphs(
+        self, build: Callable[[onnx.ModelProto], Engine], model: Callable[[bool], onnx.ModelProto]
+    ) -> None:
         """The hash of the optimized graph depends on what runs, not on which build it was."""
-        float_hash = build(small_model()).graph_hash
+        float_hash = build(model(False)).graph_hash
         assert float_hash
-        assert build(small_model()).graph_hash == float_hash
-        assert build(small_model(quantized=True)).graph_hash != float_hash
+        assert build(model(False)).graph_hash == float_hash
+        assert build(model(True)).graph_hash != float_hash
 
     def test_names_a_file_it_cannot_read(
         self, backend: Backend, options: BuildOptions, tmp_path: Path

@@ -1,0 +1,1 @@
+"""Stands in for NVIDIA's ``cuda.bindings``, over `fake_gpu`."""

@@ -1,0 +1,70 @@
+"""A GPU that is not there: memory, streams, events and graphs for the fake CUDA and the fake TensorRT.
+
+Work is done when it is queued. Time is made up: it passes only while something runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+MEMORY_BYTES = 80 << 30
+
+
+@dataclass
+class Gpu:
+    now_ms: float = 0.0
+    blocks: dict[int, Any] = field(default_factory=dict)  # by address
+    pending: dict[int, Callable[[], None]] = field(
+        default_factory=dict
+    )  # what fills a buffer once it is read
+    streams: dict[int, Stream] = field(default_factory=dict)
+
+    def allocate(self, size: int) -> int:
+        block = ctypes.create_string_buffer(max(size, 1))
+        address = ctypes.addressof(block)
+        self.blocks[address] = block
+        return address
+
+    def free(self, address: int) -> None:
+        del self.blocks[address]  # a wrong or repeated address is a KeyError: a defect of the caller
+        self.pending.pop(address, None)
+
+    def queue(self, handle: int, work: Callable[[], None]) -> None:
+        stream = self.streams[handle]
+        if stream.recording is not None:
+            stream.recording.append(work)
+        else:
+            work()
+
+
+@dataclass
+class Stream:
+    number: int
+    recording: list[Callable[[], None]] | None = None
+
+    def __int__(self) -> int:
+        return self.number
+
+
+gpu = Gpu()
+
+
+def fault(name: str) -> bool:
+    """Whether the test asked for this fault."""
+    return name in os.environ.get("FAKE_TRT", "").split(",")
+
+
+def break_down(stage: str) -> None:
+    """Die or hang at a stage, where the test asked for it."""
+    if fault(f"crash-in-{stage}"):
+        sys.stderr.write("Assertion failed in the fake compiler\n")
+        sys.stderr.flush()
+        ctypes.string_at(0)
+    if fault(f"hang-in-{stage}"):
+        time.sleep(3600)

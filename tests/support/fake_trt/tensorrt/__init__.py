@@ -1,0 +1,517 @@
+"""A TensorRT that is not there, with the surface of the version whose ``dist-info`` stands beside it.
+
+Enums have that version's members and numbers. Outputs are real, from ONNX Runtime; times come from the simulated
+device's cost model; layer information has the schema of the major version. It refuses what the real parser is known
+to refuse (asymmetric or unsigned quantization, missing files), and breaks down where ``FAKE_TRT`` says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import importlib.metadata
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from fake_gpu import break_down, fault, gpu
+from onnx import TensorProto, numpy_helper
+
+from qdqspec.backends._fake_cost import cost_of
+from qdqspec.graph.model import Model
+
+__version__ = importlib.metadata.version("tensorrt")
+_MAJOR = int(__version__.split(".")[0])
+_API = json.loads(
+    (Path(__file__).parents[3] / "data" / "tensorrt" / "api" / f"{__version__}.json").read_text(
+        encoding="utf-8"
+    )
+)
+
+
+def _enum(name: str) -> Any:
+    return enum.IntEnum(name.split(".")[-1], _API["enums"][name])
+
+
+BuilderFlag = _enum("BuilderFlag")
+DataType = _enum("DataType")
+HardwareCompatibilityLevel = _enum("HardwareCompatibilityLevel")
+LayerInformationFormat = _enum("LayerInformationFormat")
+MemoryPoolType = _enum("MemoryPoolType")
+NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag")
+ProfilingVerbosity = _enum("ProfilingVerbosity")
+TensorIOMode = _enum("TensorIOMode")
+TensorLocation = _enum("TensorLocation")
+TilingOptimizationLevel = _enum("TilingOptimizationLevel")
+
+_TYPES = {
+    TensorProto.FLOAT: "FLOAT",
+    TensorProto.FLOAT16: "HALF",
+    TensorProto.INT64: "INT64",
+    TensorProto.INT32: "INT32",
+    TensorProto.BOOL: "BOOL",
+    TensorProto.INT8: "INT8",
+    TensorProto.UINT8: "UINT8",
+}
+
+
+class ILogger:
+    Severity = _enum("ILogger.Severity")
+
+    def log(self, severity: Any, msg: str) -> None:
+        raise NotImplementedError
+
+
+class IHostMemory:
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __bytes__(self) -> bytes:
+        return self._content
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._content)
+
+
+# ---- building -----------------------------------------------------------------------------------
+
+
+class ITensor:
+    def __init__(self, value: onnx.ValueInfoProto) -> None:
+        kind = value.type.tensor_type
+        self.name = value.name
+        self.dtype = DataType[_TYPES[kind.elem_type]]
+        self.shape = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in kind.shape.dim)
+        self.is_shape_tensor = value.name == "decides_shapes"
+
+
+class INetworkDefinition:
+    def __init__(self, flags: int) -> None:
+        self._strong = _MAJOR > 10 or bool(flags >> NetworkDefinitionCreationFlag.STRONGLY_TYPED & 1)
+        self._model: onnx.ModelProto | None = None
+        self._path: Path | None = None
+
+    @property
+    def _inputs(self) -> list[ITensor]:
+        assert self._model is not None
+        constants = {tensor.name for tensor in self._model.graph.initializer}
+        return [ITensor(value) for value in self._model.graph.input if value.name not in constants]
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self._inputs)
+
+    def get_input(self, index: int) -> ITensor:
+        return self._inputs[index]
+
+
+class IOptimizationProfile:
+    def __init__(self) -> None:
+        self._shapes: dict[str, list[list[int]]] = {}
+
+    def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:  # noqa: A002 - TensorRT's names
+        self._shapes[input] = [list(min), list(opt), list(max)]
+
+
+class ITimingCache:
+    def __init__(self, serialized: bytes) -> None:
+        self._known: set[str] = set(json.loads(serialized)) if serialized else set()
+
+    def combine(self, input_cache: ITimingCache, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        self._known |= input_cache._known
+        return True
+
+    def serialize(self) -> IHostMemory:
+        return IHostMemory(json.dumps(sorted(self._known)).encode())
+
+
+class IBuilderConfig:
+    def __init__(self) -> None:
+        self.profiling_verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
+        self.avg_timing_iterations = 1
+        self.builder_optimization_level = 3
+        self.max_num_tactics = -1
+        self.max_aux_streams = 0
+        self.tiling_optimization_level = TilingOptimizationLevel.NONE
+        self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
+        if _MAJOR > 10:
+            self.build_route = "knob_a=1,knob_b=0"
+        self._flags = {BuilderFlag.TF32}
+        self._pools: dict[Any, int] = {}
+        self._cache: ITimingCache | None = None
+        self._profiles: list[IOptimizationProfile] = []
+
+    def set_flag(self, flag: Any) -> None:
+        self._flags.add(flag)
+
+    def clear_flag(self, flag: Any) -> None:
+        self._flags.discard(flag)
+
+    def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
+        self._pools[pool] = pool_size
+
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> ITimingCache | None:
+        try:
+            return ITimingCache(serialized_timing_cache)
+        except ValueError:
+            _say("ERROR", "ITimingCache: Error Code 3: the serialized cache is damaged")
+            return None
+
+    def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
+        assert not ignore_mismatch
+        self._cache = cache
+        return True
+
+    def get_timing_cache(self) -> ITimingCache | None:
+        return self._cache
+
+    def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+
+_logger: ILogger | None = None
+
+
+def _say(severity: str, text: str) -> None:
+    if _logger is not None:
+        _logger.log(ILogger.Severity[severity], text)
+
+
+class Builder:
+    def __init__(self, logger: ILogger) -> None:
+        global _logger
+        if fault("no-builder"):
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+        _logger = logger
+
+    def create_network(self, flags: int = 0) -> INetworkDefinition:
+        return INetworkDefinition(flags)
+
+    def create_builder_config(self) -> IBuilderConfig:
+        return IBuilderConfig()
+
+    def create_optimization_profile(self) -> IOptimizationProfile:
+        return IOptimizationProfile()
+
+    def build_serialized_network(
+        self, network: INetworkDefinition, config: IBuilderConfig
+    ) -> IHostMemory | None:
+        break_down("build")
+        assert network._strong, "a weakly typed network"
+        _say("INFO", "Compiler backend is used during engine build.")
+        if fault("out-of-memory"):
+            _say(
+                "WARNING", "Skipping tactic 0x1 due to insufficient memory on requested size of 123 detected."
+            )
+            _say("ERROR", "[resizingAllocator.cpp::allocate::74] Error Code 1: Cuda Runtime (out of memory)")
+            return None
+        if fault("null-engine"):
+            _say(
+                "ERROR",
+                "IBuilder::buildSerializedNetwork: Error Code 10: Internal Error (Could not find any implementation "
+                "for node conv1.weight + QuantizeLinear_7 + Conv_9.)",
+            )
+            return None
+        if fault("short-of-memory"):
+            _say(
+                "WARNING", "Skipping tactic 0x2 due to insufficient memory on requested size of 456 detected."
+            )
+        model = Model(network._model, path=network._path)
+        if config._cache is not None:
+            config._cache._known |= {layer.name for layer in cost_of(model, 0).layers}
+        plan = {
+            "path": str(network._path),
+            "profiles": [profile._shapes for profile in config._profiles],
+            "detailed": config.profiling_verbosity is ProfilingVerbosity.DETAILED,
+        }
+        return IHostMemory(json.dumps(plan).encode())
+
+
+class ParserError:
+    def __init__(self, desc: str, node: onnx.NodeProto | None = None, index: int = -1) -> None:
+        self._desc, self._node, self._index = desc, node, index
+
+    def desc(self) -> str:
+        return self._desc
+
+    def node(self) -> int:
+        return self._index
+
+    def node_name(self) -> str:
+        return self._node.name if self._node is not None else ""
+
+    def node_operator(self) -> str:
+        return self._node.op_type if self._node is not None else ""
+
+    def local_function_stack(self) -> list[str]:
+        return []
+
+
+class OnnxParser:
+    def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
+        self._network = network
+        self._errors: list[ParserError] = []
+
+    @property
+    def num_errors(self) -> int:
+        return len(self._errors)
+
+    def get_error(self, index: int) -> ParserError:
+        return self._errors[index]
+
+    def parse_from_file(self, model: str) -> bool:
+        break_down("parse")
+        try:
+            proto = onnx.load(model)
+        except Exception:  # noqa: BLE001 - protobuf's own error types differ by version
+            self._errors.append(ParserError("Failed to parse the model file. Is it a valid ONNX model?"))
+            return False
+        if fault("silent-parser"):
+            return False
+        self._errors += _refused(proto)
+        self._network._model, self._network._path = proto, Path(model)
+        return not self._errors
+
+
+def _refused(proto: onnx.ModelProto) -> list[ParserError]:
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    found = []
+    for index, node in enumerate(proto.graph.node):
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
+            continue
+        zero = numpy_helper.to_array(constants[node.input[2]])
+        if zero.any() or zero.dtype == np.int32:
+            found.append(
+                ParserError(
+                    "Assertion failed: TensorRT only supports symmetric quantization. The zero point for the "
+                    f"{node.op_type} operator must be all zeros.",
+                    node,
+                    index,
+                )
+            )
+    return found
+
+
+# ---- running ------------------------------------------------------------------------------------
+
+
+class Runtime:
+    def __init__(self, logger: ILogger) -> None:
+        pass
+
+    def deserialize_cuda_engine(self, serialized_engine: IHostMemory) -> ICudaEngine | None:
+        if fault("null-runtime"):
+            _say("ERROR", "IRuntime::deserializeCudaEngine: Error Code 1: Serialization assertion failed")
+            return None
+        return ICudaEngine(json.loads(bytes(serialized_engine)))
+
+
+class ICudaEngine:
+    def __init__(self, plan: dict[str, Any]) -> None:
+        import onnxruntime as ort
+
+        self._plan = plan
+        self._model = Model(onnx.load(plan["path"]), path=Path(plan["path"]))
+        settings = ort.SessionOptions()
+        settings.log_severity_level = 4
+        self._session = ort.InferenceSession(plan["path"], settings, providers=["CPUExecutionProvider"])
+        seed = abs(hash(plan["path"])) % 2**32
+        self._build = math.exp(0.004 * np.random.default_rng(seed).standard_normal())
+        self._cost = cost_of(self._model, 0, 0.05)
+        graph = self._model.proto.graph
+        constants = {tensor.name for tensor in graph.initializer}
+        self._tensors = {v.name: ITensor(v) for v in (*graph.input, *graph.output) if v.name not in constants}
+        self._input_names = [v.name for v in graph.input if v.name not in constants]
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._cost.layers)
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return max(1, len(self._plan["profiles"]))
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self._tensors)[index]
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        return self._tensors[name].dtype
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def get_tensor_mode(self, name: str) -> Any:
+        return TensorIOMode.INPUT if name in self._input_names else TensorIOMode.OUTPUT
+
+    def get_tensor_location(self, name: str) -> Any:
+        return TensorLocation.DEVICE
+
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        profiles = self._plan["profiles"]
+        shapes = profiles[profile_index].get(name) if profiles else None
+        return [tuple(shape) for shape in shapes or [self._tensors[name].shape] * 3]
+
+    def create_execution_context(self) -> IExecutionContext | None:
+        if fault("null-context"):
+            _say("ERROR", "IExecutionContext: Error Code 2: OutOfMemory (Requested size was 123 bytes.)")
+            return None
+        return IExecutionContext(self)
+
+    def create_engine_inspector(self) -> EngineInspector:
+        return EngineInspector(self)
+
+
+class IExecutionContext:
+    def __init__(self, engine: ICudaEngine) -> None:
+        self._engine = engine
+        self._shapes = {name: engine.get_tensor_shape(name) for name in engine._input_names}
+        self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, Any] = {}
+        self._random = np.random.default_rng(7)
+        self.profiler: IProfiler | None = None
+        self.nvtx_verbosity = ProfilingVerbosity.DETAILED
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        return stream_handle in gpu.streams and profile_index < self._engine.num_optimization_profiles
+
+    def set_input_shape(self, name: str, shape: Any) -> bool:
+        own = self._engine.get_tensor_shape(name)
+        self._shapes[name] = tuple(shape)
+        return len(own) == len(shape) and all(a in (-1, b) for a, b in zip(own, shape, strict=True))
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        self._addresses[name] = memory
+        return memory in gpu.blocks
+
+    def set_output_allocator(self, name: str, output_allocator: Any) -> bool:
+        self._allocators[name] = output_allocator
+        return True
+
+    def infer_shapes(self) -> list[str]:
+        return [name for name, shape in self._shapes.items() if -1 in shape]
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        if name in self._shapes:
+            return self._shapes[name]
+        own = self._engine.get_tensor_shape(name)
+        if -1 not in own or fault("shapes-from-data"):
+            return own
+        batches = {shape[0] for shape in self._shapes.values()}
+        return (batches.pop(), *own[1:])
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        break_down("run")
+        if fault("failed-run"):
+            _say("ERROR", "IExecutionContext::enqueueV3: Error Code 1: Cask (Cask convolution execution)")
+            return False
+        for name, allocator in self._allocators.items():
+            self._fill_allocated(name, allocator, stream_handle)
+        gpu.queue(stream_handle, self._run)
+        return True
+
+    def _run(self) -> None:
+        for layer in self._engine._cost.layers:
+            noise = math.exp(0.01 * self._random.standard_normal())
+            milliseconds = layer.milliseconds * self._engine._build * noise
+            gpu.now_ms += milliseconds
+            if self.profiler is not None:
+                self.profiler.report_layer_time(layer.name, milliseconds * 1.2)
+        for name, address in self._addresses.items():
+            if name not in self._shapes:
+                gpu.pending[address] = self._compute
+
+    def _compute(self) -> None:
+        for name, value in self._values().items():
+            if name in self._addresses:
+                ctypes.memmove(self._addresses[name], value.ctypes.data, value.nbytes)
+                gpu.pending.pop(self._addresses[name], None)
+
+    def _values(self) -> dict[str, Any]:
+        feeds = {}
+        for name, shape in self._shapes.items():
+            dtype = np.dtype({"FLOAT": "f4", "HALF": "f2", "INT64": "i8", "INT32": "i4"}[self._type(name)])
+            block = (ctypes.c_byte * (dtype.itemsize * math.prod(shape))).from_address(self._addresses[name])
+            feeds[name] = np.frombuffer(block, dtype).reshape(shape)
+        outputs = [output.name for output in self._engine._session.get_outputs()]
+        values = self._engine._session.run(outputs, feeds)
+        return {name: np.ascontiguousarray(value) for name, value in zip(outputs, values, strict=True)}
+
+    def _type(self, name: str) -> str:
+        return str(self._engine.get_tensor_dtype(name).name)
+
+    def _fill_allocated(self, name: str, allocator: Any, stream: int) -> None:
+        value = self._values()[name]
+        address = allocator.reallocate_output_async(name, 0, value.nbytes, 256, stream)
+        allocator.notify_shape(name, value.shape)
+        if address:
+            ctypes.memmove(address, value.ctypes.data, value.nbytes)
+
+
+class IProfiler:
+    def report_layer_time(self, layer_name: str, ms: float) -> None:
+        raise NotImplementedError
+
+
+class IOutputAllocator:
+    pass
+
+
+class EngineInspector:
+    def __init__(self, engine: ICudaEngine) -> None:
+        self._engine = engine
+        self.execution_context: IExecutionContext | None = None
+
+    def get_engine_information(self, format: Any) -> str:  # noqa: A002 - TensorRT's name
+        assert format is LayerInformationFormat.JSON
+        layers: list[Any] = [_layer(layer) for layer in self._engine._cost.layers]
+        if not self._engine._plan["detailed"]:
+            layers = [layer["Name"] for layer in layers]
+        names = list(self._engine._tensors)
+        if _MAJOR > 10:
+            return json.dumps({"Layers": layers, "I/O Tensors": [{"Name": name} for name in names]})
+        return json.dumps({"Layers": layers, "Bindings": names})
+
+
+def _layer(layer: Any) -> dict[str, Any]:
+    kind = "Int8" if layer.integer else "Float"
+    typed = {"Datatype": kind, "Format": "Row major"} if _MAJOR > 10 else {"Format/Datatype": kind}
+    return {
+        "Name": layer.name,
+        "LayerType": "Reformat" if layer.boundary else "CaskConvolution",
+        **({"Origin": "QDQ"} if layer.boundary else {}),
+        "Inputs": [{"Name": tensor, **typed} for tensor in layer.tensors or ("inside",)],
+        "Outputs": [{"Name": tensor, **typed} for tensor in layer.tensors or ("inside",)],
+        "TacticName": "sm90_i8i8_i8i32_f32" if layer.integer else "sm90_f32f32",
+        "Metadata": "\x1e".join(f"[ONNX Layer: {node}]" for node in layer.nodes),
+    }
+
+
+# ---- plugins ------------------------------------------------------------------------------------
+
+
+class IPluginRegistry:
+    def load_library(self, plugin_path: str) -> object | None:
+        if fault("bad-plugin"):
+            _say("ERROR", f"Unable to load library: {plugin_path}")
+            return None
+        sys.stderr.write(f"loaded {plugin_path}\n")
+        return object()
+
+
+def get_plugin_registry() -> IPluginRegistry:
+    return IPluginRegistry()
+
+
+def init_libnvinfer_plugins(logger: Any, namespace: str) -> bool:
+    return isinstance(logger, ILogger) and namespace == ""

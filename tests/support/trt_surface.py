@@ -1,0 +1,403 @@
+"""TensorRT's Python surface: read from NVIDIA's real bindings, kept as JSON, turned into type stubs.
+
+The bindings' wheels hold classes, enums and docstring signatures, and no engine. They are NVIDIA's property: they
+are downloaded, never committed; what is committed are the names that qdqspec uses. After a change of the backend that
+uses a new name, or for a new version of TensorRT::
+
+    python tests/support/trt_surface.py           # renews tests/data/tensorrt/api; needs an index and a C compiler
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+API = ROOT / "tests" / "data" / "tensorrt" / "api"
+VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
+SOURCES = (
+    ROOT / "qdqspec" / "backends" / "tensorrt.py",
+    *(ROOT / "qdqspec" / "backends" / f"_trt_{name}.py" for name in (
+        "api", "build", "cache", "device", "log", "options", "profiles", "run",
+    )),
+)  # fmt: skip
+Surface = dict[str, Any]
+
+
+class MissingError(Exception):
+    """The bindings cannot be had here: no index, no wheel for this Python, or no C compiler."""
+
+
+# ---- what we use --------------------------------------------------------------------------------
+
+
+def used_names() -> set[str]:
+    """Every attribute, keyword, and literal name in the backend's source: what may be TensorRT's."""
+    found: set[str] = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                found.add(node.value)
+            elif isinstance(node, ast.FunctionDef):
+                found.add(node.name)
+    return found
+
+
+def optional_names() -> set[str]:
+    """Names that are asked for with `optional` or `required`, or by a constant, because not every version has them."""
+    found: set[str] = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                words = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+                if node.func.id in ("optional", "required", "hasattr", "setattr"):
+                    found.update(word for word in words if isinstance(word, str))
+    return found
+
+
+def trimmed(surface: Surface, names: set[str]) -> Surface:
+    """The part of a surface that these names could mean: classes, enums and functions, with those members only.
+
+    A class stays where it is named, or where a member that stays gives or takes it; so does an enum, whole, for its
+    numbers.
+    """
+    wanted = _reachable(surface, names)
+    classes = {
+        name: {
+            "methods": {m: s for m, s in entry["methods"].items() if m in names or m == "__init__"},
+            "properties": {p: t for p, t in entry["properties"].items() if p in names},
+            "bases": [base for base in entry["bases"] if base in wanted],
+        }
+        for name, entry in surface["classes"].items()
+        if name in wanted
+    }
+    enums = {name: e for name, e in surface["enums"].items() if name.split(".")[0] in wanted | names}
+    functions = {name: f for name, f in surface["functions"].items() if name in names}
+    return {"version": surface["version"], "classes": classes, "enums": enums, "functions": functions}
+
+
+def _reachable(surface: Surface, names: set[str]) -> set[str]:
+    """Classes that are named, and those that their members of these names speak of."""
+    wanted: set[str] = set()
+    waiting = set(names)
+    while waiting:
+        name = waiting.pop()
+        entry = surface["classes"].get(name)
+        if entry is None or name in wanted:
+            continue
+        wanted.add(name)
+        members = {**entry["methods"], **entry["properties"]}
+        kept = [told for member, told in members.items() if member in names or member == "__init__"]
+        waiting.update(re.findall(r"\w+", json.dumps(kept)), entry["bases"])
+    return wanted
+
+
+def load(version: str) -> Surface:
+    """The committed surface of one version."""
+    found: Surface = json.loads((API / f"{version}.json").read_text(encoding="utf-8"))
+    return found
+
+
+# ---- the real bindings --------------------------------------------------------------------------
+
+_ENTRY = re.compile(
+    rb"\b(create\w+_INTERNAL|get\w*PluginRegistry|getNvOnnxParserVersion|getInferLibVersion|initLibNvInferPlugins)\b"
+)
+_LIBRARY = re.compile(rb"\b(lib(?:nvinfer|nvinfer_plugin|nvonnxparser)\.so\.\d+)\b")
+
+
+def bindings(version: str, folder: Path) -> Path:
+    """A folder from which the real bindings can be imported, without TensorRT; raises `MissingError`.
+
+    The libraries they are linked to are replaced by ones whose every function gives null.
+    """
+    site = folder / "site"
+    with zipfile.ZipFile(_wheel(version, folder)) as wheel:
+        wheel.extractall(site)
+    binary = next((site / "tensorrt_bindings").glob("tensorrt*.so")).read_bytes()
+    libraries = {found.decode() for found in _LIBRARY.findall(binary)}
+    functions = {found.decode() for found in _ENTRY.findall(binary)} | {"getInferLibVersion"}
+    _make_libraries(site / "tensorrt_libs", libraries, functions)
+    package = site / "tensorrt"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n", encoding="utf-8"
+    )
+    return site
+
+
+def _wheel(version: str, folder: Path) -> Path:
+    """Wheels for CUDA 13 exist from 10.13.2 on, for CUDA 12 before."""
+    cuda = "cu13" if tuple(map(int, version.split(".")))[:3] >= (10, 13, 2) else "cu12"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-d",
+        str(folder),
+    ]
+    done = subprocess.run(
+        [*command, f"tensorrt-{cuda}-bindings=={version}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    found = list(folder.glob("tensorrt_*_bindings-*.whl"))
+    if done.returncode or not found:
+        raise MissingError(
+            f"the bindings of TensorRT {version} cannot be downloaded: {done.stderr.strip()[-200:]}"
+        )
+    return found[0]
+
+
+def _make_libraries(folder: Path, libraries: set[str], functions: set[str]) -> None:
+    folder.mkdir()
+    compiler = next(
+        (c for c in (os.environ.get("CC"), "cc", "gcc", "clang") if c and shutil.which(c.split()[0])), None
+    )
+    if compiler is None:
+        raise MissingError("there is no C compiler to make stand-ins for TensorRT's libraries")
+    source = folder / "stand_in.c"
+    source.write_text(
+        "".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(functions)), encoding="utf-8"
+    )
+    for name in sorted(libraries):
+        flags = ["-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name), str(source)]
+        subprocess.run([*shlex.split(compiler), *flags], check=True, capture_output=True)
+    (folder / "__init__.py").write_text(
+        "import ctypes, pathlib\n"
+        f"for name in {sorted(libraries)!r}:\n"
+        "    ctypes.CDLL(str(pathlib.Path(__file__).with_name(name)), mode=ctypes.RTLD_GLOBAL)\n",
+        encoding="utf-8",
+    )
+
+
+def read_surface(site: Path) -> Surface:
+    """The whole surface of the bindings in a folder, read by a process of its own."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--dump"],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: Surface = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def dump() -> Surface:
+    """The surface of the ``tensorrt`` that can be imported here."""
+    import tensorrt as trt
+
+    classes: Surface = {}
+    enums: Surface = {}
+    _walk(trt, "", classes, enums)
+    functions = {
+        name: _signatures(value)
+        for name, value in vars(trt).items()
+        if callable(value) and not isinstance(value, type)
+    }
+    return {"version": trt.__version__, "classes": classes, "enums": enums, "functions": functions}
+
+
+def _walk(owner: Any, prefix: str, classes: Surface, enums: Surface) -> None:
+    for name, value in vars(owner).items():
+        if not isinstance(value, type) or name.startswith("_"):
+            continue
+        members = getattr(value, "__members__", None)
+        if members is not None:
+            enums[prefix + name] = {member: int(number) for member, number in members.items()}
+        elif not prefix:
+            classes[name] = _class(value)
+            _walk(value, f"{name}.", classes, enums)
+
+
+def _class(value: type) -> Surface:
+    methods, properties = {}, {}
+    for name, member in vars(value).items():
+        if isinstance(member, property):
+            told = _signatures(member.fget) if member.fget else []
+            properties[name] = {
+                "type": told[0]["returns"] if told else "Any",
+                "settable": member.fset is not None,
+            }
+        elif (
+            callable(member)
+            and not isinstance(member, type)
+            and (name == "__init__" or not name.startswith("_"))
+        ):
+            methods[name] = _signatures(member)
+    bases = [base.__name__ for base in value.__mro__[1:-1] if base.__name__ != "pybind11_object"]
+    return {"bases": bases, "methods": methods, "properties": properties}
+
+
+_SIGNATURE = re.compile(r"^(?:\d+\. )?\w*\((?P<parameters>.*)\)(?: -> (?P<returns>.+))?$", re.MULTILINE)
+
+
+def _signatures(function: Any) -> list[Surface]:
+    """Parameters (name, type, whether it may be left out) and result of every overload, from the docstring."""
+    found: list[Surface] = []
+    for line in (getattr(function, "__doc__", None) or "").splitlines():
+        match = _SIGNATURE.match(line.strip())
+        if match is None or "*args" in match["parameters"] or not ("self" in line or match["returns"]):
+            continue
+        parameters = [
+            _parameter(text) for text in _split(match["parameters"]) if not re.match(r"self\b", text)
+        ]
+        told = {"parameters": parameters, "returns": _type(match["returns"] or "Any")}
+        found += [told] if told not in found else []
+    return found
+
+
+def _parameter(text: str) -> list[Any]:
+    declared, _, default = text.partition(" = ")
+    name, _, kind = declared.partition(": ")
+    return [name, _type(kind), bool(default)]
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for index, letter in enumerate(text):
+        depth += (letter in "[(<") - (letter in "])>")
+        if letter == "," and not depth:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    return [part for part in (*parts, text[start:].strip()) if part]
+
+
+_QUALIFIED = re.compile(
+    r"typing(_extensions)?\.|collections\.abc\.|tensorrt(_bindings)?(\.tensorrt)?\.|nvinfer1::|nvonnxparser::"
+)
+
+
+def _type(text: str) -> str:
+    """A type in words that do not change with the release of pybind11; ``Any`` where it is C++ and not Python."""
+    text = _QUALIFIED.sub("", text.strip())
+    text = re.sub(r"Supports(?:Int|Index)( \| Supports\w+)?", "int", text)
+    text = re.sub(r"SupportsFloat( \| Supports\w+)?", "float", text)
+    text = re.sub(r"\bI(ParserError|OnnxParserFlag)\b", r"\1", text)
+    text = re.sub(r"\bcapsule\b|\bobject\b|\bbuffer\b|\bBuffer\b", "Any", text)
+    text = text.replace("List[", "list[").replace("Tuple[", "tuple[").replace("Sequence[", "list[")
+    return text if re.fullmatch(r"[\w\[\], .|]+", text) and "::" not in text else "Any"
+
+
+# ---- stubs for a type checker -------------------------------------------------------------------
+
+
+def stub(surface: Surface) -> str:
+    """A ``tensorrt.pyi`` of a surface: what a type checker needs to see a name or keyword that is not there."""
+    lines = [
+        "from collections.abc import Iterator, Sequence",
+        "from typing import Any, overload",
+        "__version__: str",
+    ]
+    known = set(surface["classes"]) | {name.split(".")[-1] for name in surface["enums"]}
+    nested = {name: members for name, members in surface["enums"].items() if "." in name}
+    for name, members in surface["enums"].items():
+        if name not in nested:
+            lines += _enum_stub(name, members)
+    for name, entry in surface["classes"].items():
+        lines += _class_stub(name, entry, nested, known)
+    for name, signatures in surface["functions"].items():
+        lines += _function_stub(name, signatures, "", known)
+    return "\n".join(lines) + "\n"
+
+
+def _enum_stub(full: str, members: Surface) -> list[str]:
+    """An enum; ``Owner.Name`` is indented, to stand in its owner."""
+    indent = "    " * full.count(".")
+    lines = [f"class {full.split('.')[-1]}:", "    name: str", "    def __int__(self) -> int: ..."]
+    return [indent + line for line in (*lines, *(f"    {member}: {full}" for member in members))]
+
+
+# What the bindings give beyond the signatures of their methods.
+_PROTOCOLS = {
+    "Dims": "def __iter__(self) -> Iterator[int]: ...",
+    "IHostMemory": "def __buffer__(self, flags: int) -> memoryview: ...",
+}
+
+
+def _class_stub(name: str, entry: Surface, nested: Surface, known: set[str]) -> list[str]:
+    bases = ", ".join(entry["bases"][:1])
+    lines = [f"class {name}({bases}):" if bases else f"class {name}:"]
+    for full, members in nested.items():
+        if full.split(".")[0] == name:
+            lines += _enum_stub(full, members)
+    for method, signatures in entry["methods"].items():
+        lines += _function_stub(method, signatures, "    ", known)
+    for prop, told in entry["properties"].items():
+        kind = _result(told["type"], known)
+        lines += ["    @property", f"    def {prop}(self) -> {kind}: ..."]
+        if told["settable"]:
+            lines += [
+                f"    @{prop}.setter",
+                f"    def {prop}(self, value: {_taken(told['type'], known)}) -> None: ...",
+            ]
+    return [*lines, f"    {_PROTOCOLS.get(name, '...')}"]
+
+
+def _function_stub(name: str, signatures: list[Surface], indent: str, known: set[str]) -> list[str]:
+    heads = list(dict.fromkeys(_head(name, told, bool(indent), known) for told in signatures))
+    if not heads:  # the docstring says nothing: only the name is known
+        me, result = "self, " if indent else "", "None" if name == "__init__" else "Any"
+        heads = [f"def {name}({me}*args: Any, **words: Any) -> {result}"]
+    overload = [f"{indent}@overload"] if len(heads) > 1 else []
+    return [line for head in heads for line in (*overload, f"{indent}{head}: ...")]
+
+
+def _head(name: str, told: Surface, method: bool, known: set[str]) -> str:
+    parameters = [
+        f"{p}: {_taken(kind, known)}{' = ...' if may else ''}" for p, kind, may in told["parameters"]
+    ]
+    result = "None" if name == "__init__" else _result(told["returns"], known)
+    return f"def {name}({', '.join(['self'] * method + parameters)}) -> {result}"
+
+
+def _result(kind: str, known: set[str]) -> str:
+    """Types of classes that were trimmed away are anything; dimensions are read as a tuple."""
+    kind = re.sub(r"\bDims\b", "tuple[int, ...]", kind)
+    unknown = [word for word in re.findall(r"[A-Z]\w+", kind) if word not in known | {"Any", "None"}]
+    return "Any" if unknown else kind
+
+
+def _taken(kind: str, known: set[str]) -> str:
+    """What a parameter takes: pybind11 makes dimensions of any sequence and an address of any whole number."""
+    return "Sequence[int]" if re.fullmatch(r"Dims\d?|tuple|list", kind) else _result(kind, known)
+
+
+# ---- command line -------------------------------------------------------------------------------
+
+
+def update() -> None:
+    """Renew the committed files from the real bindings."""
+    API.mkdir(parents=True, exist_ok=True)
+    for version in VERSIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            surface = trimmed(read_surface(bindings(version, Path(folder))), used_names())
+        text = json.dumps(surface, indent=1, sort_keys=True)
+        (API / f"{version}.json").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if "--dump" in sys.argv:
+        sys.stdout.write(json.dumps(dump()) + "\n")
+    else:
+        update()

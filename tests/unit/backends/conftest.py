@@ -1,0 +1,54 @@
+"""A fake TensorRT of any version we claim, put where the backend and its child processes find it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SUPPORT = Path(__file__).parents[2] / "support"
+if str(SUPPORT) not in sys.path:
+    sys.path.append(str(SUPPORT))
+
+from trt_surface import VERSIONS  # noqa: E402 - it stands in the folder that was just added
+
+_OURS = ("tensorrt", "cuda", "fake_gpu")
+
+
+@pytest.fixture
+def install_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """``install_tensorrt("11.4.0.106")`` makes ``import tensorrt`` find a fake of that version."""
+    from qdqspec.backends import _trt_log, _trt_run
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if name.split(".")[0] in _OURS]:
+            del sys.modules[name]
+        for made in (_trt_log.open_log, _trt_run._profiler_type, _trt_run._allocator_type):
+            made.cache_clear()
+
+    def install(version: str) -> None:
+        forget()
+        package = tmp_path / "site" / f"tensorrt-{version}.dist-info"
+        package.mkdir(parents=True)
+        (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: tensorrt\nVersion: {version}\n")
+        monkeypatch.syspath_prepend(str(SUPPORT / "fake_trt"))
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    yield install
+    forget()
+
+
+@pytest.fixture(params=VERSIONS)
+def tensorrt_version(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], None]) -> str:
+    """Each version that the backend claims, installed as a fake."""
+    version: str = request.param
+    install_tensorrt(version)
+    return version
+
+
+@pytest.fixture
+def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """``fail("null-engine")`` makes the fake break down in this way."""
+    return lambda name: monkeypatch.setenv("FAKE_TRT", name)

@@ -1,0 +1,28 @@
+"""The backend contract, on a fake TensorRT of every version we claim, in this process and in child processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from qdqspec.backends.base import Backend
+from qdqspec.backends.tensorrt import TensorRt
+from qdqspec.measure.isolate import Isolated
+from qdqspec.testing.backends import BackendContract
+
+
+class TestTensorRt(BackendContract):
+    @pytest.fixture
+    def backend(self, tensorrt_version: str) -> Backend:
+        backend = TensorRt()
+        assert backend.target == f"tensorrt-{tensorrt_version[:2]}"
+        return backend
+
+
+class TestIsolatedTensorRt(BackendContract):
+    @pytest.fixture
+    def backend(self, install_tensorrt) -> Iterator[Backend]:
+        install_tensorrt("11.4.0.106")
+        with Isolated("tensorrt") as backend:
+            yield backend
