@@ -30,10 +30,12 @@ class BuildTimes:
 
     With a ``reference`` it is the ratio tuned / reference that is compared, and position ``i`` of every
     sequence belongs to one round, so that drift goes out; without one, the times themselves are, run by run.
+    ``beside`` are other models of the run, which tell only how much builds differ.
     """
 
     tuned: Builds
     reference: Builds = ()
+    beside: tuple[Builds, ...] = ()
 
     @property
     def alone(self) -> bool:
@@ -133,7 +135,8 @@ def _level(times: BuildTimes) -> _Level:
         rounds = np.concatenate(logs).mean(axis=0)
         logs = [group - rounds for group in logs]
     levels = [[trimmed_mean(build) for build in group] for group in logs]
-    deviation, freedom = pooled_deviation(levels)
+    beside = [[trimmed_mean(np.log(build)) for build in builds] for builds in times.beside]
+    deviation, freedom = pooled_deviation([*levels, *beside])
     if not freedom:
         deviation = UNKNOWN_DEVIATION
     variance = deviation**2 * sum(1 / len(group) for group in levels)

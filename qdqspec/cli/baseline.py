@@ -1,0 +1,175 @@
+"""Verb ``baseline``: what is committed, whether it is sound, and what nobody asks for any more.
+
+It opens specs and baselines only. Baselines are written by ``pytest --qdq-update``, never here; ``prune``
+removes entries.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from qdqspec.cases import SPEC_SUFFIXES, is_spec, load_cases
+from qdqspec.cli.words import FINE, WANTING, add_verb, complain, say, say_json, settings_from
+from qdqspec.config import Settings
+from qdqspec.errors import ConfigError, StateError
+
+if TYPE_CHECKING:
+    from qdqspec.baseline.store import Baseline, Entry, Name
+    from qdqspec.cli.words import Verbs
+
+State: TypeAlias = Literal["in use", "obsolete"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One entry of one file, and whether its spec still asks for it."""
+
+    file: Path
+    device: str
+    name: Name
+    entry: Entry
+    state: State
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``baseline``."""
+    parser = add_verb(
+        verbs,
+        "baseline",
+        baseline,
+        does="List, show or prune committed baselines. Exits 1 where one is damaged or obsolete. "
+        "They are written by pytest with --qdq-update.",
+        example="qdqspec baseline list specs/",
+        options=["allow-path"],
+    )
+    parser.add_argument(
+        "action",
+        choices=("list", "show", "prune"),
+        help="list: every entry; show: also its environment and rules; prune: remove what no spec asks for.",
+    )
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="PATH", help="Folders, specs or baselines (default: here)."
+    )
+
+
+def baseline(arguments: argparse.Namespace) -> int:
+    """List or show what is there; with ``prune`` remove what is obsolete."""
+    settings = settings_from(arguments)
+    found: list[Kept] = []
+    damaged: list[str] = []
+    for file in _files(arguments.paths or [Path()]):
+        try:
+            found += _entries(file, settings)
+        except StateError as error:
+            damaged.append(str(error))
+    obsolete = [kept for kept in found if kept.state == "obsolete"]
+    if arguments.action == "prune":
+        _prune(obsolete)
+        found = obsolete
+    _print(arguments, found, damaged)
+    return WANTING if damaged or (obsolete and arguments.action != "prune") else FINE
+
+
+def _files(paths: list[Path]) -> Iterator[Path]:
+    from qdqspec.baseline.store import FOLDER, find_baselines
+
+    for path in paths:
+        if is_spec(path) and path.is_file():
+            yield from find_baselines([path.parent / FOLDER / _stem(path)])
+        elif path.exists():
+            yield from find_baselines([path])
+        else:
+            raise ConfigError("there is no such file or folder", where=path, cure="name specs or baselines")
+
+
+def _stem(spec: Path) -> str:
+    for suffix in SPEC_SUFFIXES:
+        if spec.name.endswith(suffix):
+            return spec.name.removesuffix(suffix)
+    return spec.stem
+
+
+def _entries(file: Path, settings: Settings) -> list[Kept]:
+    from qdqspec.baseline.store import read_baseline
+
+    known = read_baseline(file)
+    return [] if known is None else list(_judged(file, known, _asked_for(file, settings)))
+
+
+def _judged(file: Path, known: Baseline, asked: frozenset[Name] | None) -> Iterator[Kept]:
+    for name in known.names():
+        entry = known.entry(name)
+        assert entry is not None
+        state: State = "in use" if asked is None or name in asked else "obsolete"
+        yield Kept(file=file, device=known.device, name=name, entry=entry, state=state)
+
+
+def _asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
+    """What the spec of a baseline asks for: nothing where it is gone, ``None`` where only Python can tell."""
+    from qdqspec.baseline.obsolete import entries_asked_for
+    from qdqspec.baseline.store import FOLDER
+
+    if file.absolute().parents[1].name != FOLDER:
+        return None
+    home, stem = file.absolute().parents[2], file.absolute().parent.name
+    for suffix in (*SPEC_SUFFIXES, ".yaml", ".yml"):
+        if (home / f"{stem}{suffix}").is_file():
+            return entries_asked_for(load_cases(home / f"{stem}{suffix}", settings))
+    return None if (home / f"{stem}.py").is_file() else frozenset()
+
+
+def _prune(obsolete: list[Kept]) -> None:
+    from qdqspec.baseline.store import update_baseline
+
+    for file in sorted({kept.file for kept in obsolete}):
+        update_baseline(file, "", {}, [kept.name for kept in obsolete if kept.file == file])
+
+
+def _print(arguments: argparse.Namespace, found: list[Kept], damaged: list[str]) -> None:
+    if arguments.json:
+        rows = [_row(kept, whole=arguments.action == "show") for kept in found]
+        say_json({"schema_version": 1, "entries": rows, "errors": damaged})
+        return
+    for file in dict.fromkeys(kept.file for kept in found):
+        own = [kept for kept in found if kept.file == file]
+        say(f"{file.as_posix()}\n  device {own[0].device}")
+        for kept in own:
+            say("\n".join(_lines(kept, arguments.action)))
+    for message in damaged:
+        complain(message)
+    if not found and not damaged:
+        say("nothing is obsolete" if arguments.action == "prune" else "no baseline found")
+
+
+def _lines(kept: Kept, action: str) -> list[str]:
+    ratio, entry = kept.entry.ratio, kept.entry
+    mark = "removed" if action == "prune" else kept.state
+    head = (
+        f"  {'::'.join(kept.name)}  {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})  "
+        f"{entry.recorded or 'undated'}  {mark}"
+    )
+    if action != "show":
+        return [head]
+    facts = {"model": entry.model_sha256, "clock": entry.clock, "scheme": entry.scheme}
+    facts |= {f"rule {name}": str(value) for name, value in sorted(entry.rules.items())}
+    facts |= dict(sorted(entry.environment.items()))
+    return [head, *(f"    {name}: {value}" for name, value in facts.items())]
+
+
+def _row(kept: Kept, *, whole: bool) -> dict[str, Any]:
+    entry = kept.entry
+    row = {
+        "file": kept.file.as_posix(),
+        "device": kept.device,
+        "case": kept.name[0],
+        "check": kept.name[1],
+        "state": kept.state,
+        "ratio": entry.ratio.median,
+        "ci95": [entry.ratio.low, entry.ratio.high],
+        "recorded": entry.recorded,
+    }
+    return {**row, "entry": entry.model_dump(mode="json")} if whole else row

@@ -1,0 +1,187 @@
+"""Two run records beside each other: what became faster or slower. May import floor 0, `measure.change`, tabulate.
+
+The runs were not interleaved, so only what both the interval over fresh builds and a rank test prove counts;
+everything else is the same as far as can be told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from tabulate import tabulate
+
+from qdqspec.errors import StateError
+from qdqspec.measure.change import BuildTimes, builds_of, change_between
+from qdqspec.types import Change, Evidence, LatencyEvidence, RunRecord
+from qdqspec.units import count_text, ms_text, percent_text, plain
+
+Word: TypeAlias = Literal["faster", "same", "slower", "not timed"]
+_ORDER: tuple[Word, ...] = ("slower", "faster", "same", "not timed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedCase:
+    """One case of both runs: medians in milliseconds on the gating clock, and how they differ."""
+
+    case: str
+    word: Word
+    before_ms: float | None = None
+    after_ms: float | None = None
+    change: Change | None = None
+    notes: tuple[str, ...] = ()
+
+    def is_slower_beyond(self, allowed: float) -> bool:
+        """Whether it is proved slower, and by more than ``allowed`` as far as the estimate goes."""
+        return self.word == "slower" and self.change is not None and self.change.builds.median > 1 + allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All cases, the slower ones first; those of one run only by name."""
+
+    device: str
+    cases: tuple[ComparedCase, ...]
+    only_before: tuple[str, ...]
+    only_after: tuple[str, ...]
+
+
+def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
+    """Compare the times of what was shipped; raises `StateError` where the runs must not be compared."""
+    left, right = _by_name(before), _by_name(after)
+    common = [name for name in left if name in right]
+    if not common:
+        raise StateError("the runs have no case in common", cure="compare two runs of the same specs")
+    for name in common:
+        _refuse_unlike(name, left[name], right[name])
+    cases = [_compared(name, left[name], right[name]) for name in common]
+    return Comparison(
+        device=left[common[0]].device.key,
+        cases=tuple(sorted(cases, key=lambda case: _ORDER.index(case.word))),
+        only_before=tuple(name for name in left if name not in right),
+        only_after=tuple(name for name in right if name not in left),
+    )
+
+
+def comparison_text(comparison: Comparison) -> str:
+    """The table, what else differs, the cases of one run only, and a sentence that sums it up."""
+    heads = ("case", "A ms", "B ms", "change", "95 % interval", "verdict")
+    lines = [tabulate([_row(case) for case in comparison.cases], headers=heads, disable_numparse=True)]
+    lines += [f"note: {case.case}: {note}" for case in comparison.cases for note in case.notes]
+    lines += [f"only in A: {plain(name)}" for name in comparison.only_before]
+    lines += [f"only in B: {plain(name)}" for name in comparison.only_after]
+    counts = Counter(case.word for case in comparison.cases)
+    said = ", ".join(f"{counts[word]} {word}" for word in _ORDER if counts[word])
+    lines.append(f"{count_text(len(comparison.cases), 'case')} on {plain(comparison.device)}: {said}")
+    return "\n".join(lines)
+
+
+def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]:
+    """The same as data; ``ratio`` is B over A, and ``beyond`` whether it is slower beyond ``fail_on``."""
+    return {
+        "schema_version": 1,
+        "device": comparison.device,
+        "fail_on": allowed,
+        "cases": [
+            {
+                "case": case.case,
+                "verdict": case.word,
+                "beyond": case.is_slower_beyond(allowed),
+                "a_ms": case.before_ms,
+                "b_ms": case.after_ms,
+                "ratio": None if case.change is None else case.change.builds.median,
+                "ci95": None if case.change is None else [case.change.builds.low, case.change.builds.high],
+                "p_value": None if case.change is None else case.change.p_value,
+                "notes": list(case.notes),
+            }
+            for case in comparison.cases
+        ],
+        "only_in_a": list(comparison.only_before),
+        "only_in_b": list(comparison.only_after),
+    }
+
+
+def _by_name(record: RunRecord) -> dict[str, Evidence]:
+    """Cases by name; where two specs of one name are in a run, by file."""
+    found = [case.evidence for case in record.cases]
+    times = Counter(evidence.case.name for evidence in found)
+    return {
+        evidence.case.name
+        if times[evidence.case.name] == 1
+        else f"{evidence.case.spec}::{evidence.case.id}": (evidence)
+        for evidence in found
+    }
+
+
+def _refuse_unlike(name: str, before: Evidence, after: Evidence) -> None:
+    cure = "compare runs of one backend on one device, with the same --qdq-threads"
+    for what, left, right in (
+        ("device", before.device.key, after.device.key),
+        ("backend", before.target, after.target),
+    ):
+        if left != right:
+            raise StateError(
+                f"the runs are not alike: {what} of {plain(name)} is {plain(left)} in A and {plain(right)} in B",
+                cure=cure,
+            )
+    clocks = {found.latency.clock for found in (before, after) if found.latency is not None}
+    if len(clocks) > 1:
+        raise StateError(f"the runs are not alike: {plain(name)} was timed on two clocks", cure=cure)
+
+
+def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
+    left, right = _times(name, before.latency), _times(name, after.latency)
+    notes = _notes(before, after)
+    if left is None or right is None or before.latency is None or after.latency is None:
+        return ComparedCase(case=name, word="not timed", notes=notes)
+    change = change_between(right, left)
+    return ComparedCase(
+        case=name,
+        word=_word(change),
+        before_ms=before.latency.median_ms("tuned"),
+        after_ms=after.latency.median_ms("tuned"),
+        change=change,
+        notes=notes,
+    )
+
+
+def _times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None:
+    if latency is None or "tuned" not in latency.samples:
+        return None
+    roles = {
+        role: builds_of(samples, latency.clock, latency.builds) for role, samples in latency.samples.items()
+    }
+    if not all(roles.values()) or not all(0 < ms < math.inf for r in roles.values() for b in r for ms in b):
+        raise StateError(f"{plain(name)} has no usable times", cure="run it again with --qdq-json")
+    tuned = roles.pop("tuned")
+    # Where the reference itself is shipped, both roles are the same builds, and count once.
+    return BuildTimes(
+        tuned=tuned, beside=tuple({builds: None for builds in roles.values() if builds != tuned})
+    )
+
+
+def _word(change: Change) -> Word:
+    if change.builds.high < 1 and change.ranks.high < 1:
+        return "faster"
+    return "slower" if change.builds.low > 1 and change.ranks.low > 1 else "same"
+
+
+def _notes(before: Evidence, after: Evidence) -> tuple[str, ...]:
+    """What may explain a change."""
+    notes = [] if before.model_sha256 == after.model_sha256 else ["the model is another one"]
+    if before.search and after.search and before.search.winner.digest != after.search.winner.digest:
+        notes.append("the placement is another one")
+    old, new = before.device.details, after.device.details
+    moved = [fact for fact in sorted(old.keys() & new.keys()) if old[fact] != new[fact]]
+    return (*notes, *(f"{plain(fact)} was {plain(old[fact])}, is {plain(new[fact])}" for fact in moved))
+
+
+def _row(case: ComparedCase) -> tuple[str, ...]:
+    if case.change is None or case.before_ms is None or case.after_ms is None:
+        return plain(case.case), "", "", "", "", case.word
+    found = case.change.builds
+    bounds = f"{percent_text(found.low - 1)} to {percent_text(found.high - 1)}"
+    moved = percent_text(found.median - 1)
+    return plain(case.case), ms_text(case.before_ms), ms_text(case.after_ms), moved, bounds, case.word
