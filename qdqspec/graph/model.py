@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,14 @@ import onnx
 from onnx import external_data_helper, numpy_helper, shape_inference
 
 from qdqspec.errors import ModelError
+from qdqspec.graph.ondisk import LARGE, read_light, refers_to
+from qdqspec.graph.protos import copy_model, is_external
+from qdqspec.graph.weights import with_own_bytes
 from qdqspec.types import Consumer
 
 QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+# Bits of an element, by name, where numpy has no such type of its own and stores a byte each.
+_NARROW = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models travel by path and external data
 
 
@@ -129,8 +135,8 @@ class Model:
 
     def array(self, tensor: str) -> np.ndarray:
         """The value of a constant tensor. Its own memory; do not write to it."""
-        base = str(self.path.parent) if self.path else ""
-        return numpy_helper.to_array(self.constants[tensor], base_dir=base)
+        base = self.path.parent if self.path else None
+        return numpy_helper.to_array(with_own_bytes(self.constants[tensor], base))
 
     def external_files(self) -> tuple[Path, ...]:
         """The files beside the model that hold weights."""
@@ -173,12 +179,13 @@ def load_model(path: Path | str) -> Model:
     """Read a model and check that it is whole.
 
     Raises `ModelError` naming the file when it is missing, not ONNX, invalid, or lacks external data.
-    External data stays on disk: tensors keep their references.
+    External data stays on disk: tensors keep their references. So do the weights of a file of 64 MiB and
+    more, which then refer to the file itself: see `qdqspec.graph.ondisk`.
     """
     path = Path(path).absolute()
     digest = hashlib.sha256()
     try:
-        proto = onnx.load(str(path), load_external_data=False)
+        proto = _read(path)
         _hash_file(digest, path)
     except FileNotFoundError:
         raise ModelError(
@@ -203,11 +210,27 @@ def load_model(path: Path | str) -> Model:
     return model
 
 
+def _read(path: Path) -> onnx.ModelProto:
+    if path.stat().st_size >= LARGE:
+        try:
+            return read_light(path)
+        except ValueError:
+            pass  # onnx says better what is wrong
+    return onnx.load(str(path), load_external_data=False)
+
+
 def _check(model: Model) -> None:
     if not model.proto.graph.node:
         raise ModelError("the model has no nodes", where=model.where, cure="export the model again")
+    own = [t for t in model.proto.graph.initializer if model.path and refers_to(t, model.path)]
+    for tensor in own:
+        _check_length(model, tensor)
     try:
-        onnx.checker.check_model(str(model.path))
+        if own:
+            # The checker would read the whole file twice over to see weights that were measured already.
+            onnx.checker.check_model(_without_values(model.proto))
+        else:
+            onnx.checker.check_model(str(model.path))
     except onnx.checker.ValidationError as error:
         # Runtimes accept outputs without a declared shape, and exporters write them; the checker does not.
         if "Field 'shape' of 'type' is required" in str(error):
@@ -217,6 +240,31 @@ def _check(model: Model) -> None:
             where=model.where,
             cure="export the model again",
         ) from None
+
+
+def _check_length(model: Model, tensor: onnx.TensorProto) -> None:
+    """Whether a weight that stayed on disk has as many bytes as its shape needs."""
+    bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
+    bits = _NARROW.get(onnx.TensorProto.DataType.Name(tensor.data_type), bits)
+    needed = -(-int(prod(tensor.dims)) * bits // 8)
+    length = int(next(entry.value for entry in tensor.external_data if entry.key == "length"))
+    if length != needed:
+        raise ModelError(
+            f"the model is not valid ONNX: tensor '{tensor.name}' has {length} bytes, and its shape needs {needed}",
+            where=model.where,
+            cure="export the model again",
+        )
+
+
+def _without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with empty tensors in the place of initializers that stand in files."""
+    light = copy_model(proto, but={"initializer"})
+    for tensor in proto.graph.initializer:
+        if is_external(tensor):
+            light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
+        else:
+            light.graph.initializer.append(tensor)
+    return light
 
 
 def _external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
@@ -237,7 +285,8 @@ def _external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
             raise ModelError(
                 f"its external data '{name}' is missing", where=path, cure=f"put the file at {file}"
             )
-        files.append(file)
+        if file != path:
+            files.append(file)
     return files
 
 

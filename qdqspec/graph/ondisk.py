@@ -1,0 +1,115 @@
+"""Reading large models without their weights: tensors refer to the model's own file. May import floor 0 and onnx.
+
+ONNX lets a tensor stand in a file beside the model, from one byte on. That file may be the model itself: its weights
+are there already, at known places. So a model of any size is read as what it computes, and its weights when they
+are asked for; everything that can deal with external data can deal with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import onnx
+from onnx import TensorProto
+
+from qdqspec.graph.wire import INITIALIZER
+
+LARGE = 64 * 2**20  # bytes of a model file from which its weights stay on disk
+_WEIGHT = 2**16  # bytes of an initializer from which it does
+_GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
+_RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
+
+
+class _Field(NamedTuple):
+    """One field: its number, where it begins, where its content begins, and where it ends."""
+
+    number: int
+    start: int
+    content: int
+    end: int
+
+
+def read_light(path: Path) -> onnx.ModelProto:
+    """A model whose large initializers, if they are raw bytes, refer to ``path`` itself.
+
+    Raises `ValueError` where the bytes are not a message, and what protobuf raises where they are no model.
+    """
+    proto = onnx.ModelProto()
+    with path.open("rb") as file:
+        for field in _fields(file, 0, path.stat().st_size):
+            if field.number == _GRAPH:
+                _read_graph(file, field, proto.graph)
+            else:
+                proto.MergeFromString(_bytes(file, field.start, field.end))
+    return proto
+
+
+def refers_to(tensor: TensorProto, path: Path) -> bool:
+    """Whether a tensor's bytes are those of a place in this file."""
+    return any(entry.key == "location" and entry.value == path.name for entry in tensor.external_data)
+
+
+def _read_graph(file: BinaryIO, field: _Field, graph: onnx.GraphProto) -> None:
+    graph.SetInParent()
+    begin = field.content  # of what was passed over and not yet read
+    for inner in _fields(file, field.content, field.end):
+        if inner.number == INITIALIZER and inner.end - inner.content >= _WEIGHT:
+            graph.MergeFromString(_bytes(file, begin, inner.start))
+            graph.initializer.append(_tensor(file, inner))
+            begin = inner.end
+    graph.MergeFromString(_bytes(file, begin, field.end))
+
+
+def _tensor(file: BinaryIO, field: _Field) -> TensorProto:
+    tensor, data = TensorProto(), None
+    for inner in _fields(file, field.content, field.end):
+        if inner.number == _RAW_DATA and inner.end - inner.content >= _WEIGHT:
+            data = inner
+        else:
+            tensor.MergeFromString(_bytes(file, inner.start, inner.end))
+    if data is not None:
+        tensor.data_location = TensorProto.EXTERNAL
+        size = data.end - data.content
+        name = Path(file.name).name
+        for key, value in (("location", name), ("offset", str(data.content)), ("length", str(size))):
+            tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
+    """The fields between two places of a file. Only their heads are read."""
+    while start < end:
+        file.seek(start)
+        window = file.read(min(24, end - start))  # a tag and a length are at most ten bytes each
+        tag, at = _varint(window, 0)
+        number, kind = tag >> 3, tag & 7
+        if kind == 2:
+            size, at = _varint(window, at)
+        elif kind == 0:
+            size = _varint(window, at)[1] - at
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"wire type {kind} at byte {start}")
+        content = start + at
+        if content + size > end:
+            raise ValueError(f"field {number} at byte {start} ends behind its message")
+        yield _Field(number, start, content, content + size)
+        start = content + size
+
+
+def _varint(window: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    for place in range(at, min(at + 10, len(window))):
+        value |= (window[place] & 127) << shift
+        if window[place] < 128:
+            return value, place + 1
+        shift += 7
+    raise ValueError("a number that does not end")
+
+
+def _bytes(file: BinaryIO, start: int, end: int) -> bytes:
+    file.seek(start)
+    return file.read(end - start)

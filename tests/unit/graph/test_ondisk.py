@@ -1,0 +1,94 @@
+"""Large models are read without their weights, and are the same models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.errors import ModelError
+from qdqspec.graph import model as graph_model
+from qdqspec.graph.model import load_model
+from qdqspec.graph.ondisk import read_light
+from qdqspec.graph.save import save_model
+from qdqspec.graph.weights import share_weights
+
+VALUES = np.random.default_rng(0).standard_normal((256, 256), np.float32)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Two large weights, one of them not as raw bytes, and a small one between them."""
+    listed = helper.make_tensor("b", TensorProto.FLOAT, VALUES.shape, VALUES.ravel().tolist())
+    small = numpy_helper.from_array(np.ones(256, np.float32), "c")
+    large = numpy_helper.from_array(VALUES, "a")
+    large.doc_string = "said"
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1,256] x) => (float[1,256] y) {
+        p = MatMul(x, a)  q = MatMul(p, b)  y = Add(q, c) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.extend([large, small, listed])
+    proto.metadata_props.add(key="of", value="nobody")
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    return tmp_path / "m.onnx"
+
+
+@pytest.fixture
+def large(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, with every file large."""
+    monkeypatch.setattr(graph_model, "LARGE", 0)
+    return path
+
+
+def test_only_raw_weights_stay_behind(path: Path) -> None:
+    light = read_light(path)
+    assert [bool(t.external_data) for t in light.graph.initializer] == [True, False, False]
+    assert light.ByteSize() < path.stat().st_size - VALUES.nbytes + 1000
+
+
+def test_nothing_else_is_lost(path: Path) -> None:
+    save_model(read_light(path), path.with_name("again.onnx"), base=path.parent)
+    assert onnx.load(path.with_name("again.onnx")) == onnx.load(path)
+
+
+def test_the_model_is_the_same(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    light = load_model(large)
+    monkeypatch.undo()
+    whole = load_model(large)
+    assert light.sha256 == whole.sha256
+    assert light.types == whole.types
+    assert light.external_files() == ()
+    np.testing.assert_array_equal(light.array("a"), whole.array("a"))
+    assert not light.constants["a"].raw_data
+
+
+def test_weights_are_shared_from_the_file_itself(large: Path, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    light = share_weights(load_model(large).proto, tmp_path / "work", base=large.parent)
+    save_model(light, tmp_path / "work" / "light.onnx")
+    np.testing.assert_array_equal(load_model(tmp_path / "work" / "light.onnx").array("a"), VALUES)
+
+
+def test_a_weight_of_another_size_than_its_shape_is_refused(large: Path) -> None:
+    proto = onnx.load(large)
+    proto.graph.initializer[0].dims[0] = 255
+    large.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="tensor 'a' has 262144 bytes, and its shape needs 261120"):
+        load_model(large)
+
+
+@pytest.mark.parametrize("kept", [1, 100, 200_000, 400_000])
+def test_a_torn_file_is_one_clear_error(large: Path, kept: int) -> None:
+    large.write_bytes(large.read_bytes()[:kept])
+    with pytest.raises(ModelError, match=r"m\.onnx"):
+        load_model(large)
+
+
+def test_an_invalid_graph_is_found_without_its_weights(large: Path) -> None:
+    proto = onnx.load(large)
+    proto.graph.node[0].input[0] = "nobody"
+    large.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelError, match="not valid ONNX"):
+        load_model(large)
