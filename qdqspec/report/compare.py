@@ -1,14 +1,15 @@
 """Two run records beside each other: what became faster or slower. May import floor 0, `measure.change`, tabulate.
 
-The runs were not interleaved, so only what both the interval over fresh builds and a rank test prove counts;
-everything else is the same as far as can be told.
+Only what both the interval over fresh builds and a rank test prove counts; everything else is the same as
+far as can be told. The runs were not interleaved: as much as the reference model moved from one to the other,
+the machine may have moved the tuned one too, so the bounds reach over both readings.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tabulate import tabulate
@@ -19,6 +20,7 @@ from qdqspec.types import Change, Evidence, LatencyEvidence, RunRecord
 from qdqspec.units import count_text, ms_text, percent_text, plain
 
 Word: TypeAlias = Literal["faster", "same", "slower", "not timed"]
+_WORTH_TELLING = 0.01
 _ORDER: tuple[Word, ...] = ("slower", "faster", "same", "not timed")
 
 
@@ -136,7 +138,12 @@ def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
     notes = _notes(before, after)
     if left is None or right is None or before.latency is None or after.latency is None:
         return ComparedCase(case=name, word="not timed", notes=notes)
-    change = change_between(right, left)
+    drift = _drift(before, after)
+    if abs(drift - 1) > _WORTH_TELLING:
+        notes += (
+            f"the reference took {percent_text(drift - 1)} in B: the bounds hold with and without that",
+        )
+    change = _either_way(change_between(right, left), drift)
     return ComparedCase(
         case=name,
         word=_word(change),
@@ -159,6 +166,26 @@ def _times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None:
     # Where the reference itself is shipped, both roles are the same builds, and count once.
     return BuildTimes(
         tuned=tuned, beside=tuple({builds: None for builds in roles.values() if builds != tuned})
+    )
+
+
+def _drift(before: Evidence, after: Evidence) -> float:
+    """The reference's time in the later run over that in the earlier one; 1 where it is not the same model."""
+    if before.latency is None or after.latency is None or before.model_sha256 != after.model_sha256:
+        return 1.0
+    if "reference" not in before.latency.samples or "reference" not in after.latency.samples:
+        return 1.0
+    return after.latency.median_ms("reference") / before.latency.median_ms("reference")
+
+
+def _either_way(change: Change, drift: float) -> Change:
+    """The change as it is and as it is without the drift, in one interval."""
+    less, more = min(1.0, 1 / drift), max(1.0, 1 / drift)
+    builds, ranks = change.builds, change.ranks
+    return replace(
+        change,
+        builds=replace(builds, low=builds.low * less, high=builds.high * more),
+        ranks=replace(ranks, low=ranks.low * less, high=ranks.high * more),
     )
 
 
