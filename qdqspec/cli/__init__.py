@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from qdqspec import __version__
 from qdqspec.cli.baseline import add_verbs as add_baseline
 from qdqspec.cli.compare import add_verbs as add_compare
+from qdqspec.cli.explain import add_verbs as add_explain
 from qdqspec.cli.machine import add_verbs as add_machine_verbs
 from qdqspec.cli.models import add_verbs as add_model_verbs
 from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
@@ -53,6 +54,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
-    for add in (add_tune, add_model_verbs, add_qdq_verbs, add_spec_verbs, add_compare, add_baseline, add_machine_verbs):
+    for add in (
+        add_tune,
+        add_model_verbs,
+        add_qdq_verbs,
+        add_spec_verbs,
+        add_compare,
+        add_explain,
+        add_baseline,
+        add_machine_verbs,
+    ):
         add(verbs)
     return parser

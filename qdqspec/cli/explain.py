@@ -1,0 +1,270 @@
+"""Verb ``explain``: why one engine is faster or slower than another, layer by layer, in ONNX names."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from qdqspec.cases import find_cases, is_spec
+from qdqspec.cli.words import FINE, add_verb, say, say_json, settings_from
+from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, StateError
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+    from qdqspec.config import Settings
+    from qdqspec.report.explain import Engine
+    from qdqspec.types import Clock, Trial
+
+_GRAPH = ".graph.json"
+_MOST_BYTES = 256 << 20  # of a file that is read whole
+_RESULT, _JOURNAL = "result.json", "trials.jsonl"
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``explain``."""
+    parser = add_verb(
+        verbs,
+        "explain",
+        explain,
+        does="Tell why a placement is faster or slower: time by layer, precision, what did not fuse. WHAT is a "
+        "case whose results exist (its folder, or spec::case), a model, which is profiled against itself "
+        "without Q/DQ, or TensorRT's layer information: GRAPH[,PROFILE[,TIMES]] as --exportLayerInfo, "
+        "--exportProfile and --exportTimes wrote them; beside NAME.graph.json, NAME.profile.json, NAME.times.json and "
+        "NAME.profile.metadata.json are found. Several of these are ranked.",
+        example="qdqspec explain reports/squeezenet/default\n  qdqspec explain fp16.graph.json qat.graph.json",
+        options=["backend", "threads", "seed"],
+    )
+    parser.add_argument("what", nargs="+", metavar="WHAT")
+    parser.add_argument(
+        "--reference", type=Path, metavar="ORIGINAL", help="Profile a MODEL against this one instead."
+    )
+    parser.add_argument(
+        "--layers", type=int, default=12, metavar="N", help="Differences that are shown (default: 12)."
+    )
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Find the engines, compare, and say what is seen."""
+    from qdqspec.report.explain_text import explain_json, explain_text
+
+    engines = _engines(arguments)
+    if arguments.json:
+        say_json(explain_json(engines))
+    else:
+        say(explain_text(engines, most=max(arguments.layers, 1)))
+    return FINE
+
+
+def _engines(arguments: argparse.Namespace) -> Sequence[Engine]:
+    settings = settings_from(arguments)
+    if len(arguments.what) > 1:
+        return _from_files(arguments.what)
+    (what,) = arguments.what
+    if what.endswith(".onnx"):
+        return _from_model(Path(what), arguments.reference, settings)
+    if Path(what).is_dir():
+        return _from_folder(Path(what), settings)
+    if is_spec(Path(what.partition("::")[0])):
+        return _from_case(what, settings)
+    return _from_files([what])
+
+
+# ---- TensorRT's files ---------------------------------------------------------------------------
+
+
+def _from_files(what: Sequence[str]) -> list[Engine]:
+    paths = [[Path(part) for part in word.split(",") if part] or [Path(word)] for word in what]
+    names = _short_names([parts[0] for parts in paths])
+    return [_from_graph(name, *parts[:3]) for name, parts in zip(names, paths, strict=True)]
+
+
+def _from_graph(name: str, graph: Path, profile: Path | None = None, times: Path | None = None) -> Engine:
+    from qdqspec.backends._trt_layers import parse_layers
+    from qdqspec.report.explain import Engine
+
+    profile = profile or _beside(graph, ".profile.json")
+    told = _read(profile) if profile is not None else None
+    try:
+        layers = parse_layers(_read(graph), told)
+    except BackendError as error:
+        raise BackendError(error.what, where=graph, cure=error.cure) from None
+    notes = () if told is not None else (f"{name} has no profile: give one with GRAPH,PROFILE",)
+    return Engine(name=name, layers=layers, end_to_end_ms=_end_to_end(graph, times), notes=notes)
+
+
+def _end_to_end(graph: Path, times: Path | None) -> float | None:
+    """The median GPU compute time, from exported times or from what engine-explorer kept of the summary."""
+    import statistics
+
+    from qdqspec.backends._trt_json import read_times
+
+    times = times or _beside(graph, ".times.json")
+    if times is not None:
+        found = read_times(_read(times))
+        return statistics.median(found) if found else None
+    kept = _beside(graph, ".profile.metadata.json")
+    if kept is None:
+        return None
+    try:
+        median = _json(kept)["performance_summary"]["GPU Compute Time"][3]  # min, max, mean, median, 99 %
+        return float(median)
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _beside(graph: Path, suffix: str) -> Path | None:
+    if not graph.name.endswith(_GRAPH):
+        return None
+    path = graph.with_name(graph.name.removesuffix(_GRAPH) + suffix)
+    return path if path.is_file() else None
+
+
+def _short_names(graphs: Sequence[Path]) -> list[str]:
+    """File names without what all have in common: ``fp16``, ``qat``."""
+    stems = [path.name.removesuffix(_GRAPH).removesuffix(".json") for path in graphs]
+    if len(set(stems)) < len(stems):
+        return [str(path) for path in graphs]
+    first, last = min(stems), max(stems)
+    common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    cut = max(first.rfind(mark, 0, common) for mark in "-_.") + 1 if len(stems) > 1 else 0
+    return [stem[cut:] or stem for stem in stems]
+
+
+# ---- results of a run ---------------------------------------------------------------------------
+
+
+def _from_case(what: str, settings: Settings) -> list[Engine]:
+    cases = find_cases(what, settings, Path.cwd())
+    if len(cases) != 1:
+        raise ConfigError(
+            f"the spec has {len(cases)} cases, and one is explained at a time",
+            where=what,
+            cure="name one: " + ", ".join(f"{what}::{case.id}" for case in cases),
+        )
+    folder = settings.folder(cases[0])
+    if not (folder / _RESULT).is_file():
+        raise StateError(
+            f"there are no results of {cases[0].name} yet",
+            where=folder,
+            cure=f"run it once: pytest {what}",
+        )
+    return _from_folder(folder, settings)
+
+
+def _from_folder(folder: Path, settings: Settings) -> list[Engine]:
+    """What the search profiled; where the winner was never profiled, both models are now."""
+    result = _result(folder)
+    trials = _trials(folder / _JOURNAL)
+    digest = (result.get("scheme") or {}).get("digest")
+    reference = next((t for t in trials if t.layers and not t.placement.sites), None)
+    tuned = next((t for t in trials if t.layers and t.placement.digest == digest), None)
+    if reference is None or tuned is None:
+        settings = replace(settings, backend=str(result.get("backend", settings.backend)))
+        return _profiled({"reference": folder / "reference.onnx", "tuned": folder / "tuned.onnx"}, settings)
+    ops = {node: op for op, nodes in (result.get("ops") or {}).items() for node in nodes}
+    return [
+        _engine(role, trial, _median(result, role), ops)
+        for role, trial in (("reference", reference), ("tuned", tuned))
+    ]
+
+
+def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, str]) -> Engine:
+    from qdqspec.report.explain import Engine
+
+    return Engine(name=role, layers=trial.layers, end_to_end_ms=median_ms, ops=ops, notes=trial.samples.notes)
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    found = _json(folder / _RESULT)
+    if not isinstance(found, dict):
+        raise StateError("this is no result of a run", where=folder / _RESULT, cure="run the case again")
+    return found
+
+
+def _median(result: Mapping[str, Any], role: str) -> float | None:
+    timed = result.get(role)
+    median = timed.get("median_ms") if isinstance(timed, dict) else None
+    return float(median) if isinstance(median, int | float) else None
+
+
+def _trials(path: Path) -> list[Trial]:
+    """The trials in a journal that can be read; another process may be writing the last line."""
+    from qdqspec.measure.journal import trial_from_json
+
+    found = []
+    for line in _read(path).split("\n") if path.is_file() else ():
+        try:
+            found.append(trial_from_json(json.loads(line)))
+        except (ValueError, RecursionError):
+            continue
+    return found
+
+
+# ---- models -------------------------------------------------------------------------------------
+
+
+def _from_model(path: Path, reference: Path | None, settings: Settings) -> list[Engine]:
+    from qdqspec.graph.model import QDQ_OPS, load_model
+    from qdqspec.graph.save import save_model
+    from qdqspec.placement.strip import strip_qdq
+
+    model = load_model(path)
+    if reference is not None:
+        return _profiled({"reference": reference, "tuned": path}, settings)
+    if not any(node.op_type in QDQ_OPS for node in model.nodes):
+        return _profiled({path.stem: path}, settings)
+    with TemporaryDirectory(prefix="qdqspec-") as folder:
+        stripped = Path(folder) / "reference.onnx"
+        save_model(strip_qdq(model).proto, stripped, inputs=[path], base=path.absolute().parent)
+        return _profiled({"reference": stripped, "tuned": path}, settings)
+
+
+def _profiled(models: Mapping[str, Path], settings: Settings) -> list[Engine]:
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.graph.model import load_model
+    from qdqspec.measure.isolate import Isolated
+    from qdqspec.report.explain import Engine
+    from qdqspec.session.profile import profile_models
+
+    ops = {node.name: node.op_type for path in models.values() for node in load_model(path).nodes}
+    with closing(Isolated(settings.backend)) as backend:
+        availability = backend.probe()
+        if not availability.usable:
+            raise BackendUnavailableError(
+                f"backend {settings.backend} is not usable here: {availability.why}",
+                cure=availability.install or None,
+            )
+        options = BuildOptions(threads=settings.threads)
+        clock: Clock = "cpu" if settings.threads == 1 else "wall"
+        found = profile_models(models, backend, options, clock=clock, seed=settings.seed)
+    return [
+        Engine(name=name, layers=one.layers, end_to_end_ms=one.median_ms, ops=ops, notes=one.samples.notes)
+        for name, one in found.items()
+    ]
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise StateError(
+                f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure="give the right file"
+            )
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise StateError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"this is not JSON: {error}", where=path, cure="write it anew") from None

@@ -1,0 +1,265 @@
+"""The explanation as a page of text, and as JSON. May import floor 0, tabulate and this room."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+from qdqspec.report.explain import Comparison, Engine, Row, compare, find_reference, is_pair
+from qdqspec.report.explain_words import advice, paragraph, place_text, ranking, short_reason
+from qdqspec.types import LayerTime
+from qdqspec.units import ms_text, percent_text, plain, share_text
+
+SCHEMA_VERSION = 1
+_NAME_WIDTH = 46
+_LISTED = 12  # Q and DQ that stand alone are listed up to here
+
+
+def explain_text(engines: Sequence[Engine], *, most: int = 12) -> str:
+    """All there is to say of one, two or several engines; tables are cut after ``most`` rows."""
+    if len(engines) == 1:
+        return _single(engines[0], most)
+    reference = find_reference(engines)
+    if len(engines) == 2:
+        tuned = engines[1] if reference is engines[0] else engines[0]
+        return _page(compare(reference, tuned), most)
+    ordered = sorted(engines, key=lambda engine: engine.milliseconds)
+    best, worst = ordered[0], ordered[-1]
+    between = compare(worst, best)
+    failings = " ".join(advice(worst))
+    return _joined(
+        [
+            _ranking_table(ordered, reference),
+            _steps(ordered),
+            _differences(between, most),
+            _pairs(between),
+            ranking(ordered, reference),
+            paragraph(between),
+            f"What holds {plain(worst.name)} back: {failings}" if failings else "",
+        ]
+    )
+
+
+def explain_json(engines: Sequence[Engine]) -> dict[str, Any]:
+    """The same as an object; nothing is cut."""
+    ordered = sorted(engines, key=lambda engine: engine.milliseconds)
+    reference = find_reference(engines)
+    others = [engine for engine in engines if engine is not reference]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "reference": reference.name,
+        "ranking": [engine.name for engine in ordered],
+        "engines": [_engine_json(engine) for engine in engines],
+        "comparisons": [_comparison_json(compare(reference, other)) for other in others],
+        "words": paragraph(compare(reference, others[0])) if len(others) == 1 else None,
+    }
+
+
+def _single(engine: Engine, most: int) -> str:
+    slowest = sorted(engine.layers, key=lambda layer: -layer.milliseconds)[:most]
+    rows = [
+        (
+            plain(_layer_name(layer), _NAME_WIDTH),
+            ms_text(layer.milliseconds),
+            precision_of(layer),
+            layer.op_type,
+        )
+        for layer in slowest
+    ]
+    return _joined([_summary([engine]), _table(("layer", "ms", "precision", "kernel"), rows, "lrll")])
+
+
+def _page(comparison: Comparison, most: int) -> str:
+    return _joined(
+        [
+            _summary([comparison.reference, comparison.tuned]),
+            _differences(comparison, most),
+            _pairs(comparison),
+            paragraph(comparison),
+            *(f"note: {note}" for note in (*comparison.reference.notes, *comparison.tuned.notes)),
+        ]
+    )
+
+
+# ---- tables -------------------------------------------------------------------------------------
+
+_FACTS: tuple[tuple[str, Callable[[Engine], str]], ...] = (
+    ("end to end, median ms", lambda e: "-" if e.end_to_end_ms is None else ms_text(e.end_to_end_ms)),
+    ("sum of layers, ms", lambda e: ms_text(e.sum_ms)),
+    ("kernels", lambda e: _counted(e.kernels, e)),
+    ("integer kernels", lambda e: _counted(e.integer, e)),
+    ("integer kernels that write floats", lambda e: _counted(e.float_writers, e)),
+    ("Q/DQ not fused", lambda e: _counted(e.lonely_pairs, e)),
+    ("changes of type or layout", lambda e: _counted(e.conversions, e)),
+)
+
+
+def _summary(engines: Sequence[Engine]) -> str:
+    rows = [(title, *(cell(engine) for engine in engines)) for title, cell in _FACTS]
+    return _table(("", *(plain(engine.name, 28) for engine in engines)), rows, "l" + "r" * len(engines))
+
+
+def _ranking_table(engines: Sequence[Engine], reference: Engine) -> str:
+    rows = []
+    for engine in engines:
+        change = (
+            percent_text(engine.milliseconds / reference.milliseconds - 1) if reference.milliseconds else ""
+        )
+        facts = [cell(engine).partition(" ")[0] for _, cell in _FACTS]
+        told = "reference" if engine is reference else change
+        rows.append((plain(engine.name, 28), facts[0], told, *facts[1:]))
+    heads = (
+        "",
+        "median ms",
+        "change",
+        "sum ms",
+        "kernels",
+        "integer",
+        "> float",
+        "Q/DQ alone",
+        "conversions",
+    )
+    return _table(heads, rows, "lrrrrrrrr")
+
+
+def _steps(engines: Sequence[Engine]) -> str:
+    """What tells each engine from the next slower one."""
+    lines = [
+        f"{plain(faster.name)} beside {plain(slower.name)}: {short_reason(compare(slower, faster))}"
+        for faster, slower in itertools.pairwise(engines)
+    ]
+    return "\n".join(lines)
+
+
+def _differences(comparison: Comparison, most: int) -> str:
+    chosen = [row for row in comparison.rows if row.reference_ms != row.tuned_ms]
+    rows = [
+        (
+            plain(place_text(row), _NAME_WIDTH),
+            _cell_ms(row.reference, row.reference_ms),
+            _cell_ms(row.tuned, row.tuned_ms),
+            f"{row.difference_ms:+.4f}",
+            _precisions(row.reference),
+            _precisions(row.tuned),
+            _remark(row),
+        )
+        for row in chosen[:most]
+    ]
+    ours, theirs = plain(comparison.reference.name, 20), plain(comparison.tuned.name, 20)
+    heads = ("largest differences", f"{ours} ms", f"{theirs} ms", "ms", ours, theirs, "")
+    left = f"\n{len(chosen) - most} smaller differences are left out." if len(chosen) > most else ""
+    return _table(heads, rows, "lrrrlll") + left if rows else ""
+
+
+def _pairs(comparison: Comparison) -> str:
+    engine = comparison.tuned
+    if not engine.lonely_pairs:
+        return ""
+    lines = [f"Q and DQ that stand alone in {engine.name}:"]
+    for layer in engine.lonely_pairs[:_LISTED]:
+        maker = engine.behind(layer)
+        where = f"behind {plain(_layer_name(maker), _NAME_WIDTH)}" if maker else "at the input"
+        facts = [f"{ms_text(layer.milliseconds)} ms", layer.precision, where]
+        lines.append(f"  {plain(layer.name, _NAME_WIDTH)}: {', '.join(fact for fact in facts if fact)}")
+    hidden = len(engine.lonely_pairs) - _LISTED
+    return "\n".join([*lines, *([f"  and {hidden} more"] if hidden > 0 else [])])
+
+
+def precision_of(layer: LayerTime) -> str:
+    """What a layer computes in, as told; else whether it computes in integers."""
+    return layer.precision or ("integer" if layer.integer else "" if layer.boundary else "float")
+
+
+def _precisions(layers: Sequence[LayerTime]) -> str:
+    return ", ".join(dict.fromkeys(precision_of(layer) for layer in layers))
+
+
+def _remark(row: Row) -> str:
+    if row.lost_fusion:
+        return f"fusion lost: {len(row.reference)} > {len(row.tuned)} kernels"
+    if row.won_fusion:
+        return f"fused: {len(row.reference)} > {len(row.tuned)} kernels"
+    names = dict.fromkeys(
+        f"{layer.op_type} alone" if is_pair(layer) else layer.op_type for layer in row.tuned if layer.boundary
+    )
+    return ", ".join(names)
+
+
+def _cell_ms(layers: Sequence[LayerTime], milliseconds: float) -> str:
+    return f"{milliseconds:.4f}" if layers else "-"
+
+
+def _counted(layers: Sequence[LayerTime], engine: Engine) -> str:
+    spent = sum(layer.milliseconds for layer in layers)
+    share = f" ({share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
+    return f"{len(layers)}{share}"
+
+
+def _layer_name(layer: LayerTime) -> str:
+    return " + ".join(layer.nodes) or layer.name
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    words = {"l": "left", "r": "right"}
+    sides = [words[letter] for letter in align] if rows else None
+    text = tabulate(rows, headers=heads, colalign=sides, tablefmt="simple", disable_numparse=True)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+# ---- JSON ---------------------------------------------------------------------------------------
+
+
+def _engine_json(engine: Engine) -> dict[str, Any]:
+    return {
+        "name": engine.name,
+        "end_to_end_ms": engine.end_to_end_ms,
+        "sum_ms": engine.sum_ms,
+        "kernels": len(engine.kernels),
+        "integer_kernels": len(engine.integer),
+        "float_writers": len(engine.float_writers),
+        "unfused_pairs": [_layer_json(layer) for layer in engine.lonely_pairs],
+        "conversions": [_layer_json(layer) for layer in engine.conversions],
+        "notes": list(engine.notes),
+    }
+
+
+def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "reference": comparison.reference.name,
+        "tuned": comparison.tuned.name,
+        "ratio": comparison.ratio,
+        "decided_by": "sum of layers" if comparison.decided_by_sum else "end to end",
+        "renamed": dict(comparison.renamed),
+        "rows": [_row_json(row) for row in comparison.rows],
+        "words": paragraph(comparison),
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "place": list(row.place),
+        "kind": row.kind,
+        "reference_ms": row.reference_ms,
+        "tuned_ms": row.tuned_ms,
+        "difference_ms": row.difference_ms,
+        "lost_fusion": row.lost_fusion,
+        "reference": [_layer_json(layer) for layer in row.reference],
+        "tuned": [_layer_json(layer) for layer in row.tuned],
+    }
+
+
+def _layer_json(layer: LayerTime) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "kernel": layer.op_type,
+        "milliseconds": layer.milliseconds,
+        "precision": precision_of(layer),
+        "integer": layer.integer,
+    }

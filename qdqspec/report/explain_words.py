@@ -1,0 +1,209 @@
+"""The explanation in words: what is faster, why, and what to try next. May import floor 0 and this room.
+
+Every sentence states counts and times that the layers show; advice follows the placement rules of NVIDIA's
+documentation on explicit quantization, and is given only where its sign is seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from qdqspec.report.explain import Comparison, Engine, Row, ops_in
+from qdqspec.types import LayerTime
+from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text, share_text
+
+_SAME = 0.005  # ratios nearer to 1 are not told apart
+_NAMED = 3  # places that are named in a sentence
+_WIDTH = 60
+_POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
+_WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+def paragraph(comparison: Comparison) -> str:
+    """Why the second engine is faster or slower than the first, in sentences."""
+    sentences = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def ranking(engines: Sequence[Engine], reference: Engine) -> str:
+    """Which of several engines is the fastest, and by how much."""
+    best, worst = engines[0], engines[-1]
+    text = (
+        f"{best.name} is the fastest with {ms_text(best.milliseconds)} ms, {_times(worst, best)} as fast as "
+        f"{worst.name}, the slowest ({ms_text(worst.milliseconds)} ms)"
+    )
+    if reference not in (best, worst):
+        text += f", and {_times(reference, best)} as fast as the reference {reference.name}"
+    slower = [engine.name for engine in engines if engine.milliseconds > reference.milliseconds]
+    lost = f" Slower than the reference: {', '.join(slower)}." if slower else ""
+    return f"{text}.{lost}"
+
+
+def verdict(comparison: Comparison) -> str:
+    """The first sentence: how much faster or slower."""
+    ours, theirs = comparison.reference, comparison.tuned
+    before, after = ms_texts_apart(ours.milliseconds, theirs.milliseconds)
+    told = "by the sum of its layers" if comparison.decided_by_sum else "end to end"
+    if not math.isfinite(comparison.ratio) or abs(comparison.ratio - 1) < _SAME:
+        return f"{theirs.name} is as fast as {ours.name}: {after} against {before} ms {told}."
+    if comparison.ratio < 1:
+        return f"{theirs.name} is {_times(ours, theirs)} as fast as {ours.name}: {after} against {before} ms {told}."
+    more = percent_text(comparison.ratio - 1).lstrip("+")
+    return f"{theirs.name} is {more} slower than {ours.name}: {after} against {before} ms {told}."
+
+
+def reasons(comparison: Comparison) -> list[str]:
+    """What the layers show, the largest share first."""
+    rows = comparison.rows
+    kernels = _difference(row for row in rows if row.kind == "kernel")
+    between = _difference(row for row in rows if row.kind == "conversion")
+    told = sorted(
+        [("kernels", kernels), ("Q, DQ and conversions between them", between)], key=lambda t: -abs(t[1])
+    )
+    text = ", ".join(f"{what} take {ms_text(abs(by))} ms {'less' if by < 0 else 'more'}" for what, by in told)
+    return [
+        f"By layer, {text}.",
+        _integers(comparison),
+        _pairs(comparison),
+        _conversions(comparison),
+        _fusions("run as more kernels than before", comparison.lost_fusions),
+        _fusions("run as fewer kernels now", comparison.won_fusions),
+    ]
+
+
+def short_reason(comparison: Comparison) -> str:
+    """The changes of counts in one line, for tables."""
+    ours, theirs = comparison.reference, comparison.tuned
+    changes = [
+        _change("Q/DQ alone", len(ours.lonely_pairs), len(theirs.lonely_pairs)),
+        _change("conversions", len(ours.conversions), len(theirs.conversions)),
+        _change("integer kernels", len(ours.integer), len(theirs.integer)),
+        _change("of these write floats", len(ours.float_writers), len(theirs.float_writers)),
+        _change("kernels", len(ours.kernels), len(theirs.kernels)),
+    ]
+    return ", ".join(change for change in changes if change) or "the same kernels, timed otherwise"
+
+
+def advice(engine: Engine) -> list[str]:
+    """What to try next, where Q or DQ stand alone and it can be seen why."""
+    quantizing = (layer for layer in engine.lonely_pairs if layer.op_type == "QuantizeLinear")
+    makers = [maker for layer in quantizing if (maker := engine.behind(layer)) is not None]
+    adds = [m for m in makers if m in engine.float_writers and "Add" in ops_in(m.nodes, engine)]
+    floats = [m for m in makers if not m.integer]
+    pools = [m for m in floats if ops_in(m.nodes, engine) & _POOLS]
+    weighted = [m for m in floats if ops_in(m.nodes, engine) & _WEIGHTED and m not in pools]
+    refused = [m for m in weighted if engine.reads_alone(m)]
+    left = [m for m in weighted if m not in refused]
+    found = []
+    if adds:
+        found.append(
+            f"{_stand(adds)} behind an Add that writes floats because its skip input is float "
+            f"({_names(adds)}): quantize the skip input of these Adds, and not the branch of the convolution."
+        )
+    if pools:
+        found.append(
+            f"{_stand(pools)} behind a pool that runs in floats ({_names(pools)}): put the Q before the pool."
+        )
+    if left:
+        found.append(
+            f"{_stand(left)} behind kernels left in float ({_names(left)}): quantize their inputs too."
+        )
+    if refused:
+        still = (
+            "kernel between DQ and Q still runs"
+            if len(refused) == 1
+            else "kernels between DQ and Q still run"
+        )
+        found.append(
+            f"{len(refused)} {still} in float ({_names(refused)}): the runtime has no integer kernel for these types, zero points or shapes."
+        )
+    return found
+
+
+def caveat(comparison: Comparison) -> str:
+    """What sums of layers are worth."""
+    engine = comparison.tuned
+    if engine.end_to_end_ms is None or not engine.end_to_end_ms:
+        return "No end-to-end time is known: sums of layers tell where time goes, and prove no gain."
+    over = engine.sum_ms / engine.end_to_end_ms - 1
+    if over < _SAME:
+        return ""
+    return (
+        f"The layers of {engine.name} add up to {ms_text(engine.sum_ms)} ms, {share_text(over)} more than end to end, "
+        "because a profiler keeps them from overlapping: they show where, not how much."
+    )
+
+
+def place_text(row: Row) -> str:
+    """Where a row stands: its nodes, or what its conversions stand in front of."""
+    nodes = " + ".join(plain(node) for node in row.place)
+    return f"before {nodes}" if row.kind == "conversion" else nodes
+
+
+def _integers(comparison: Comparison) -> str:
+    ours, theirs = comparison.reference, comparison.tuned
+    if not ours.integer and not theirs.integer:
+        return ""
+    text = f"{len(theirs.integer)} of {count_text(len(theirs.kernels), 'kernel')} compute in integers"
+    if ours.integer:
+        text += f" ({len(ours.integer)} of {len(ours.kernels)} in {ours.name})"
+    if theirs.float_writers or ours.float_writers:
+        before = f" (before: {len(ours.float_writers)})" if ours.float_writers else ""
+        text += f"; {len(theirs.float_writers)} of these write floats{before}"
+    return f"{text}."
+
+
+def _pairs(comparison: Comparison) -> str:
+    ours, theirs = comparison.reference, comparison.tuned
+    if not ours.lonely_pairs and not theirs.lonely_pairs:
+        return ""
+    count = len(theirs.lonely_pairs)
+    text = f"{count or 'No'} Q or DQ {'stands' if count == 1 else 'stand'} alone{_cost(theirs.lonely_pairs, theirs)}"
+    if ours.lonely_pairs:
+        text += f", where {ours.name} has {len(ours.lonely_pairs)}{_cost(ours.lonely_pairs, ours)}"
+    return f"{text}."
+
+
+def _conversions(comparison: Comparison) -> str:
+    ours, theirs = comparison.reference.conversions, comparison.tuned.conversions
+    if len(ours) == len(theirs):
+        return ""
+    count = count_text(len(theirs), "change") if theirs else "No changes"
+    text = f"{count} of type or layout{_cost(theirs, comparison.tuned)}"
+    return f"{text}, where {comparison.reference.name} has {len(ours)}{_cost(ours, comparison.reference)}."
+
+
+def _fusions(what: str, rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    named = "; ".join(plain(" + ".join(row.place), _WIDTH) for row in rows[:_NAMED])
+    more = ", ..." if len(rows) > _NAMED else ""
+    places = count_text(len(rows), "place")
+    return f"The nodes of {places} {what} ({named}{more})."
+
+
+def _cost(layers: Sequence[LayerTime], engine: Engine) -> str:
+    spent = math.fsum(layer.milliseconds for layer in layers)
+    return f" ({ms_text(spent)} ms, {share_text(spent / engine.sum_ms)})" if layers and engine.sum_ms else ""
+
+
+def _stand(makers: Sequence[LayerTime]) -> str:
+    return f"{len(makers)} Q {'stands' if len(makers) == 1 else 'stand'}"
+
+
+def _names(layers: Sequence[LayerTime]) -> str:
+    names = [plain(" + ".join(layer.nodes), _WIDTH) for layer in layers]
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
+def _change(what: str, before: int, after: int) -> str:
+    return "" if before == after else f"{what} {before} > {after}"
+
+
+def _difference(rows: Iterable[Row]) -> float:
+    return math.fsum(row.difference_ms for row in rows)
+
+
+def _times(slow: Engine, fast: Engine) -> str:
+    return f"{ratio_text(slow.milliseconds / fast.milliseconds)} times" if fast.milliseconds else "many times"

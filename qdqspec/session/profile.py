@@ -1,0 +1,67 @@
+"""Builds models on a backend and takes their layer times and end-to-end times, interleaved. Part of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.graph.model import load_model
+from qdqspec.measure.race import settle
+from qdqspec.parity.random_inputs import random_feeds
+from qdqspec.parity.shapes import resolve_shapes
+from qdqspec.types import Clock, Inputs, InputShape, LayerTime, Samples, ShapeProfile
+
+ROUNDS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """Layers of a built model, and its runs end to end on one clock."""
+
+    layers: tuple[LayerTime, ...]
+    samples: Samples
+    median_ms: float
+
+
+def profile_models(
+    models: Mapping[str, Path], backend: Backend, options: BuildOptions, *, clock: Clock, seed: int = 0
+) -> dict[str, Profiled]:
+    """Profile models with the same inputs, seeded random ones; raises `BackendError` where one does not build."""
+    random = np.random.default_rng(seed)
+    with ExitStack() as opened:
+        engines = {
+            name: opened.enter_context(_built(path, backend, options, seed)) for name, path in models.items()
+        }
+        turns = {name: settle(engine, clock) for name, engine in engines.items()}
+        samples = dict.fromkeys(engines, Samples())
+        names = list(engines)
+        for _ in range(ROUNDS):
+            for position in random.permutation(len(names)):
+                name = names[position]
+                samples[name] += turns[name].sample(engines[name])
+        return {
+            name: Profiled(
+                layers=engine.layers(), samples=samples[name], median_ms=samples[name].median_ms(clock)
+            )
+            for name, engine in engines.items()
+        }
+
+
+def _feeds(path: Path, seed: int) -> dict[str, Array]:
+    model = load_model(path)
+    return dict(next(iter(random_feeds(model, resolve_shapes(model, Inputs()), seed, 1))))
+
+
+@contextmanager
+def _built(path: Path, backend: Backend, options: BuildOptions, seed: int) -> Iterator[Engine]:
+    feeds = _feeds(path, seed)
+    shapes = {name: InputShape(min=v.shape, opt=v.shape, max=v.shape) for name, v in feeds.items()}
+    fitting = replace(options, profiles=(ShapeProfile(shapes=shapes),))
+    with closing(backend.build(path, fitting)) as engine:
+        engine.bind(feeds)
+        yield engine
