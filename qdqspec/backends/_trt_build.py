@@ -111,9 +111,9 @@ class Build:
         problems = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
         if not problems:
             raise self._log.failure("TensorRT could not read the model", self._model)
-        what = "1 node" if len(problems) == 1 else f"{len(problems)} nodes"
+        what = "the model" if len(problems) == 1 else f"{len(problems)} nodes of the model"
         raise BackendError(
-            f"TensorRT refuses {what} of the model: {' | '.join(problems)}",
+            f"TensorRT refuses {what}: {' | '.join(problems)}",
             where=self._model,
             cure="leave these nodes in float, or change how the model is exported",
         )
@@ -156,8 +156,9 @@ class Build:
 
 
 def _problem(error: trt.ParserError) -> str:
-    """One refusal of the parser: operator, node and reason."""
-    name = error.node_name() or f"#{error.node()}"
+    """One refusal of the parser: operator, node and reason; the reason alone where the file as a whole is refused."""
     reason = " ".join(error.desc().split())
-    inside = "".join(f" in {function}" for function in error.local_function_stack())
-    return f"{error.node_operator() or 'node'} '{name}'{inside}: {reason}"
+    if error.node() < 0 and not error.node_name():
+        return reason
+    inside = "".join(f" in function {name}" for name in error.local_function_stack())
+    return f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'{inside}: {reason}"

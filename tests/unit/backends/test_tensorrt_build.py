@@ -1,0 +1,278 @@
+"""From a file to an engine on the fake TensorRT of each version: what is asked of it, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from qdqspec.backends._trt_cache import Shared
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.tensorrt import TensorRt
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.testing.backends import small_model
+from qdqspec.types import InputShape, ShapeProfile
+
+Fail = Callable[[str], None]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+@pytest.fixture
+def newest(install_tensorrt: Callable[[str], None]) -> None:
+    install_tensorrt("11.4.0.106")
+
+
+def refusal(model: Path, options: BuildOptions | None = None) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        TensorRt().build(model, options or BuildOptions())
+    assert caught.value.where == str(model)
+    assert "\n" not in caught.value.what
+    return caught.value
+
+
+# ---- failures -----------------------------------------------------------------------------------
+
+
+def test_every_refusal_of_the_parser_is_told(tmp_path: Path, tensorrt_version: str):
+    path = tmp_path / "unsigned.onnx"
+    onnx.save(small_model(quantized=True, activations="uint8"), path)
+    error = refusal(path)
+    assert error.what.startswith("TensorRT refuses 2 nodes of the model: ")
+    for node in ("QuantizeLinear 'x_quantize'", "DequantizeLinear 'x_dequantize'"):
+        assert node in error.what
+    assert "only supports symmetric quantization" in error.what
+
+
+def test_a_file_that_is_no_model_is_told(tmp_path: Path, newest: None):
+    path = tmp_path / "garbage.onnx"
+    path.write_bytes(b"garbage")
+    assert refusal(path).what == (
+        "TensorRT refuses the model: Failed to parse the model file. Is it a valid ONNX model?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            "null-engine",
+            "could not build the model: IBuilder::buildSerializedNetwork: Error Code 10: Internal Error",
+        ),
+        ("out-of-memory", "could not build the model: out of memory: .*Cuda Runtime"),
+        ("null-runtime", "could not load the engine it built: .*Serialization assertion failed"),
+        ("no-builder", "could not build the model: pybind11::init.*nullptr"),
+        ("silent-parser", "could not read the model: TensorRT gave no reason"),
+    ],
+)
+def test_a_step_that_fails_is_told_with_the_log(
+    model: Path, tensorrt_version: str, fail: Fail, fault: str, said: str
+):
+    fail(fault)
+    error = refusal(model)
+    assert re.search(said, error.what), error.what
+    if fault == "out-of-memory":
+        assert error.cure is not None
+        assert "tensorrt.workspace" in error.cure
+
+
+def test_the_log_of_an_earlier_build_is_not_quoted(model: Path, newest: None, fail: Fail):
+    fail("null-engine")
+    assert "implementation" in refusal(model).what
+    fail("silent-parser")
+    assert "implementation" not in refusal(model).what
+
+
+def test_a_plugin_that_cannot_be_loaded_is_told(model: Path, tmp_path: Path, newest: None, fail: Fail):
+    library = tmp_path / "plugin.so"
+    library.touch()
+    options = BuildOptions(extra={"tensorrt.plugins": str(library)})
+    TensorRt().build(model, options).close()
+    fail("bad-plugin")
+    assert f"the plugin library {library} could not be loaded: Unable to load" in refusal(model, options).what
+
+
+def test_without_tensorrt_it_says_how_to_get_it(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    with pytest.raises(BackendUnavailableError) as caught:
+        TensorRt().build(model, BuildOptions())
+    assert caught.value.cure == "pip install 'qdqspec[tensorrt]'"
+
+
+def test_a_gpu_that_is_not_there_is_told(model: Path, newest: None):
+    with pytest.raises(BackendError, match="cudaSetDevice failed: cudaErrorInvalidDevice"):
+        TensorRt().build(model, BuildOptions(extra={"tensorrt.device": "3"}))
+
+
+# ---- dynamic shapes -----------------------------------------------------------------------------
+
+
+def dynamic_model(path: Path, name: str = "x") -> Path:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", [name], ["y"], "relu")],
+        "dynamic",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3, "w"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3, "w"])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+    return path
+
+
+def spans(*batches: int, weight: float = 1.0) -> ShapeProfile:
+    low, usual, high = ((batch, 3, 8) for batch in batches)
+    return ShapeProfile(shapes={"x": InputShape(min=low, opt=usual, max=high)}, weight=weight)
+
+
+def test_a_dynamic_dimension_without_a_shape_is_an_error(tmp_path: Path, tensorrt_version: str):
+    error = refusal(dynamic_model(tmp_path / "m.onnx"))
+    assert error.what == "input 'x' [?, 3, ?] has dynamic dimensions and no shape is given"
+    assert error.cure == "declare them in the spec: inputs: {shapes: {x: [?, 3, ?]}}"
+    assert "no shape is given" in refusal(tmp_path / "m.onnx", BuildOptions(profiles=(ShapeProfile(),))).what
+
+
+def test_a_shape_that_the_model_does_not_take_is_an_error(tmp_path: Path, newest: None):
+    wrong = ShapeProfile(shapes={"x": InputShape(min=(1, 4, 8), opt=(1, 4, 8), max=(1, 4, 8))})
+    path = dynamic_model(tmp_path / "m.onnx")
+    assert "declared with shape [1, 4, 8], but the model has [?, 3, ?]" in (
+        refusal(path, BuildOptions(profiles=(wrong,))).what
+    )
+
+
+def test_an_input_whose_values_decide_shapes_is_an_error(tmp_path: Path, newest: None):
+    path = dynamic_model(tmp_path / "m.onnx", "decides_shapes")
+    assert "the values of input 'decides_shapes' decide shapes" in refusal(path).what
+
+
+def test_several_profiles_weightiest_first(tmp_path: Path, tensorrt_version: str):
+    small, large = spans(1, 1, 2, weight=0.3), spans(4, 8, 16, weight=0.7)
+    path = dynamic_model(tmp_path / "m.onnx")
+    engine = TensorRt().build(path, BuildOptions(profiles=(small, large), state=tmp_path / "state"))
+    assert engine._built is not None
+    assert engine._built.engine.get_tensor_profile_shape("x", 0)[1] == (8, 3, 8)
+    for batch in (1, 2, 8):
+        (value,) = engine.run({"x": np.full((batch, 3, 8), -1, np.float32)}).values()
+        assert value.shape == (batch, 3, 8)
+        assert not value.any()
+    with pytest.raises(
+        BackendError, match=r"\[3, 3, 8\], and the engine takes \[4, 3, 8\] to \[16, 3, 8\] or \[1, 3"
+    ):
+        engine.run({"x": np.zeros((3, 3, 8), np.float32)})
+    engine.close()
+
+
+# ---- what the builds of a run share -------------------------------------------------------------
+
+
+def records(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "builds.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_one_timing_cache_for_all_builds(model: Path, tmp_path: Path, tensorrt_version: str):
+    state = tmp_path / "state"
+    TensorRt().build(model, BuildOptions(state=state)).close()
+    (cache,) = state.glob("*.timing-cache")
+    assert cache.name == f"nvidia-fake-100-sm90-tensorrt-{tensorrt_version}.timing-cache"
+    first = set(json.loads(cache.read_bytes()))
+    assert "conv_kernel" in first
+    other = tmp_path / "other.onnx"
+    onnx.save(small_model(quantized=True, activations="int8"), other)
+    TensorRt().build(other, BuildOptions(state=state)).close()
+    assert first < set(json.loads(cache.read_bytes()))
+
+
+def test_a_damaged_timing_cache_is_started_anew(model: Path, tmp_path: Path, newest: None):
+    state = tmp_path / "state"
+    TensorRt().build(model, BuildOptions(state=state)).close()
+    (cache,) = state.glob("*.timing-cache")
+    cache.write_bytes(b"\x00garbage")
+    TensorRt().build(model, BuildOptions(state=state)).close()
+    assert "conv_kernel" in json.loads(cache.read_bytes())
+
+
+def test_builds_side_by_side_lose_nothing(tmp_path: Path, newest: None):
+    import tensorrt as trt
+
+    def build(name: str) -> None:
+        config, shared = trt.IBuilderConfig(), Shared(tmp_path, "key")
+        cache = shared.attach(config)
+        cache._known.add(name)
+        shared.keep(config)
+
+    threads = [threading.Thread(target=build, args=(f"layer{index}",)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads((tmp_path / "key.timing-cache").read_bytes()) == [f"layer{index}" for index in range(8)]
+    assert not list(tmp_path.glob(".key*"))
+
+
+def test_the_build_route_is_recorded_and_pinned(model: Path, tmp_path: Path, tensorrt_version: str):
+    state = tmp_path / "state"
+    ours = BuildOptions(state=state, extra={"tensorrt.build-route": "knob_a=7"})
+    if tensorrt_version.startswith("10"):
+        assert "this version of TensorRT has no build_route" in refusal_without_where(model, ours)
+        TensorRt().build(model, BuildOptions(state=state)).close()
+        assert records(state)[0]["build_route"] is None
+        return
+    TensorRt().build(model, ours).close()
+    TensorRt().build(model, BuildOptions(state=state)).close()
+    TensorRt().build(model, BuildOptions(state=tmp_path / "new")).close()
+    assert [r["build_route"] for r in (*records(state), *records(tmp_path / "new"))] == [
+        "knob_a=7",
+        "knob_a=7",
+        "knob_a=1,knob_b=0",
+    ]
+
+
+def refusal_without_where(model: Path, options: BuildOptions) -> str:
+    with pytest.raises(BackendError) as caught:
+        TensorRt().build(model, options)
+    return caught.value.what
+
+
+def test_kernels_dropped_for_want_of_memory_are_recorded(
+    model: Path, tmp_path: Path, newest: None, fail: Fail
+):
+    TensorRt().build(model, BuildOptions(state=tmp_path / "a")).close()
+    fail("short-of-memory")
+    TensorRt().build(model, BuildOptions(state=tmp_path / "b")).close()
+    assert records(tmp_path / "a")[0]["short_of_memory"] is False
+    (record,) = records(tmp_path / "b")
+    assert record["short_of_memory"] is True
+    assert "insufficient memory" in str(record["warnings"])
+
+
+def test_options_reach_the_builder(model: Path, newest: None, monkeypatch: pytest.MonkeyPatch):
+    import tensorrt as trt
+
+    seen = []
+    build = trt.Builder.build_serialized_network
+    monkeypatch.setattr(
+        trt.Builder, "build_serialized_network", lambda self, n, c: seen.append(c) or build(self, n, c)
+    )
+    words = {
+        "opt-level": "4", "workspace": "64", "avg-timing": "3", "max-tactics": "9", "tiling": "fast",
+        "aux-streams": "2", "tf32": "off", "sparse": "on", "version-compatible": "on", "hardware": "ampere-plus",
+    }  # fmt: skip
+    TensorRt().build(model, BuildOptions(extra={f"tensorrt.{k}": v for k, v in words.items()})).close()
+    (config,) = seen
+    assert config.builder_optimization_level == 4
+    assert config._pools == {trt.MemoryPoolType.WORKSPACE: 64 << 20}
+    assert (config.avg_timing_iterations, config.max_num_tactics, config.max_aux_streams) == (3, 9, 2)
+    assert config.tiling_optimization_level is trt.TilingOptimizationLevel.FAST
+    assert config.hardware_compatibility_level is trt.HardwareCompatibilityLevel.AMPERE_PLUS
+    assert config._flags == {trt.BuilderFlag.SPARSE_WEIGHTS, trt.BuilderFlag.VERSION_COMPATIBLE}

@@ -1,0 +1,65 @@
+"""The words after ``tensorrt.``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from qdqspec.backends import _trt_options
+from qdqspec.backends._trt_options import TensorRtOptions, options_from
+from qdqspec.errors import ConfigError
+
+
+def test_nothing_said_leaves_it_to_tensorrt():
+    words = options_from({"fake.seed": "1"})
+    assert words == TensorRtOptions()
+    assert words.opt_level is words.workspace is words.build_route is None
+    assert words.tf32
+
+
+def test_words_are_read(tmp_path: Path):
+    first, second = tmp_path / "a.so", tmp_path / "b.so"
+    first.touch()
+    second.touch()
+    words = options_from(
+        {
+            "tensorrt.opt-level": "5",
+            "tensorrt.workspace": " 4096 ",
+            "tensorrt.tf32": "off",
+            "tensorrt.hardware": "ampere-plus",
+            "tensorrt.tiling": "full",
+            "tensorrt.plugins": f"{first}{os.pathsep}{second}",
+            "tensorrt.cuda-graph": "no",
+            "tensorrt.build-route": "knob_a=1",
+        }
+    )
+    assert (words.opt_level, words.workspace, words.tf32, words.hardware) == (5, 4096, False, "ampere-plus")
+    assert words.plugins == (first, second)
+    assert (words.tiling, words.cuda_graph, words.build_route) == ("full", False, "knob_a=1")
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "said"),
+    [
+        ("opt-level", "0", "does not use the timing cache"),
+        ("opt-level", "6", "from 1 to 5"),
+        ("workspace", "4GiB", "whole number of at least 1"),
+        ("tf32", "perhaps", "on or off"),
+        ("hardware", "ampere", "did you mean 'ampere-plus'"),
+        ("plugins", "nowhere.so", "there is no file"),
+        ("opt-levle", "3", "did you mean 'tensorrt.opt-level'"),
+        ("fp16", "on", "strongly typed"),
+        ("int8", "true", "in the types the model has"),
+    ],
+)
+def test_what_does_not_fit_is_said(word: str, text: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        options_from({f"tensorrt.{word}": text})
+
+
+def test_every_word_is_explained():
+    assert _trt_options.__doc__ is not None
+    for word in _trt_options._READERS:
+        assert f"``tensorrt.{word}``" in _trt_options.__doc__

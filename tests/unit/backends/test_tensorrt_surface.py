@@ -1,0 +1,212 @@
+"""Every name that the backend uses exists in each TensorRT it claims, and the fake has no others.
+
+A type checker reads the backend against stubs made of the recorded surface of each version: attributes, keywords,
+enum members, with the types that methods really give. Nothing lists the names, so no list can go stale.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import trt_surface
+from trt_surface import SOURCES, VERSIONS, Surface
+
+# Fakes of a class that the backend makes subclasses of, and what it implements there is told in prose only.
+CALLBACKS = {"reallocate_output_async", "notify_shape"}
+
+
+def complaints(surface: Surface, folder: Path) -> list[str]:
+    """What mypy says of the backend when TensorRT has this surface."""
+    package = folder / "tensorrt"
+    package.mkdir(parents=True)
+    (package / "__init__.pyi").write_text(trt_surface.stub(surface), encoding="utf-8")
+    files = [str(path) for path in (*SOURCES, package / "__init__.pyi")]
+    words = ["--config-file=", "--follow-imports=skip", "--check-untyped-defs", "--no-error-summary"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words, f"--cache-dir={folder / 'cache'}", *files],
+        env={**os.environ, "MYPYPATH": str(folder)},
+        cwd=trt_surface.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_backend_uses_only_what_is_there(version: str, tmp_path: Path):
+    assert complaints(trt_surface.load(version), tmp_path) == []
+
+
+def test_a_name_that_is_not_there_is_noticed(tmp_path: Path):
+    surface = trt_surface.load("11.4.0.106")
+    for entry in surface["classes"].values():
+        entry["methods"] = {name: told for name, told in entry["methods"].items() if name == "__init__"}
+        entry["properties"] = {}
+    surface["enums"] = {name: {"NOTHING": 0} for name in surface["enums"]}
+    surface["functions"] = {}
+    missing = set(re.findall(r'has no attribute "(\w+)"', "\n".join(complaints(surface, tmp_path))))
+    assert {
+        "add_optimization_profile", "build_serialized_network", "create_execution_context", "create_timing_cache",
+        "deserialize_cuda_engine", "execute_async_v3", "get_tensor_profile_shape",
+        "init_libnvinfer_plugins", "parse_from_file", "set_tensor_address", "DETAILED", "TF32", "WORKSPACE",
+    } <= missing  # fmt: skip
+    assert len(missing) > 50
+
+
+def test_a_keyword_or_a_name_at_the_end_of_a_chain_is_noticed(tmp_path: Path):
+    surface = trt_surface.load("11.4.0.106")
+    del surface["classes"]["EngineInspector"]["methods"]["get_engine_information"]
+    for told in surface["classes"]["IBuilderConfig"]["methods"]["set_timing_cache"]:
+        told["parameters"][1][0] = "renamed"
+    said = complaints(surface, tmp_path)
+    assert any('"ignore_mismatch"' in line for line in said)
+    assert any('"get_engine_information"' in line for line in said)
+
+
+def test_what_is_asked_for_by_name_exists_somewhere():
+    everywhere = {name for version in VERSIONS for name in members(trt_surface.load(version))}
+    asked = trt_surface.optional_names()
+    assert "STRONGLY_TYPED" in asked
+    assert asked <= everywhere
+
+
+def test_numbers_of_flags_did_change():
+    """Why nothing may know a number: the strongly typed flag's old one is another flag's now."""
+    numbers = [trt_surface.load(version)["enums"]["NetworkDefinitionCreationFlag"] for version in VERSIONS]
+    assert [n["STRONGLY_TYPED"] for n in numbers] == [1, 1, 0]
+    assert numbers[2]["PREFER_JIT_PYTHON_PLUGINS"] == 1
+
+
+def test_sources_hold_all_of_the_backend():
+    folder = trt_surface.ROOT / "qdqspec" / "backends"
+    importing = {
+        path for path in folder.glob("*.py") if re.search(r"import tensorrt\b", path.read_text("utf-8"))
+    }
+    assert importing <= set(SOURCES)
+
+
+def members(surface: Surface) -> set[str]:
+    classes = surface["classes"].values()
+    own = {name for entry in classes for part in ("methods", "properties") for name in entry[part]}
+    return own | {name for enum in surface["enums"].values() for name in enum} | set(surface["classes"])
+
+
+# ---- the fake -----------------------------------------------------------------------------------
+
+
+def test_the_fake_has_nothing_the_real_one_lacks(tensorrt_version: str):
+    import tensorrt as fake
+
+    surface = trt_surface.load(tensorrt_version)
+    assert fake.__version__ == tensorrt_version
+    for name, value in public(fake):
+        if name in surface["enums"]:
+            assert {m: int(v) for m, v in value.__members__.items()} == surface["enums"][name]
+        elif name in surface["functions"]:
+            assert parameters(value) == [p[0] for p in surface["functions"][name][0]["parameters"]]
+        else:
+            check_class(name, value, surface["classes"][name])
+
+
+def check_class(name: str, value: type, entry: Surface) -> None:
+    made = value.__dict__.get("__init__")
+    known = {*entry["methods"], *entry["properties"], "Severity"}
+    for member in (m for m in vars(value) if not m.startswith("_")):
+        assert member in known, f"{name}.{member}"
+        overloads = entry["methods"].get(member, [])
+        if overloads:
+            taken = parameters(getattr(value, member))[1:]
+            assert any(agrees(taken, told["parameters"]) for told in overloads), f"{name}.{member}"
+    if made is not None:
+        stored = set(re.findall(r"self\.([a-zA-Z]\w*) = ", inspect.getsource(made)))
+        assert stored - {"build_route"} <= known, name  # only where the version has it: the next test
+
+
+def test_the_fake_has_build_routes_where_the_real_one_has(tensorrt_version: str):
+    import tensorrt as fake
+
+    known = trt_surface.load(tensorrt_version)["classes"]["IBuilderConfig"]["properties"]
+    assert hasattr(fake.IBuilderConfig(), "build_route") == ("build_route" in known)
+
+
+def agrees(taken: list[str], real: list[list[object]]) -> bool:
+    """Whether these are the real parameters, save for some at the end that may be left out."""
+    names, rest = [p[0] for p in real[: len(taken)]], real[len(taken) :]
+    return taken == names and all(may_be_left_out for _, _, may_be_left_out in rest)
+
+
+def public(module: ModuleType) -> list[tuple[str, type]]:
+    own = [(n, v) for n, v in vars(module).items() if isinstance(v, type) or inspect.isfunction(v)]
+    foreign = ("fake_gpu", "qdqspec", "pathlib", "typing", "onnx")
+    return [(n, v) for n, v in own if not n.startswith("_") and v.__module__.split(".")[0] not in foreign]
+
+
+def parameters(function: object) -> list[str]:
+    assert callable(function)
+    return list(inspect.signature(function).parameters)
+
+
+# ---- the real bindings --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def bindings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """NVIDIA's own bindings, without TensorRT behind them: downloaded, never committed."""
+    try:
+        return request.param, trt_surface.bindings(request.param, tmp_path_factory.mktemp("bindings"))
+    except trt_surface.MissingError as error:
+        pytest.skip(str(error))
+
+
+def test_the_recorded_surface_is_the_real_one(bindings: tuple[str, Path]):
+    version, site = bindings
+    real = trt_surface.trimmed(trt_surface.read_surface(site), trt_surface.used_names())
+    assert real == trt_surface.load(version), "run tests/support/trt_surface.py and read what changed"
+
+
+def test_our_subclasses_can_be_made_of_the_real_classes(bindings: tuple[str, Path]):
+    _, site = bindings
+    done = subprocess.run(
+        [sys.executable, "-c", _SUBCLASSES],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(trt_surface.ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert "1 << 0" in said or "1 << 1" in said
+    assert set(said) >= CALLBACKS
+    assert "[TRT] [W] a line" in done.stderr
+
+
+_SUBCLASSES = """
+import tensorrt as trt
+from qdqspec.backends import _trt_api, _trt_log, _trt_run
+_trt_api.require_tensorrt()
+log, logger = _trt_log.open_log()
+logger.log(trt.ILogger.Severity.WARNING, "a line")
+assert log.warnings == ("a line",)
+profiler = _trt_run._profiler_type()()
+profiler.begin()
+profiler.report_layer_time("conv", 0.5)
+assert profiler.runs == [[("conv", 0.5)]]
+allocator = _trt_run._allocator_type()()
+allocator.notify_shape("y", trt.Dims([2, 3]))
+assert allocator.shape == (2, 3)
+profile_shape = trt.Dims([1, 3])
+assert tuple(profile_shape) == (1, 3)
+print("1 <<", _trt_api.network_flags().bit_length() - 1)
+for name in ("reallocate_output_async", "notify_shape"):
+    if name in trt.IOutputAllocator.__doc__:
+        print(name)
+"""
