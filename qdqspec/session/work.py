@@ -195,10 +195,8 @@ class CaseWork:
     def _drift_warning(self) -> tuple[str, ...]:
         if self._latency is None or abs(self._latency.drift) <= DRIFT:
             return ()
-        return (
-            f"the machine's speed drifted by {self._latency.drift:+.0%} while it was measured: ratios were taken "
-            "round by round and hold, milliseconds hold less",
-        )
+        drifted = f"the machine's speed drifted by {self._latency.drift:+.0%} while it was measured"
+        return (f"{drifted}: ratios were taken round by round and hold, milliseconds hold less",)
 
     @cached_property
     def _key(self) -> str:
