@@ -129,14 +129,25 @@ class Session:
             self._stream.synchronize()
             return {port.name: self._fetched(port) for port in self._outputs}
 
-    def capture(self) -> Graph:
-        """The run as a CUDA graph; raises `BackendError` where TensorRT or CUDA cannot record it."""
+    def settle(self) -> None:
+        """Run once: what fails, fails here, and what TensorRT sets up lazily is not recorded in a graph."""
+        with refusals(self._log, _CANNOT_RUN, self._model):
+            self.enqueue()
+            self._stream.synchronize()
+
+    def capture(self) -> tuple[Graph | None, str]:
+        """The run as a CUDA graph, or why there is none. `settle` comes first.
+
+        Loops, conditionals and shapes made of data cannot be recorded.
+        """
         if self._allocators:
-            names = ", ".join(self._allocators)
-            raise BackendError(f"the shape of output {names} depends on data", where=self._model)
-        self.enqueue()  # once outside: what is set up lazily must not be recorded
-        self._stream.synchronize()
-        return self._stream.capture(self.enqueue)
+            return None, f"the shape of output {', '.join(self._allocators)} depends on data"
+        try:
+            return self._stream.capture(self.enqueue), ""
+        except BackendError as error:
+            if isinstance(error, CudaError) and error.out_of_memory:
+                raise
+            return None, error.what
 
     def profile(self, warmup: int, runs: int) -> list[dict[str, Any]]:
         """Milliseconds of every layer, in the form that trtexec exports, from runs that do nothing else.
@@ -228,18 +239,6 @@ class Session:
             download(staged, source, self._stream)
             self._stream.synchronize()
         return np.array(staged.view(port.dtype, shape))
-
-
-def capture_or_why(session: Session) -> tuple[Graph | None, str]:
-    """A run as a CUDA graph, or why there is none: loops, conditionals and shapes made of data cannot be recorded."""
-    try:
-        return session.capture(), ""
-    except CudaError as error:
-        if error.out_of_memory:
-            raise
-        return None, error.what
-    except BackendError as error:
-        return None, error.what
 
 
 def _summary(runs: list[list[tuple[str, float]]]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from qdqspec.backends._trt_log import open_log, refusals
 from qdqspec.backends._trt_ops import ABSORBED, BLOCKED_AXES, LABELS, RULES, formats_for
 from qdqspec.backends._trt_options import options_from
 from qdqspec.backends._trt_profiles import Shape
-from qdqspec.backends._trt_run import Session, capture_or_why, check_feeds, ports_of
+from qdqspec.backends._trt_run import Session, check_feeds, ports_of
 from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
@@ -146,10 +146,10 @@ class TensorRtEngine:
         session = self._open(feeds)
         self._unbind()
         self._session, self._feeds = session, dict(feeds)
+        session.settle()
         why = "switched off by tensorrt.cuda-graph"
         if self._words.cuda_graph:
-            with refusals(self._log, "the model could not be run", self.model):
-                self._graph, why = capture_or_why(session)
+            self._graph, why = session.capture()
         self._shared.record({"model": self.model.name, "cuda_graph": self._graph is not None, "why_not": why})
 
     def time(self, runs: int, warmup: int = 0) -> Samples:

@@ -1,0 +1,114 @@
+"""CUDA through cuda-python, on a fake runtime: what is asked of it, and that everything is freed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from qdqspec.backends import _cuda
+from qdqspec.backends._cuda import CudaError
+from qdqspec.errors import BackendUnavailableError
+
+
+@pytest.fixture(autouse=True)
+def fake_cuda(install_tensorrt: Callable[[str], None]) -> None:
+    install_tensorrt("11.4.0.106")
+
+
+def test_a_device_is_described():
+    assert _cuda.count_devices() == 1
+    device = _cuda.describe()
+    assert (device.name, device.capability, device.driver, device.runtime) == (
+        "NVIDIA Fake 100",
+        (9, 0),
+        "12.8",
+        "12.9",
+    )
+    assert _cuda.memory() == (40 << 30, 80 << 30)
+
+
+def test_errors_carry_cudas_name():
+    with pytest.raises(CudaError) as caught:
+        _cuda.DeviceBuffer(200 << 30)
+    assert caught.value.name == "cudaErrorMemoryAllocation"
+    assert caught.value.out_of_memory
+    assert caught.value.what == "cudaMalloc failed: cudaErrorMemoryAllocation (the fake device says 2)"
+    assert "free memory" in str(caught.value.cure)
+
+
+def test_without_the_bindings_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(BackendUnavailableError, match="cuda-python cannot be imported"):
+        _cuda.runtime()
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_arrays_go_there_and_back(shape: tuple[int, ...]):
+    from fake_gpu import gpu
+
+    values = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    with (
+        closing(_cuda.Stream()) as stream,
+        closing(_cuda.HostBuffer(values.nbytes)) as ours,
+        closing(_cuda.DeviceBuffer(values.nbytes)) as theirs,
+        closing(_cuda.HostBuffer(values.nbytes)) as back,
+    ):
+        ours.view(values.dtype, shape)[...] = values
+        _cuda.upload(theirs, ours, stream)
+        _cuda.download(back, theirs, stream)
+        stream.synchronize()
+        assert np.array_equal(back.view(values.dtype, shape), values)
+        with pytest.raises(ValueError, match="do not fit"):
+            ours.view(np.dtype(np.float64), (99,))
+    for buffer in (ours, theirs, back):
+        buffer.close()
+    assert not gpu.blocks
+    assert not gpu.streams
+
+
+def test_what_is_captured_runs_only_when_launched():
+    from fake_gpu import gpu
+
+    done: list[int] = []
+    with closing(_cuda.Stream()) as stream:
+        with closing(stream.capture(lambda: gpu.queue(stream.handle, lambda: done.append(1)))) as graph:
+            assert done == []
+            graph.launch(stream)
+            graph.launch(stream)
+            stream.synchronize()
+        assert done == [1, 1]
+
+
+def test_a_stream_goes_on_after_a_failed_capture(monkeypatch: pytest.MonkeyPatch):
+    with closing(_cuda.Stream()) as stream:
+        with pytest.raises(ZeroDivisionError):
+            stream.capture(lambda: 1 // 0)
+        stream.synchronize()
+        monkeypatch.setenv("FAKE_TRT", "no-graph")
+        with pytest.raises(CudaError, match="cudaErrorStreamCaptureInvalidated"):
+            stream.capture(lambda: None)
+        stream.synchronize()
+
+
+@pytest.mark.parametrize("runs", [0, 1, 64, 65, 200])
+def test_every_run_is_timed_alone(runs: int):
+    from fake_gpu import gpu
+
+    lasting = iter(range(1, runs + 1))
+
+    def work() -> None:
+        gpu.now_ms += next(lasting)
+
+    with closing(_cuda.Stream()) as stream:
+        assert _cuda.time_runs(stream, work, runs) == tuple(range(1, runs + 1))
+
+
+def test_warming_up_counts_runs_and_time():
+    with closing(_cuda.Stream()) as stream:
+        assert _cuda.warm_up(stream, lambda: None, 0, 0) == 0
+        assert _cuda.warm_up(stream, lambda: None, 7, 0) == 7
+        assert _cuda.warm_up(stream, lambda: None, 1, 5) > 1

@@ -1,0 +1,158 @@
+"""Which TensorRT and GPU are here is found out by another process; this one stays fit to be forked."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qdqspec.backends import _trt_device
+from qdqspec.backends._trt_api import installed_version, unsupported
+from qdqspec.backends._trt_ops import formats_for
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.tensorrt import TensorRt
+from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
+from qdqspec.placement.rules import RULES
+from qdqspec.quantize.formats import FORMATS
+
+Install = Callable[[str], None]
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    _trt_device._look.cache_clear()
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nobody should be asked"))
+
+
+def test_not_installed(nothing_installed: None):
+    availability = TensorRt().probe()
+    assert not availability.usable
+    assert availability.why == "tensorrt is not installed"
+    assert availability.install == "pip install 'qdqspec[tensorrt]'"
+    assert TensorRt().target == "tensorrt"
+    with pytest.raises(BackendUnavailableError, match="not installed"):
+        TensorRt().device(BuildOptions())
+    assert TensorRt().capabilities().formats == ("int8",)
+
+
+def test_what_is_here(tensorrt_version: str):
+    backend = TensorRt()
+    availability = backend.probe()
+    assert availability.usable, availability.why
+    assert dict(availability.facts) | {"system": "", "python": ""} == {
+        "tensorrt": tensorrt_version,
+        "gpu": "NVIDIA Fake 100",
+        "compute capability": "9.0",
+        "memory": "80 GiB",
+        "driver": "for CUDA 12.8",
+        "cuda-python": "12.9",
+        "system": "",
+        "python": "",
+    }
+    major_minor = ".".join(tensorrt_version.split(".")[:2])
+    key = backend.device(BuildOptions(extra={"tensorrt.opt-level": "4"}))
+    assert key.key == f"nvidia-fake-100-sm90-tensorrt-{major_minor}"
+    assert key.details["tensorrt.opt-level"] == "4"
+    assert backend.target == f"tensorrt-{major_minor.split('.')[0]}"
+
+
+def test_this_process_imports_neither_tensorrt_nor_cuda(install_tensorrt: Install):
+    install_tensorrt("11.4.0.106")
+    backend = TensorRt()
+    assert backend.probe().usable
+    backend.device(BuildOptions())
+    backend.capabilities()
+    assert not {name.split(".")[0] for name in sys.modules} & {"tensorrt", "cuda", "fake_gpu"}
+
+
+def test_no_gpu(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_TRT", "no-gpu")
+    install_tensorrt("11.4.0.106")
+    availability = TensorRt().probe()
+    assert not availability.usable
+    assert availability.why.startswith("cudaGetDeviceCount failed: cudaErrorNoDevice")
+    assert "nvidia-smi" in availability.install
+    assert availability.facts == {"tensorrt": "11.4.0.106"}
+
+
+def test_a_gpu_with_a_wrong_number(install_tensorrt: Install):
+    install_tensorrt("11.4.0.106")
+    with pytest.raises(BackendError, match="there is no GPU 2: 1 can be used"):
+        TensorRt().device(BuildOptions(extra={"tensorrt.device": "2"}))
+    with pytest.raises(ConfigError):
+        TensorRt().device(BuildOptions(extra={"tensorrt.device": "two"}))
+
+
+def test_a_library_that_crashes_when_loaded(install_tensorrt: Install, tmp_path: Path):
+    install_tensorrt("11.4.0.106")
+    (tmp_path / "site" / "tensorrt.py").write_text(
+        "import os, sys\nsys.stderr.write('bad driver')\nos.abort()\n"
+    )
+    availability = TensorRt().probe()
+    assert not availability.usable
+    assert "ended with code -6: bad driver" in availability.why
+
+
+def test_a_library_that_is_broken(install_tensorrt: Install, tmp_path: Path):
+    install_tensorrt("11.4.0.106")
+    (tmp_path / "site" / "tensorrt.py").write_text("raise OSError('libnvinfer.so.11: cannot open')\n")
+    availability = TensorRt().probe()
+    assert availability.why == "tensorrt cannot be imported: libnvinfer.so.11: cannot open"
+
+
+def test_it_may_print_what_it_likes(install_tensorrt: Install, tmp_path: Path):
+    install_tensorrt("11.4.0.106")
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('{} welcome')\n")
+    assert TensorRt().probe().usable
+
+
+def test_versions():
+    assert unsupported("8.6.1") == "TensorRT 8.6.1 is too old: 10.9 is the oldest that qdqspec knows"
+    assert "too old" in str(unsupported("10.8.0.43"))
+    assert unsupported("10.9.0.34") is unsupported("11.4.0.106") is unsupported("11.9.1") is None
+    assert "too new" in str(unsupported("12.0.0"))
+
+
+def test_the_package_of_one_cuda_version_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "tensorrt_cu12-10.13.0.35.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: tensorrt-cu12\nVersion: 10.13.0.35\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed_version() == "10.13.0.35"
+
+
+@pytest.mark.parametrize(
+    ("capability", "formats"),
+    [
+        ((0, 0), {"int8"}),
+        ((7, 5), {"int8"}),
+        ((8, 6), {"int8", "int4"}),
+        ((8, 9), {"int8", "int4", "fp8"}),
+        ((9, 0), {"int8", "int4", "fp8"}),
+        ((10, 0), {"int8", "int4", "fp8", "nvfp4", "mxfp8"}),
+        ((12, 0), {"int8", "int4", "fp8", "nvfp4"}),
+    ],
+)
+def test_formats_by_compute_capability(capability: tuple[int, int], formats: set[str]):
+    assert set(formats_for(capability, (11, 4))) == formats
+
+
+def test_capabilities_follow_the_documents(install_tensorrt: Install):
+    install_tensorrt("10.9.0.34")
+    capabilities = TensorRt().capabilities()
+    assert capabilities.activations["int8"] == capabilities.weights["int8"] == "int8"
+    assert capabilities.symmetric_activations
+    assert not capabilities.integer_bias  # the parser refuses an int32 bias behind a DequantizeLinear
+    assert capabilities.rules <= set(RULES)
+    assert {"skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad"} <= capabilities.rules
+    assert set(capabilities.formats) <= set(FORMATS)
+    assert "in-only" in capabilities.labels["Conv"]
+    assert not {"Softmax", "LayerNormalization", "Gelu"} & set(capabilities.labels)

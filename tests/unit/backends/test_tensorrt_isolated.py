@@ -1,0 +1,68 @@
+"""Builds in child processes: a crash or a hang of the compiler is a failed candidate, and the next one builds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.errors import BackendError
+from qdqspec.measure.isolate import Isolated
+from qdqspec.testing.backends import small_model
+
+FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+@pytest.fixture(params=["10.9.0.34", "11.4.0.106"])
+def version(request: pytest.FixtureRequest, install_tensorrt: Callable[[str], None]) -> Iterator[str]:
+    install_tensorrt(request.param)
+    yield request.param
+    assert "tensorrt" not in sys.modules, "the parent process must stay fit to be forked"
+
+
+def test_a_crash_of_the_compiler_is_a_failed_build_with_its_log(
+    model: Path, version: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAKE_TRT", "crash-in-build")
+    with Isolated("tensorrt") as backend, pytest.raises(BackendError) as caught:
+        backend.build(model, BuildOptions())
+    assert "was killed by SIGSEGV during 'build'" in caught.value.what
+    assert "Assertion failed in the fake compiler" in caught.value.what
+
+
+def test_a_compiler_that_hangs_is_ended(model: Path, version: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_TRT", "hang-in-parse")
+    with Isolated("tensorrt", build_timeout=3.0) as backend, pytest.raises(BackendError) as caught:
+        backend.build(model, BuildOptions())
+    assert "gave no answer to 'build' for 3 s" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("crash-in-run", "SIGSEGV during 'bind'"), ("null-engine", "Error Code 10")]
+)
+def test_the_next_candidate_builds(
+    model: Path, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
+):
+    options = BuildOptions(state=tmp_path / "state")
+    with Isolated("tensorrt") as backend:
+        monkeypatch.setenv("FAKE_TRT", fault)
+        with pytest.raises(BackendError, match=said):
+            backend.build(model, options).bind(FEEDS)
+        backend.close()  # the next children get the environment of now
+        monkeypatch.delenv("FAKE_TRT")
+        engine = backend.build(model, options)
+        engine.bind(FEEDS)
+        assert len(engine.time(3).wall_ms) == 3
+        engine.close()

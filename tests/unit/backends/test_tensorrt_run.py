@@ -1,0 +1,188 @@
+"""Running, timing and profiling on the fake TensorRT."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.tensorrt import TensorRt, TensorRtEngine, graph_hash
+from qdqspec.errors import BackendError
+from qdqspec.testing.backends import small_model
+
+FEEDS = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)}
+Fail = Callable[[str], None]
+Open = Callable[..., TensorRtEngine]
+
+
+@pytest.fixture
+def opened(install_tensorrt: Callable[[str], None], tmp_path: Path) -> Iterator[Open]:
+    """Builds the small model, or one that is given, under TensorRT 10.16; looks for leaks at the end."""
+    install_tensorrt("10.16.1.11")
+    engines = []
+
+    def build(model: onnx.ModelProto | None = None, **extra: str) -> TensorRtEngine:
+        path = tmp_path / "model.onnx"
+        onnx.save(model or small_model(), path)
+        words = {f"tensorrt.{name.replace('_', '-')}": text for name, text in extra.items()}
+        engines.append(TensorRt().build(path, BuildOptions(extra=words, state=tmp_path / "state")))
+        return engines[-1]
+
+    yield build
+    from fake_gpu import gpu
+
+    for engine in engines:
+        engine.close()
+    assert not gpu.blocks, "device or host memory was not freed"
+    assert not gpu.streams, "a stream was not freed"
+
+
+def records(tmp_path: Path) -> list[dict[str, object]]:
+    return [
+        json.loads(line) for line in (tmp_path / "state" / "builds.jsonl").read_text("utf-8").splitlines()
+    ]
+
+
+def test_times_are_gpu_times(opened: Open):
+    engine = opened()
+    engine.bind(FEEDS)
+    cost = engine._built.engine._cost.milliseconds
+    samples = engine.time(200, warmup=3)
+    assert samples.cpu_ms == ()
+    assert len(samples.wall_ms) == 200
+    assert math.isclose(samples.median_ms("wall"), cost, rel_tol=0.05)
+    assert len(set(samples.wall_ms)) > 100
+    assert samples.median_ms("cpu") == samples.median_ms("wall")
+
+
+def test_the_run_is_recorded_as_a_cuda_graph(opened: Open, tmp_path: Path):
+    engine = opened()
+    engine.bind(FEEDS)
+    assert engine._graph is not None
+    assert records(tmp_path)[-1] == {"model": "model.onnx", "cuda_graph": True, "why_not": ""}
+    assert engine.time(5).wall_ms
+
+
+def test_where_it_cannot_be_recorded_it_runs_without_and_says_why(opened: Open, tmp_path: Path, fail: Fail):
+    fail("no-graph")
+    engine = opened()
+    engine.bind(FEEDS)
+    assert engine._graph is None
+    told = records(tmp_path)[-1]
+    assert told["cuda_graph"] is False
+    assert "cudaStreamEndCapture failed: cudaErrorStreamCaptureInvalidated" in str(told["why_not"])
+    assert len(engine.time(5, warmup=2).wall_ms) == 5
+
+
+def test_the_graph_can_be_switched_off(opened: Open, tmp_path: Path):
+    engine = opened(cuda_graph="off")
+    engine.bind(FEEDS)
+    assert engine._graph is None
+    assert records(tmp_path)[-1]["why_not"] == "switched off by tensorrt.cuda-graph"
+
+
+def test_only_a_gpu_that_stood_still_is_warmed_up(opened: Open):
+    engine = opened(warmup_ms="40")
+    engine.bind(FEEDS)
+    assert engine._warmup_ms() == 40
+    engine.time(1)
+    assert engine._warmup_ms() == 0
+
+
+def test_outputs_whose_shape_depends_on_data(opened: Open, tmp_path: Path):
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["y"], "nonzero")],
+        "data",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "n"])],
+    )
+    engine = opened(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_TRT", "shapes-from-data")
+        for values, places in (([0, 1, 0, 2], [1, 3]), ([1, 1, 1, 1], [0, 1, 2, 3]), ([0, 0, 0, 0], [])):
+            (found,) = engine.run({"x": np.array(values, np.float32)}).values()
+            assert found.tolist() == [places]
+        engine.bind({"x": np.ones(4, np.float32)})
+        assert len(engine.time(3).wall_ms) == 3
+    assert "the shape of output y depends on data" in str(records(tmp_path)[-1]["why_not"])
+
+
+def test_other_values_and_other_types(opened: Open):
+    engine = opened()
+    first = engine.run(FEEDS)["y"]
+    second = engine.run({"x": FEEDS["x"] * 2})["y"]
+    assert not np.array_equal(first, second)
+    assert np.array_equal(engine.run(FEEDS)["y"], first)
+    with pytest.raises(BackendError, match="input 'x' takes float32 of rank 4, not float64 of rank 4"):
+        engine.run({"x": FEEDS["x"].astype(np.float64)})
+    with pytest.raises(BackendError, match="no value is given for input 'x'"):
+        engine.bind({})
+
+
+def test_strided_inputs_arrive_whole(opened: Open):
+    engine = opened()
+    wide = np.zeros((1, 8, 8, 3), np.float32)
+    wide[...] = FEEDS["x"].transpose(0, 2, 3, 1)
+    assert np.array_equal(engine.run({"x": wide.transpose(0, 3, 1, 2)})["y"], engine.run(FEEDS)["y"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("failed-run", "could not be run: .*Cask convolution execution"),
+        ("null-context", "could not prepare the engine to run: out of memory"),
+        ("no-device-memory", "cudaMalloc failed: cudaErrorMemoryAllocation"),
+        ("illegal-address", "cudaStreamSynchronize failed: cudaErrorIllegalAddress"),
+    ],
+)
+def test_what_fails_while_running_is_told(opened: Open, fail: Fail, fault: str, said: str):
+    engine = opened()
+    fail(fault)
+    with pytest.raises(BackendError, match=said):
+        engine.run(FEEDS)
+    with pytest.raises(BackendError, match=said):
+        engine.bind(FEEDS)
+
+
+def test_layers_are_those_of_the_profile(opened: Open):
+    engine = opened(small_model(quantized=True, activations="int8"))
+    engine.bind(FEEDS)
+    layers = engine.layers(12)
+    nodes = [node for layer in layers for node in layer.nodes]
+    assert nodes == ["conv", "relu", "pool", "gemm"]
+    (conv,) = (layer for layer in layers if "conv" in layer.nodes)
+    assert conv.integer
+    total = sum(layer.milliseconds for layer in layers)
+    assert math.isclose(total, 1.2 * engine.time(50).median_ms("wall"), rel_tol=0.05)
+
+
+def test_a_closed_engine_says_so(opened: Open):
+    engine = opened()
+    engine.close()
+    for ask in (lambda: engine.run(FEEDS), lambda: engine.bind(FEEDS), lambda: engine.time(1), engine.layers):
+        with pytest.raises(BackendError, match="closed"):
+            ask()
+
+
+# ---- hash ---------------------------------------------------------------------------------------
+
+
+def information(*names: str, tactic: str = "i8i8") -> str:
+    return json.dumps({"Layers": [{"Name": name, "TacticName": tactic} for name in names]})
+
+
+def test_the_hash_leaves_out_what_every_build_numbers_anew():
+    assert graph_hash(information("__myl_MulSum_myl4_1")) == graph_hash(information("__myl_MulSum_myl12_3"))
+    assert graph_hash(information("{ForeignNode[a...b]}_myl0")) == graph_hash(
+        information("{ForeignNode[a...b]}_myl3")
+    )
+    assert graph_hash(information("a")) != graph_hash(information("a", tactic="f16f16"))
+    assert graph_hash(information("layer1_1")) != graph_hash(information("layer1_2"))
+    assert graph_hash("no json at all") != graph_hash("another")
