@@ -7,7 +7,7 @@ stands there, so it must be done before pairs are placed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,11 @@ import onnx
 from onnx import numpy_helper
 
 from qdqspec.graph.model import Model, Node
+from qdqspec.graph.protos import copy_model
 
 Array = npt.NDArray[np.generic]
+
+_DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +29,6 @@ class Folded:
 
     model: Model
     removed: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Fold:
-    conv: Node
-    norm: Node
-    weight: Array
-    bias: Array
 
 
 def fold_batchnorm(model: Model) -> Folded:
@@ -46,28 +41,30 @@ def fold_batchnorm(model: Model) -> Folded:
     folds = list(_find(model))
     if not folds:
         return Folded(model, ())
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    gone = {fold.norm.index for fold in folds}
-    for fold in folds:
-        _rewrite(proto.graph, fold)
-    kept = [node for index, node in enumerate(proto.graph.node) if index not in gone]
-    del proto.graph.node[:]
-    proto.graph.node.extend(kept)
-    _drop_unread(
-        proto.graph, {name for fold in folds for name in (*fold.norm.inputs[1:], *fold.conv.inputs[1:])}
-    )
-    return Folded(Model(proto, path=model.path), tuple(fold.norm.name for fold in folds))
+    gone = {norm.index for _, norm in folds}
+    unread = _unread(model, folds)
+    taken = {*model.types, *model.consumers, *model.subgraph_reads}
+    proto = copy_model(model.proto, but={"node", "initializer", "input"})
+    proto.graph.initializer.extend(t for t in model.proto.graph.initializer if t.name not in unread)
+    proto.graph.input.extend(i for i in model.proto.graph.input if i.name not in unread)
+    rewritten: dict[int, onnx.NodeProto] = {}
+    for conv, norm in folds:  # a weight at a time: memory holds the results, and what one takes to compute
+        names = [_free_name(f"{norm.outputs[0]}/{what}", taken) for what in ("weight", "bias")]
+        for name, values in zip(names, _folded_values(model, conv, norm), strict=True):
+            proto.graph.initializer.append(numpy_helper.from_array(values, name))
+        rewritten[conv.index] = _rewritten(conv, norm, names)
+    proto.graph.node.extend(rewritten.get(n.index, n.proto) for n in model.nodes if n.index not in gone)
+    return Folded(Model(proto, path=model.path), tuple(norm.name for _, norm in folds))
 
 
-def _find(model: Model) -> Iterator[_Fold]:
+def _find(model: Model) -> Iterator[tuple[Node, Node]]:
+    """Each convolution with the normalization that it takes in."""
     for norm in model.nodes:
-        if norm.op_type != "BatchNormalization" or norm.domain not in ("", "ai.onnx"):
+        if norm.op_type != "BatchNormalization" or norm.domain not in _DEFAULT_DOMAINS:
             continue
         conv = model.producer.get(norm.inputs[0])
         if conv is not None and _foldable(model, conv, norm):
-            weight, bias = _folded_values(model, conv, norm)
-            yield _Fold(conv, norm, weight, bias)
+            yield conv, norm
 
 
 def _foldable(model: Model, conv: Node, norm: Node) -> bool:
@@ -76,9 +73,11 @@ def _foldable(model: Model, conv: Node, norm: Node) -> bool:
     parameters = [*conv.inputs[1:], *norm.inputs[1:]]
     return (
         conv.op_type in ("Conv", "ConvTranspose")
+        and conv.domain in _DEFAULT_DOMAINS
         and alone
         and all(name in model.constants for name in parameters if name)
         and not norm.attributes.get("training_mode", 0)
+        and norm.attributes.get("spatial", 1)  # opset 7 also had statistics of every single activation
         and len([name for name in norm.outputs if name]) == 1
     )
 
@@ -103,21 +102,33 @@ def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.floa
     return (split * factor.reshape(groups, 1, -1, *rest)).reshape(weight.shape)
 
 
-def _rewrite(graph: onnx.GraphProto, fold: _Fold) -> None:
-    node = graph.node[fold.conv.index]
-    weight, bias = f"{fold.norm.outputs[0]}/weight", f"{fold.norm.outputs[0]}/bias"
+def _rewritten(conv: Node, norm: Node, parameters: list[str]) -> onnx.NodeProto:
+    """The convolution with its new parameters, making what the normalization made."""
+    node = onnx.NodeProto()
+    node.CopyFrom(conv.proto)
     del node.input[1:]
-    node.input.extend([weight, bias])
-    node.output[0] = fold.norm.outputs[0]
-    graph.initializer.append(numpy_helper.from_array(fold.weight, weight))
-    graph.initializer.append(numpy_helper.from_array(fold.bias, bias))
+    node.input.extend(parameters)
+    node.output[0] = norm.outputs[0]
+    return node
 
 
-def _drop_unread(graph: onnx.GraphProto, candidates: set[str]) -> None:
-    """Remove the old parameters that nothing reads any more, also where they are listed as graph inputs."""
-    read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
-    read |= Model(onnx.ModelProto(graph=graph)).subgraph_reads
-    for entries in (graph.initializer, graph.input):
-        kept = [entry for entry in entries if entry.name not in candidates or entry.name in read]
-        del entries[:]
-        entries.extend(kept)
+def _free_name(wanted: str, taken: set[str]) -> str:
+    """The name, or one like it that the model does not use yet; taken from now on."""
+    name, number = wanted, 1
+    while name in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    taken.add(name)
+    return name
+
+
+def _unread(model: Model, folds: Sequence[tuple[Node, Node]]) -> set[str]:
+    """The old parameters that nothing reads any more."""
+    old = {name for conv, norm in folds for name in (*conv.inputs[1:], *norm.inputs[1:])}
+    convs = {conv.index for conv, _ in folds}
+    gone = {norm.index for _, norm in folds}
+    read = {*model.outputs, *model.subgraph_reads}
+    for node in model.nodes:
+        if node.index not in gone:
+            read.update(node.inputs[:1] if node.index in convs else node.inputs)
+    return old - read

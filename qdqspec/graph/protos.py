@@ -69,17 +69,17 @@ def is_external(tensor: TensorProto) -> bool:
 def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
     """All tensors of a model: initializers and attribute values, in bodies and functions too."""
     yield from proto.graph.initializer
-    yield from _tensors_in_nodes(proto.graph.node)
+    yield from tensors_in_nodes(proto.graph.node)
     for function in proto.functions:
-        yield from _tensors_in_nodes(function.node)
+        yield from tensors_in_nodes(function.node)
 
 
 def map_tensors(proto: onnx.ModelProto, change: Callable[[TensorProto], TensorProto]) -> onnx.ModelProto:
     """A copy in which every tensor is what ``change`` makes of it; it returns its argument to leave it."""
     copied = copy_model(proto, but={"initializer"})
     copied.graph.initializer.extend(change(tensor) for tensor in proto.graph.initializer)
-    inner = [*_tensors_in_nodes(copied.graph.node)]
-    inner += [tensor for function in copied.functions for tensor in _tensors_in_nodes(function.node)]
+    inner = [*tensors_in_nodes(copied.graph.node)]
+    inner += [tensor for function in copied.functions for tensor in tensors_in_nodes(function.node)]
     for tensor in inner:
         changed = change(tensor)
         if changed is not tensor:
@@ -94,7 +94,8 @@ def size_of(tensor: TensorProto) -> int:
     return int(prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
 
 
-def _tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+def tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
+    """Attribute values of nodes, and all tensors of their bodies."""
     for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("t"):
@@ -102,4 +103,4 @@ def _tensors_in_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[TensorProto]:
             yield from attribute.tensors
         for graph in graphs_inside(node):
             yield from graph.initializer
-            yield from _tensors_in_nodes(graph.node)
+            yield from tensors_in_nodes(graph.node)

@@ -38,7 +38,7 @@ def save_model(
     path = Path(path).absolute()
     data = path.with_name(path.name + ".data")
     refuse_overwriting(path, inputs)
-    if isinstance(model, Parts) and base is not None:
+    if isinstance(model, Parts) and base is not None and not model.apart:
         model = model.proto()
     held = model.tensors() if isinstance(model, Parts) else tensors(model)
     own = sum(size_of(t) for t in held if base is not None or not is_external(t))

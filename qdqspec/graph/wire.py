@@ -8,7 +8,7 @@ Source: protobuf.dev, "Encoding".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -16,7 +16,7 @@ from typing import TypeAlias
 import onnx
 from onnx import TensorProto
 
-from qdqspec.graph.protos import Message, copy_fields
+from qdqspec.graph.protos import Message, copy_fields, is_external, tensors_in_nodes
 
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 NODE = onnx.GraphProto.NODE_FIELD_NUMBER
@@ -73,11 +73,15 @@ def node_input(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A model in the order of its file: what stands before its graph, the graph in pieces, and what follows."""
+    """A model in the order of its file: what stands before its graph, the graph in pieces, and what follows.
+
+    ``apart`` says that every tensor with external data is a piece of its own.
+    """
 
     before: bytes
     graph: tuple[Piece, ...]
     after: bytes
+    apart: bool = False
 
     def proto(self) -> onnx.ModelProto:
         """The model that the bytes are."""
@@ -109,13 +113,15 @@ class Parts:
         yield self.after
 
 
-def parts_of(proto: onnx.ModelProto) -> Parts:
-    """A model in parts; no weight is copied."""
+def parts_of(proto: onnx.ModelProto, initializers: Iterable[TensorProto] | None = None) -> Parts:
+    """A model in parts; no weight is copied. Other ``initializers`` than its own may be given."""
     before, after = around_graph(proto)
+    tensors = proto.graph.initializer if initializers is None else initializers
     nodes = [wire_field(NODE, node.SerializeToString(deterministic=True)) for node in proto.graph.node]
     first = b"".join([*nodes, fields_between(proto.graph, NODE + 1, INITIALIZER - 1)])
     last = fields_between(proto.graph, INITIALIZER + 1, LAST)
-    return Parts(before, (first, *proto.graph.initializer, last), after)
+    inner = tensors_in_nodes(proto.graph.node)
+    return Parts(before, (first, *tensors, last), after, apart=not any(map(is_external, inner)))
 
 
 def around_graph(proto: onnx.ModelProto) -> tuple[bytes, bytes]:

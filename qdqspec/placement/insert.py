@@ -87,6 +87,7 @@ class Inserter:
         )
         self._inserts: dict[str, Insert] = {}  # by the row of the site
         self._bases: dict[int, _Base] = {}
+        self._apart = store is None
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
 
     def insert(self, placement: Placement) -> Inserted:
@@ -125,7 +126,7 @@ class Inserter:
 
     def _base(self, opset: int) -> _Base:
         if opset not in self._bases:
-            self._bases[opset] = _Base(self._model, self._proto, opset)
+            self._bases[opset] = _Base(self._model, self._proto, opset, apart=self._apart)
         return self._bases[opset]
 
 
@@ -143,7 +144,7 @@ def _version(proto: onnx.ModelProto) -> str:
 class _Base:
     """The model at one opset, with what is known of where inserts go in it."""
 
-    def __init__(self, model: Model, proto: onnx.ModelProto, opset: int) -> None:
+    def __init__(self, model: Model, proto: onnx.ModelProto, opset: int, *, apart: bool) -> None:
         self.notes: tuple[str, ...] = ()
         if opset > model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
             proto = raised(proto, opset)
@@ -152,7 +153,7 @@ class _Base:
         self._model = model
         self._nodes = proto.graph.node
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
-        self.template = Template(proto)
+        self.template = Template(proto, apart=apart)
         self.spots: dict[int, Spot] = {}  # by the number of the insert
 
     def find(self, insert: Insert) -> Spot:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
+from qdqspec.graph.protos import is_external, tensors_in_nodes
 from qdqspec.graph.wire import (
     INITIALIZER,
     INPUT,
@@ -84,7 +85,8 @@ def insert_of(site: Site, pair: Pair, *, number: int, covered: int, readers: int
 class Template:
     """A model cut open. Each node is a gap, its head, its inputs one by one, its rest, and another gap."""
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
+    def __init__(self, proto: onnx.ModelProto, *, apart: bool) -> None:
+        """``apart`` keeps initializers with external data as they are, so that it can be taken in on saving."""
         self._before, self._after = around_graph(proto)
         self._protos = proto.graph.node
         self._nodes: list[bytes] = []
@@ -96,7 +98,10 @@ class Template:
             self._sizes.append(sum(map(len, inputs)) + len(rest))
             self._nodes += [b"", head(NODE, self._sizes[-1]), *inputs, rest, b""]
         self._nodes.append(fields_between(proto.graph, NODE + 1, INITIALIZER - 1))
-        self._rest: list[Piece] = [_piece(tensor) for tensor in proto.graph.initializer]
+        self._apart = apart and not any(map(is_external, tensors_in_nodes(proto.graph.node)))
+        self._rest: list[Piece] = [
+            tensor if apart and is_external(tensor) else _piece(tensor) for tensor in proto.graph.initializer
+        ]
         self._initializers = {t.name: i for i, t in enumerate(proto.graph.initializer)}
         self._gap = len(self._rest)
         self._rest += [b"", fields_between(proto.graph, INITIALIZER + 1, INPUT - 1)]
@@ -135,7 +140,7 @@ class Template:
             if growth:
                 nodes[self._starts[node] + 1] = head(NODE, self._sizes[node] + growth)
         rest = self._weights(nodes, inserts)
-        return Parts(self._before, (b"".join(nodes), *_joined(rest)), self._after)
+        return Parts(self._before, (b"".join(nodes), *_joined(rest)), self._after, apart=self._apart)
 
     def _weights(self, nodes: list[bytes], inserts: Sequence[Insert]) -> list[Piece]:
         """What follows the nodes: integer weights in the place of float ones, or beside them, and constants."""

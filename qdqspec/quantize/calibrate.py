@@ -16,6 +16,8 @@ import onnx
 
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
+from qdqspec.graph.protos import copy_model
+from qdqspec.graph.wire import Parts, parts_of
 from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.quantize.ranges import TensorRange
 
@@ -25,7 +27,7 @@ Method: TypeAlias = Literal["max", "percentile", "entropy", "mse"]
 
 # Takes a model and returns what runs it: feed in, outputs by name out. The model comes from
 # `observer_model`; references to external data stay relative to the folder of the original.
-OutputRunner: TypeAlias = Callable[[onnx.ModelProto], Callable[[Feed], Mapping[str, Array]]]
+OutputRunner: TypeAlias = Callable[[Parts], Callable[[Feed], Mapping[str, Array]]]
 
 _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
     "percentile": percentile_range,
@@ -70,19 +72,20 @@ def calibrate(
     return spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
 
 
-def observer_model(model: Model, tensors: Iterable[str]) -> onnx.ModelProto:
-    """A copy of the model whose outputs are ``tensors``, in graph order, and nothing else.
+def observer_model(model: Model, tensors: Iterable[str]) -> Parts:
+    """The model with ``tensors`` for outputs, in graph order, and nothing else. It shares the model's weights.
 
     Graph inputs and constants cannot be outputs and are skipped, as is what no node of the main graph makes.
     """
+    observer = copy_model(model.proto, but={"initializer", "output"})
+    observer.graph.output.extend(_output(model, name) for name in _made(model, tensors))
+    return parts_of(observer, model.proto.graph.initializer)
+
+
+def _made(model: Model, tensors: Iterable[str]) -> list[str]:
     wanted = set(tensors)
     made = [out for node in model.nodes for out in node.outputs if out in wanted and out in model.producer]
-    outputs = [_output(model, name) for name in made if name not in model.constants]
-    observer = onnx.ModelProto()
-    observer.CopyFrom(model.proto)
-    del observer.graph.output[:]
-    observer.graph.output.extend(outputs)
-    return observer
+    return [name for name in made if name not in model.constants]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +100,10 @@ class _Watch:
     def over(cls, model: Model, tensors: Iterable[str], run: OutputRunner) -> _Watch:
         """Watch ``tensors`` that are not known to hold something else than floats."""
         wanted = {t for t in tensors if model.elem_type(t) in (*_FLOATS, None) and t not in model.constants}
-        observer = observer_model(model, wanted)
         return cls(
             wanted=frozenset(wanted),
             inputs=frozenset(wanted & set(model.inputs)),
-            execute=run(observer) if observer.graph.output else None,
+            execute=run(observer_model(model, wanted)) if _made(model, wanted) else None,
         )
 
     def values(self, feed: Feed) -> dict[str, Array]:

@@ -19,7 +19,7 @@ _Key = tuple[str, str, int | None, bool, tuple[Consumer, ...]]
 
 
 class Quantizer:
-    """Gives scale and zero point of a site, and the integers of a weight. Each is computed once.
+    """Gives scale and zero point of a site, computed once, and the integers of a weight, computed anew.
 
     The site says format and axis. ``ranges`` should be tied already (`tie_ranges`). ``reduce_range`` uses
     7 bits of an 8-bit weight; ``symmetric_activations`` puts the zero point of unsigned activations that
@@ -42,7 +42,6 @@ class Quantizer:
         self._symmetric = symmetric_activations
         self._biases = biases or {}
         self._params: dict[_Key, QuantParams] = {}
-        self._integers: dict[_Key, Array] = {}
 
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of the site.
@@ -57,11 +56,8 @@ class Quantizer:
         return self._params[key]
 
     def integer_weight(self, site: Site) -> Array:
-        """The weight's integers, in the shape of the weight. Shared memory: do not write to it."""
-        key = _key(site)
-        if key not in self._integers:
-            self._integers[key] = quantize(self._floats(site), self.params(site))
-        return self._integers[key]
+        """The weight's integers, in the shape of the weight. Not kept: who asks stores them."""
+        return quantize(self._floats(site), self.params(site))
 
     def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
         """The sites of a placement with their numbers, by tensor name and consumers."""

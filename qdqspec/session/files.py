@@ -8,16 +8,19 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from qdqspec.errors import OutputError, StateError
 from qdqspec.graph.model import Model
+from qdqspec.graph.ondisk import LARGE
 from qdqspec.graph.save import refuse_overwriting, save_model, write_text
+from qdqspec.graph.weights import WeightStore
 from qdqspec.measure.journal import Journal
 from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache
-from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.session.kept import MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
 from qdqspec.session.prepare import Prepared, require_path
@@ -182,9 +185,16 @@ def _write_placement(prepared: Prepared, placement: Placement, path: Path) -> No
         _copy(prepared.given, path)
         return
     given = require_path(prepared.given)
-    inserted = insert_qdq(prepared.model, placement, prepared.numbers)
-    prepared.warnings.extend(note for note in inserted.notes if note not in prepared.warnings)
-    save_model(inserted.proto, path, inputs=[given], base=given.parent)
+    with ExitStack() as stack:
+        store, base = None, given.parent
+        if (
+            given.stat().st_size >= LARGE
+        ):  # its integer weights stay on disk until they are written, as it did
+            base = Path(stack.enter_context(TemporaryDirectory(prefix=".qdqspec-", dir=path.parent)))
+            store = WeightStore(base, base=given.parent)
+        inserted = Inserter(prepared.model, prepared.numbers, store=store).insert(placement)
+        prepared.warnings.extend(note for note in inserted.notes if note not in prepared.warnings)
+        save_model(inserted.parts, path, inputs=[given], base=base)
 
 
 def _copy(given: Model, path: Path) -> None:

@@ -9,8 +9,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import onnx
-
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
 from qdqspec.errors import ModelError
 from qdqspec.graph.fold import fold_batchnorm
@@ -145,9 +143,7 @@ class Prepared:
         """Scales, zero points and integer weights."""
         return self._numbered[1]
 
-    def _observe(
-        self, observers: ExitStack, observer: onnx.ModelProto
-    ) -> Callable[[Feed], Mapping[str, Array]]:
+    def _observe(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
         """Run the observer until ``observers`` are closed: on the backend where that gives outputs fast enough."""
         folder = observers.enter_context(TemporaryDirectory(prefix="qdqspec-"))
         path = Path(folder) / "observer.onnx"

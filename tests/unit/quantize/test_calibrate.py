@@ -11,14 +11,17 @@ from onnx import TensorProto, helper
 
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.wire import Parts
 from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
 from qdqspec.quantize.ranges import TensorRange
 
 METHODS = ("max", "percentile", "entropy", "mse")
 
 
-def run_on_cpu(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+def run_on_cpu(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+    session = onnxruntime.InferenceSession(
+        parts.proto().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     names = [output.name for output in session.get_outputs()]
     return lambda feed: dict(zip(names, session.run(names, dict(feed)), strict=True))
 
@@ -51,7 +54,7 @@ def test_the_range_includes_zero_that_the_data_never_reached(absolute: Model) ->
 
 
 def test_graph_inputs_alone_need_no_run(absolute: Model) -> None:
-    def refuse(proto: onnx.ModelProto) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+    def refuse(observer: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
         raise AssertionError("nothing to run")
 
     assert calibrate(absolute, ["x"], feeds_of([1]), "max", refuse) == {"x": TensorRange(0, 1)}
@@ -176,6 +179,6 @@ def test_samples_are_asked_for_one_at_a_time(absolute: Model) -> None:
 
 def test_the_observer_has_the_wanted_outputs_and_leaves_the_model_alone(absolute: Model) -> None:
     before = absolute.proto.SerializeToString(deterministic=True)
-    observer = observer_model(absolute, ["y", "n", "x", "nobody"])
+    observer = observer_model(absolute, ["y", "n", "x", "nobody"]).proto()
     assert [output.name for output in observer.graph.output] == ["n", "y"]
     assert absolute.proto.SerializeToString(deterministic=True) == before

@@ -60,7 +60,6 @@ def test_a_real_weight_comes_back_within_half_a_step_of_each_channel(
 def test_numbers_are_computed_once(resnet: Model, conv_weight: Site) -> None:
     quantizer = Quantizer(resnet, {"input": TensorRange(0, 1)})
     assert quantizer.params(conv_weight) is quantizer.params(conv_weight)
-    assert quantizer.integer_weight(conv_weight) is quantizer.integer_weight(conv_weight)
     assert quantizer.params(activation("input")) is quantizer.params(activation("input"))
 
 
