@@ -1,0 +1,47 @@
+"""Tied classes: what gets one label because it stands at one place of one pattern."""
+
+from __future__ import annotations
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._classes import gathered, pure_choices, spread, tied_classes
+
+
+def test_classes_partition_the_units(space_of) -> None:
+    space = space_of("squeezenet10")
+    names = [name for tied in tied_classes(space) for name in tied.units]
+    assert sorted(names) == sorted(unit.id for unit in space.units)
+
+
+def test_units_of_one_class_are_alike_and_in_regions_of_one_pattern(space_of) -> None:
+    space = space_of("digits_resnet")
+    patterns = {
+        node: region.pattern for region in space.regions if not region.children for node in region.nodes
+    }
+    classes = tied_classes(space)
+    assert any(len(tied.units) > 1 for tied in classes)
+    for tied in classes:
+        assert len({space.by_id[name].op_type for name in tied.units}) == 1
+        assert {patterns[name] for name in tied.units} == {tied.pattern}
+
+
+def test_without_regions_every_unit_is_its_own(space_of) -> None:
+    space = space_of()
+    bare = SchemeSpace.__new__(SchemeSpace)
+    bare.__dict__.update({**space.__dict__, "regions": ()})
+    assert [tied.units for tied in tied_classes(bare)] == [(unit.id,) for unit in space.units]
+
+
+def test_the_pure_choices_are_float_everything_and_inputs_only(space_of) -> None:
+    space = space_of()
+    classes = tied_classes(space)
+    placements = [space.resolve(spread(space, classes, choice)) for choice in pure_choices(classes)]
+    assert [placement.digest for placement in placements] == [
+        space.resolve(labels).digest for labels in ({}, space.everything(), space.uniform("in-only"))
+    ]
+
+
+def test_labels_of_classes_come_back_from_labels_of_units(space_of) -> None:
+    space = space_of("squeezenet10")
+    classes = tied_classes(space)
+    for choice in pure_choices(classes):
+        assert gathered(classes, spread(space, classes, choice)) == choice

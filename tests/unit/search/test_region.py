@@ -1,0 +1,141 @@
+"""The region strategy: order, incumbent, budget, and what it never does."""
+
+from __future__ import annotations
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._classes import tied_classes
+from qdqspec.search.region import SCHEMES, RegionSearch
+from qdqspec.types import Placement, Trial
+
+
+def by_pairs(placement: Placement) -> float:
+    """Every pair helps."""
+    return 1.0 / (1 + placement.pairs)
+
+
+def hurting(placement: Placement) -> float:
+    """Every pair costs."""
+    return 1.0 + placement.pairs
+
+
+def patterns_of(space: SchemeSpace, before: Placement, after: Placement) -> set[str]:
+    """The patterns of the units whose labels differ."""
+    pattern = {name: tied.pattern for tied in tied_classes(space) for name in tied.units}
+    return {pattern[name] for name, _ in set(before.labels) ^ set(after.labels)}
+
+
+def test_it_begins_with_the_reference_and_with_everything(space_of, drive) -> None:
+    space = space_of()
+    first, second, *_ = drive(RegionSearch, space, by_pairs, trials=5)
+    assert first.placement == space.resolve({})
+    assert second.placement == space.resolve(space.everything())
+
+
+def test_no_placement_is_asked_for_twice(space_of, drive) -> None:
+    trials = drive(RegionSearch, space_of(), by_pairs, trials=400)
+    assert len({trial.placement.digest for trial in trials}) == len(trials) > 30
+
+
+def test_every_candidate_differs_from_what_has_won_in_one_pattern(space_of, drive) -> None:
+    space = space_of()
+    best = space.resolve({})
+    order: list[str] = []
+    for trial in drive(RegionSearch, space, by_pairs, trials=200):
+        if trial.phase == "region":
+            changed = patterns_of(space, best, trial.placement)
+            assert len(changed) == 1
+            order += [name for name in changed if name not in order[-1:]]
+        best = trial.placement if trial.incumbent else best
+    assert len(order) == len(set(order)) > 3  # and a pattern that was left is not taken up again
+
+
+def test_patterns_come_in_order_of_their_share_of_the_time(space_of, drive) -> None:
+    space = space_of()
+    spent = {node.name: 1.0 + node.index for node in space.model.nodes}  # as the profile says
+    share: dict[str, float] = {}
+    for tied in tied_classes(space):
+        time = sum(spent[node] for name in tied.units for node in space.by_id[name].nodes)
+        share[tied.pattern] = share.get(tied.pattern, 0.0) + time
+    start = space.resolve({})
+    seen: list[str] = []
+    for trial in drive(RegionSearch, space, hurting, trials=300):
+        if trial.phase == "region":
+            (pattern,) = patterns_of(space, start, trial.placement)
+            seen += [pattern] if pattern not in seen else []
+    assert seen == sorted(share, key=lambda name: -share[name])
+
+
+def test_losses_leave_the_incumbent_as_it_is(space_of, drive) -> None:
+    trials = drive(RegionSearch, space_of(), hurting, trials=300)
+    assert [trial.number for trial in trials if trial.incumbent] == [0]
+
+
+def test_a_pattern_that_goes_on_losing_is_left_early(space_of, drive) -> None:
+    space = space_of()
+    count = len({tied.pattern for tied in tied_classes(space)})
+    budget = RegionSearch.default_trials("default", space)
+    trials = drive(RegionSearch, space, hurting, trials=budget)
+    assert len(trials) <= 2 + count * 10 < budget
+
+
+def test_a_small_budget_is_shared_by_the_patterns(space_of, drive) -> None:
+    space = space_of()
+    start = space.resolve({})
+    trials = [t for t in drive(RegionSearch, space, hurting, trials=24) if t.phase == "region"]
+    assert len(set().union(*(patterns_of(space, start, trial.placement) for trial in trials))) >= 4
+
+
+def test_it_finds_what_one_pattern_gains_and_others_lose(space_of, drive) -> None:
+    space = space_of()
+    good = max(tied_classes(space), key=lambda tied: len(tied.units)).pattern
+    pattern = {name: tied.pattern for tied in tied_classes(space) for name in tied.units}
+
+    def cost(placement: Placement) -> float:
+        gains = sum(pattern[name] == good for name, _ in placement.labels)
+        return 1.0 - 0.05 * gains + 0.05 * (len(placement.labels) - gains)
+
+    best = min(drive(RegionSearch, space, cost, trials=200), key=cost_of)
+    assert {pattern[name] for name, _ in best.placement.labels} == {good}
+
+
+def cost_of(trial: Trial) -> float:
+    assert trial.ratio is not None
+    return trial.ratio
+
+
+def test_failures_are_losses(space_of, drive) -> None:
+    space = space_of()
+    trials = drive(RegionSearch, space, lambda p: 1.0 if not p.sites else None, trials=60)
+    assert [trial.incumbent for trial in trials].count(True) == 1
+    assert len(trials) > 10
+
+
+def test_one_seed_gives_one_search_and_another_seed_another(space_of, drive) -> None:
+    space = space_of()
+    runs = [[t.placement.digest for t in drive(RegionSearch, space, by_pairs, seed=s)] for s in (0, 0, 1)]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_seed_that_wins_is_what_it_goes_on_from(space_of, drive) -> None:
+    space = space_of()
+    seed = space.resolve({space.units[3].id: space.units[3].full})
+
+    def cost(placement: Placement) -> float:
+        return 0.5 if placement == seed else 1.0 + 0.001 * placement.pairs
+
+    trials = drive(RegionSearch, space, cost, seeds=(seed,), trials=30)
+    assert trials[2].phase == "seed"
+    for trial in trials[3:]:
+        assert len(patterns_of(space, seed, trial.placement)) == 1
+
+
+def test_presets_are_schemes_a_pattern(space_of) -> None:
+    space = space_of()
+    count = len({tied.pattern for tied in tied_classes(space)})
+    assert {p: RegionSearch.default_trials(p, space) for p in SCHEMES} == {
+        "quick": 2 + 30 * count, "default": 2 + 50 * count, "extensive": 2 + 200 * count,
+    }  # fmt: skip
+
+
+def test_a_model_with_nothing_to_quantize_ends_at_once(space_of, drive) -> None:
+    assert len(drive(RegionSearch, space_of("digits_resnet", "Identity"), by_pairs)) == 1
