@@ -17,6 +17,7 @@ from qdqspec.types import (
     AccuracyEvidence,
     Case,
     CaseRecord,
+    Change,
     CheckResult,
     CheckSpec,
     Consumer,
@@ -30,6 +31,7 @@ from qdqspec.types import (
     Placement,
     Provenance,
     Race,
+    RegressionEvidence,
     RunRecord,
     Samples,
     SearchResult,
@@ -244,6 +246,29 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
         ),
     )
     return {result.optimizer: result for result in found}
+
+
+def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionEvidence]:
+    """A case beside its baseline, ``change`` slower than it, with bounds two per cent to each side."""
+    moved = 1 + change
+    return {
+        "regression": RegressionEvidence(
+            state="compared",
+            file="__baselines__/squeezenet/sample-device.json",
+            command="pytest specs/squeezenet.qdq.yaml::default::regression --qdq-update=changed",
+            baseline=Interval(median=0.574, low=0.567, high=0.581),
+            ratio=Interval(median=0.574 * moved, low=0.566 * moved, high=0.582 * moved),
+            change=Change(
+                builds=Interval(median=moved, low=moved - 0.02, high=moved + 0.02),
+                ranks=Interval(median=moved, low=moved - 0.01, high=moved + 0.01),
+                p_value=0.0004 if abs(change) > 0.01 else 0.31,
+            ),
+            looks=looks,
+            builds=6 if looks > 1 else 3,
+            recorded="2026-01-08T14:00:00+00:00",
+            notes=("onnxruntime: was 1.31.0, is 1.31.1",),
+        )
+    }
 
 
 def sample_pairs(count: int, *, whole: int) -> tuple[PlacedPair, ...]:

@@ -6,7 +6,13 @@ import pytest
 
 from qdqspec.registry import names
 from qdqspec.testing.checks import CheckContract
-from qdqspec.testing.records import cached_case, check_named, faster_case, sample_survival
+from qdqspec.testing.records import (
+    cached_case,
+    check_named,
+    faster_case,
+    sample_regression,
+    sample_survival,
+)
 from qdqspec.types import Evidence, Interval, LatencyEvidence
 
 FASTER = faster_case().evidence
@@ -83,6 +89,13 @@ class TestSurvival(CheckContract):
     )
 
 
+class TestRegression(CheckContract):
+    check = check_named("regression")
+    passing = ({"kind": "regression", "max": "5%"}, replace(FASTER, regression=sample_regression(0.004)))
+    failing = ({"kind": "regression"}, replace(FASTER, regression=sample_regression(0.098, looks=2)))
+    inconclusive = ({"kind": "regression"}, replace(FASTER, regression=sample_regression(0.045, looks=2)))
+
+
 def test_every_check_has_a_contract() -> None:
     tested = {
         suite.passing[0]["kind"] for suite in CheckContract.__subclasses__() if "passing" in vars(suite)
@@ -93,7 +106,16 @@ def test_every_check_has_a_contract() -> None:
 @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
 def test_messages(outcome: str, golden) -> None:
     lines = []
-    for suite in (TestLatency, TestSpeedup, TestParity, TestAccuracy, TestPlacement, TestSize, TestSurvival):
+    for suite in (
+        TestLatency,
+        TestSpeedup,
+        TestParity,
+        TestAccuracy,
+        TestPlacement,
+        TestSize,
+        TestSurvival,
+        TestRegression,
+    ):
         verdict = suite().judged(outcome)
         lines += [f"{suite.passing[0]['kind']}: {verdict.headline}"]
         for section in verdict.sections:

@@ -1,0 +1,120 @@
+"""What the regression check makes of every state that a baseline can be in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.checks.regression import is_stale, judge_change
+from qdqspec.testing.records import check_named, faster_case, params_of, sample_regression
+from qdqspec.types import Change, Evidence, Interval, RegressionEvidence, Verdict
+
+FASTER = faster_case().evidence
+SAMPLE = sample_regression(0.0)["regression"]
+NOTHING = replace(SAMPLE, baseline=None, ratio=None, change=None, notes=())
+
+
+def with_(found: RegressionEvidence, name: str = "regression") -> Evidence:
+    return replace(FASTER, regression={name: found})
+
+
+def judge(found: RegressionEvidence, **values: object) -> Verdict:
+    return check_named("regression").judge(params_of("regression", **values), with_(found))
+
+
+def change(low: float, high: float, *, ranks: tuple[float, float] | None = None) -> Change:
+    rank_low, rank_high = ranks or (low, high)
+    return Change(
+        builds=Interval(median=(low + high) / 2, low=low, high=high),
+        ranks=Interval(median=(rank_low + rank_high) / 2, low=rank_low, high=rank_high),
+        p_value=0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "outcome"),
+    [
+        (change(0.99, 1.05), "pass"),
+        (change(0.99, 1.051), "inconclusive"),
+        (change(1.05, 1.2), "inconclusive"),
+        (change(1.051, 1.2), "fail"),
+        (change(1.051, 1.2, ranks=(1.04, 1.3)), "inconclusive"),
+        (change(0.5, 0.6), "pass"),
+    ],
+)
+def test_a_failure_needs_builds_and_ranks_beyond_the_allowance(seen: Change, outcome: str) -> None:
+    assert judge_change(seen, 0.05) == outcome
+
+
+BOUND = st.floats(0.2, 5)
+
+
+@given(BOUND, BOUND, BOUND, BOUND, st.floats(0.001, 1))
+def test_whatever_fails_at_an_allowance_fails_at_every_smaller_one(
+    a: float, b: float, c: float, d: float, allowed: float
+) -> None:
+    seen = change(min(a, b), max(a, b), ranks=(min(c, d), max(c, d)))
+    if judge_change(seen, allowed) == "fail":
+        assert judge_change(seen, allowed / 2) == "fail"
+    if judge_change(seen, allowed) == "pass":
+        assert judge_change(seen, allowed * 2) == "pass"
+    assert not (is_stale(seen, allowed) and judge_change(seen, allowed) != "pass")
+
+
+def test_checks_with_ids_have_entries_of_their_own() -> None:
+    slower = sample_regression(0.2)["regression"]
+    evidence = replace(FASTER, regression={"regression": SAMPLE, "tight": slower})
+    check = check_named("regression")
+    assert check.judge(params_of("regression"), evidence).outcome == "pass"
+    assert check.judge(params_of("regression", id="tight"), evidence).outcome == "fail"
+
+
+def test_a_missing_baseline_skips_or_fails_and_says_how_to_make_it() -> None:
+    missing = replace(NOTHING, state="missing", command="pytest a.qdq.yaml --qdq-update=new")
+    assert judge(missing).outcome == "inconclusive"
+    assert judge(missing).command == missing.command
+    required = judge(replace(missing, required=True))
+    assert required.outcome == "fail"
+    assert missing.command in required.advice
+
+
+STATES = {
+    "missing": replace(NOTHING, state="missing"),
+    "missing, required": replace(NOTHING, state="missing", required=True),
+    "unlike": replace(NOTHING, state="unlike", reason="quantize.format was int8, is fp8"),
+    "off": replace(NOTHING, state="off", command=""),
+    "written": replace(SAMPLE, state="written", baseline=None, change=None),
+    "renewed": replace(SAMPLE, state="written", change=None),
+    "same": SAMPLE,
+    "stale": sample_regression(-0.12)["regression"],
+    "slower": sample_regression(0.12, looks=2)["regression"],
+    "undecided": sample_regression(0.055, looks=2)["regression"],
+    "left alone, then and now": replace(
+        SAMPLE,
+        baseline=Interval(median=1, low=1, high=1),
+        ratio=Interval(median=1, low=1, high=1),
+        change=change(1, 1),
+        notes=(),
+    ),
+}
+
+
+def test_messages(golden) -> None:
+    lines = []
+    for name, found in STATES.items():
+        verdict = judge(found)
+        lines += [f"{name}: {verdict.outcome}: {verdict.headline}"]
+        for section in verdict.sections:
+            lines += [f"  {section.title}: {section.text}".rstrip(": ")]
+            lines += [f"    {' | '.join(row)}" for row in (section.headers, *section.rows) if row]
+        lines += [f"  {verdict.advice}"] if verdict.advice else []
+    golden("checks/regression.txt", "\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("values", [{"max": 0}, {"max": "-1%"}, {"max": "much%"}, {"max": "nan%"}])
+def test_an_allowance_that_means_nothing_is_refused(values: dict) -> None:
+    with pytest.raises(ValueError, match="max"):
+        params_of("regression", **values)
