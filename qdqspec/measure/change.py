@@ -56,7 +56,7 @@ def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
     values = samples.on(clock)
     count = builds if builds > 0 and len(values) % builds == 0 else 1
     length = len(values) // count
-    return tuple(values[start : start + length] for start in range(0, len(values), length))
+    return tuple(values[start : start + length] for start in range(0, len(values), max(1, length)))
 
 
 def ratio_interval(times: BuildTimes) -> Interval:

@@ -1,0 +1,70 @@
+"""Any bytes are a baseline or one clear error; any baseline survives its file."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.baseline.store import Baseline, Entry, Ratio, RoleTimes, read_baseline, update_baseline
+from qdqspec.errors import StateError
+
+MS = st.floats(1e-6, 1e6)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+PLAIN = st.recursive(st.none() | st.booleans() | st.integers() | TEXT, st.lists, max_leaves=5)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    rounds, builds = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    role = st.tuples(*[st.tuples(*[MS] * rounds)] * builds)
+    times = st.builds(RoleTimes, wall_ms=role, cpu_ms=role)
+    low, median, high = sorted(draw(st.tuples(MS, MS, MS)))
+    return Entry(
+        ratio=Ratio(median=median, low=low, high=high),
+        clock=draw(st.sampled_from(["cpu", "wall"])),
+        samples={"tuned": draw(times), "reference": draw(times)},
+        model_sha256=draw(TEXT),
+        rules=draw(st.dictionaries(TEXT, PLAIN, max_size=3)),
+        scheme=draw(TEXT),
+        environment=draw(st.dictionaries(TEXT, TEXT, max_size=3)),
+    )
+
+
+@given(st.dictionaries(st.tuples(TEXT, TEXT), entries(), min_size=1, max_size=3), TEXT)
+def test_what_is_written_is_read(put: dict, device: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "device.json"
+        update_baseline(path, device, put)
+        known = read_baseline(path)
+        assert known is not None
+        assert known.device == device
+        assert {name: known.entry(name) for name in known.names()} == put
+
+
+def read(content: bytes) -> Baseline | None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "device.json"
+        path.write_bytes(content)
+        return read_baseline(path)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_baseline_or_one_error(content: bytes) -> None:
+    try:
+        assert read(content) is not None
+    except StateError as error:
+        assert "\n  " in str(error)
+
+
+@given(entries(), st.data())
+def test_a_truncated_or_flipped_file_is_a_baseline_or_one_error(entry: Entry, data: st.DataObject) -> None:
+    whole = Baseline(device="d", cases={"default": {"regression": entry}}).model_dump_json().encode()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    damaged = whole[:place] if data.draw(st.booleans()) else whole[:place] + b"\xff" + whole[place + 1 :]
+    try:
+        read(damaged)
+    except StateError as error:
+        assert str(error).count("\n") == 1

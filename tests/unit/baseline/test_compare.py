@@ -1,0 +1,96 @@
+"""When a baseline is refused, and what is only told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qdqspec.baseline.compare import Conditions, differences, rules_of, unlikeness
+from qdqspec.baseline.store import Entry, Ratio, RoleTimes
+from qdqspec.types import Case, Inputs, InputShape, PatternRules, QuantizeRules, ShapeProfile, TuneRules
+
+CASE = Case(id="default", model=Path("/m.onnx"))
+NOW = Conditions(
+    clock="cpu",
+    model_sha256="a" * 64,
+    rules=rules_of(CASE),
+    scheme="0123",
+    environment={"onnxruntime": "1.31.1", "cpu": "Sample"},
+)
+TIMES = RoleTimes(wall_ms=((1.0,),), cpu_ms=((1.0,),))
+ENTRY = Entry(
+    ratio=Ratio(median=1, low=1, high=1),
+    clock="cpu",
+    samples={"tuned": TIMES, "reference": TIMES},
+    model_sha256="a" * 64,
+    rules=dict(NOW.rules),
+    scheme="0123",
+    environment=dict(NOW.environment),
+)
+
+
+def test_the_same_is_compared() -> None:
+    assert unlikeness(ENTRY, NOW) == ""
+    assert differences(ENTRY, NOW) == ()
+
+
+def with_case(**fields: object) -> Conditions:
+    return replace(NOW, rules=rules_of(replace(CASE, **fields)))
+
+
+SHAPE = InputShape(min=(1, 3), opt=(8, 3), max=(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (replace(NOW, model_sha256="b" * 64), "another model (aaaaaaaaaaaa, now bbbbbbbbbbbb)"),
+        (replace(NOW, clock="wall"), "cpu clock"),
+        (with_case(quantize=QuantizeRules(format="fp8")), "quantize.format was int8, is fp8"),
+        (
+            with_case(quantize=QuantizeRules(calibration="entropy")),
+            "quantize.calibration was max, is entropy",
+        ),
+        (with_case(patterns=PatternRules(deny=("Softmax",))), "patterns.deny was empty, is Softmax"),
+        (with_case(inputs=Inputs(batch=8)), "inputs.batch was unset, is 8"),
+        (with_case(inputs=Inputs(profiles=(ShapeProfile(shapes={"x": SHAPE}),))), "inputs.shapes was"),
+    ],
+)
+def test_unlike_conditions_are_refused_with_the_reason(now: Conditions, words: str) -> None:
+    assert words in unlikeness(ENTRY, now)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tune": TuneRules(trials=3)},
+        {"title": "another title"},
+        {"patterns": PatternRules()},
+    ],
+)
+def test_what_a_ratio_does_not_depend_on_refuses_nothing(fields: dict) -> None:
+    assert unlikeness(ENTRY, with_case(**fields)) == ""
+
+
+def test_the_order_of_patterns_means_nothing() -> None:
+    first = replace(NOW, rules=rules_of(replace(CASE, patterns=PatternRules(allow=("A", "B")))))
+    second = replace(NOW, rules=rules_of(replace(CASE, patterns=PatternRules(allow=("B", "A")))))
+    assert first == second
+
+
+def test_a_rule_that_an_older_version_did_not_know_refuses_nothing() -> None:
+    assert unlikeness(ENTRY, replace(NOW, rules={**NOW.rules, "quantize.rounding": "even"})) == ""
+
+
+def test_the_environment_is_told_and_not_judged() -> None:
+    now = replace(
+        NOW, scheme="4567", environment={"onnxruntime": "1.31.2", "cpu": "Sample", "python": "3.12"}
+    )
+    assert unlikeness(ENTRY, now) == ""
+    assert differences(ENTRY, now) == (
+        "placement: was 0123, is 4567",
+        "onnxruntime: was 1.31.1, is 1.31.2",
+        "python: was unknown, is 3.12",
+    )

@@ -1,0 +1,189 @@
+"""Baseline files: what stands in them, and what becomes of them when written or damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from qdqspec.baseline.store import (
+    Baseline,
+    Entry,
+    Ratio,
+    Renewal,
+    RoleTimes,
+    baseline_file,
+    find_baselines,
+    read_baseline,
+    update_baseline,
+)
+from qdqspec.errors import OutputError, StateError
+from qdqspec.types import Case, DeviceKey
+
+TIMES = RoleTimes(wall_ms=((2.0, 2.1), (2.2, 2.0)), cpu_ms=((1.0, 1.1), (1.2, 1.0)))
+ENTRY = Entry(
+    ratio=Ratio(median=0.5, low=0.49, high=0.51),
+    clock="cpu",
+    samples={"tuned": TIMES, "reference": TIMES},
+    model_sha256="ab" * 32,
+    rules={"quantize.format": "int8", "patterns.deny": ["Softmax"]},
+    scheme="0123",
+    environment={"onnxruntime": "1.31.1"},
+    recorded="2026-01-08T14:00:00+00:00",
+)
+NAME = ("default", "regression")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "__baselines__" / "net" / "device.json"
+    update_baseline(path, "device", {NAME: ENTRY})
+    return path
+
+
+def test_what_is_written_is_read(file: Path) -> None:
+    known = read_baseline(file)
+    assert known is not None
+    assert known.entry(NAME) == ENTRY
+    assert known.device == "device"
+
+
+def test_a_file_reads_well_in_a_diff(file: Path) -> None:
+    """Sorted keys, a line for each build, a line break at the end; so a renewal changes few lines."""
+    text = file.read_text()
+    assert (
+        text
+        == json.dumps(json.loads(text), indent=1, sort_keys=True)
+        .replace("[\n        1.0,\n        1.1\n       ]", "[ 1.0, 1.1 ]")
+        .replace("[\n        1.2,\n        1.0\n       ]", "[ 1.2, 1.0 ]")
+        .replace("[\n        2.0,\n        2.1\n       ]", "[ 2.0, 2.1 ]")
+        .replace("[\n        2.2,\n        2.0\n       ]", "[ 2.2, 2.0 ]")
+        + "\n"
+    )
+
+
+def test_other_entries_stay(file: Path) -> None:
+    update_baseline(file, "device", {("b8", "regression"): ENTRY})
+    known = read_baseline(file)
+    assert known is not None
+    assert known.names() == (("b8", "regression"), NAME)
+
+
+def test_the_last_entry_takes_the_file_along(file: Path) -> None:
+    update_baseline(file, "", {}, [NAME, ("gone", "anyway")])
+    assert not file.exists()
+    assert read_baseline(file) is None
+
+
+def test_dropping_keeps_the_device(file: Path) -> None:
+    update_baseline(file, "device", {("b8", "regression"): ENTRY})
+    update_baseline(file, "", {}, [NAME])
+    known = read_baseline(file)
+    assert known is not None
+    assert known.device == "device"
+
+
+def test_entries_of_two_devices_never_share_a_file(file: Path) -> None:
+    update_baseline(file, "another device", {("b8", "regression"): ENTRY})
+    known = read_baseline(file)
+    assert known is not None
+    assert (known.device, known.names()) == ("another device", (("b8", "regression"),))
+
+
+def test_a_damaged_file_is_written_anew(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:100])
+    update_baseline(file, "device", {NAME: ENTRY})
+    assert read_baseline(file) == Baseline(device="device", cases={"default": {"regression": ENTRY}})
+
+
+def changed(**values: object) -> str:
+    data = json.loads(Baseline(device="d", cases={"default": {"regression": ENTRY}}).model_dump_json())
+    data["cases"]["default"]["regression"].update(values)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "not a baseline"),
+        ("[]", "not a baseline"),
+        ('{"schema_version": 2, "device": "d"}', "schema_version"),
+        ("[" * 5000, "not a baseline"),
+        (changed(ratio={"median": 0, "low": 0, "high": 1}), "ratio.median"),
+        (changed(clock="sun"), "clock"),
+        (changed(samples={}), "tuned and reference need samples"),
+        (changed(samples={"tuned": {"wall_ms": [[1]]}, "reference": {"wall_ms": [[1]]}}), "gating clock"),
+        (
+            changed(
+                clock="wall",
+                samples={"tuned": {"wall_ms": [[1, 2], [1]]}, "reference": {"wall_ms": [[1, 2]]}},
+            ),
+            "equally many",
+        ),
+        (
+            changed(clock="wall", samples={"tuned": {"wall_ms": [[-1]]}, "reference": {"wall_ms": [[1]]}}),
+            "greater",
+        ),
+    ],
+)
+def test_a_damaged_file_is_one_error_that_names_it(tmp_path: Path, content: str, words: str) -> None:
+    path = tmp_path / "device.json"
+    path.write_text(content)
+    with pytest.raises(StateError, match=words) as error:
+        read_baseline(path)
+    assert error.value.where == str(path)
+    assert "--qdq-update" in (error.value.cure or "")
+
+
+def test_a_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="cannot be read"):
+        read_baseline(tmp_path)
+
+
+def test_what_cannot_be_written_leaves_the_old_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = file.read_bytes()
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OutputError, match="No space left"):
+        update_baseline(file, "device", {("b8", "regression"): ENTRY})
+    assert file.read_bytes() == before
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("x86-64-onnxruntime-1.31-t1", "x86-64-onnxruntime-1.31-t1.json"),
+        ("../../etc/passwd", "etc-passwd.json"),
+        ("NVIDIA H100 / 9.0", "NVIDIA-H100-9.0.json"),
+        ("...", "device.json"),
+        ("k" * 500, "k" * 120 + ".json"),
+    ],
+)
+def test_any_device_key_gives_a_file_in_its_folder(key: str, name: str) -> None:
+    case = Case(id="default", model=Path("/p/net.onnx"), spec=Path("/p/specs/net.qdq.yaml"))
+    file = baseline_file(case, DeviceKey(key=key))
+    assert file == Path("/p/specs/__baselines__/net") / name
+
+
+def test_a_bare_model_has_no_baseline() -> None:
+    assert baseline_file(Case(id="default", model=Path("/p/net.onnx")), DeviceKey(key="d")) is None
+
+
+def test_baselines_are_found_below_folders_and_nothing_else_is(file: Path) -> None:
+    root = file.parents[2]
+    (root / "reports").mkdir()
+    (root / "reports" / "result.json").touch()
+    assert list(find_baselines([root])) == [file]
+    assert list(find_baselines([file.parent])) == [file]
+    assert list(find_baselines([file])) == [file]
+
+
+def test_a_renewal_travels_between_processes() -> None:
+    renewal = Renewal(file=Path("/a/b.json"), device="d", name=NAME, old=0.6, entry=ENTRY)
+    assert Renewal.from_json(json.loads(json.dumps(renewal.to_json()))) == renewal
