@@ -127,7 +127,7 @@ class Session:
         pairs = space.resolve(space.everything()).pairs
         return (
             f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
-            f"up to {pairs} Q/DQ pairs; at most {trials_of(case.tune)} builds and 12 to confirm"
+            f"up to {pairs} Q/DQ pairs; at most {trials_of(case.tune, space)} builds and 12 to confirm"
         )
 
     def output(self, case: Case) -> Path:

@@ -34,6 +34,7 @@ from qdqspec.types import (
 
 WRITTEN = {
     "reference.onnx", "tuned_raw.onnx", "tuned.onnx", "trials.jsonl", "scheme.json", "layers.csv",
+    "patterns.yaml",
 }  # fmt: skip
 ALL = frozenset({"latency", "parity", "size"})
 
