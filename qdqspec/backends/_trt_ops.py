@@ -42,7 +42,7 @@ BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
 
 # Format: the first compute capability that computes in it, and the first TensorRT of those we support.
 # Not every later GPU has what an earlier one has: MXFP8 is for data centers (10.x) only.
-_FORMATS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+FORMATS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "int8": ((7, 5), (10, 9)),
     "fp8": ((8, 9), (10, 9)),
     "int4": ((8, 0), (10, 9)),
@@ -58,6 +58,6 @@ def formats_for(capability: tuple[int, int], version: tuple[int, int]) -> tuple[
         return ("int8",)
     return tuple(
         name
-        for name, (first, since) in _FORMATS.items()
+        for name, (first, since) in FORMATS.items()
         if capability >= first and version >= since and _NOT_ON.get(name) != capability[0]
     )

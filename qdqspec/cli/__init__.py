@@ -15,6 +15,7 @@ from qdqspec import __version__
 from qdqspec.cli.baseline import add_verbs as add_baseline
 from qdqspec.cli.compare import add_verbs as add_compare
 from qdqspec.cli.explain import add_verbs as add_explain
+from qdqspec.cli.lint import add_verbs as add_lint
 from qdqspec.cli.machine import add_verbs as add_machine_verbs
 from qdqspec.cli.models import add_verbs as add_model_verbs
 from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         add_tune,
         add_model_verbs,
         add_qdq_verbs,
+        add_lint,
         add_spec_verbs,
         add_compare,
         add_explain,

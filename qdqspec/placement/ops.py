@@ -8,6 +8,9 @@ from __future__ import annotations
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT
 
+# Where a weight's output channels lie, whatever its rank; Gemm's depends on its attributes.
+WEIGHT_AXES = {"Conv": 0, "ConvTranspose": 1}
+
 
 def weight_input(model: Model, node: Node) -> int | None:
     """The index of a constant float weight of a linear operator, or ``None``."""
@@ -20,10 +23,10 @@ def weight_input(model: Model, node: Node) -> int | None:
 def channel_axis(model: Model, node: Node, index: int) -> int | None:
     """The axis of a weight's output channels; ``None`` where one scale for all is the only choice."""
     rank = len(model.constants[node.inputs[index]].dims)
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "ConvTranspose":
-        return 1 if node.attributes.get("group", 1) == 1 else None
+    if node.op_type == "ConvTranspose" and node.attributes.get("group", 1) != 1:
+        return None
+    if node.op_type in WEIGHT_AXES:
+        return WEIGHT_AXES[node.op_type]
     if node.op_type == "Gemm":
         return 0 if node.attributes.get("transB", 0) else 1
     return 1 if rank == 2 else None

@@ -3,7 +3,7 @@
 It is the only room that knows all of floors 1 to 5. The way of a case:
 
     model > regions > space of placements > search (build, race, confirm) > winner
-          > latency, parity, accuracy, size, survival > evidence > checks > record
+          > latency, parity, accuracy, size, survival, lint > evidence > checks > record
 
 `CaseWork` does the work of one case, each part once and only when asked for; `Session` owns what cases
 share: the backend, the cache, the device's lock.
@@ -71,9 +71,18 @@ class Session:
         self._results: dict[_Key, dict[str, CheckResult]] = {}
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
 
-    def availability(self, case: Case) -> Availability:  # noqa: ARG002 - a backend may come to differ by case
-        """Whether the backend works here, and how to get it if not."""
-        return self.backend.probe()
+    def availability(self, case: Case) -> Availability:
+        """Whether the backend works here and has the case's number format, and what to do if not."""
+        found = self.backend.probe()
+        wanted = case.quantize.format
+        if not found.usable or wanted in (known := self.backend.capabilities().formats):
+            return found
+        return replace(
+            found,
+            usable=False,
+            why=f"{self.backend.name} has no {wanted} on this device",
+            install=f"choose one of its formats ({', '.join(known)}), or another backend",
+        )
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and checked."""
@@ -105,6 +114,7 @@ class Session:
             size_bytes=work.sizes if "size" in needs else {},
             regression=work.gate.evidence if "regression" in needs else {},
             survival=work.survival if "survival" in needs else {},
+            lint=work.lint if "lint" in needs else {},
             node_ops={node.name: node.op_type for node in work.given.nodes},
             output=work.output,
             warnings=work.warnings,

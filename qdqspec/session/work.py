@@ -19,6 +19,7 @@ from qdqspec.baseline.compare import Conditions, rules_of
 from qdqspec.baseline.store import Renewal
 from qdqspec.errors import BackendError, DataError, QdqspecError, StateError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.lint import lint_model
 from qdqspec.measure.bench import Bench
 from qdqspec.measure.lock import RunLock
 from qdqspec.measure.store import Store
@@ -35,7 +36,9 @@ from qdqspec.types import (
     AccuracyEvidence,
     Case,
     DeviceKey,
+    Finding,
     LatencyEvidence,
+    LintTarget,
     Optimizer,
     ParityEvidence,
     PlacedPair,
@@ -144,6 +147,14 @@ class CaseWork:
             check.params.evidence_key: check.params for check in self.case.checks if check.kind == "accuracy"
         }
         return {key: self._accuracy(params.metric, params.output) for key, params in wanted.items()}
+
+    @cached_property
+    def lint(self) -> dict[LintTarget, tuple[Finding, ...]]:
+        """What the targets that the case's checks name would make of the tuned model."""
+        asked = [check.params.target for check in self.case.checks if check.kind == "lint"]
+        targets = dict.fromkeys(target for targets in asked for target in targets)
+        tuned = load_model(self.tuned_path) if targets else self.given
+        return {target: lint_model(tuned, target) for target in targets}
 
     @cached_property
     def survival(self) -> dict[Optimizer, SurvivalEvidence]:

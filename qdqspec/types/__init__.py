@@ -22,6 +22,7 @@ from qdqspec.types.compared import BaselineState, Change, RegressionEvidence
 from qdqspec.types.evidence import (
     AccuracyEvidence,
     Evidence,
+    Finding,
     LatencyEvidence,
     ParityEvidence,
     PlacedPair,
@@ -43,7 +44,18 @@ from qdqspec.types.measured import (
     Trial,
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
-from qdqspec.types.words import LABELS, Clock, EvidenceKind, Label, Optimizer, Outcome, RegionType, Severity
+from qdqspec.types.words import (
+    LABELS,
+    Clock,
+    EvidenceKind,
+    FindingSeverity,
+    Label,
+    LintTarget,
+    Optimizer,
+    Outcome,
+    RegionType,
+    Severity,
+)
 
 __all__ = [
     "LABELS",
@@ -60,6 +72,8 @@ __all__ = [
     "DeviceKey",
     "Evidence",
     "EvidenceKind",
+    "Finding",
+    "FindingSeverity",
     "FrontPoint",
     "InputShape",
     "Inputs",
@@ -67,6 +81,7 @@ __all__ = [
     "Label",
     "LatencyEvidence",
     "LayerTime",
+    "LintTarget",
     "Optimizer",
     "Outcome",
     "ParityEvidence",

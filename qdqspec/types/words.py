@@ -9,8 +9,10 @@ Clock: TypeAlias = Literal["cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 Severity: TypeAlias = Literal["error", "warn"]
 EvidenceKind: TypeAlias = Literal[
-    "latency", "parity", "accuracy", "placement", "size", "survival", "regression"
+    "latency", "parity", "accuracy", "placement", "size", "survival", "regression", "lint"
 ]
+LintTarget: TypeAlias = Literal["tensorrt-10", "tensorrt-11", "onnxruntime-cpu"]
+FindingSeverity: TypeAlias = Literal["refused", "slow", "note"]
 Optimizer: TypeAlias = Literal[
     "constant-folding",
     "onnxruntime-basic",

@@ -1,0 +1,104 @@
+"""Will other targets take the tuned model, and run it well? May import floor 0 and pydantic."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from qdqspec.checks._verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams
+from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
+from qdqspec.units import count_text, plain
+
+_SHOWN = 20  # findings in the table; the verb lists them all
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Targets = Annotated[
+    tuple[LintTarget, ...],
+    BeforeValidator(_listed, json_schema_input_type=LintTarget | list[LintTarget]),
+    Field(min_length=1),
+]
+
+
+class LintParams(CheckParams):
+    """Which targets the tuned model is looked at for, and how strictly."""
+
+    kind: Literal["lint"]
+    target: Targets = Field(description="tensorrt-10, tensorrt-11 or onnxruntime-cpu; one or several.")
+    strict: bool = Field(
+        False, description="Fail on what a target runs slowly too, not on what it refuses alone."
+    )
+    ignore: tuple[Annotated[str, Field(pattern=r"^[A-Z]{3}\d{3}$")], ...] = Field(
+        (), description="Ids of rules that are known and accepted, such as TRT042."
+    )
+
+
+class LintCheck:
+    """Looks at what lint found in the tuned model; no device is needed."""
+
+    Params: ClassVar[type[CheckParams]] = LintParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"lint"})
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        """Pass where no target refuses anything, nor with ``strict`` runs anything slowly."""
+        assert isinstance(params, LintParams)
+        missing = [target for target in params.target if target not in evidence.lint]
+        if missing:
+            return unmeasured(
+                f"lint for {missing[0]} was not run", "Run the case again, so that it is linted."
+            )
+        found = [
+            (target, finding)
+            for target in params.target
+            for finding in evidence.lint[target]
+            if finding.id not in params.ignore
+        ]
+        wrong = [pair for pair in found if _counts(pair[1], strict=params.strict)]
+        return verdict(
+            "fail" if wrong else "pass",
+            _headline(params, wrong),
+            *_sections(wrong or found),
+            numbers={
+                severity: sum(f.severity == severity for _, f in found)
+                for severity in ("refused", "slow", "note")
+            },
+            advice=_advice(wrong),
+        )
+
+
+def _counts(finding: Finding, *, strict: bool) -> bool:
+    return finding.severity == "refused" or (strict and finding.severity == "slow")
+
+
+def _headline(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> str:
+    if not wrong:
+        return f"nothing {'refused or slow' if params.strict else 'refused'}: {', '.join(params.target)}"
+    target, first = wrong[0]
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    return f"{target}: {first.severity} {first.id} {plain(first.node, 24) or 'model'}{more}"
+
+
+def _sections(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:
+    rows: list[tuple[str, ...]] = [
+        (target, f.id, f.severity, plain(f.node) or "(the model)", plain(f.message, 60))
+        for target, f in found[:_SHOWN]
+    ]
+    if len(found) > _SHOWN:
+        rows.append(("", "", "", f"and {count_text(len(found) - _SHOWN, 'more finding')}", ""))
+    headers = ("target", "rule", "severity", "node", "what")
+    return (Section(title="Findings", headers=headers, rows=tuple(rows)),) if rows else ()
+
+
+def _advice(wrong: list[tuple[LintTarget, Finding]]) -> str:
+    if not wrong:
+        return ""
+    _, first = wrong[0]
+    return f"{first.id}: {first.title}. To cure it: {first.cure}. `qdqspec lint` lists all."
+
+
+check = LintCheck()

@@ -1,0 +1,73 @@
+"""The verb ``lint``: what a target will refuse or run slowly, before any build and without a device."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec.cli.words import FINE, WANTING, add_verb, say, say_json
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+    from qdqspec.types import Finding
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``lint``."""
+    parser = add_verb(
+        verbs,
+        "lint",
+        lint,
+        does="Tell what a target will refuse or run slowly, before any build. Exits 1 on what it refuses.",
+        example="qdqspec lint model.qdq.onnx --target tensorrt-11 --target onnxruntime-cpu --strict",
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument(
+        "--target",
+        action="append",
+        required=True,
+        metavar="T",
+        help="tensorrt-10, tensorrt-11 or onnxruntime-cpu; may be repeated.",
+    )
+    parser.add_argument("--strict", action="store_true", help="Exit 1 on what is slow, too.")
+    parser.add_argument(
+        "--compute-capability",
+        type=_capability,
+        metavar="M.N",
+        help="Of the GPU, such as 8.9; without it, what depends on it is only noted.",
+    )
+    parser.add_argument("--all", action="store_true", help="List every node, not five a rule.")
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, dot, minor = text.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a compute capability such as 8.9")
+    return int(major), int(minor)
+
+
+def lint(arguments: argparse.Namespace) -> int:
+    """Look at the model through the rules of each target."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.lint import lint_model
+    from qdqspec.lint.text import render_findings
+
+    model = load_model(arguments.model)
+    found = {
+        target: lint_model(model, target, compute_capability=arguments.compute_capability)
+        for target in dict.fromkeys(arguments.target)
+    }
+    if arguments.json:
+        say_json({"schema_version": 1, "targets": {t: [asdict(f) for f in fs] for t, fs in found.items()}})
+    else:
+        most = 0 if arguments.all else 5
+        say("\n\n".join(render_findings(target, findings, most=most) for target, findings in found.items()))
+    return (
+        WANTING if any(_is_wanting(f, strict=arguments.strict) for fs in found.values() for f in fs) else FINE
+    )
+
+
+def _is_wanting(finding: Finding, *, strict: bool) -> bool:
+    return finding.severity == "refused" or (strict and finding.severity == "slow")

@@ -1,0 +1,244 @@
+"""Numbers that ONNX Runtime's CPU provider refuses, or computes wrongly or slowly with.
+
+May import floors 0 to 2, numpy, onnx and this room. Everything here was measured with ONNX Runtime 1.31.1 on x86-64,
+and is verified against the installed version in ``tests/unit/lint/test_onnxruntime.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import TensorProto
+
+from qdqspec.backends._ort_ops import BLOCKED_AXES, LABELS
+from qdqspec.graph.model import Node
+from qdqspec.lint.rules import Hit, rule
+from qdqspec.lint.view import View, type_name
+
+_MEASURED = "measured, ONNX Runtime 1.31.1"
+_SCALAR_ONLY = frozenset({"Add", "AveragePool", "Mul"})
+_LARGEST_OF_SEVEN_BITS = 64
+_NO_KERNEL = frozenset({TensorProto.FLOAT4E2M1, TensorProto.INT2, TensorProto.UINT2})
+_FP8 = frozenset(
+    {TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT8E4M3FNUZ, TensorProto.FLOAT8E5M2, TensorProto.FLOAT8E5M2FNUZ}
+)
+
+
+@rule(
+    "ORT001",
+    "refused",
+    "The scale of a bias is not input scale times weight scale: results are silently wrong",
+    cure="quantize the bias with the product of the two scales, or leave it in float",
+    source=f"{_MEASURED}: Gemm takes the integers of the bias as they are",
+)
+def bias_scales(view: View) -> Iterator[Hit]:
+    """An int32 bias of a Gemm whose scales differ from the product of the other two by more than rounding."""
+    for node in view.operators:
+        if node.op_type != "Gemm" or len(node.inputs) < 3:
+            continue
+        data, weight, bias = (view.dequantizer(tensor) for tensor in node.inputs)
+        if data is None or weight is None or bias is None:
+            continue
+        one, other, found = (view.numbers(dq).scale for dq in (data, weight, bias))
+        if one is None or other is None or found is None or view.numbers(bias).elem_type != TensorProto.INT32:
+            continue
+        wanted = (one * other).reshape(-1)
+        fits = found.size in (1, wanted.size) or wanted.size == 1
+        if not fits or not np.allclose(found.reshape(-1), wanted, rtol=1e-3, atol=0):
+            yield Hit(node.name, f"has a bias with {found.max() / wanted.max():.3g} times that scale")
+
+
+@rule(
+    "ORT002",
+    "refused",
+    "A MatMul has per-channel weights that are not flat with the channels last: it fails when it runs",
+    cure="quantize this weight with one scale, or reshape it to two dimensions",
+    source=_MEASURED,
+)
+def matmul_channels(view: View) -> Iterator[Hit]:
+    """Several scales, without blocks, on a weight of another rank than 2 or along another axis than the last."""
+    for node in view.operators:
+        dequantizer = view.weight_dequantizer(node) if node.op_type == "MatMul" else None
+        if dequantizer is None or view.dequantizer(node.inputs[0]) is None:
+            continue
+        numbers = view.numbers(dequantizer)
+        rank = len(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
+        several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
+        if several and (rank != 2 or numbers.axis % rank != 1):
+            yield Hit(node.name, f"has a weight of {rank} dimensions with scales along axis {numbers.axis}")
+
+
+@rule(
+    "ORT003",
+    "refused",
+    "A quantized MaxPool of an opset below 12: the optimized graph is invalid",
+    cure="export with opset 12 or above, or leave it in float",
+    source=_MEASURED,
+)
+def old_max_pool(view: View) -> Iterator[Hit]:
+    """A MaxPool between pairs in a model of an older opset."""
+    for node in view.operators if view.model.opset < 12 else ():
+        if (
+            node.op_type == "MaxPool"
+            and view.dequantizer(node.inputs[0])
+            and view.quantizers(node.outputs[0])
+        ):
+            yield Hit(node.name, f"is of opset {view.model.opset}")
+
+
+@rule(
+    "ORT004",
+    "refused",
+    "A scale or zero point has one dimension where the integer kernel takes a scalar",
+    cure="give it shape []; qdqspec writes scalars",
+    source=f'{_MEASURED}: "Scale and Zero-point must be a scalar"',
+)
+def scalars(view: View) -> Iterator[Hit]:
+    """A pair of shape [1] around an Add, Mul or AveragePool that becomes one of ONNX Runtime's integer kernels."""
+    for node in view.operators:
+        if node.op_type not in _SCALAR_ONLY or not view.only_quantized(node.outputs[0]):
+            continue
+        made = [view.dequantizer(tensor) for tensor in node.inputs]
+        around = [*(dq for dq in made if dq is not None), *view.quantizers(node.outputs[0])]
+        flat = [
+            pair.name for pair in around if (s := view.numbers(pair).scale) is not None and s.shape == (1,)
+        ]
+        if all(made) and flat:
+            yield Hit(node.name, f"reads or feeds '{flat[0]}'")
+
+
+@rule(
+    "ORT005",
+    "refused",
+    "There is no kernel for this format",
+    cure="choose int8 or uint8, or int4 and uint4 for weights alone",
+    source=f'{_MEASURED}: "Could not find an implementation for DequantizeLinear"',
+)
+def no_kernel(view: View) -> Iterator[Hit]:
+    """2-bit and 4-bit floats, scales that are powers of two (E8M0), and bfloat16 around a pair."""
+    for node in view.pairs:
+        stored = view.numbers(node).elem_type
+        scale = view.model.elem_type(node.inputs[1])
+        if stored in _NO_KERNEL:
+            yield Hit(node.name, f"holds {type_name(stored)}")
+        elif scale in (TensorProto.FLOAT8E8M0, TensorProto.BFLOAT16):
+            yield Hit(node.name, f"has a scale of {type_name(scale)}")
+
+
+@rule(
+    "ORT006",
+    "refused",
+    "8-bit floats around an operator that has an integer kernel: the optimized graph is invalid",
+    cure="choose int8 or uint8",
+    source=f"{_MEASURED}: ONNX Runtime puts in its integer kernel without looking at the type",
+)
+def eight_bit_floats(view: View) -> Iterator[Hit]:
+    """An operator that has an integer kernel and reads only such tensors, and what it makes is quantized if need be."""
+    for node in view.operators:
+        made = list(view.inputs(node).values())
+        floats = [dq for dq in made if dq is not None and view.numbers(dq).elem_type in _FP8]
+        offered = LABELS.get(node.op_type, ())
+        if not floats or len(floats) < len(made) or any(view.numbers(dq).block for dq in floats):
+            continue
+        if (
+            "in-only" in offered
+            or node.op_type in _MOVED_ALONE
+            or (offered and view.quantizers(node.outputs[0]))
+        ):
+            yield Hit(node.name, f"is a {node.op_type}")
+
+
+_MOVED_ALONE = frozenset({"MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+@rule(
+    "ORT010",
+    "slow",
+    "Activations are signed: on x86-64 convolutions of tensors with several readers stay in float then",
+    cure="quantize activations to uint8, with any zero point",
+    source=f"{_MEASURED}: ResNet-18 float 26.6 ms, uint8 10.1, int8 26.1; it rewrites int8 to uint8 in part, and types "
+    "that differ do not fuse",
+)
+def signed_activations(view: View) -> Iterator[Hit]:
+    """Every activation that is quantized to int8."""
+    for node in view.pairs:
+        quantizes = node.op_type == "QuantizeLinear" and node.inputs[0] not in view.model.constants
+        if quantizes and view.numbers(node).elem_type == TensorProto.INT8:
+            yield Hit(node.name, f"quantizes '{node.inputs[0]}'")
+
+
+@rule(
+    "ORT011",
+    "slow",
+    "16-bit pairs do not fuse",
+    cure="choose 8 bits",
+    source=f"{_MEASURED}; github.com/microsoft/onnxruntime issue 17015",
+)
+def sixteen_bits(view: View) -> Iterator[Hit]:
+    """int16 and uint16."""
+    for node in view.dequantizers:
+        if view.numbers(node).elem_type in (TensorProto.INT16, TensorProto.UINT16):
+            yield Hit(node.name, f"holds {type_name(view.numbers(node).elem_type)}")
+
+
+@rule(
+    "ORT012",
+    "slow",
+    "A weight in blocks is dequantized in every run",
+    cure="let blocks of 16, 32, 64, 128 or 256 run along the first axis of a MatMul's weight, of int4 or uint4",
+    source=f"{_MEASURED}: only then it becomes a MatMulNBits",
+)
+def unfused_blocks(view: View) -> Iterator[Hit]:
+    """A weight in blocks that is not the second operand of a MatMul, or of a Gemm that is not transposed, in 4 bits."""
+    for dequantizer in view.dequantizers:
+        numbers = view.numbers(dequantizer)
+        if not numbers.block or view.stored_weight(dequantizer) is None:
+            continue
+        readers = view.readers(dequantizer.outputs[0])
+        if not all(_takes_blocks(node, numbers.axis) for node in readers) or not _known_block(
+            view, dequantizer
+        ):
+            yield Hit(
+                dequantizer.name,
+                f"holds blocks of {numbers.block} {type_name(numbers.elem_type)} along axis {numbers.axis}",
+            )
+
+
+def _takes_blocks(node: Node, axis: int) -> bool:
+    return axis in BLOCKED_AXES.get(node.op_type, ()) and not node.attributes.get("transB", 0)
+
+
+def _known_block(view: View, dequantizer: Node) -> bool:
+    numbers = view.numbers(dequantizer)
+    four_bits = numbers.elem_type in (TensorProto.INT4, TensorProto.UINT4)
+    return four_bits and numbers.block in (16, 32, 64, 128, 256)
+
+
+@rule(
+    "ORT013",
+    "note",
+    "On processors without VNNI the products of uint8 and int8 may saturate",
+    cure="use 7 bits for weights there (reduce range); `qdqspec doctor` says which path a processor has",
+    source="ONNX Runtime, quantization documentation: U8S8 on AVX2 and AVX512",
+)
+def saturation(view: View) -> Iterator[Hit]:
+    """int8 weights above 7 bits with unsigned data. Said once."""
+    wide = []
+    for node in view.operators:
+        weight, data = (
+            view.weight_dequantizer(node),
+            view.dequantizer(node.inputs[0]) if node.inputs else None,
+        )
+        if weight is None or data is None or view.numbers(data).elem_type != TensorProto.UINT8:
+            continue
+        stored = view.model.constants.get(weight.inputs[0])
+        if stored is None or stored.data_type != TensorProto.INT8:
+            continue
+        if (
+            np.abs(view.model.array(weight.inputs[0]).astype(np.int16)).max(initial=0)
+            > _LARGEST_OF_SEVEN_BITS
+        ):
+            wide.append(node.name)
+    if wide:
+        yield Hit("", f"{len(wide)} operators multiply uint8 data by int8 weights of 8 bits")

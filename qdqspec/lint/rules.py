@@ -1,0 +1,68 @@
+"""What a rule is, and how one is found. May import floor 0 and the view that rules look through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from qdqspec.lint.view import View
+from qdqspec.types import FindingSeverity, LintTarget
+
+TENSORRT: tuple[LintTarget, ...] = ("tensorrt-10", "tensorrt-11")
+ONNXRUNTIME: tuple[LintTarget, ...] = ("onnxruntime-cpu",)
+TARGETS: tuple[LintTarget, ...] = (*TENSORRT, *ONNXRUNTIME)
+
+
+class Hit(NamedTuple):
+    """A place where a rule is broken: the node (empty for the whole model), and what there is wrong."""
+
+    node: str
+    detail: str
+
+
+Find: TypeAlias = Callable[[View], Iterator[Hit]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing a target does not take or does not do well. Ids never change their meaning, and none is used again."""
+
+    id: str
+    severity: FindingSeverity
+    title: str
+    cure: str
+    source: str
+    targets: tuple[LintTarget, ...]
+    find: Find
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(
+    name: str,
+    severity: FindingSeverity,
+    title: str,
+    *,
+    cure: str,
+    source: str,
+) -> Callable[[Find], Find]:
+    """Register a function as the rule of that id; ``TRT`` ones are for TensorRT, ``ORT`` ones for ONNX Runtime."""
+
+    def register(find: Find) -> Find:
+        if name in _RULES:
+            raise ValueError(f"two lint rules are called {name}")
+        targets = TENSORRT if name.startswith("TRT") else ONNXRUNTIME
+        _RULES[name] = Rule(
+            id=name, severity=severity, title=title, cure=cure, source=source, targets=targets, find=find
+        )
+        return find
+
+    return register
+
+
+def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
+    """The rules of a target, or all, by id. Rules are there once their modules are imported (`qdqspec.lint.run`)."""
+    known = sorted(_RULES.values(), key=lambda each: each.id)
+    return tuple(each for each in known if target is None or target in each.targets)

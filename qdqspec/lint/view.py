@@ -1,0 +1,193 @@
+"""A model as lint rules look at it: which tensors are dequantized, by what numbers, and who reads them.
+
+May import floors 0 to 2, numpy, onnx, and what placement knows of pairs and weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.ops import data_inputs, is_default
+from qdqspec.placement.ops import weight_input
+from qdqspec.placement.recognize import is_op
+from qdqspec.placement.restore import is_constant, makes_scale, scale_of
+from qdqspec.types import LintTarget
+
+Reals = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """What one Q or DQ computes with. ``scale`` is ``None`` where it is computed at run time."""
+
+    elem_type: int | None  # of the stored numbers
+    scale: Reals | None
+    zero_point: Reals | None  # zeros where none is given, ``None`` where it is computed
+    axis: int
+    block: int
+
+    def same_scale(self, other: Numbers) -> bool:
+        """Whether two pairs stand for the same real numbers."""
+        if self.scale is None or other.scale is None or self.elem_type != other.elem_type:
+            return False
+        zeros = (self.zero_point, other.zero_point)
+        same_zeros = zeros[0] is not None and zeros[1] is not None and np.array_equal(zeros[0], zeros[1])
+        return same_zeros and np.array_equal(self.scale, other.scale)
+
+
+class View:
+    """Questions that several rules ask of one model."""
+
+    def __init__(self, model: Model, target: LintTarget, capability: tuple[int, int] | None = None) -> None:
+        self.model = model
+        self.target = target
+        self.capability = capability
+        self._numbers: dict[str, Numbers] = {}
+
+    @cached_property
+    def pairs(self) -> tuple[Node, ...]:
+        """Every Q and DQ of the main graph, save those that make the scale of another one."""
+        return tuple(
+            node
+            for node in self.model.nodes
+            if node.op_type in QDQ_OPS
+            and is_op(node, node.op_type)
+            and not makes_scale(self.model, node.outputs[0])
+        )
+
+    @cached_property
+    def dequantizers(self) -> tuple[Node, ...]:
+        """The DQ among `pairs`."""
+        return tuple(node for node in self.pairs if node.op_type == "DequantizeLinear")
+
+    @cached_property
+    def heads(self) -> tuple[Node, ...]:
+        """One node a pair, where its numbers are told once: the Q, or the DQ of a stored weight."""
+        made = {q.outputs[0] for q in self.pairs if q.op_type == "QuantizeLinear"}
+        return tuple(
+            node for node in self.pairs if node.op_type == "QuantizeLinear" or node.inputs[0] not in made
+        )
+
+    @cached_property
+    def operators(self) -> tuple[Node, ...]:
+        """Every node of ONNX's own that is no Q, DQ or constant."""
+        return tuple(
+            node
+            for node in self.model.nodes
+            if is_default(node) and node.op_type not in QDQ_OPS and node.op_type != "Constant"
+        )
+
+    def numbers(self, node: Node) -> Numbers:
+        """The numbers of a Q or DQ."""
+        if node.name not in self._numbers:
+            self._numbers[node.name] = self._read(node)
+        return self._numbers[node.name]
+
+    def _read(self, node: Node) -> Numbers:
+        stored = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+        scale = scale_of(self.model, node) if is_constant(self.model, node.inputs[1:2]) else None
+        zero_point: Reals | None = None if scale is None else np.zeros(scale.shape)
+        if len(node.inputs) > 2 and node.inputs[2]:
+            known = node.inputs[2] in self.model.constants
+            zero_point = self.model.array(node.inputs[2]).astype(np.float64) if known else None
+        attributes = node.attributes
+        return Numbers(
+            elem_type=self.model.elem_type(stored),
+            scale=None if scale is None else scale.astype(np.float64),
+            zero_point=zero_point,
+            axis=int(str(attributes.get("axis", 1))),
+            block=int(str(attributes.get("block_size", 0))),
+        )
+
+    # ---- tensors ----------------------------------------------------------------------------
+
+    def dequantizer(self, tensor: str) -> Node | None:
+        """The DQ that makes a tensor."""
+        node = self.model.producer.get(tensor)
+        return node if node is not None and is_op(node, "DequantizeLinear") else None
+
+    def stored_weight(self, dequantizer: Node) -> str | None:
+        """The constant behind a DQ, stored as it is or quantized by a Q that is folded; ``None`` for activations."""
+        tensor = dequantizer.inputs[0]
+        maker = self.model.producer.get(tensor)
+        if maker is not None and is_op(maker, "QuantizeLinear"):
+            tensor = maker.inputs[0]
+        return tensor if tensor in self.model.constants else None
+
+    def weight_dequantizer(self, node: Node) -> Node | None:
+        """The DQ of a linear operator's weight; ``None`` where the weight is float or computed."""
+        index = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}.get(node.op_type)
+        if index is None or index >= len(node.inputs):
+            return None
+        found = self.dequantizer(node.inputs[index])
+        return found if found is not None and self.stored_weight(found) is not None else None
+
+    def inputs(self, node: Node) -> dict[int, Node | None]:
+        """The data inputs of a node, each with the DQ that makes it; a constant weight without one counts."""
+        return {index: self.dequantizer(node.inputs[index]) for index in data_inputs(node)}
+
+    def is_constant(self, tensor: str) -> bool:
+        """Whether a tensor is a constant, or one behind a DQ."""
+        maker = self.dequantizer(tensor)
+        return tensor in self.model.constants or (maker is not None and self.stored_weight(maker) is not None)
+
+    def readers(self, tensor: str) -> tuple[Node, ...]:
+        """The nodes that read a tensor, each once."""
+        names = dict.fromkeys(end.node for end in self.model.consumers.get(tensor, ()))
+        return tuple(self.model.by_name[name] for name in names)
+
+    def quantizers(self, tensor: str) -> tuple[Node, ...]:
+        """The Q that read a tensor."""
+        return tuple(node for node in self.readers(tensor) if is_op(node, "QuantizeLinear"))
+
+    def is_seen(self, tensor: str) -> bool:
+        """Whether a tensor is an output of the graph or read in a body."""
+        return tensor in self.model.outputs or tensor in self.model.subgraph_reads
+
+    def only_quantized(self, tensor: str) -> bool:
+        """Whether all who see a tensor see it quantized."""
+        readers = self.readers(tensor)
+        return bool(readers) and not self.is_seen(tensor) and len(self.quantizers(tensor)) == len(readers)
+
+    def is_weighted(self, node: Node) -> bool:
+        """Whether a node is a linear operator with a constant weight, float or behind a DQ."""
+        return weight_input(self.model, node) is not None or self.weight_dequantizer(node) is not None
+
+    def last_fused(self, node: Node, absorbed: Collection[str]) -> Node:
+        """The end of a chain of operators that fuse into a node: each is the only reader of the one before."""
+        while True:
+            readers = self.readers(node.outputs[0])
+            alone = len(readers) == 1 and len(node.outputs) == 1 and not self.is_seen(node.outputs[0])
+            if not alone or readers[0].op_type not in absorbed or readers[0].inputs[0] != node.outputs[0]:
+                return node
+            node = readers[0]
+
+    def channels(self, node: Node) -> tuple[int, int] | None:
+        """Input and output channels of a weighted operator, of one group; ``None`` where they are not known."""
+        index = 1
+        source = self.weight_dequantizer(node)
+        stored = self.stored_weight(source) if source is not None else node.inputs[index]
+        constant = self.model.constants.get(stored or "")
+        if constant is None or len(constant.dims) < 2:
+            return None
+        dims = list(constant.dims)
+        if node.op_type == "Conv":
+            return dims[1], dims[0]
+        if node.op_type == "ConvTranspose":
+            return dims[0], dims[1]
+        if node.op_type == "Gemm" and node.attributes.get("transB", 0):
+            return dims[1], dims[0]
+        return dims[-2], dims[-1]
+
+
+def type_name(elem_type: int | None) -> str:
+    """``uint8``; ``an unknown type`` where inference did not find it."""
+    from onnx import TensorProto
+
+    return "an unknown type" if elem_type is None else TensorProto.DataType.Name(elem_type).lower()
