@@ -135,10 +135,12 @@ def placement_from_json(data: Json) -> Placement:
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to."""
+    """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to, ``subgraph`` in what part."""
+    part = {"subgraph": list(trial.subgraph)} if trial.subgraph else {}
     return {
         "trial": trial.number,
         **_plain_of(trial, _PLAIN_TRIAL),
+        **part,
         "placement": trial.placement.digest,
         "scheme": placement_to_json(trial.placement),
         "samples": samples_to_json(trial.samples),
@@ -166,6 +168,7 @@ def _trial_from_json(data: Json) -> Trial:
         samples=samples_from_json(data["samples"]),
         layers=tuple(layer_from_json(layer) for layer in data["layers"]),
         race=_race_from_json(data["race"]) if data["race"] else None,
+        subgraph=_texts(data.get("subgraph", [])),
         **_plain_from(data, _PLAIN_TRIAL),
     )
 

@@ -37,6 +37,19 @@ class _Incumbent:
     engine: Engine | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate that was built, or a trial that failed at that. To be measured, once, or closed."""
+
+    trial: Trial
+    engine: Engine | None = None
+
+    def close(self) -> None:
+        """End its engine; that does no harm to one that was measured."""
+        if self.engine is not None:
+            self.engine.close()
+
+
 class Bench:
     """Keeps the incumbent's engine open and races every challenger against it.
 
@@ -82,22 +95,35 @@ class Bench:
 
         Whatever goes wrong in the backend becomes a failed trial.
         """
+        return self.measure(self.build(number, placement, phase), profile=profile, timed=timed)
+
+    def build(self, number: int, placement: Placement, phase: str) -> Built:
+        """Build a candidate. Whoever does not measure it closes it."""
         start = time.perf_counter()
         blank = Trial(number=number, phase=phase, placement=placement)
         try:
             engine = self._open(placement)
-            built = replace(blank, build_seconds=time.perf_counter() - start, graph_hash=engine.graph_hash)
+        except BackendError as error:
+            failed = replace(blank, status="failed", error=str(error))
+            return Built(replace(failed, build_seconds=time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        return Built(replace(blank, build_seconds=seconds, graph_hash=engine.graph_hash), engine)
+
+    def measure(self, built: Built, *, profile: bool = False, timed: bool = True) -> Trial:
+        """Race what was built, or without ``timed`` only take its accuracy; its engine is closed then."""
+        trial, engine = built.trial, built.engine
+        if engine is None:
+            return trial
+        try:
             with self._closed_unless_kept(engine):
                 if self._sqnr_db is not None:
-                    built = replace(built, sqnr_db=self._sqnr_db(engine))
+                    trial = replace(trial, sqnr_db=self._sqnr_db(engine))
                 if not timed:
-                    return built
+                    return trial
                 with self._exclusive():
-                    return self._measure(built, engine, profile)
+                    return self._measure(trial, engine, profile)
         except BackendError as error:
-            return replace(
-                blank, status="failed", error=str(error), build_seconds=time.perf_counter() - start
-            )
+            return replace(built.trial, status="failed", error=str(error), graph_hash="")
 
     def recall(self, trial: Trial) -> None:
         """Take a trial of an earlier run as if it had been measured now, without building anything."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from qdqspec.report.facts import ROLES
 from qdqspec.report.svg import Step, Strip, convergence, distributions
-from qdqspec.types import LatencyEvidence, SearchResult, Trial
+from qdqspec.types import NOT_CANDIDATES, LatencyEvidence, SearchResult, Trial
 from qdqspec.units import ms_text, plain, ratio_text
-
-_NOT_SEARCH = ("noise", "confirm")  # rebuilds of what was found, not candidates
 
 
 def latency_chart(latency: LatencyEvidence) -> str:
@@ -26,7 +24,7 @@ def latency_chart(latency: LatencyEvidence) -> str:
 
 def search_chart(search: SearchResult) -> str:
     """Every candidate in the order it was built; empty where there were fewer than two."""
-    steps = [_step(trial) for trial in search.trials if trial.phase not in _NOT_SEARCH]
+    steps = [_step(trial) for trial in search.trials if trial.phase not in NOT_CANDIDATES]
     return convergence(steps) if len(steps) > 1 else ""
 
 

@@ -16,13 +16,16 @@ from qdqspec.types import Clock, Placement, Trial
 class Proposal:
     """A placement to build, and why: ``phase`` enters the journal, ``profile`` asks for layer times.
 
-    One that is not ``timed`` is only run for its accuracy: no candidate, and not counted against the budget.
+    One that is not ``timed`` is only run for its accuracy; one with a ``subgraph`` is built of these nodes alone,
+    and its trial's ratio is to the same nodes in float. Neither is a candidate, nor counts against the budget;
+    their phases are among `qdqspec.types.NOT_CANDIDATES`.
     """
 
     placement: Placement
     phase: str
     profile: bool = False
     timed: bool = True
+    subgraph: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

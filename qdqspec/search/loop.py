@@ -6,21 +6,21 @@ May import floors 0 to 3. The one loop for every strategy, in a test run, on the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from qdqspec.errors import BackendError
-from qdqspec.measure.bench import Bench
-from qdqspec.search.base import Strategy
+from qdqspec.measure.bench import Bench, Built
+from qdqspec.search.base import Proposal, Strategy
 from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Samples, Trial
 
 Watch = Callable[[Progress], None]
 
-_REPEATS = (
-    "noise",
-    "confirm",
-)  # phases that build anew what a trial has built before, and that nobody asks for
+# Phases that build anew what a trial has built before, and those that the caller asks for, not the strategy.
+_REPEATS = ("noise", "confirm")
+UNASKED = ("own", "commit")
 
 
 class TrialLog(Protocol):
@@ -53,6 +53,143 @@ class Budget:
         return done < self.trials and (self.seconds is None or self.spent_seconds < self.seconds)
 
 
+class Search:
+    """One search under way. Iterating takes it to its end; a caller may also take the steps himself.
+
+    A step is to ask, to evaluate what was asked for, and to tell what came of it. ``replay`` are trials of an
+    earlier run of the same search: while the strategy asks for the same in the same order, their answers are
+    used and nothing is built. The reference comes first, whatever the strategy asks, and whatever the budget.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        bench: Bench,
+        budget: Budget,
+        log: TrialLog,
+        *,
+        case: str,
+        replay: Sequence[Trial] = (),
+        watch: Watch | None = None,
+    ) -> None:
+        self.trials: list[Trial] = []
+        self._strategy = strategy
+        self._bench = bench
+        self._budget = budget
+        self._log = log
+        self._case = case
+        self._watch = watch
+        self._noise = next((t.samples for t in replay if t.phase == "noise"), None)
+        self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
+        self._held: list[Proposal] = []  # asked of the strategy, and not yet handed on
+
+    def __iter__(self) -> Iterator[Trial]:
+        while proposals := self.ask():
+            trial = self.evaluate(proposals[0])
+            self.tell([trial])
+            yield trial
+
+    def run(self) -> tuple[Trial, ...]:
+        """Take it to its end."""
+        for _ in self:
+            pass
+        return tuple(self.trials)
+
+    def ask(self, n: int = 1) -> Sequence[Proposal]:
+        """What to build next, at most ``n``; nothing when the strategy has no more or the budget is spent."""
+        if self.trials and not self._budget.left(_candidates(self.trials)):
+            return ()
+        if self._held:
+            held, self._held = self._held[:n], self._held[n:]
+            return held
+        return self._strategy.ask(n)
+
+    def evaluate(self, proposal: Proposal) -> Trial:
+        """What a proposal comes to: as an earlier run found it, else built and raced now, and journalled.
+
+        Raises `BackendError` when the reference itself does not run.
+        """
+        self._begin(proposal)
+        return self._recall(proposal) or self._journalled(
+            self._bench.trial(
+                len(self.trials),
+                proposal.placement,
+                proposal.phase,
+                profile=proposal.profile,
+                timed=proposal.timed,
+                **({"subgraph": proposal.subgraph} if proposal.subgraph else {}),
+            )
+        )
+
+    def build(self, proposal: Proposal) -> Built:
+        """Only build a proposal; `measure` makes a trial of it."""
+        self._begin(proposal)
+        return self._bench.build(len(self.trials), proposal.placement, proposal.phase)
+
+    def measure(self, built: Built, *, profile: bool = False, timed: bool = True) -> Trial:
+        """Race what was built, and journal it."""
+        trial = self._bench.measure(built, profile=profile, timed=timed)
+        return self._journalled(replace(trial, number=len(self.trials)))
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Tell the strategy what came of its proposals."""
+        self._strategy.tell([trial for trial in trials if trial.phase not in UNASKED])
+
+    def commit(self, placement: Placement) -> Trial:
+        """Make a placement the one to beat, whatever its races said. Raises `BackendError` where it fails."""
+        key = _key(Proposal(placement=placement, phase="own"))
+        known = next((t for t in reversed(self.trials) if t.ok and t.ratio and _key(t) == key), None)
+        known = known or self.evaluate(Proposal(placement=placement, phase="own"))
+        if not known.ok:
+            raise BackendError(f"the placement cannot be the one to beat: {known.error}")
+        trial = replace(known, number=len(self.trials), phase="commit", incumbent=True, race=None, layers=())
+        self._bench.recall(trial)
+        return self._journalled(trial)
+
+    def resume(self) -> None:
+        """Take in all of the earlier run at once, in whatever order it was asked for.
+
+        The strategy is told what it asks for of it; its first new question waits for `ask`.
+        """
+        known = {_key(trial): trial for trial in self._recorded if trial.phase not in UNASKED}
+        while self._recorded:
+            trial = self._recorded.popleft()
+            self._bench.recall(trial)
+            self._enter(trial)
+        while not self._held and (proposals := self._strategy.ask(1)):
+            answer = known.pop(_key(proposals[0]), None)
+            if answer is None:
+                self._held = list(proposals)
+            else:
+                self._strategy.tell([answer])
+
+    def _begin(self, proposal: Proposal) -> None:
+        if not self.trials and (proposal.placement.sites or proposal.subgraph):
+            self.evaluate(Proposal(placement=Placement(sites=frozenset()), phase="own", profile=True))
+
+    def _recall(self, proposal: Proposal) -> Trial | None:
+        """The recorded trial of a proposal; from where another one was recorded, none are taken."""
+        if not self._recorded or _key(self._recorded[0]) != _key(proposal):
+            self._recorded.clear()
+            return None
+        trial = self._recorded.popleft()
+        self._bench.recall(trial)
+        return self._enter(trial)
+
+    def _journalled(self, trial: Trial) -> Trial:
+        self._log.append(trial)
+        return self._enter(trial)
+
+    def _enter(self, trial: Trial) -> Trial:
+        if not self.trials:
+            _check_reference(trial)
+            _settle_noise(trial.placement, self._noise, self._bench, self._log)
+        self.trials.append(trial)
+        if self._watch:
+            self._watch(_progress(self._case, self.trials, self._budget, self._bench))
+        return trial
+
+
 def search(
     strategy: Strategy,
     bench: Bench,
@@ -63,40 +200,13 @@ def search(
     replay: Sequence[Trial] = (),
     watch: Watch | None = None,
 ) -> tuple[Trial, ...]:
-    """Build what the strategy asks for until it is done or the budget is spent.
+    """Build what the strategy asks for until it is done or the budget is spent; see `Search`."""
+    return Search(strategy, bench, budget, log, case=case, replay=replay, watch=watch).run()
 
-    ``replay`` are trials of an earlier run of the same search: while the strategy asks for the same
-    placements in the same order, their answers are used and nothing is built. Raises `BackendError` when the
-    very first candidate, the reference itself, cannot be built; it is built whatever the budget, and again
-    where it failed in the earlier run.
-    """
-    trials: list[Trial] = []
-    noise = next((t.samples for t in replay if t.phase == "noise"), None)
-    recorded = iter([t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0)])
-    expected = next(recorded, None)
-    while (not trials or budget.left(_candidates(trials))) and (proposals := strategy.ask(1)):
-        proposal = proposals[0]
-        if expected is not None and expected.placement.digest == proposal.placement.digest:
-            trial, expected = expected, next(recorded, None)
-            bench.recall(trial)
-        else:
-            expected = None
-            trial = bench.trial(
-                len(trials),
-                proposal.placement,
-                proposal.phase,
-                profile=proposal.profile,
-                timed=proposal.timed,
-            )
-            log.append(trial)
-        _check_reference(trial)
-        if not trials:
-            _settle_noise(trial.placement, noise, bench, log)
-        trials.append(trial)
-        strategy.tell([trial])
-        if watch:
-            watch(_progress(case, trials, budget, bench))
-    return tuple(trials)
+
+def _key(asked: Proposal | Trial) -> tuple[str, tuple[str, ...]]:
+    """What makes two builds the same: where the pairs stand, and in how much of the model."""
+    return asked.placement.digest, asked.subgraph
 
 
 def _candidates(trials: Sequence[Trial]) -> int:
@@ -122,7 +232,7 @@ def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) 
     done = _candidates(trials)
     by_trials = spent / len(trials) * (budget.trials - done)
     by_clock = budget.seconds - spent if budget.seconds is not None else by_trials
-    verdicts = [t.race.verdict for t in trials if t.race]
+    verdicts = [t.race.verdict for t in trials if t.race and not t.subgraph]
     return Progress(
         case=case,
         phase=trials[-1].phase,

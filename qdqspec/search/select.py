@@ -29,7 +29,7 @@ def finalists(
     Winner and runner-up reach ``min_sqnr_db``; everything quantized is there for comparison.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
-    champions = [t for t in good if t.incumbent]
+    champions = [t for t in trials if t.ok and t.incumbent]
     sound = (t for t in good if t.number > 0 and reaches(t, min_sqnr_db))
     ranked = sorted(sound, key=lambda t: t.ratio if t.ratio is not None else float("inf"))
     roles = {"reference": trials[0].placement, "winner": champions[-1].placement}
@@ -39,6 +39,11 @@ def finalists(
     if any(t.placement.digest == everything.digest for t in good):
         roles["everything"] = everything
     return roles
+
+
+def raw_winner(trials: Sequence[Trial]) -> Placement | None:
+    """All that won in parts of the model, put together, by a strategy that builds that (phase ``raw``)."""
+    return next((t.placement for t in reversed(trials) if t.ok and t.phase == "raw"), None)
 
 
 def reaches(trial: Trial, min_sqnr_db: float | None) -> bool:

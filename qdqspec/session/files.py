@@ -150,7 +150,8 @@ def write_patterns(
     device: str,
 ) -> None:
     """Write what the search says of each pattern, for the next model to start from."""
-    write_cache(path, gather(trials, prepared.space, backend, device, confirmed=confirmed))
+    whole = [trial for trial in trials if not trial.subgraph]
+    write_cache(path, gather(whole, prepared.space, backend, device, confirmed=confirmed))
 
 
 def take_results(kept: Kept, given: Model, folder: Path) -> None:
@@ -207,7 +208,7 @@ def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"])
-    shipped = next((t for t in trials if t.placement.digest == winner.digest), trials[0])
+    shipped = next((t for t in trials if t.placement.digest == winner.digest and not t.subgraph), trials[0])
     for role, trial in (("reference", trials[0]), ("tuned", shipped)):
         for layer in trial.layers:
             names = [" ".join(layer.nodes), " ".join(layer.tensors)]

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from types import TracebackType
+from typing import Self, TypeAlias, cast
 
 import numpy as np
 
@@ -25,8 +26,8 @@ from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
-from qdqspec.search.loop import Budget, Watch, search
-from qdqspec.search.select import choose, finalists, front_of, reaches
+from qdqspec.search.loop import Budget, Search, Watch
+from qdqspec.search.select import Choice, choose, finalists, front_of, raw_winner, reaches
 from qdqspec.session.files import BuildLogs
 from qdqspec.session.prepare import Candidates, Prepared, require_path
 from qdqspec.session.warm import Start, seeds
@@ -44,6 +45,8 @@ from qdqspec.types import (
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 FRONT = 8  # placements of a front that are built afresh and timed together
 NO_PLACEMENT = Placement(sites=frozenset())
+
+MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,58 +85,100 @@ def clock_for(rules: TuneRules, threads: int) -> Clock:
     return rules.clock if rules.clock != "auto" else "cpu" if threads == 1 else "wall"
 
 
-def tune(prepared: Prepared, bench_of: Workbench, journal: BuildLogs) -> Tuned:
+def tune(prepared: Prepared, work: Workbench, journal: BuildLogs) -> Tuned:
     """Search, confirm by fresh builds, and choose. Every trial is journalled before the next begins."""
-    started, cpu_started = time.monotonic(), time.process_time()
-    settings, rules, space = bench_of.settings, prepared.case.tune, prepared.space
-    # Apart, so that a resumed run, which measures less, asks for the same placements.
-    lots, order = np.random.default_rng(settings.seed).spawn(2)
-    with TemporaryDirectory(prefix="qdqspec-") as folder:
-        bench = _bench(prepared, bench_of, Path(folder), order)
-        try:
-            strategy = _strategy(prepared, bench_of, bench.clock, lots)
-            trials = search(
-                strategy,
-                bench,
-                _budget(rules, space, settings),
-                journal,
-                case=prepared.case.name,
-                replay=journal.trials(),
-                watch=bench_of.watch,
-            )
-            roles = finalists(trials, space.resolve(space.everything()), min_sqnr_db=rules.min_sqnr_db)
-            front = _front_roles(trials, roles, rules)
-            measured = bench.compare({**roles, **front, "tuned": roles["winner"]})
-        finally:
-            bench.close()
-    barred = {trial.placement.digest for trial in trials if not reaches(trial, rules.min_sqnr_db)}
-    choice = choose(
-        roles, {role: ratio for role, ratio in measured.ratios.items() if role in roles}, barred=barred
-    )
-    result = SearchResult(
-        winner=choice.placement,
-        trials=trials,
-        left_alone=choice.left_alone,
-        reason=choice.reason,
-        strategy=rules.strategy,
-        seconds=time.monotonic() - started,
-        cpu_seconds=time.process_time() - cpu_started,
-        eps=bench.eps,
-        blocks=len(space.units),
-        regions=len(prepared.regions),
-        patterns=len({region.pattern for region in prepared.regions}),
-        front=_front(trials, {**roles, **front}, measured) if front else (),
-    )
-    confirmed = tuple(
-        (role, _confirmed(number, role, placement, measured))
-        for number, (role, placement) in enumerate(roles.items(), len(trials))
-    )
-    return Tuned(
-        result=result,
-        latency=renamed(measured, choice.role),
-        raw_winner=roles["winner"],
-        confirmed=confirmed,
-    )
+    with Tuning(prepared, work, journal) as tuning:
+        tuning.search.run()
+        return tuning.confirm()
+
+
+class Tuning:
+    """The search of a case with its bench set up, to be run or stepped through, and then confirmed.
+
+    It goes on where ``journal`` ends. ``make`` gives a strategy in place of the one that the case names.
+    """
+
+    def __init__(
+        self, prepared: Prepared, work: Workbench, journal: BuildLogs, make: MakeStrategy | None = None
+    ) -> None:
+        self._prepared = prepared
+        self._started = time.monotonic(), time.process_time()
+        rules, space = prepared.case.tune, prepared.space
+        # Apart, so that a resumed run, which measures less, asks for the same placements.
+        lots, order = np.random.default_rng(work.settings.seed).spawn(2)
+        make = make or named(rules.strategy)
+        trials = trials_of(rules, space, make)
+        self._folder = TemporaryDirectory(prefix="qdqspec-")
+        self._bench = _bench(prepared, work, Path(self._folder.name), order)
+        self.search = Search(
+            make(_setup(prepared, work, self._bench.clock, trials), lots),
+            self._bench,
+            _budget(rules, trials, work.settings),
+            journal,
+            case=prepared.case.name,
+            replay=journal.trials(),
+            watch=work.watch,
+        )
+
+    def confirm(self) -> Tuned:
+        """Build the finalists afresh, time them together, and choose what is shipped."""
+        rules, trials = self._prepared.case.tune, tuple(self.search.trials)
+        space = self._prepared.space
+        roles = finalists(trials, space.resolve(space.everything()), min_sqnr_db=rules.min_sqnr_db)
+        front = _front_roles(trials, roles, rules)
+        measured = self._bench.compare({**roles, **front, "tuned": roles["winner"]})
+        barred = {t.placement.digest for t in trials if not t.subgraph and not reaches(t, rules.min_sqnr_db)}
+        choice = choose(
+            roles, {role: ratio for role, ratio in measured.ratios.items() if role in roles}, barred=barred
+        )
+        confirmed = tuple(
+            (role, _confirmed(number, role, placement, measured))
+            for number, (role, placement) in enumerate(roles.items(), len(trials))
+        )
+        return Tuned(
+            result=self._result(
+                trials, choice, _front(trials, {**roles, **front}, measured) if front else ()
+            ),
+            latency=renamed(measured, choice.role),
+            raw_winner=raw_winner(trials) or roles["winner"],
+            confirmed=confirmed,
+        )
+
+    def _result(
+        self, trials: tuple[Trial, ...], choice: Choice, front: tuple[FrontPoint, ...]
+    ) -> SearchResult:
+        prepared, (started, cpu_started) = self._prepared, self._started
+        return SearchResult(
+            winner=choice.placement,
+            trials=trials,
+            left_alone=choice.left_alone,
+            reason=choice.reason,
+            strategy=prepared.case.tune.strategy,
+            seconds=time.monotonic() - started,
+            cpu_seconds=time.process_time() - cpu_started,
+            eps=self._bench.eps,
+            blocks=len(prepared.space.units),
+            regions=len(prepared.regions),
+            patterns=len({region.pattern for region in prepared.regions}),
+            front=front,
+        )
+
+    def rest(self) -> None:
+        """End the incumbent's process; it is built again where it is needed."""
+        self._bench.close()
+
+    def close(self) -> None:
+        """End what runs, and remove the candidates' files. Closing twice does no harm."""
+        self.rest()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def _front_roles(
@@ -222,38 +267,40 @@ def _gate(prepared: Prepared, work: Workbench) -> OutputGate:
         return OutputGate(reference, prepared.feeds())
 
 
-def _strategy(prepared: Prepared, work: Workbench, clock: Clock, random: np.random.Generator) -> Strategy:
+def _setup(prepared: Prepared, work: Workbench, clock: Clock, trials: int) -> SearchSetup:
     rules, space = prepared.case.tune, prepared.space
     device = work.backend.device(work.options).key
     start = Start(space=space, backend=work.backend.target, device=device, note=prepared.warnings.append)
-    setup = SearchSetup(
+    return SearchSetup(
         space=space,
         clock=clock,
         preset=rules.preset,
-        trials=trials_of(rules, space),
+        trials=trials,
         seeds=seeds(rules.start_from, start),
         min_sqnr_db=rules.min_sqnr_db,
         pareto=rules.objective == "pareto",
     )
-    return _named(rules.strategy)(setup, random)
 
 
-def _named(strategy: str) -> type[Strategy]:
-    return cast("type[Strategy]", resolve("strategy", strategy))
+def named(strategy: str) -> MakeStrategy:
+    """The strategy of that name; raises `ConfigError` with the nearest where there is none."""
+    return cast("MakeStrategy", resolve("strategy", strategy))
 
 
-def trials_of(rules: TuneRules, space: SchemeSpace) -> int:
+def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = None) -> int:
     """How many search builds the case allows: as asked, else as its strategy or the preset has it.
 
     A strategy may have a budget of its own, as a function ``default_trials(preset, space)``.
     """
     if rules.trials is not None:
         return rules.trials
-    own: Callable[[str, SchemeSpace], int] | None = getattr(_named(rules.strategy), "default_trials", None)
+    own: Callable[[str, SchemeSpace], int] | None = getattr(
+        make or named(rules.strategy), "default_trials", None
+    )
     return TRIALS[rules.preset] if own is None else own(rules.preset, space)
 
 
-def _budget(rules: TuneRules, space: SchemeSpace, settings: Settings) -> Budget:
+def _budget(rules: TuneRules, trials: int, settings: Settings) -> Budget:
     limits = [60 * rules.minutes if rules.minutes is not None else None, settings.time_limit]
     seconds = min((limit for limit in limits if limit is not None), default=None)
-    return Budget(trials=trials_of(rules, space), seconds=seconds)
+    return Budget(trials=trials, seconds=seconds)

@@ -91,6 +91,7 @@ class Trial:
     race: Race | None = None
     incumbent: bool = False  # true where it became the one to beat
     ratio: float | None = None  # median over the reference's, as first screened
+    subgraph: tuple[str, ...] = ()  # the nodes that it was built of, where that was not the whole model
     sqnr_db: float | None = None  # worst output against the reference's, where the search watches accuracy
 
     @property
@@ -142,8 +143,9 @@ class FrontPoint:
     sqnr_db: float
 
 
-# Phases whose builds are no candidates: they repeat one, or quantize one block to see what noise it makes.
-NOT_CANDIDATES = ("confirm", "noise", "sensitivity")
+# Phases whose builds are no candidates: they repeat one, quantize one block to see what noise it makes, or are a
+# part of the model.
+NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,7 @@ class SearchResult:
 
     @property
     def built(self) -> int:
-        """Search builds that succeeded; confirmation, noise and sensitivity builds are not counted."""
+        """Search builds that succeeded; those of `NOT_CANDIDATES` are not counted."""
         return sum(t.ok for t in self.trials if t.phase not in NOT_CANDIDATES)
 
     @property
@@ -176,7 +178,7 @@ class SearchResult:
 
     @property
     def total(self) -> int:
-        """Search builds, failed ones too; confirmation, noise and sensitivity builds are not counted."""
+        """Search builds, failed ones too; those of `NOT_CANDIDATES` are not counted."""
         return self.built + self.failed
 
 
