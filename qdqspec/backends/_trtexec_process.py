@@ -37,9 +37,16 @@ _HELP_SECONDS = 60.0
 _USUAL_PLACES = ("/usr/src/tensorrt/bin", "/opt/tensorrt/bin")
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][A-Za-z0-9]*")
 _ONLY_11 = "--includeDataTransfers"
-# Left out together when one of them is unknown to a version.
+# A run without these still measures, so they are left out where a version turns out not to know them.
 PROFILING = frozenset(
-    {"--exportLayerInfo", "--exportProfile", "--dumpProfile", "--profilingVerbosity", "--separateProfileRun"}
+    {
+        "--dumpProfile",
+        "--exportLayerInfo",
+        "--exportProfile",
+        "--exportTimes",
+        "--profilingVerbosity",
+        "--separateProfileRun",
+    }
 )
 _LOG_BYTES = 16 << 20  # read of a log from its end; verbose ones grow to gigabytes
 _LAST_LINES = 6
@@ -76,9 +83,9 @@ class Tool:
         """
         asked = [word for word in wanted if self.knows(_option_of(word))]
         outcome = _run([self.path, *arguments, *asked], seconds, model)
-        unknown = {_option_of(word) for word in outcome.unknown}
-        if unknown and PROFILING.intersection(map(_option_of, asked)):
-            self.refused.update(unknown & PROFILING or PROFILING)
+        gone = PROFILING & {_option_of(word) for word in outcome.unknown} & set(map(_option_of, asked))
+        if gone:
+            self.refused.update(gone)
             asked = [word for word in asked if self.knows(_option_of(word))]
             outcome = _run([self.path, *arguments, *asked], seconds, model)
         return outcome.report_or_error(model)

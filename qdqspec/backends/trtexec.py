@@ -199,14 +199,13 @@ class TrtexecEngine:
 
     def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
         """Time per layer, from a run with TensorRT's profiler: their sum exceeds the time of a plain run."""
-        profile = self._folder / "profile.json"
+        bound, graph, profile = self._bound(), self._folder / "layers.json", self._folder / "profile.json"
+        if not graph.is_file():
+            return ()
         profile.unlink(missing_ok=True)
         words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
         wanted = ["--dumpProfile", f"--exportProfile={profile}", *_MEASURING]
-        report = self._call([*words, *self._bound()], wanted)
-        graph = self._folder / "layers.json"
-        if not graph.is_file():
-            return ()
+        report = self._call([*words, *bound], wanted)
         told = self._text(profile) if profile.is_file() else [_entry(row) for row in report.profile]
         return parse_layers(self._text(graph), told, model=self._model) if told else ()
 

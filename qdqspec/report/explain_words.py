@@ -116,7 +116,8 @@ def advice(engine: Engine) -> list[str]:
             else "kernels between DQ and Q still run"
         )
         found.append(
-            f"{len(refused)} {still} in float ({_names(refused)}): the runtime has no integer kernel for these types, zero points or shapes."
+            f"{len(refused)} {still} in float ({_names(refused)}): "
+            "the runtime has no integer kernel for these types, zero points or shapes."
         )
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ if str(SUPPORT) not in sys.path:
     sys.path.append(str(SUPPORT))
 
 from trt_surface import VERSIONS  # noqa: E402 - it stands in the folder that was just added
+from trtexec_install import Trtexec, put_trtexec  # noqa: E402 - likewise
 
 _OURS = ("tensorrt", "cuda", "fake_gpu")
 
@@ -52,3 +54,9 @@ def tensorrt_version(request: pytest.FixtureRequest, install_tensorrt: Callable[
 def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``fail("null-engine")`` makes the fake break down in this way."""
     return lambda name: monkeypatch.setenv("FAKE_TRT", name)
+
+
+@pytest.fixture
+def install_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trtexec]:
+    """``install_trtexec("10.16", fault={"time": "crash"})`` puts a stand-in and its GPU on PATH."""
+    return partial(put_trtexec, tmp_path / "trtexec", monkeypatch)

@@ -1,0 +1,70 @@
+"""Puts a stand-in for trtexec, and one for nvidia-smi, into a folder on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parents[1] / "data" / "tensorrt"
+OPTIONS: Mapping[str, list[str]] = json.loads((DATA / "api" / "trtexec-options.json").read_text())
+GPU = "NVIDIA A100 80GB PCIe, 8.0, 550.54.15"
+
+
+@dataclass(frozen=True)
+class Trtexec:
+    """An installed stand-in."""
+
+    folder: Path
+
+    def calls(self) -> list[list[str]]:
+        """The command lines it was given, without those that asked for help."""
+        lines = (self.folder / "calls.jsonl").read_text().splitlines()
+        return [words for words in map(json.loads, lines) if words != ["--help"]]
+
+    def fault(self, **faults: str) -> None:
+        """Let it break down from now on."""
+        path = self.folder / "standin.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"fault": faults}))
+
+
+def put_trtexec(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str = "10.16",
+    *,
+    without: Iterable[str] = (),
+    listed: Iterable[str] | None = None,
+    fault: Mapping[str, str] | None = None,
+) -> Trtexec:
+    """A stand-in of a version, ``without`` some of its options, or with others ``listed`` in its help."""
+    from qdqspec.backends import trtexec
+
+    folder.mkdir(parents=True, exist_ok=True)
+    known = set(OPTIONS.get(version, OPTIONS["10.9"])) - set(without)
+    config = {
+        "version": version,
+        "samples": str(DATA / "samples"),
+        "options": sorted(known),
+        "listed": sorted(known if listed is None else listed),
+        "fault": dict(fault or {}),
+        "calls": str(folder / "calls.jsonl"),
+    }
+    (folder / "standin.json").write_text(json.dumps(config))
+    source = (Path(__file__).parent / "trtexec_standin.py").read_text()
+    _executable(folder / "trtexec", f"#!{sys.executable}\n{source}")
+    _executable(folder / "nvidia-smi", f"#!/bin/sh\necho {shlex.quote(GPU)}\n")
+    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+    trtexec._gpu_facts.cache_clear()
+    return Trtexec(folder)
+
+
+def _executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)

@@ -1,0 +1,216 @@
+"""A stand-in for trtexec: takes its options, replays recorded logs, writes its files, breaks down on request.
+
+Copied to a folder on PATH under the name ``trtexec``, beside ``standin.json``, which holds ``version``, ``samples``
+(a folder), ``options`` that it takes, those ``listed`` in its help, ``fault`` by stage (build, time, layers, run),
+and ``calls``, a file that gets each command line.
+Latencies are those of the simulated device, layers those it fuses; outputs are computed by ONNX's reference.
+"""
+
+# ruff: noqa: T201, PTH123 - it is a program, and its output is what is tested
+import json
+import os
+import random
+import re
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CONFIG = json.loads((HERE / "standin.json").read_text())
+NUMBER = {"10.16": "101601", "11.1": "110100", "8.6": "8601"}[CONFIG["version"]]
+REPLAYED = {"10.16": "trt10.16-mnist-onnx-build-and-run.log", "11.1": "trt11.0-mnist-dumpProfile.excerpt.log"}
+MAJOR = int(CONFIG["version"].split(".")[0])
+NOISE = 0.01
+
+
+def banner(word):
+    print(f"&&&& {word} TensorRT.trtexec [TensorRT v{NUMBER}] [b11] # {' '.join(sys.argv)}")
+
+
+def fail(lines, code=1):
+    for line in lines:
+        print(line)
+    banner("FAILED")
+    sys.exit(code)
+
+
+def main():
+    options = {}
+    for word in sys.argv[1:]:
+        name, _, value = word.partition("=")
+        options[name] = value
+    with open(CONFIG["calls"], "a") as file:
+        file.write(json.dumps(sys.argv[1:]) + "\n")
+    stage = stage_of(options)
+    banner("RUNNING")
+    if stage == "help":
+        print("=== Model Options ===")
+        for option in CONFIG["listed"]:
+            print(f"  {option}=<value>   does what it says")
+        fail([])  # some versions end their help so
+    refuse_unknown(options)
+    break_down(CONFIG.get("fault", {}).get(stage, ""))
+    {"build": build, "time": run, "layers": run, "run": run}[stage](options, stage)
+    banner("PASSED")
+
+
+def stage_of(options):
+    if "--help" in options:
+        return "help"
+    if "--onnx" in options:
+        return "build"
+    if "--exportOutput" in options:
+        return "run"
+    return "layers" if "--dumpProfile" in options else "time"
+
+
+def refuse_unknown(options):
+    unknown = [name for name in options if name not in CONFIG["options"]]
+    if unknown:
+        print("=== Model Options ===")
+        fail(
+            [f"[09/08/2026-10:20:40] [E] Unknown option: {name} {options[name]}".rstrip() for name in unknown]
+        )
+
+
+def break_down(fault):
+    if not fault:
+        return
+    if fault == "crash":
+        print('trtexec: graph.cpp:1059: void f(): Assertion `0 && "Unsupported type"\' failed.', flush=True)
+        os.abort()
+    if fault == "hang":
+        time.sleep(600)
+    if fault == "silent":
+        sys.exit(0)
+    if fault == "no-summary":
+        banner("PASSED")
+        sys.exit(0)
+    if fault == "garbage":
+        print("\x00\xff not what anybody expects")
+        banner("PASSED")
+        sys.exit(0)
+    for line in (Path(CONFIG["samples"]) / "trtexec-messages.jsonl").read_text().splitlines():
+        message = json.loads(line)
+        if message["class"] == fault:
+            fail(message["lines"])
+    raise SystemExit(f"unknown fault {fault}")
+
+
+def build(options, _stage):
+    from qdqspec.backends._fake_cost import cost_of
+    from qdqspec.graph.model import load_model
+
+    model = load_model(Path(options["--onnx"]))
+    dynamic = [
+        value.name
+        for value in model.proto.graph.input
+        if any(not d.HasField("dim_value") for d in value.type.tensor_type.shape.dim)
+    ]
+    if dynamic and "--optShapes" not in options:
+        print(
+            f"[W] Dynamic dimensions required for input: {dynamic[0]}, but no shapes were provided. ", end=""
+        )
+        print("Automatically overriding shape to: 1x1x16x16")
+    cost = cost_of(model, 0, 1.0)
+    layers = [layer_entry(layer) for layer in cost.layers]
+    plan = {
+        "onnx": options["--onnx"],
+        "layers": [
+            [entry["Name"], layer.milliseconds] for entry, layer in zip(layers, cost.layers, strict=True)
+        ],
+    }
+    Path(options["--saveEngine"]).write_text(json.dumps(plan))
+    if "--exportLayerInfo" in options:
+        ends = {"Bindings": list(model.inputs)} if MAJOR < 11 else {"I/O Tensors": []}
+        Path(options["--exportLayerInfo"]).write_text(json.dumps({"Layers": layers, **ends}))
+    print("[07/07/2026-02:10:54] [I] Created engine with size: 12.5744 MiB")
+
+
+def layer_entry(layer):
+    kind = "Int8" if layer.integer else "Float"
+    quantizes = layer.op_type == "QuantizeLinear"
+    made = [
+        {"Name": name, "Format/Datatype": "Int8" if quantizes else kind}
+        for name in layer.tensors or ("inner",)
+    ]
+    if MAJOR >= 11:
+        made = [{"Name": m["Name"], "Datatype": m["Format/Datatype"], "Format": "Row major"} for m in made]
+    return {
+        "Name": " + ".join(layer.nodes) or f"{layer.op_type} of {' '.join(layer.tensors)}",
+        "LayerType": "Reformat" if layer.boundary else "CaskConvolution",
+        "Origin": "QDQ" if layer.boundary else "",
+        "Inputs": made,
+        "Outputs": made,
+        "Weights": {"Type": kind, "Count": 1},
+        "TacticName": "xmma_i8i8_i8i32_f32" if layer.integer else "xmma_f32f32_f32",
+        "Metadata": "\x1e".join(f"[ONNX Layer: {name}]" for name in layer.nodes),
+    }
+
+
+def run(options, stage):
+    plan = json.loads(Path(options["--loadEngine"]).read_text())
+    if stage == "run":
+        write_outputs(plan["onnx"], options)
+    elif stage == "layers":
+        rows = [{"name": n, "timeMs": 10 * ms, "averageMs": ms, "medianMs": ms} for n, ms in plan["layers"]]
+        if "--exportProfile" in options:
+            Path(options["--exportProfile"]).write_text(json.dumps([{"count": 10}, *rows]))
+    draw = random.Random()
+    steady = sum(milliseconds for _, milliseconds in plan["layers"])
+    count = int(options["--iterations"]) + 2
+    times = [steady * (1 + NOISE * abs(draw.gauss(0, 1))) for _ in range(count)]
+    if "--exportTimes" in options:
+        rows = [{"startEnqMs": i, "computeMs": ms, "latencyMs": 9 * ms} for i, ms in enumerate(times)]
+        Path(options["--exportTimes"]).write_text(json.dumps(rows))
+    replay(sorted(times))
+    if stage == "layers":
+        print("[I] === Profile (10 iterations ) ===")
+        print("[I]    Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer")
+        for name, milliseconds in plan["layers"]:
+            print(
+                f"[I] {10 * milliseconds:10.4f} {milliseconds:10.6f} {milliseconds:10.6f} {1:10.1f}   {name}"
+            )
+        print(f"[I] {10 * steady:10.4f} {steady:10.6f} {steady:10.6f} {100:10.1f}   Total")
+
+
+def replay(times):
+    """The recorded log with our times in its summary, and without what it says of another model's shapes."""
+    median = times[len(times) // 2]
+    for line in (Path(CONFIG["samples"]) / REPLAYED[CONFIG["version"]]).read_text().splitlines():
+        if line.startswith("&&&&") or "Dynamic dimensions" in line or "Shape missing" in line:
+            continue
+        if "GPU Compute Time: min" in line:
+            line = re.sub(r"median = \S+", f"median = {median:g}", line)
+        print(line)
+
+
+def write_outputs(onnx_path, options):
+    import numpy as np
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(onnx_path)
+    files = dict(word.rsplit(":", 1) for word in options["--loadInputs"].split(","))
+    feeds = {}
+    for value in onnx.load(onnx_path).graph.input:
+        kind = value.type.tensor_type
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        data = np.frombuffer(Path(files[value.name]).read_bytes(), dtype)
+        given = dict(w.rsplit(":", 1) for w in options.get("--shapes", "").split(",") if w).get(value.name)
+        shape = [int(d) for d in given.split("x")] if given else [d.dim_value for d in kind.shape.dim]
+        feeds[value.name] = data.reshape(shape)
+    outputs = zip(evaluator.output_names, evaluator.run(None, feeds), strict=True)
+    entries = [
+        {
+            "name": n,
+            "dimensions": "x".join(map(str, v.shape)),
+            "values": [float(f"{x:.6g}") for x in v.ravel()],
+        }
+        for n, v in outputs
+    ]
+    Path(options["--exportOutput"]).write_text(json.dumps(entries))
+
+
+if __name__ == "__main__":
+    main()

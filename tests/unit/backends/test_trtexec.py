@@ -1,0 +1,342 @@
+"""Backend trtexec, driven by a stand-in that takes the real options and replays recorded logs."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.trtexec import Trtexec, options_from
+from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
+from qdqspec.measure.isolate import Isolated
+from qdqspec.testing.backends import BackendContract, small_model
+from qdqspec.types import InputShape, ShapeProfile
+
+COMMON = {"--stronglyTyped", "--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun"}
+
+
+def names(words):
+    return {word.partition("=")[0] for word in words}
+
+
+def value(words, option):
+    return next(word.partition("=")[2] for word in words if word.startswith(f"{option}="))
+
+
+class TestTrtexec10(BackendContract):
+    @pytest.fixture
+    def backend(self, install_trtexec) -> Backend:
+        install_trtexec("10.16")
+        return Trtexec()
+
+
+class TestTrtexec11(BackendContract):
+    @pytest.fixture
+    def backend(self, install_trtexec) -> Backend:
+        install_trtexec("11.1")
+        return Trtexec()
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+@pytest.fixture
+def feeds(model):
+    shape = [d.dim_value for d in onnx.load(model).graph.input[0].type.tensor_type.shape.dim]
+    return {"x": np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)}
+
+
+@pytest.fixture
+def engine(model, feeds):
+    """``engine(extra...)`` builds the small model and binds its input."""
+    built = []
+
+    def build(**extra):
+        words = {f"trtexec.{name.replace('_', '-')}": text for name, text in extra.items()}
+        built.append(Trtexec().build(model, BuildOptions(extra=words)))
+        built[-1].bind(feeds)
+        return built[-1]
+
+    yield build
+    for one in built:
+        one.close()
+
+
+# ---- what it is asked ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.1"])
+def test_the_same_flags_for_both_majors(install_trtexec, engine, version):
+    tool = install_trtexec(version)
+    made = engine()
+    made.time(5)
+    made.layers()
+    built, timed, profiled = tool.calls()
+    assert names(built) >= {
+        "--onnx",
+        "--saveEngine",
+        "--skipInference",
+        "--stronglyTyped",
+        "--exportLayerInfo",
+    }
+    assert value(built, "--profilingVerbosity") == "detailed"
+    assert names(timed) >= (COMMON - {"--stronglyTyped"}) | {"--exportTimes", "--loadInputs"}
+    assert value(timed, "--warmUp") == "500"  # milliseconds, not runs
+    assert names(profiled) >= {"--dumpProfile", "--exportProfile", "--separateProfileRun"}
+    assert "--dumpProfile" not in timed, "a profiler would slow what is timed"
+
+
+def test_times_are_gpu_compute_not_latency(install_trtexec, engine):
+    install_trtexec()
+    made = engine()
+    samples = made.time(50)
+    layers = sum(layer.milliseconds for layer in made.layers())
+    assert len(samples.wall_ms) == 50
+    assert statistics.median(samples.wall_ms) == pytest.approx(layers, rel=0.05)  # latency is nine times that
+    assert samples.cpu_ms == ()
+
+
+def test_without_exported_times_the_printed_median_counts(install_trtexec, engine):
+    install_trtexec(without=["--exportTimes"])
+    made = engine()
+    (only,) = made.time(20).wall_ms
+    assert only == pytest.approx(sum(layer.milliseconds for layer in made.layers()), rel=0.05)
+
+
+def test_without_an_exported_profile_the_printed_table_counts(install_trtexec, engine):
+    install_trtexec(without=["--exportProfile"])
+    made = engine()
+    assert sum(layer.milliseconds for layer in made.layers()) == pytest.approx(made.time(9).wall_ms[0], rel=0.1)
+
+
+def test_what_trtexec_says_against_its_measurement_is_kept(install_trtexec, engine):
+    install_trtexec()  # the recorded run was unstable
+    assert engine().time(3).notes == (
+        "GPU compute time is unstable, with coefficient of variance = 6.58751%.",
+    )
+
+
+def test_own_arguments_reach_every_call(install_trtexec, engine):
+    tool = install_trtexec()
+    engine(args="--builderOptimizationLevel=4 --device=1", warmup_ms="900").time(2)
+    for words in tool.calls():
+        assert {"--builderOptimizationLevel=4", "--device=1"} <= set(words)
+    assert value(tool.calls()[1], "--warmUp") == "900"
+
+
+def test_types_chosen_by_tensorrt_exclude_strong_typing(install_trtexec, engine):
+    tool = install_trtexec("10.16")
+    engine(args="--fp16")
+    assert "--stronglyTyped" not in tool.calls()[0]
+
+
+def test_builds_share_a_timing_cache_where_the_run_keeps_state(install_trtexec, model, tmp_path):
+    tool = install_trtexec()
+    Trtexec().build(model, BuildOptions(state=tmp_path / "state")).close()
+    assert value(tool.calls()[0], "--timingCacheFile") == str(tmp_path / "state" / "trtexec.timing-cache")
+    assert (tmp_path / "state").is_dir()
+
+
+def test_options_that_are_no_options():
+    with pytest.raises(ConfigError, match=r"did you mean 'args'"):
+        options_from({"trtexec.arg": "--fp16"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        options_from({"trtexec.warmup-ms": "long"})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        options_from({"trtexec.args": "'--unclosed"})
+
+
+# ---- dynamic shapes -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dynamic(model, feeds):
+    proto = onnx.load(model)
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(proto, model)
+    return model, tuple(feeds["x"].shape)
+
+
+def test_dynamic_inputs_get_the_shapes_of_the_spec(install_trtexec, dynamic, feeds):
+    tool = install_trtexec()
+    path, shape = dynamic
+    most = (4, *shape[1:])
+    profile = ShapeProfile(shapes={"x": InputShape(min=shape, opt=shape, max=most)})
+    made = Trtexec().build(path, BuildOptions(profiles=(profile,)))
+    made.bind(feeds)
+    made.time(2)
+    made.close()
+    built, timed = tool.calls()
+    assert value(built, "--maxShapes") == "x:" + "x".join(map(str, most))
+    assert value(built, "--optShapes") == value(timed, "--shapes") == "x:" + "x".join(map(str, shape))
+
+
+def test_a_dynamic_input_without_shape_is_an_error(install_trtexec, dynamic):
+    tool = install_trtexec()
+    with pytest.raises(BackendError, match="input x has dynamic dimensions and no shape is given"):
+        Trtexec().build(dynamic[0], BuildOptions())
+    assert not (tool.folder / "calls.jsonl").exists() or tool.calls() == []
+
+
+# ---- faults -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("parse_failure", "Parsing model failed"),
+        ("parse_zero_point", "symmetric quantization"),
+        ("no_implementation", "Could not find any implementation for node"),
+        ("internal_assert", "Assertion"),
+        ("out_of_memory_fatal", "out of memory"),
+        ("crash", "was killed by SIGABRT"),
+        ("silent", "ended without saying whether it passed"),
+        ("garbage", "wrote no engine"),
+    ],
+)
+def test_a_build_that_fails_says_why_in_one_line(install_trtexec, model, fault, message):
+    install_trtexec(fault={"build": fault})
+    with pytest.raises(BackendError, match=message) as caught:
+        Trtexec().build(model, BuildOptions())
+    assert caught.value.where == str(model)
+    assert "\n" not in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("engine_mismatch", "deserialization failed"),
+        ("crash", "SIGABRT"),
+        ("no-summary", "no GPU compute time"),
+    ],
+)
+def test_a_run_that_fails_says_why(install_trtexec, engine, fault, message):
+    tool = install_trtexec()
+    made = engine()
+    tool.fault(time=fault)
+    with pytest.raises(BackendError, match=message):
+        made.time(3)
+
+
+def test_dropped_tactics_are_no_failure(install_trtexec, engine):
+    """An [E] line alone does not fail a build: the recorded one, before PASSED."""
+    script = install_trtexec().folder / "trtexec"
+    line = "[E] Error[2]: [virtualMemoryBuffer.cpp::resizePhysical::145] Error Code 2: OutOfMemory (no more)"
+    start = '    banner("RUNNING")\n'
+    script.write_text(script.read_text().replace(start, f'{start}    print("{line}")\n'))
+    assert any("OutOfMemory" in note for note in engine().time(2).notes)
+
+
+def test_a_hang_is_ended(install_trtexec, model, monkeypatch):
+    monkeypatch.setattr("qdqspec.backends.trtexec.BUILD_SECONDS", 1.0)
+    install_trtexec(fault={"build": "hang"})
+    with pytest.raises(BackendError, match=r"was ended after 1 s"):
+        Trtexec().build(model, BuildOptions())
+
+
+def test_profiling_options_that_turn_out_unknown_are_left_out_once_and_for_all(install_trtexec, engine):
+    gone = ["--exportLayerInfo", "--profilingVerbosity"]
+    tool = install_trtexec(
+        without=gone, listed=[*gone, "--onnx", "--exportTimes", "--loadInputs", "--dumpProfile"]
+    )
+    made = engine()
+    assert made.layers() == (), "without layer information nothing can be charged to nodes"
+    first, second, *_ = tool.calls()
+    assert names(first) >= set(gone)
+    assert not names(second) & set(gone)
+    engine()
+    assert sum(names(words) >= set(gone) for words in tool.calls()) == 1, "it was asked again"
+
+
+def test_an_unknown_option_of_the_user_is_named(install_trtexec, model):
+    tool = install_trtexec("11.1")
+    with pytest.raises(BackendError, match="Unknown option: --fp16") as caught:
+        Trtexec().build(model, BuildOptions(extra={"trtexec.args": "--fp16"}))
+    assert "trtexec.args" in caught.value.cure
+    assert len(tool.calls()) == 1
+
+
+def test_no_trtexec(monkeypatch, tmp_path, model):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("qdqspec.backends._trtexec_process._USUAL_PLACES", ())
+    availability = Trtexec().probe()
+    assert not availability.usable
+    assert "no trtexec on PATH" in availability.why
+    assert "TensorRT" in availability.install
+    with pytest.raises(BackendUnavailableError):
+        Trtexec().build(model, BuildOptions())
+
+
+def test_something_else_called_trtexec(monkeypatch, tmp_path):
+    other = tmp_path / "trtexec"
+    other.write_text("#!/bin/sh\necho usage: something else\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert "--help does not work: usage: something else" in Trtexec().probe().why
+
+
+def test_a_version_without_strong_typing_is_refused(install_trtexec):
+    install_trtexec("8.6")
+    availability = Trtexec().probe()
+    assert not availability.usable
+    assert "8.6.1 is too old" in availability.why
+
+
+def test_passwords_are_never_shown(install_trtexec, model, capfd):
+    install_trtexec("10.16", fault={"build": "parse_failure"})
+    args = "--remoteAutoTuningConfig=ssh://ann:s3cr:e@t@orin:22?remote_exec_path=/opt --safe"
+    with pytest.raises(BackendError) as caught:
+        Trtexec().build(model, BuildOptions(extra={"trtexec.args": args}))
+    seen = str(caught.value) + "".join(capfd.readouterr())
+    assert "ssh://ann:***@orin" in seen
+    assert "s3cr" not in seen
+    assert "e@t" not in seen
+
+
+# ---- what it is ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "minor"), [("10.16", "10.16"), ("11.1", "11.1")])
+def test_device_and_capabilities(install_trtexec, version, minor):
+    install_trtexec(version)
+    backend = Trtexec()
+    assert backend.device(BuildOptions()).key == f"nvidia-a100-80gb-pcie-sm80-trtexec-{minor}"
+    assert backend.capabilities().formats == ("int8",)  # no fp8 before compute capability 8.9
+    assert backend.capabilities().symmetric_activations
+    facts = backend.probe().facts
+    assert facts["GPU"] == "NVIDIA A100 80GB PCIe"
+    assert facts["TensorRT"].startswith(minor)
+
+
+def test_in_a_child_process(install_trtexec, model, feeds):
+    install_trtexec()
+    with Isolated("trtexec") as backend:
+        made = backend.build(model, BuildOptions())
+        made.bind(feeds)
+        assert made.time(2).notes
+        assert {layer.precision for layer in made.layers()} == {"fp32"}
+        made.close()
+
+
+def test_outputs_that_are_no_numbers(install_trtexec, model):
+    from qdqspec.backends._trtexec_files import read_outputs
+    from qdqspec.graph.model import load_model
+
+    loaded = load_model(model)
+    name = loaded.outputs[0]
+    text = f'[{{"name": "{name}", "dimensions": "2x2", "values": [nan, -inf, 1.5, inf]}}]'
+    found = read_outputs(text, loaded)[name]
+    assert found.shape == (2, 2)
+    assert np.isnan(found[0, 0])
+    assert found[0, 1] == -np.inf
+    for broken in ("", "[]", text.replace("2x2", "3"), '{"a": 1}', "[1]"):
+        with pytest.raises(BackendError, match="cannot be read"):
+            read_outputs(broken, loaded)
