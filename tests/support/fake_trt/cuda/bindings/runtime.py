@@ -33,6 +33,7 @@ class cudaStreamCaptureMode(enum.IntEnum):
     cudaStreamCaptureModeThreadLocal = 1
 
 
+BYTES_PER_MS = 25e6  # over the bus
 Answer = tuple[Any, ...]
 OK = cudaError_t.cudaSuccess
 
@@ -172,6 +173,7 @@ def cudaMemcpyAsync(target: int, source: int, size: int, kind: cudaMemcpyKind, s
         if fill is not None:
             fill()
         ctypes.memmove(target, source, size)
+        gpu.now_ms += size / BYTES_PER_MS
 
     gpu.queue(stream.number, copy)
     return (OK,)

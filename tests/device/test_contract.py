@@ -1,0 +1,17 @@
+"""The backend contract on hardware."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqspec.backends.base import Backend
+from qdqspec.measure.isolate import Isolated
+from qdqspec.testing.backends import BackendContract
+
+pytestmark = pytest.mark.gpu
+
+
+class TestOnDevice(BackendContract):
+    @pytest.fixture
+    def backend(self, device: Isolated) -> Backend:
+        return device

@@ -1,0 +1,85 @@
+"""CUDA itself, on any NVIDIA GPU with cuda-python; TensorRT is not needed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+
+import numpy as np
+import pytest
+
+from qdqspec.backends import _cuda
+from qdqspec.backends._cuda import CudaError, Device, DeviceBuffer, HostBuffer, Stream
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+
+
+def test_the_device_is_known(gpu: Device):
+    assert gpu.name
+    assert gpu.capability >= (5, 0)
+    free, total = _cuda.memory()
+    assert 0 < free <= total
+    assert 0.9 < total / gpu.memory_bytes < 1.1
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 5, 7), (1024, 1024)])
+def test_arrays_go_there_and_back(gpu: Device, shape: tuple[int, ...]):
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    with ExitStack() as opened:
+        stream = opened.enter_context(closing(Stream()))
+        ours, back = (opened.enter_context(closing(HostBuffer(values.nbytes))) for _ in range(2))
+        theirs = opened.enter_context(closing(DeviceBuffer(values.nbytes)))
+        ours.view(values.dtype, shape)[...] = values
+        _cuda.upload(theirs, ours, stream)
+        _cuda.download(back, theirs, stream)
+        stream.synchronize()
+        assert np.array_equal(back.view(values.dtype, shape), values)
+
+
+def test_a_captured_copy_runs_only_when_launched(gpu: Device):
+    with ExitStack() as opened:
+        stream = opened.enter_context(closing(Stream()))
+        ours, back = (opened.enter_context(closing(HostBuffer(16))) for _ in range(2))
+        theirs = opened.enter_context(closing(DeviceBuffer(16)))
+        source, target = (buffer.view(np.dtype(np.float32), (4,)) for buffer in (ours, back))
+        source[...], target[...] = 1, 0
+        _cuda.upload(theirs, ours, stream)
+        stream.synchronize()
+        graph = opened.enter_context(closing(stream.capture(lambda: _cuda.download(back, theirs, stream))))
+        stream.synchronize()
+        assert not target.any()
+        graph.launch(stream)
+        stream.synchronize()
+        assert target.tolist() == [1, 1, 1, 1]
+
+
+def test_a_stream_goes_on_after_a_failed_capture(gpu: Device):
+    with closing(Stream()) as stream:
+        with pytest.raises(CudaError):
+            stream.capture(stream.synchronize)  # waiting cannot be recorded
+        stream.synchronize()
+        assert len(_cuda.time_runs(stream, lambda: None, 3)) == 3
+
+
+def test_larger_copies_take_longer(gpu: Device):
+    """The clock tells 1 MiB from 64 MiB; how much each takes is not judged."""
+    with ExitStack() as opened:
+        stream = opened.enter_context(closing(Stream()))
+        medians = []
+        for size in (MIB, 64 * MIB):
+            ours = opened.enter_context(closing(HostBuffer(size)))
+            theirs = opened.enter_context(closing(DeviceBuffer(size)))
+            _cuda.warm_up(stream, lambda a=theirs, b=ours: _cuda.upload(a, b, stream), 3, 10)
+            times = _cuda.time_runs(stream, lambda a=theirs, b=ours: _cuda.upload(a, b, stream), 70)
+            assert len(times) == 70
+            medians.append(float(np.median(times)))
+    assert 0 < medians[0] < medians[1]
+
+
+def test_too_much_memory_is_an_error_with_cudas_name(gpu: Device):
+    with pytest.raises(CudaError) as caught:
+        DeviceBuffer(gpu.memory_bytes * 4)
+    assert caught.value.out_of_memory
+    with closing(DeviceBuffer(MIB)) as buffer:
+        assert buffer.address

@@ -1,0 +1,144 @@
+"""What our code takes for granted of TensorRT, checked on hardware. Each test is one sentence of docs/tensorrt.md."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.errors import BackendError
+from qdqspec.measure.isolate import Isolated
+from qdqspec.session import Session
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Case, InputShape, ShapeProfile, TuneRules
+
+pytestmark = pytest.mark.gpu
+
+FEEDS = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)}
+
+
+@pytest.fixture
+def squeezenet(models: Path) -> Path:
+    return models / "squeezenet10.onnx"
+
+
+@pytest.fixture
+def image(squeezenet: Path) -> dict[str, np.ndarray]:
+    graph = onnx.load(squeezenet, load_external_data=False).graph
+    constants = {tensor.name for tensor in graph.initializer}
+    (given,) = [value for value in graph.input if value.name not in constants]
+    shape = [dim.dim_value or 1 for dim in given.type.tensor_type.shape.dim]
+    return {given.name: np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32)}
+
+
+def saved(model: onnx.ModelProto, path: Path) -> Path:
+    onnx.save(model, path)
+    return path
+
+
+def fitting(image: dict[str, np.ndarray], state: Path) -> BuildOptions:
+    shapes = {n: InputShape(min=v.shape, opt=v.shape, max=v.shape) for n, v in image.items()}
+    return BuildOptions(state=state, profiles=(ShapeProfile(shapes=shapes),))
+
+
+def records(state: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
+
+
+def test_runs_are_recorded_as_cuda_graphs(tensorrt: Isolated, squeezenet: Path, image, state: Path):
+    with closing(tensorrt.build(squeezenet, fitting(image, state))) as engine:
+        engine.bind(image)
+        samples = engine.time(100, warmup=10)
+    assert records(state)[-1]["cuda_graph"] is True, records(state)[-1]
+    assert len(samples.wall_ms) == 100
+    assert all(0 < sample < 1e3 for sample in samples.wall_ms)
+
+
+def test_a_second_build_takes_its_kernels_from_the_timing_cache(
+    tensorrt: Isolated, squeezenet: Path, image, state: Path
+):
+    hashes = []
+    for _ in range(2):
+        with closing(tensorrt.build(squeezenet, fitting(image, state))) as engine:
+            hashes.append(engine.graph_hash)
+    assert hashes[0] == hashes[1]
+    assert len(list(state.glob("*.timing-cache"))) == 1
+
+
+def test_a_quantized_convolution_runs_on_integers(tensorrt: Isolated, tmp_path: Path):
+    path = saved(small_model(quantized=True, activations="int8"), tmp_path / "q.onnx")
+    with closing(tensorrt.build(path, BuildOptions())) as engine:
+        engine.bind(FEEDS)
+        layers = engine.layers()
+    assert any(layer.integer and "conv" in layer.nodes for layer in layers), layers
+
+
+def test_asymmetric_quantization_is_refused_with_the_node(tensorrt: Isolated, tmp_path: Path):
+    path = saved(small_model(quantized=True, activations="uint8"), tmp_path / "u.onnx")
+    with pytest.raises(BackendError, match="x_quantize"):
+        tensorrt.build(path, BuildOptions())
+
+
+def test_layers_name_every_convolution(tensorrt: Isolated, squeezenet: Path, image, state: Path):
+    with closing(tensorrt.build(squeezenet, fitting(image, state))) as engine:
+        engine.bind(image)
+        layers = engine.layers()
+    named = {node for layer in layers for node in layer.nodes}
+    graph = onnx.load(squeezenet, load_external_data=False).graph
+    heavy = {node.name for node in graph.node if node.op_type == "Conv" and node.name}
+    assert heavy <= named, heavy - named
+
+
+def relu(path: Path) -> Path:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"], "relu")],
+        "dynamic",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+    )
+    return saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+
+
+def test_several_shape_profiles(tensorrt: Isolated, tmp_path: Path):
+    spans = [[(1, 3), (1, 3), (2, 3)], [(4, 3), (8, 3), (16, 3)]]
+    profiles = tuple(ShapeProfile(shapes={"x": InputShape(min=a, opt=b, max=c)}) for a, b, c in spans)
+    with closing(tensorrt.build(relu(tmp_path / "r.onnx"), BuildOptions(profiles=profiles))) as engine:
+        for batch in (1, 2, 8, 16):
+            values = np.random.default_rng(batch).standard_normal((batch, 3)).astype(np.float32)
+            assert np.array_equal(engine.run({"x": values})["y"], np.maximum(values, 0))
+
+
+def test_a_dynamic_input_without_a_shape_is_refused(tensorrt: Isolated, tmp_path: Path):
+    with pytest.raises(BackendError, match="no shape is given"):
+        tensorrt.build(relu(tmp_path / "r.onnx"), BuildOptions())
+
+
+def test_outputs_whose_shape_depends_on_data(tensorrt: Isolated, tmp_path: Path):
+    graph = helper.make_graph(
+        [helper.make_node("NonZero", ["x"], ["y"], "nonzero")],
+        "data",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "n"])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    with closing(tensorrt.build(saved(model, tmp_path / "n.onnx"), BuildOptions())) as engine:
+        assert engine.run({"x": np.array([0, 1, 0, 2], np.float32)})["y"].tolist() == [[1, 3]]
+        assert engine.run({"x": np.ones(4, np.float32)})["y"].tolist() == [[0, 1, 2, 3]]
+
+
+@pytest.mark.slow
+def test_a_search_ends_no_slower_than_it_began(tensorrt: Isolated, models: Path, tmp_path: Path):
+    case = Case(id="default", model=models / "digits_resnet.onnx", tune=TuneRules(preset="quick"))
+    with closing(
+        Session(backend="tensorrt", output=tmp_path / "out", cache_dir=tmp_path / "cache")
+    ) as session:
+        work = session.work(case)
+        assert work.search.trials[0].ok, work.search.trials[0].error
+        assert work.latency is not None
+        assert work.search.left_alone or work.latency.speedup.low > 1
