@@ -77,7 +77,7 @@ def _foldable(model: Model, conv: Node, norm: Node) -> bool:
         and alone
         and all(name in model.constants for name in parameters if name)
         and not norm.attributes.get("training_mode", 0)
-        and norm.attributes.get("spatial", 1)  # opset 7 also had statistics of every single activation
+        and bool(norm.attributes.get("spatial", 1))  # opset 7 also had statistics of every single activation
         and len([name for name in norm.outputs if name]) == 1
     )
 

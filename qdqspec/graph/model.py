@@ -162,7 +162,8 @@ class Model:
                 found.setdefault(info.name, _tensor_type(info.type.tensor_type))
         for name, tensor in self.constants.items():
             found.setdefault(name, TensorType(tensor.data_type, tuple(tensor.dims)))
-        return found
+        one: dict[TensorType, TensorType] = {}  # a model has thousands of tensors and few types
+        return {name: one.setdefault(known, known) for name, known in found.items()}
 
     def elem_type(self, tensor: str) -> int | None:
         """Element type of a tensor, or ``None`` where it is not known."""

@@ -7,13 +7,15 @@ tensors that bodies of If, Loop and Scan read from outside count as inputs of th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES
+
+BODIES = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class Flow:
     ``depth`` is the longest way from a source to a node, ``own`` its operator and attributes as bytes;
     ``readers`` tells by tensor which nodes read it, in that order;
     ``carried`` are nodes that never make a region of their own: what is computed from shapes, or from
-    constants alone.
+    constants alone, ``bodied`` those that have bodies.
     """
 
     model: Model
@@ -34,6 +36,7 @@ class Flow:
     producers: tuple[tuple[int, ...], ...]
     consumers: tuple[tuple[int, ...], ...]
     carried: frozenset[int]
+    bodied: frozenset[int]
     depth: tuple[int, ...]
     own: tuple[bytes, ...]
     readers: dict[str, tuple[int, ...]]
@@ -61,9 +64,9 @@ def flow_of(model: Model) -> Flow:
     """Read the data flow of a model. Linear in nodes and edges, but for one sort."""
     made_by = {t: n.index for n in model.nodes if not is_constant(n) for t in n.outputs if t}
     known = made_by.keys() | set(model.inputs)
-    reads = tuple(() if is_constant(n) else _reads(n, known) for n in model.nodes)
-    producers = tuple(tuple(dict.fromkeys(made_by[t] for t in tensors if t in made_by)) for tensors in reads)
-    own = tuple(b"" if is_constant(n) else _own_text(n) for n in model.nodes)
+    own, bodied = _own_texts(model)
+    reads = tuple([() if not own[n.index] else _reads(n, known, n.index in bodied) for n in model.nodes])
+    producers = tuple([tuple(dict.fromkeys([made_by[t] for t in row if t in made_by])) for row in reads])
     depth = _depths(producers)
     order = _canonical_order(model, own, depth, _turned(range(len(reads)), producers))
     return Flow(
@@ -73,6 +76,7 @@ def flow_of(model: Model) -> Flow:
         producers=producers,
         consumers=_turned(order, producers),
         carried=_carried(model, order, reads, made_by),
+        bodied=bodied,
         depth=depth,
         own=own,
         readers=_readers(order, reads),
@@ -122,9 +126,10 @@ def _tensor_text(tensor: onnx.TensorProto) -> str:
     return hashlib.blake2b(nameless.SerializeToString(deterministic=True), digest_size=8).hexdigest()
 
 
-def _reads(node: Node, known: Iterable[str]) -> tuple[str, ...]:
+def _reads(node: Node, known: Collection[str], has_body: bool) -> tuple[str, ...]:
     tensors = [t for t in node.inputs if t in known]
-    tensors += sorted(t for t in node.body_reads if t in known)
+    if has_body:
+        tensors += sorted(t for t in node.body_reads if t in known)
     return tuple(tensors)
 
 
@@ -181,9 +186,22 @@ def _canonical_order(
     return tuple([row[-1] for row in rows])
 
 
-def _own_text(node: Node) -> bytes:
-    attributes = ",".join(sorted(map(attribute_text, node.proto.attribute)))
-    return f"{node.domain}:{node.op_type}[{attributes}]".encode()
+def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
+    """Each node's operator and attributes, empty for a ``Constant``; and the nodes that have bodies."""
+    bodied: set[int] = set()
+    texts: list[bytes] = []
+    for node in model.nodes:
+        if is_constant(node):
+            texts.append(b"")
+            continue
+        attributes = []
+        for attribute in node.proto.attribute:
+            attributes.append(attribute_text(attribute))
+            if attribute.type in BODIES:
+                bodied.add(node.index)
+        attributes.sort()
+        texts.append(f"{node.domain}:{node.op_type}[{','.join(attributes)}]".encode())
+    return tuple(texts), frozenset(bodied)
 
 
 def _hash(parts: Iterable[bytes]) -> bytes:

@@ -17,7 +17,7 @@ import onnx
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model, Node, TensorType
-from qdqspec.graph.ops import is_commutative
+from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.regions.coloring import Edge, Puzzle, canonical_order
 from qdqspec.regions.flow import Flow, flow_of
 from qdqspec.regions.text import pattern_text
@@ -25,7 +25,6 @@ from qdqspec.registry import did_you_mean
 
 Granularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
-BODIES = (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS)
 _End: TypeAlias = tuple[int, str, int, int, str]  # slot, tensor, maker (-1: fed), its output, text
 REPEATING = 200  # nodes; nobody has larger blocks twice, and remembering them costs memory
 _BODY_SLOT = -1  # the tensors that a body reads have no order of their own
@@ -147,16 +146,19 @@ class PatternMaker:
         return self._faces[index]
 
     def _new_face(self, node: Node) -> _Face:
-        loose = is_commutative(node, self._flow.model.opset)
+        loose = node.op_type in COMMUTATIVE and is_commutative(node, self._flow.model.opset)
         slots = [(0 if loose else slot, tensor) for slot, tensor in enumerate(node.inputs) if tensor]
-        inner = self._flow.reads[node.index]
-        if len(inner) > len(slots) or any(a.type in BODIES for a in node.proto.attribute):
+        if node.index in self._flow.bodied:
+            inner = self._flow.reads[node.index]
             slots += [(_BODY_SLOT, tensor) for tensor in inner if tensor not in node.inputs]
         ends, constants = [], []
         for slot, tensor in slots:
             text = f"{slot}:{self._types[tensor]}"
-            if tensor in self._made_by or tensor in self._fed:
-                ends.append((slot, tensor, *self._made_by.get(tensor, (-1, 0)), text))
+            made = self._made_by.get(tensor)
+            if made is not None:
+                ends.append((slot, tensor, made[0], made[1], text))
+            elif tensor in self._fed:
+                ends.append((slot, tensor, -1, 0, text))
             else:
                 constants.append(f"c{text}")
         outputs = ",".join([self._types[t] for t in node.outputs])
@@ -193,16 +195,15 @@ class _TypeTexts(dict[str, str]):
         super().__init__({"": "-"})
         self._known = model.types
         self._with_shapes = with_shapes
-        self._made: dict[TensorType, str] = {}
+        self._made: dict[int, str] = {}
 
     def __missing__(self, tensor: str) -> str:
         known = self._known.get(tensor)
         if known is None:
             text = "?"
         else:
-            if known not in self._made:
-                self._made[known] = self._written(known)
-            text = self._made[known]
+            # Types are shared between tensors, and telling one by its identity is all that speed asks for.
+            text = self._made.get(id(known)) or self._made.setdefault(id(known), self._written(known))
         self[tensor] = text
         return text
 
