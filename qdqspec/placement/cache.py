@@ -19,7 +19,7 @@ from qdqspec.placement.project import labels_of
 from qdqspec.placement.relative import Scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.pattern import Granularity
-from qdqspec.types import Interval, Label, Placement, Region, Trial
+from qdqspec.types import NOT_CANDIDATES, Interval, Label, Placement, Region, Trial
 
 MOST = 32  # schemes a pattern
 MINIMUM_DISTANCE = 2  # two schemes that differ in fewer sites are near duplicates
@@ -99,7 +99,7 @@ def gather(
 ) -> PatternCache:
     """What the trials of a search say of each pattern. ``confirmed`` are ratios of fresh builds, by placement."""
     proved = confirmed or {}
-    good = [trial for trial in trials if trial.ok and trial.ratio is not None]
+    good = [t for t in trials if t.ok and t.ratio is not None and t.phase not in NOT_CANDIDATES]
     good.sort(key=lambda trial: _entry(Scheme(), trial, proved).rank)
     found: dict[Key, list[Entry]] = {}
     texts: dict[str, str] = {}

@@ -1,6 +1,8 @@
-"""Optuna's tree-structured Parzen estimator over tied classes, in the extra ``[optuna]``. Floors 0 to 3.
+"""Optuna's samplers over tied classes, in the extra ``[optuna]``. May import floors 0 to 3.
 
-Source: Bergstra et al., "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, as implemented by Optuna.
+For latency alone the tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter
+Optimization", NeurIPS 2011), for latency and accuracy NSGA-II (Deb et al., "A fast and elitist multiobjective
+genetic algorithm", IEEE Transactions on Evolutionary Computation 6, 2002), both as implemented by Optuna.
 """
 
 from __future__ import annotations
@@ -17,50 +19,52 @@ from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.types import Trial
 
 STARTUP = 10  # random trials before the estimator speaks, ...
-STARTUP_SHARE = 0.25  # ... and at most this share of the budget
+STARTUP_SHARE = 0.25  # ... and at most this share of the budget; of NSGA-II the same for a generation
 REPEATS = 100  # proposals in a row that were built before: then there is nothing new to find
+EXACT_DB = 200.0  # what an infinite SQNR counts as
 
 
 class OptunaSearch(Stepwise):
     """A study in memory. What resolves to a placement that was built is answered from memory, not built."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
-        self._space = setup.space
+        self._setup = setup
         self._classes = tied_classes(setup.space)
-        self._known: dict[str, float | None] = {}  # ratio by placement; `None`: it failed
-        seed = int(random.integers(2**31))
-        startup = min(STARTUP, int(STARTUP_SHARE * setup.trials))
-        super().__init__(self._search(setup.seeds, _Study(self._classes, seed, startup)))
+        self._known: dict[str, Trial] = {}  # by placement
+        super().__init__(self._search(_Study(self._classes, setup, int(random.integers(2**31)))))
 
-    def _search(self, seeds: Sequence[Any], study: _Study) -> Steps:
-        reference = Proposal(placement=self._space.resolve({}), phase="pure", profile=True)
+    def _search(self, study: _Study) -> Steps:
+        space, seeds = self._setup.space, self._setup.seeds
+        reference = Proposal(placement=space.resolve({}), phase="pure", profile=True)
         proposals = [reference, *(Proposal(placement=seed, phase="seed") for seed in seeds)]
         self._remember((yield proposals))
-        starts = [*pure_choices(self._classes), *(gathered(self._classes, dict(s.labels)) for s in seeds)]
-        study.enqueue(starts)
-        for choice in study.choices(REPEATS) if self._classes else ():
-            placement = self._space.resolve(spread(self._space, self._classes, choice))
+        if not self._classes:
+            return
+        starts = (gathered(self._classes, dict(seed.labels)) for seed in seeds)
+        study.enqueue([*pure_choices(self._classes), *starts])
+        for choice in study.choices():
+            placement = space.resolve(spread(space, self._classes, choice))
             is_new = self.is_new(placement)
             if is_new:
                 self._remember((yield [Proposal(placement=placement, phase="optuna")]))
-            study.tell(self._known.get(placement.digest), is_new=is_new)
+            study.tell(self._known[placement.digest], is_new=is_new)
 
     def _remember(self, trials: Sequence[Trial]) -> None:
-        for trial in trials:
-            self._known[trial.placement.digest] = trial.ratio if trial.ok else None
+        self._known.update((trial.placement.digest, trial) for trial in trials)
 
 
 class _Study:
-    """Optuna's study, in terms of choices."""
+    """Optuna's study, in terms of choices and trials."""
 
-    def __init__(self, classes: Sequence[TiedClass], seed: int, startup: int) -> None:
+    def __init__(self, classes: Sequence[TiedClass], setup: SearchSetup, seed: int) -> None:
         self._optuna = _optuna()
+        self._setup = setup
         self._labels: Mapping[str, Any] = {
             str(index): self._optuna.distributions.CategoricalDistribution(tied.labels)
             for index, tied in enumerate(classes)
         }
-        sampler = self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup)
-        self._study = self._optuna.create_study(sampler=sampler)
+        directions = ["minimize", "maximize"] if setup.pareto else ["minimize"]
+        self._study = self._optuna.create_study(sampler=self._sampler(seed), directions=directions)
         self._trial: Any = None
         self._repeats = 0
 
@@ -69,19 +73,40 @@ class _Study:
         for choice in dict.fromkeys(choices):
             self._study.enqueue_trial(dict(zip(self._labels, choice, strict=True)))
 
-    def choices(self, repeats: int) -> Iterator[Choice]:
-        """What to try; `tell` has to follow each. Ends after so many in a row that were not new."""
-        while self._repeats < repeats:
+    def choices(self) -> Iterator[Choice]:
+        """What to try; `tell` has to follow each. Ends after too many in a row that were not new."""
+        while self._repeats < REPEATS:
             self._trial = self._study.ask(self._labels)
             yield tuple(self._trial.params[name] for name in self._labels)
 
-    def tell(self, ratio: float | None, *, is_new: bool) -> None:
-        """How the last choice fared; ``None`` where it failed."""
+    def tell(self, trial: Trial, *, is_new: bool) -> None:
+        """How the last choice fared."""
         self._repeats = 0 if is_new else self._repeats + 1
-        if ratio is None:
+        values = self._values(trial)
+        if values is None:
             self._study.tell(self._trial, state=self._optuna.trial.TrialState.FAIL)
-        else:
-            self._study.tell(self._trial, ratio)
+            return
+        if self._setup.min_sqnr_db is not None:
+            self._trial.set_constraint("sqnr_db", self._setup.min_sqnr_db - _decibels(trial))
+        self._study.tell(self._trial, values)
+
+    def _sampler(self, seed: int) -> Any:
+        samplers = self._optuna.samplers
+        few = max(2, min(STARTUP, int(STARTUP_SHARE * self._setup.trials)))
+        if self._setup.pareto:
+            return samplers.NSGAIISampler(seed=seed, population_size=few)
+        return samplers.TPESampler(seed=seed, n_startup_trials=few)
+
+    def _values(self, trial: Trial) -> list[float] | None:
+        """The objectives; ``None`` where the trial failed."""
+        if not trial.ok or trial.ratio is None:
+            return None
+        return [trial.ratio, _decibels(trial)] if self._setup.pareto else [trial.ratio]
+
+
+def _decibels(trial: Trial) -> float:
+    """A finite SQNR; without one, the worst."""
+    return -EXACT_DB if trial.sqnr_db is None else max(-EXACT_DB, min(EXACT_DB, trial.sqnr_db))
 
 
 def _optuna() -> Any:

@@ -17,6 +17,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import Choice, TiedClass, gathered, pure_choices, spread, tied_classes
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.select import reaches
 from qdqspec.types import Label, Trial
 
 SCHEMES = {"quick": 30, "default": 50, "extensive": 200}  # schemes a pattern, as users of ModelOpt know them
@@ -82,7 +83,7 @@ class RegionSearch(Stepwise):
             losses = 0 if trial.incumbent else losses + 1
             if trial.incumbent:
                 best = dict(trial.placement.labels)
-            if trial.ok and trial.ratio is not None:
+            if trial.ok and trial.ratio is not None and reaches(trial, self._setup.min_sqnr_db):
                 measured[choice] = trial.ratio
         return best
 

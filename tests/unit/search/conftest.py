@@ -46,6 +46,7 @@ def drive() -> Callable[..., list[Trial]]:
         trials: int = 60,
         seed: int = 0,
         batch: int = 1,
+        sqnr_db: Callable[[Placement], float] | None = None,
         **setup: Any,
     ) -> list[Trial]:
         strategy = make(
@@ -68,6 +69,7 @@ def drive() -> Callable[..., list[Trial]]:
                         status="failed" if ratio is None else "ok",
                         ratio=ratio,
                         incumbent=won,
+                        sqnr_db=None if sqnr_db is None else sqnr_db(proposal.placement),
                         layers=layers(space) if proposal.profile else (),
                     )
                 )

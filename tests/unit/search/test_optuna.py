@@ -8,6 +8,7 @@ import pytest
 
 from qdqspec.errors import ConfigError
 from qdqspec.search.optuna import OptunaSearch
+from qdqspec.search.select import front_of
 from qdqspec.types import Placement
 
 optuna = pytest.importorskip("optuna", reason="the extra [optuna] is not installed")
@@ -52,6 +53,24 @@ def test_it_learns_which_labels_gain(space_of, drive) -> None:
 
     ratios = [trial.ratio for trial in drive(OptunaSearch, space, cost, trials=80)]
     assert sum(ratios[-20:]) / 20 < sum(ratios[3:23]) / 20  # later proposals are better than the random first
+
+
+def noise_of(placement: Placement) -> float:
+    """Decibels; each quantized unit costs one."""
+    return 60.0 - len(placement.labels) if placement.sites else float("inf")
+
+
+def test_with_two_objectives_it_widens_the_front(space_of, drive) -> None:
+    trials = drive(OptunaSearch, space_of(), by_pairs, sqnr_db=noise_of, trials=80, pareto=True)
+    assert len(trials) == 80
+    levels = {trial.sqnr_db for trial in front_of(trials, 100)}
+    assert len(levels) >= 8  # the pure labellings alone make three
+
+
+def test_what_is_not_accurate_enough_is_left_for_what_is(space_of, drive) -> None:
+    trials = drive(OptunaSearch, space_of(), by_pairs, sqnr_db=noise_of, trials=80, min_sqnr_db=50.0)
+    accurate = [trial.sqnr_db >= 50.0 for trial in trials]
+    assert sum(accurate[-30:]) > 2 * sum(accurate[4:14]) + 3
 
 
 def test_failures_are_taken_in(space_of, drive) -> None:
