@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 Colors: TypeAlias = list[bytes]
@@ -27,18 +28,23 @@ class Puzzle:
     def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[Edge]]) -> None:
         self.labels = labels
         self.edges = edges
-        self.up: Tagged = [[] for _ in labels]
-        self.down: Tagged = [[] for _ in labels]
-        self.depth: list[int] = []
-        tags: dict[tuple[int, int], bytes] = {}
+        ways = {(slot, output) for row in edges for slot, _, output in row}
+        tags = {way: b"%d.%d." % way for way in ways}
+        self.up: Tagged = [[(tags[slot, output], feeding) for slot, feeding, output in row] for row in edges]
+        depth = self.depth = [0] * len(labels)
         for vertex, row in enumerate(edges):
-            depth = 0
-            for slot, feeding, output in row:
-                tag = tags.get((slot, output)) or tags.setdefault((slot, output), b"%d.%d." % (slot, output))
-                self.up[vertex].append((tag, feeding))
-                self.down[feeding].append((tag, vertex))
-                depth = max(depth, self.depth[feeding] + 1)
-            self.depth.append(depth)
+            for _, feeding, _ in row:
+                if depth[feeding] >= depth[vertex]:
+                    depth[vertex] = depth[feeding] + 1
+
+    @cached_property
+    def down(self) -> Tagged:
+        """The same edges by the vertex that feeds; most graphs are told apart without."""
+        down: Tagged = [[] for _ in self.labels]
+        for vertex, row in enumerate(self.up):
+            for tag, feeding in row:
+                down[feeding].append((tag, vertex))
+        return down
 
 
 def canonical_order(puzzle: Puzzle) -> tuple[list[int], str]:

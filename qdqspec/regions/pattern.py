@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import onnx
 
@@ -20,13 +20,14 @@ from qdqspec.graph.model import Model, Node, TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.regions.coloring import Edge, Puzzle, canonical_order
 from qdqspec.regions.flow import Flow, flow_of
-from qdqspec.regions.text import pattern_text
+from qdqspec.regions.text import LONGEST, counted_text, pattern_text
 from qdqspec.registry import did_you_mean
 
 Granularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
 _End: TypeAlias = tuple[int, str, int, int, str]  # slot, tensor, maker (-1: fed), its output, text
 REPEATING = 200  # nodes; nobody has larger blocks twice, and remembering them costs memory
+UNKNOWN = "?"  # a type
 _BODY_SLOT = -1  # the tensors that a body reads have no order of their own
 
 
@@ -67,7 +68,7 @@ class PatternMaker:
     def __init__(self, flow: Flow, granularity: Granularity = "structure+shapes") -> None:
         self.place = {index: i for i, index in enumerate(flow.order)}
         self._flow = flow
-        self._types = _TypeTexts(flow.model, with_shapes=granularity == "structure+shapes")
+        self._types = _type_texts(flow.model, with_shapes=granularity == "structure+shapes")
         self._faces: dict[int, _Face] = {}
         self._solved: dict[tuple[object, ...], tuple[list[int], str, str]] = {}
         self._made_by = {
@@ -102,16 +103,19 @@ class PatternMaker:
     def _text(self, members: Sequence[int]) -> str:
         """Without what was only carried along, which would hide the operators that matter."""
         told = [i for i in members if i not in self._flow.carried] or members
+        op_types = [self._flow.model.nodes[i].op_type for i in told]
+        if len(told) > LONGEST:
+            return counted_text(op_types)
         local = {index: i for i, index in enumerate(told)}
         feeds = [[local[p] for p in self._flow.producers[i] if p in local] for i in told]
-        return pattern_text([self._flow.model.nodes[i].op_type for i in told], feeds)
+        return pattern_text(op_types, feeds)
 
     def _puzzle(self, members: Sequence[int]) -> tuple[list[str], list[list[Edge]]]:
         """Vertices are first the outside tensors that several inputs share, then the nodes."""
         local = {index: i for i, index in enumerate(members)}
         faces = [self._face(index) for index in members]
         outside = _shared_outside(faces, local)
-        labels = [f"outside {self._types[tensor]}" for tensor in outside]
+        labels = [f"outside {self._types.get(tensor, UNKNOWN)}" for tensor in outside]
         edges: list[list[Edge]] = [[] for _ in outside]
         for face in faces:
             inputs, feeds = list(face.constants), []
@@ -146,6 +150,7 @@ class PatternMaker:
         return self._faces[index]
 
     def _new_face(self, node: Node) -> _Face:
+        types, made_by = self._types, self._made_by
         loose = node.op_type in COMMUTATIVE and is_commutative(node, self._flow.model.opset)
         slots = [(0 if loose else slot, tensor) for slot, tensor in enumerate(node.inputs) if tensor]
         if node.index in self._flow.bodied:
@@ -153,21 +158,20 @@ class PatternMaker:
             slots += [(_BODY_SLOT, tensor) for tensor in inner if tensor not in node.inputs]
         ends, constants = [], []
         for slot, tensor in slots:
-            text = f"{slot}:{self._types[tensor]}"
-            made = self._made_by.get(tensor)
+            text = f"{slot}:{types.get(tensor, UNKNOWN)}"
+            made = made_by.get(tensor)
             if made is not None:
                 ends.append((slot, tensor, made[0], made[1], text))
             elif tensor in self._fed:
                 ends.append((slot, tensor, -1, 0, text))
             else:
                 constants.append(f"c{text}")
-        outputs = ",".join([self._types[t] for t in node.outputs])
+        outputs = ",".join([types.get(t, UNKNOWN) for t in node.outputs])
         label = self._flow.own[node.index].decode() + outputs
         return _Face(label, tuple(ends), tuple(constants), node.outputs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Face:
+class _Face(NamedTuple):
     """All that a pattern can see of a node by itself. ``ends`` are inputs that are not constant."""
 
     label: str
@@ -188,27 +192,17 @@ def _shared_outside(faces: Sequence[_Face], local: Mapping[int, int]) -> dict[st
     return shared
 
 
-class _TypeTexts(dict[str, str]):
-    """Tensor types as text, by tensor name, made on demand."""
+def _type_texts(model: Model, *, with_shapes: bool) -> dict[str, str]:
+    """Tensor types as text, by tensor name; unknown ones are missing."""
+    known = model.types
+    # Tensors share types, and telling one by its identity is all that speed asks for.
+    made = {id(one): one for one in known.values()}
+    texts = {number: _type_text(one, with_shapes) for number, one in made.items()}
+    return {tensor: texts[id(one)] for tensor, one in known.items()} | {"": "-"}
 
-    def __init__(self, model: Model, *, with_shapes: bool) -> None:
-        super().__init__({"": "-"})
-        self._known = model.types
-        self._with_shapes = with_shapes
-        self._made: dict[int, str] = {}
 
-    def __missing__(self, tensor: str) -> str:
-        known = self._known.get(tensor)
-        if known is None:
-            text = "?"
-        else:
-            # Types are shared between tensors, and telling one by its identity is all that speed asks for.
-            text = self._made.get(id(known)) or self._made.setdefault(id(known), self._written(known))
-        self[tensor] = text
-        return text
-
-    def _written(self, known: TensorType) -> str:
-        name: str = onnx.TensorProto.DataType.Name(known.elem_type)
-        if not self._with_shapes or known.shape is None:
-            return name
-        return f"{name}[{'x'.join('?' if d is None else str(d) for d in known.shape)}]"
+def _type_text(known: TensorType, with_shapes: bool) -> str:
+    name: str = onnx.TensorProto.DataType.Name(known.elem_type)
+    if not with_shapes or known.shape is None:
+        return name
+    return f"{name}[{'x'.join('?' if d is None else str(d) for d in known.shape)}]"

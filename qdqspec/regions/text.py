@@ -15,12 +15,14 @@ def pattern_text(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> str
 
     Operators are in topological order, ``feeds`` lists the places of those before each.
     """
-    if len(op_types) > LONGEST:
-        counts = Counter(op_types)
-        common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        shown = ", ".join(f"{count} {op}" for op, count in common[:5])
-        return f"{len(op_types)} nodes: {shown}" + (", ..." if len(common) > 5 else "")
-    return _Writer(op_types, feeds).write()
+    return counted_text(op_types) if len(op_types) > LONGEST else _Writer(op_types, feeds).write()
+
+
+def counted_text(op_types: Sequence[str]) -> str:
+    """How many operators there are of which type: ``120 nodes: 40 Conv, 40 Relu, ...``."""
+    common = sorted(Counter(op_types).items(), key=lambda item: (-item[1], item[0]))
+    shown = ", ".join(f"{count} {op}" for op, count in common[:5])
+    return f"{len(op_types)} nodes: {shown}" + (", ..." if len(common) > 5 else "")
 
 
 class _Writer:
