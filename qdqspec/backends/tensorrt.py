@@ -84,6 +84,7 @@ class TensorRt:
             symmetric_activations=True,
             blocked_axes=BLOCKED_AXES,
             rules=RULES,
+            observes=False,  # with every tensor an output nothing fuses, and there is one more engine to build
         )
 
     def build(self, model: Path, options: BuildOptions) -> TensorRtEngine:

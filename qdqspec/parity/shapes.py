@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -11,7 +11,7 @@ import onnx
 from qdqspec.errors import ModelError, SpecError
 from qdqspec.graph.model import Model
 from qdqspec.registry import did_you_mean
-from qdqspec.types import Inputs
+from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 Shape = tuple[int, ...]
 
@@ -43,6 +43,34 @@ def resolve_shapes(model: Model, inputs: Inputs) -> dict[str, Shape]:
     own = {name: _own_shape(model, name, declared.get(name)) for name in model.inputs}
     _check_batch(model, own, inputs.batch)
     return {name: _resolve(model, name, own[name], declared.get(name), inputs.batch) for name in own}
+
+
+def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
+    """The profiles of a case with its batch in them, for backends that must know shapes before they build.
+
+    Only what is declared, or follows from the batch: a dimension that nobody declares is left out, for the
+    backend to refuse. Raises as `resolve_shapes` does where a batch reaches no input.
+    """
+    if inputs.batch is None:
+        return inputs.profiles
+    own = resolve_shapes(model, inputs)
+    fixed = {name: InputShape(min=shape, opt=shape, max=shape) for name, shape in own.items()}
+    return tuple(
+        replace(profile, shapes={**fixed, **_with_batch(profile.shapes, own)}) for profile in inputs.profiles
+    )
+
+
+def _with_batch(declared: Mapping[str, InputShape], resolved: Mapping[str, Shape]) -> dict[str, InputShape]:
+    """Declared ranges whose first dimension is what it was resolved to."""
+    return {
+        name: InputShape(
+            min=(*resolved[name][:1], *shape.min[1:]),
+            opt=(*resolved[name][:1], *shape.opt[1:]),
+            max=(*resolved[name][:1], *shape.max[1:]),
+        )
+        for name, shape in declared.items()
+        if name in resolved
+    }
 
 
 def input_specs(model: Model, shapes: Mapping[str, Shape]) -> dict[str, InputSpec]:

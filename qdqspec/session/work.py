@@ -25,6 +25,7 @@ from qdqspec.measure.lock import RunLock
 from qdqspec.measure.store import Store
 from qdqspec.parity.compare import compare_outputs
 from qdqspec.parity.metrics import accuracy
+from qdqspec.parity.shapes import shape_profiles
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.survival import check_survival
 from qdqspec.session.files import make_folder, open_journal, take_results, write_patterns, write_results
@@ -68,9 +69,19 @@ class CaseWork:
         return load_model(self.case.model)
 
     @cached_property
+    def _building(self) -> Workbench:
+        """The workbench, with the shapes of this case and a folder beside its results for what builds share."""
+        options = replace(
+            self._work.options,
+            profiles=shape_profiles(self.given, self.case.inputs),
+            state=self.output / self._work.backend.name,
+        )
+        return replace(self._work, options=options)
+
+    @cached_property
     def prepared(self) -> Prepared:
         """The model with what tuning needs."""
-        work = self._work
+        work = self._building
         return Prepared(self.case, self.given, work.backend, work.options, work.settings.seed)
 
     @property
@@ -228,7 +239,7 @@ class CaseWork:
 
     def _tuned(self) -> Kept:
         with open_journal(self.output, self._journal_header, self.prepared.warnings) as journal:
-            tuned = tune(self.prepared, self._work, journal)
+            tuned = tune(self.prepared, self._building, journal)
             self._latency = tuned.latency
             kept = self._written(tuned)
             # Last, as they mark the journal as finished: what could not be written is not searched again.
@@ -330,7 +341,7 @@ class CaseWork:
     def _timed(self, kept: Kept, builds: int = 3, rounds: int = 24) -> LatencyEvidence:
         """Reference and what is shipped, from fresh builds, interleaved."""
         files = {NO_PLACEMENT.digest: require_path(self.given), kept.result.winner.digest: kept.model}
-        work = self._work
+        work = self._building
         bench = Bench(
             work.backend,
             lambda placement: files[placement.digest] or require_path(self.given),
@@ -349,7 +360,7 @@ class CaseWork:
         return self.prepared.sample
 
     def _engine(self, path: Path) -> AbstractContextManager[Engine]:
-        return closing(self._work.backend.build(path, self._work.options))
+        return closing(self._building.backend.build(path, self._building.options))
 
     def _comparison_data(self) -> tuple[Iterable[Mapping[str, Array]], str]:
         if self.prepared.evaluation is not None:

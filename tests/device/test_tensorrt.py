@@ -16,7 +16,7 @@ from qdqspec.errors import BackendError
 from qdqspec.measure.isolate import Isolated
 from qdqspec.session import Session
 from qdqspec.testing.backends import small_model
-from qdqspec.types import Case, InputShape, ShapeProfile, TuneRules
+from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules
 
 pytestmark = pytest.mark.gpu
 
@@ -134,7 +134,8 @@ def test_outputs_whose_shape_depends_on_data(tensorrt: Isolated, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_search_ends_no_slower_than_it_began(tensorrt: Isolated, models: Path, tmp_path: Path):
-    case = Case(id="default", model=models / "digits_resnet.onnx", tune=TuneRules(preset="quick"))
+    model = models / "digits_resnet.onnx"
+    case = Case(id="default", model=model, inputs=Inputs(batch=32), tune=TuneRules(preset="quick"))
     with closing(
         Session(backend="tensorrt", output=tmp_path / "out", cache_dir=tmp_path / "cache")
     ) as session:

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from qdqspec.errors import ModelError, SpecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes
+from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes, shape_profiles
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
 
@@ -97,3 +97,27 @@ def test_specs_carry_the_models_dtype() -> None:
 def test_inputs_of_text_cannot_be_fed() -> None:
     with pytest.raises(ModelError, match="input 'x' is no tensor of numbers"):
         input_specs(model_with(TensorProto.STRING, x=[1]), {"x": (1,)})
+
+
+def test_profiles_without_a_batch_are_as_declared(models: Path) -> None:
+    """A dimension that nobody declares is left open: a backend that must know it asks."""
+    model = load_model(models / "digits_resnet.onnx")
+    declared = ShapeProfile(
+        shapes={"input": InputShape(min=(1, 1, 16, 16), opt=(8, 1, 16, 16), max=(9, 1, 16, 16))}
+    )
+    assert shape_profiles(model, Inputs()) == (ShapeProfile(),)
+    assert shape_profiles(model, Inputs(profiles=(declared,))) == (declared,)
+
+
+def test_a_batch_is_in_every_profile(models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    (alone,) = shape_profiles(model, Inputs(batch=4))
+    assert alone.shapes == {"input": InputShape(min=(4, 1, 16, 16), opt=(4, 1, 16, 16), max=(4, 1, 16, 16))}
+    spans = InputShape(min=(1, 1, 16, 16), opt=(8, 1, 16, 16), max=(9, 1, 16, 16))
+    declared = (
+        ShapeProfile(shapes={"input": spans}, weight=0.3),
+        ShapeProfile(shapes={"input": spans}, weight=0.7),
+    )
+    both = shape_profiles(model, Inputs(profiles=declared, batch=4))
+    assert [profile.weight for profile in both] == [0.3, 0.7]
+    assert [profile.shapes for profile in both] == [alone.shapes, alone.shapes]

@@ -1,0 +1,85 @@
+"""A whole search on the fake TensorRT, and the tests for hardware on it: they need no change to run on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from trt_surface import ROOT
+
+from qdqspec.session import Session
+from qdqspec.types import Case, Inputs, TuneRules
+
+MODEL = ROOT / "specs" / "models" / "digits_resnet.onnx"
+
+
+@pytest.mark.parametrize("version", ["10.9.0.34", "11.4.0.106"])
+def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_path: Path):
+    install_tensorrt(version)
+    case = Case(id="default", model=MODEL, inputs=Inputs(batch=4), tune=TuneRules(trials=5))
+    session = Session(backend="tensorrt", output=tmp_path / "out", cache_dir=tmp_path / "cache")
+    try:
+        work = session.work(case)
+        search = work.search
+        assert all(trial.ok for trial in search.trials), [trial.error for trial in search.trials]
+        assert not search.left_alone  # the simulated kernels gain from integers
+        assert work.latency is not None
+        assert work.latency.speedup.low > 1
+        assert {site.format for site in search.winner.sites} == {"int8"}
+        assert work.parity.outputs
+    finally:
+        session.close()
+    state = work.output / "tensorrt"
+    assert len(list(state.glob("nvidia-fake-100-sm90-tensorrt-*.timing-cache"))) == 1
+    builds = [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
+    assert sum("plan_bytes" in build for build in builds) > len(search.trials)
+    assert {build["profiles"] for build in builds if "profiles" in build} == {1}
+    assert all(build["cuda_graph"] for build in builds if "cuda_graph" in build)
+
+
+def run_device_tests(site: Path, *words: str) -> str:
+    paths = [str(site), str(ROOT / "tests" / "support" / "fake_trt")] if site.is_dir() else []
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "tests/device",
+            "-m",
+            "not slow",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *words,
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_tests_for_hardware_pass_on_the_fake(install_tensorrt: Callable[[str], None], tmp_path: Path):
+    install_tensorrt("10.16.1.11")
+    said = run_device_tests(tmp_path / "site", "--qdq-backend=tensorrt")
+    assert "skipped" not in said, said
+    assert "passed" in said
+
+
+def test_without_hardware_they_skip_and_say_why(tmp_path: Path):
+    if importlib.util.find_spec("tensorrt") is not None:
+        pytest.skip("TensorRT is installed here")
+    said = run_device_tests(tmp_path / "nothing", "--qdq-backend=tensorrt")
+    assert "tensorrt is not usable here: tensorrt is not installed; pip install 'qdqspec[tensorrt]'" in said
+    assert "no GPU backend was named: pytest tests/device --qdq-backend=tensorrt" in (
+        run_device_tests(tmp_path / "nothing")
+    )
