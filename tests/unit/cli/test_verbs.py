@@ -8,7 +8,7 @@ import pytest
 
 import qdqspec.cli as cli
 
-VERBS = ("tune", "inspect", "apply", "strip", "list", "schema", "doctor", "config")
+VERBS = ("tune", "inspect", "apply", "strip", "list", "schema", "doctor", "config", "compare", "baseline")
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -1,0 +1,100 @@
+"""--qdq-baseline: a real session on the simulated device, from no baseline to a gate."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+SPEC = """\
+qdqspec: 1
+model: digits_resnet.onnx
+tune: {trials: 2}
+checks: [{kind: regression, max: 20%}]
+"""
+ITEM = "specs/a.qdq.yaml::default::regression"
+
+
+@pytest.fixture
+def real(pytester, models, monkeypatch):
+    """A project with one regression check; ``run`` judges it on the simulated device."""
+    for name in ("CI", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    (pytester.path / "pyproject.toml").write_text(
+        '[tool.pytest]\nstrict = true\n[tool.qdqspec]\nbackend = "fake"\n'
+    )
+    (pytester.path / "specs").mkdir()
+    shutil.copy(models / "digits_resnet.onnx", pytester.path / "specs")
+    (pytester.path / "specs" / "a.qdq.yaml").write_text(SPEC)
+    pytester.file = pytester.path / "specs" / "__baselines__" / "a" / "fake.json"
+    return pytester
+
+
+@pytest.fixture
+def kept(real):
+    """The same with a committed baseline."""
+    real.runpytest_subprocess("specs", "--qdq-update=new").assert_outcomes(passed=1)
+    return real
+
+
+def slow_down_the_past(file, factor):
+    """Make the baseline say that the tuned model once took ``1 / factor`` of what it takes."""
+    data = json.loads(file.read_text())
+    entry = data["cases"]["default"]["regression"]
+    for builds in entry["samples"]["tuned"].values():
+        builds[:] = [[value / factor for value in build] for build in builds]
+    for bound in ("median", "low", "high"):
+        entry["ratio"][bound] /= factor
+    file.write_text(json.dumps(data))
+
+
+def test_no_baseline_is_a_skip_here_and_a_failure_in_ci(real, monkeypatch):
+    result = real.runpytest_subprocess("specs", "-rs")
+    result.assert_outcomes(skipped=1)
+    command = f"pytest {ITEM} --qdq-backend=fake --qdq-update=new"
+    result.stdout.fnmatch_lines(
+        [f"SKIPPED*inconclusive: no baseline of this check on this device; run: {command}"]
+    )
+    monkeypatch.setenv("CI", "true")
+    result = real.runpytest_subprocess("specs")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["no baseline of this check on this device", f"*pytest {ITEM}*--qdq-update=new"]
+    )
+    real.runpytest_subprocess("specs", "--qdq-baseline=warn").assert_outcomes(skipped=1)
+    monkeypatch.setenv("CI", "false")
+    real.runpytest_subprocess("specs", "--qdq-baseline=require").assert_outcomes(failed=1)
+
+
+def test_a_committed_baseline_is_a_gate(kept):
+    assert json.loads(kept.file.read_text())["device"] == "fake"
+    kept.runpytest_subprocess("specs").assert_outcomes(passed=1)
+    slow_down_the_past(kept.file, 1.5)
+    result = kept.runpytest_subprocess("specs")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["* % slower than the baseline (95 %: *), allowed 20.0 %", "*measured twice*", "Reproduce with:"]
+    )
+    kept.runpytest_subprocess("specs", "--qdq-update=changed").assert_outcomes(passed=1)
+    kept.runpytest_subprocess("specs").assert_outcomes(passed=1)
+
+
+def test_a_stale_baseline_passes_and_warns(kept):
+    slow_down_the_past(kept.file, 0.5)
+    result = kept.runpytest_subprocess("specs")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"warning: a::default: *is stale*pytest {ITEM}*--qdq-update=changed"])
+
+
+def test_off_compares_nothing(kept):
+    slow_down_the_past(kept.file, 1.5)
+    result = kept.runpytest_subprocess("specs", "-rs", "--qdq-baseline=off")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*inconclusive: baselines are off in this run"])
+
+
+def test_another_word_is_refused(real):
+    result = real.runpytest_subprocess("--qdq-baseline=requires")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--qdq-baseline: 'requires' does not fit: *did you mean 'require'?*"])

@@ -1,0 +1,190 @@
+"""--qdq-update: what is written, where, and what is told; obsolete entries."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
+
+SPEC = """\
+qdqspec: 1
+model: models/squeezenet.onnx
+matrix: {batch: [1, 8]}
+checks:
+  - {kind: speedup, min: 1.1}
+  - {kind: regression, max: 5%}
+"""
+
+# A session as the plugin sees it: it has measured what it judged, and the plugin writes.
+CONFTEST = """\
+import os
+import pytest
+from pathlib import Path
+from fake_session import FakeSession
+from qdqspec.baseline.store import Entry, Renewal, baseline_file, read_baseline
+from qdqspec.types import DeviceKey
+
+ENTRY = Path(__file__).with_name("entry.json").read_text()
+
+
+class Measuring(FakeSession):
+    def __init__(self, update):
+        super().__init__()
+        self.update = update
+        self.found = []
+
+    def judge(self, case, check):
+        if check.kind == "regression" and self.update is not None:
+            file = baseline_file(case, DeviceKey(key="sample device"))
+            known = read_baseline(file)
+            old = known.entry((case.id, "regression")) if known else None
+            self.found.append(Renewal(
+                file=file, device="sample device", name=(case.id, "regression"),
+                old=old.ratio.median if old else None, entry=Entry.model_validate_json(ENTRY),
+            ))
+        return super().judge(case, check)
+
+    def renewals(self):
+        return tuple(self.found)
+
+
+@pytest.fixture(scope="session")
+def qdq_session(pytestconfig):
+    session = Measuring(pytestconfig.getoption("qdq_update"))
+    yield session
+    session.close()
+    if Path(__file__).with_name("blocked").exists():
+        Path(__file__).with_name("specs").joinpath("__baselines__").write_text("a file, not a folder")
+"""
+TIMES = RoleTimes(wall_ms=((1.0, 1.0),))
+ENTRY = Entry(
+    ratio=Ratio(median=0.574, low=0.56, high=0.58),
+    clock="wall",
+    samples={"tuned": TIMES, "reference": TIMES},
+    model_sha256="a" * 64,
+    rules={},
+    scheme="0123",
+)
+OLD = ENTRY.model_copy(update={"ratio": Ratio(median=0.6, low=0.59, high=0.61)})
+
+
+@pytest.fixture
+def measured(project):
+    """A project with two regression checks, and where its baseline goes."""
+    project.spec("a.qdq.yaml", SPEC)
+    (project.path / "conftest.py").write_text(CONFTEST)
+    (project.path / "entry.json").write_text(ENTRY.model_dump_json())
+    project.file = project.path / "specs" / "__baselines__" / "a" / "sample-device.json"
+    return project
+
+
+def names(project):
+    known = read_baseline(project.file)
+    return known.names() if known else ()
+
+
+def test_nothing_is_written_without_the_option(measured):
+    measured.run().assert_outcomes(passed=4)
+    assert not measured.file.parent.parent.exists()
+
+
+def test_new_entries_are_written_and_told(measured):
+    result = measured.run("--qdq-update=new")
+    result.assert_outcomes(passed=4)
+    assert names(measured) == (("b1", "regression"), ("b8", "regression"))
+    result.stdout.fnmatch_lines(
+        [
+            "Baseline: specs/__baselines__/a/sample-device.json",
+            "  b1::regression  new, 0.574",
+            "  b8::regression  new, 0.574",
+        ]
+    )
+
+
+def test_old_and_new_are_told_with_the_difference(measured):
+    update_baseline(measured.file, "sample device", {("b1", "regression"): OLD, ("b8", "regression"): OLD})
+    result = measured.run("--qdq-update=all", "specs/a.qdq.yaml::b8")
+    result.stdout.fnmatch_lines(["  b8::regression  0.600 -> 0.574 (-4.3 %)"])
+    assert read_baseline(measured.file).entry(("b1", "regression")) == OLD
+
+
+def test_workers_measure_and_the_controller_writes_once(measured):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    result = measured.run_apart("-n", "2", "--dist", "loadscope", "--qdq-update=new", "specs")
+    result.assert_outcomes(passed=4)
+    assert names(measured) == (("b1", "regression"), ("b8", "regression"))
+    assert result.stdout.str().count("Baseline: specs/") == 1
+
+
+@pytest.fixture
+def outdated(measured):
+    """A baseline with an entry that the spec no longer asks for."""
+    entries = {("b1", "regression"): OLD, ("b8", "regression"): OLD, ("b32", "regression"): OLD}
+    update_baseline(measured.file, "sample device", entries)
+    return measured
+
+
+OBSOLETE = "Obsolete baseline: specs/__baselines__/a/sample-device.json: b32::regression"
+
+
+def test_obsolete_entries_are_told_with_the_command_that_removes_them(outdated):
+    result = outdated.run("--qdq-update=changed")
+    result.stdout.fnmatch_lines([OBSOLETE, "Remove with:", "  qdqspec baseline prune specs"])
+    assert len(names(outdated)) == 3
+
+
+@pytest.mark.parametrize(
+    "selection", [["specs/a.qdq.yaml::b1"], ["-k", "b8"], ["--deselect", "specs/a.qdq.yaml::b1::speedup"]]
+)
+def test_half_a_run_says_and_removes_nothing(outdated, selection):
+    result = outdated.run(*selection, "--qdq-update=all")
+    assert "bsolete" not in result.stdout.str()
+    assert len(names(outdated)) == 3
+
+
+def test_all_removes_what_is_obsolete_where_the_whole_spec_ran(outdated):
+    result = outdated.run("--qdq-update=all")
+    result.stdout.fnmatch_lines(["  b32::regression  removed, its spec does not ask for it"])
+    assert names(outdated) == (("b1", "regression"), ("b8", "regression"))
+
+
+def test_obsolete_entries_are_told_once_with_workers(outdated):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    result = outdated.run_apart("-n", "2", "--dist", "loadscope", "specs")
+    result.assert_outcomes(passed=4)
+    assert result.stdout.str().count(OBSOLETE) == 1
+
+
+def test_collecting_alone_says_nothing_of_baselines(outdated):
+    assert "bsolete" not in outdated.run("--collect-only").stdout.str()
+
+
+def test_what_cannot_be_written_fails_the_run(measured):
+    (measured.path / "blocked").touch()
+    result = measured.run("--qdq-update=new")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["*sample-device.json: the baseline cannot be written: *"])
+
+
+def test_another_word_is_refused(project):
+    result = project.run("--qdq-update=some")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--qdq-update: 'some' does not fit: one of new, changed, all*"])
+
+
+@pytest.mark.parametrize("value", ["true", "1"])
+def test_ci_refuses_before_anything_runs(measured, monkeypatch, value):
+    monkeypatch.setenv("CI", value)
+    result = measured.run("--qdq-update=new")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--qdq-update: baselines are not written in CI*", "*--qdq-update-in-ci*"])
+    assert measured.calls() == []
+
+
+@pytest.mark.parametrize(("value", "more"), [("false", []), ("", []), ("true", ["--qdq-update-in-ci"])])
+def test_where_it_is_no_ci_or_ci_was_told(measured, monkeypatch, value, more):
+    monkeypatch.setenv("CI", value)
+    measured.run("--qdq-update=new", *more).assert_outcomes(passed=4)
+    assert json.loads(measured.file.read_text())["device"] == "sample device"

@@ -1,0 +1,116 @@
+"""``qdqspec baseline``: list, show, prune."""
+
+from __future__ import annotations
+
+import pytest
+
+from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
+
+SPEC = """\
+qdqspec: 1
+model: net.onnx
+checks:
+  - {kind: regression, max: 5%}
+  - {kind: regression, id: tight, max: 1%, severity: warn}
+"""
+TIMES = RoleTimes(wall_ms=((1.0, 1.0),))
+ENTRY = Entry(
+    ratio=Ratio(median=0.574, low=0.56, high=0.58),
+    clock="wall",
+    samples={"tuned": TIMES, "reference": TIMES},
+    model_sha256="a" * 64,
+    rules={"quantize.format": "int8"},
+    scheme="0123",
+    environment={"onnxruntime": "1.31.1"},
+    recorded="2026-01-08T14:00:00+00:00",
+)
+IN_USE = {("default", "regression"): ENTRY, ("default", "tight"): ENTRY}
+
+
+@pytest.fixture
+def specs(tmp_path):
+    folder = tmp_path / "specs"
+    folder.mkdir()
+    (folder / "net.qdq.yaml").write_text(SPEC)
+    update_baseline(folder / "__baselines__" / "net" / "d.json", "device d", IN_USE)
+    return folder
+
+
+@pytest.fixture
+def outdated(specs):
+    """With entries of a check, a case and a spec that are gone."""
+    file = specs / "__baselines__" / "net" / "d.json"
+    update_baseline(file, "device d", {("default", "loose"): ENTRY, ("b8", "regression"): ENTRY})
+    update_baseline(specs / "__baselines__" / "gone" / "d.json", "device d", IN_USE)
+    return specs
+
+
+def test_all_in_use(verb, specs):
+    result = verb("baseline", "list")
+    assert result.code == 0
+    assert result.out.splitlines() == [
+        "specs/__baselines__/net/d.json",
+        "  device device d",
+        "  default::regression  0.574 (0.560 to 0.580)  2026-01-08T14:00:00+00:00  in use",
+        "  default::tight  0.574 (0.560 to 0.580)  2026-01-08T14:00:00+00:00  in use",
+    ]
+
+
+def test_show_tells_the_conditions(verb, specs):
+    lines = verb("baseline", "show", "specs/net.qdq.yaml").out.splitlines()
+    assert "    rule quantize.format: int8" in lines
+    assert "    onnxruntime: 1.31.1" in lines
+
+
+def test_obsolete_entries_are_found_wanting(verb, outdated):
+    result = verb("baseline", "list", "specs", "--json")
+    assert result.code == 1
+    assert {(row["case"], row["check"], row["state"]) for row in result.json["entries"]} == {
+        ("default", "regression", "in use"),
+        ("default", "tight", "in use"),
+        ("default", "loose", "obsolete"),
+        ("b8", "regression", "obsolete"),
+        ("default", "regression", "obsolete"),  # of the spec that is gone
+        ("default", "tight", "obsolete"),
+    }
+
+
+def test_prune_removes_what_is_obsolete_and_nothing_else(verb, outdated):
+    result = verb("baseline", "prune", "specs")
+    assert result.code == 0
+    assert result.out.count("removed") == 4
+    known = read_baseline(outdated / "__baselines__" / "net" / "d.json")
+    assert known is not None
+    assert {name: known.entry(name) for name in known.names()} == IN_USE
+    assert not (outdated / "__baselines__" / "gone" / "d.json").exists()
+    assert verb("baseline", "prune", "specs").out == "nothing is obsolete\n"
+
+
+def test_a_damaged_file_is_told_and_does_not_hide_the_others(verb, specs):
+    damaged = specs / "__baselines__" / "net" / "e.json"
+    damaged.write_text('{"schema_version": 1')
+    result = verb("baseline", "list")
+    assert result.code == 1
+    assert "default::regression" in result.out
+    assert "specs/__baselines__/net/e.json: this is not a baseline" in result.err
+    verb("baseline", "prune")
+    assert damaged.exists()
+
+
+def test_what_a_python_spec_asks_for_is_not_guessed(verb, specs):
+    (specs / "spec_net.py").write_text("raise RuntimeError('not to be run')")
+    update_baseline(specs / "__baselines__" / "spec_net" / "d.json", "device d", IN_USE)
+    assert verb("baseline", "list", "specs").code == 0
+
+
+def test_a_wrong_spec_is_one_message(verb, specs):
+    (specs / "net.qdq.yaml").write_text("qdqspec: 1\n")
+    result = verb("baseline", "prune")
+    assert result.code == 2
+    assert "net.qdq.yaml" in result.err
+    assert read_baseline(specs / "__baselines__" / "net" / "d.json") is not None
+
+
+def test_nothing_there(verb, tmp_path):
+    assert verb("baseline", "list").out == "no baseline found\n"
+    assert verb("baseline", "list", "nowhere").code == 2

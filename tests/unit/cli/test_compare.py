@@ -1,0 +1,64 @@
+"""``qdqspec compare``: exit codes, table and JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qdqspec.report.record import record_to_json
+from qdqspec.testing.records import sample_run
+
+
+@pytest.fixture
+def records(tmp_path):
+    """``a.json``, and ``slower.json`` in which one case takes a fifth longer."""
+    data = record_to_json(sample_run())
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    tuned = data["cases"][0]["tuned"]["samples"]
+    for clock in tuned:
+        tuned[clock] = [1.2 * value for value in tuned[clock]]
+    (tmp_path / "slower.json").write_text(json.dumps(data))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["a.json", "a.json"], 0),
+        (["slower.json", "a.json"], 0),
+        (["a.json", "slower.json"], 1),
+        (["a.json", "slower.json", "--fail-on", "5%"], 1),
+        (["a.json", "slower.json", "--fail-on", "0.5"], 0),
+        (["a.json", "nowhere.json"], 2),
+    ],
+)
+def test_exit_codes(verb, records, words, code):
+    assert verb("compare", *words).code == code
+
+
+@pytest.mark.parametrize("share", ["-5%", "much", "nan", "inf%"])
+def test_a_share_that_means_nothing_is_refused(verb, records, share):
+    result = verb("compare", "a.json", "a.json", f"--fail-on={share}")
+    assert result.code == 2
+    assert "--fail-on" in result.err
+
+
+def test_the_table_says_which_case_is_slower(verb, records):
+    rows = verb("compare", "a.json", "slower.json").out.splitlines()
+    assert rows[2].split()[0] == "squeezenet::default"
+    assert rows[2].split()[-1] == "slower"
+    assert rows[-1].endswith("1 slower, 2 same")
+
+
+def test_json(verb, records):
+    found = verb("compare", "a.json", "slower.json", "--json", "--fail-on", "5%").json
+    assert found["fail_on"] == 0.05
+    assert [case["beyond"] for case in found["cases"]] == [True, False, False]
+
+
+def test_what_is_no_record_is_one_message_that_names_it(verb, records):
+    (records / "other.json").write_text("{}")
+    result = verb("compare", "a.json", "other.json")
+    assert result.code == 2
+    assert result.err.startswith("qdqspec: other.json: this is no run record")

@@ -1,0 +1,160 @@
+"""Two run records beside each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qdqspec.errors import StateError
+from qdqspec.report.compare import ComparedCase, compare_runs, comparison_text, comparison_to_json
+from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_run
+from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RunRecord, Samples
+
+
+def run_of(*cases: CaseRecord) -> RunRecord:
+    return RunRecord(version="1", started="2026-01-01T00:00:00Z", seconds=1.0, cases=cases)
+
+
+def scaled(record: CaseRecord, factor: float, *roles: str, seed: int = 0) -> CaseRecord:
+    """The case measured again, with ``factor`` on the times of some roles."""
+    latency = record.evidence.latency
+    assert latency is not None
+    random = np.random.default_rng(seed)
+
+    def again(samples: Samples, times: float) -> Samples:
+        noise = times * np.exp(0.003 * random.standard_normal(len(samples.wall_ms)))
+        return Samples(
+            wall_ms=tuple(np.asarray(samples.wall_ms) * noise),
+            cpu_ms=tuple(np.asarray(samples.cpu_ms) * noise),
+        )
+
+    samples = {
+        role: again(taken, factor if role in roles else 1.0) for role, taken in latency.samples.items()
+    }
+    return with_latency(record, replace(latency, samples=samples))
+
+
+def with_latency(record: CaseRecord, latency: LatencyEvidence | None) -> CaseRecord:
+    return replace(record, evidence=replace(record.evidence, latency=latency))
+
+
+def compare_one(before: CaseRecord, after: CaseRecord) -> ComparedCase:
+    (case,) = compare_runs(run_of(before), run_of(after)).cases
+    return case
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.0, "same"), (1.2, "slower"), (0.8, "faster")])
+def test_what_was_shipped_is_judged(factor: float, word: str) -> None:
+    found = compare_one(faster_case(), scaled(faster_case(), factor, "tuned"))
+    assert found.word == word
+    assert found.change is not None
+    assert found.change.builds.median == pytest.approx(factor, rel=0.02)
+
+
+def test_the_reference_is_not_what_is_judged() -> None:
+    assert compare_one(faster_case(), scaled(faster_case(), 1.2, "reference")).word == "same"
+
+
+def test_a_machine_that_became_slower_proves_nothing() -> None:
+    """Between the runs everything slowed down alike, the reference too."""
+    found = compare_one(faster_case(), scaled(faster_case(), 1.1, *faster_case().evidence.latency.samples))
+    assert found.word == "same"
+    assert any("the reference took +10" in note for note in found.notes)
+
+
+def test_a_loss_beyond_what_the_machine_did_is_proved() -> None:
+    slower = scaled(scaled(faster_case(), 1.1, "reference", "tuned"), 1.3, "tuned", seed=1)
+    assert compare_one(faster_case(), slower).word == "slower"
+
+
+@pytest.mark.parametrize(("allowed", "beyond"), [(0.0, True), (0.1, True), (0.3, False)])
+def test_the_allowance_is_held_against_the_estimate(allowed: float, beyond: bool) -> None:
+    found = compare_one(faster_case(), scaled(faster_case(), 1.2, "tuned"))
+    assert found.is_slower_beyond(allowed) is beyond
+
+
+def test_a_gain_is_never_beyond() -> None:
+    assert not compare_one(faster_case(), scaled(faster_case(), 0.5, "tuned")).is_slower_beyond(0)
+
+
+def test_what_was_not_timed_is_said() -> None:
+    found = compare_one(faster_case(), with_latency(faster_case(), None))
+    assert (found.word, found.change) == ("not timed", None)
+    latency = faster_case().evidence.latency
+    assert latency is not None
+    untuned = replace(latency, samples={"reference": latency.samples["reference"]})
+    assert compare_one(with_latency(faster_case(), untuned), faster_case()).word == "not timed"
+
+
+def elsewhere(record: CaseRecord, **fields: object) -> CaseRecord:
+    return replace(record, evidence=replace(record.evidence, **fields))
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (elsewhere(faster_case(), device=DeviceKey(key="another")), "device of squeezenet::default"),
+        (elsewhere(faster_case(), target="tensorrt-10"), "backend of squeezenet::default"),
+        (with_latency(faster_case(), replace(faster_case().evidence.latency, clock="wall")), "two clocks"),
+    ],
+)
+def test_unlike_runs_are_refused(after: CaseRecord, words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        compare_runs(run_of(faster_case()), run_of(after))
+
+
+def test_runs_without_a_common_case_are_refused() -> None:
+    with pytest.raises(StateError, match="no case in common"):
+        compare_runs(run_of(faster_case()), run_of(alone_case()))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_are_none_are_refused(value: float) -> None:
+    latency = faster_case().evidence.latency
+    assert latency is not None
+    broken = replace(latency, samples={**latency.samples, "tuned": Samples(cpu_ms=(value,), wall_ms=(1.0,))})
+    with pytest.raises(StateError, match="no usable times"):
+        compare_one(with_latency(faster_case(), broken), faster_case())
+
+
+def test_another_model_and_another_placement_are_told() -> None:
+    after = elsewhere(faster_case(), model_sha256="0" * 64, search=alone_case().evidence.search)
+    assert compare_one(faster_case(), after).notes[:2] == (
+        "the model is another one",
+        "the placement is another one",
+    )
+
+
+def runs() -> tuple[RunRecord, RunRecord]:
+    before = sample_run()
+    device = replace(faster_case().evidence.device, details={"onnxruntime": "1.31.2", "threads": "1"})
+    after = run_of(
+        elsewhere(scaled(faster_case(), 0.9, "tuned"), device=device),
+        scaled(cached_case(), 1.15, "tuned"),
+        elsewhere(alone_case(), case=replace(alone_case().evidence.case, id="b8")),
+    )
+    return before, after
+
+
+def test_the_table(golden) -> None:
+    golden("report/compare.txt", comparison_text(compare_runs(*runs())) + "\n")
+
+
+def test_the_same_as_data() -> None:
+    data = comparison_to_json(compare_runs(*runs()), 0.05)
+    json.dumps(data, allow_nan=False)
+    assert [(case["case"], case["verdict"], case["beyond"]) for case in data["cases"]] == [
+        ("digits::default", "slower", True),
+        ("squeezenet::default", "faster", False),
+    ]
+    assert (data["only_in_a"], data["only_in_b"]) == (["ultraface::default"], ["ultraface::b8"])
+
+
+def test_specs_of_one_name_in_two_folders_are_told_apart() -> None:
+    other = faster_case().evidence.case
+    moved = elsewhere(faster_case(), case=replace(other, spec=other.model.parent / "squeezenet.qdq.yaml"))
+    found = compare_runs(run_of(faster_case(), moved), run_of(faster_case(), moved))
+    assert len({case.case for case in found.cases}) == 2

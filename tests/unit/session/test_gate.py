@@ -1,0 +1,298 @@
+"""The gate of one case: when it looks again, what it refuses, what it writes. Times are drawn, not measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdqspec.baseline.compare import Conditions, rules_of
+from qdqspec.baseline.store import update_baseline
+from qdqspec.checks.regression import check as regression_check
+from qdqspec.config import Settings
+from qdqspec.measure.change import ratio_interval, ratio_times
+from qdqspec.session.gate import CLOSE_BUILDS, CLOSE_ROUNDS, FIRST_BUILDS, FIRST_ROUNDS, Gate, Gatekeeper
+from qdqspec.types import (
+    Case,
+    CheckSpec,
+    DeviceKey,
+    Evidence,
+    Interval,
+    LatencyEvidence,
+    RegressionEvidence,
+    Samples,
+    Verdict,
+)
+
+DEVICE = DeviceKey(key="sample-device", details={"onnxruntime": "1.31.1"})
+COMMAND = "specs/net.qdq.yaml::default::regression"
+
+
+def checked(**params: object) -> CheckSpec:
+    found = regression_check.Params.model_validate({"kind": "regression", **params})
+    return CheckSpec(id=str(params.get("id", "regression")), kind="regression", params=found)
+
+
+class Machine:
+    """Draws what a bench would measure; ``ratio`` is what the tuned model takes of the reference's time."""
+
+    def __init__(self, ratio: float = 0.6, *, seed: int = 0, alone: bool = False) -> None:
+        self.ratio, self.alone = ratio, alone
+        self.asked: list[tuple[int, int]] = []
+        self._random = np.random.default_rng(seed)
+
+    def measure(self, builds: int, rounds: int) -> LatencyEvidence:
+        self.asked.append((builds, rounds))
+        reference = self._role(1.0, builds, rounds)
+        tuned = reference if self.alone else self._role(self.ratio, builds, rounds)
+        one = Interval(median=1, low=1, high=1)
+        return LatencyEvidence(
+            clock="cpu",
+            samples={"reference": reference, "tuned": tuned},
+            ratios={"reference": one, "tuned": one},
+            speedup=one,
+            builds=builds,
+        )
+
+    def _role(self, level: float, builds: int, rounds: int) -> Samples:
+        own = np.repeat(np.exp(0.008 * self._random.standard_normal(builds)), rounds)
+        times = level * own * np.exp(0.02 * self._random.standard_normal(builds * rounds))
+        return Samples(wall_ms=tuple(1.1 * times), cpu_ms=tuple(times))
+
+
+class Bench:
+    """A project with one case, gated as often as wanted."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.case = Case(
+            id="default",
+            model=root / "net.onnx",
+            spec=root / "specs" / "net.qdq.yaml",
+            checks=(checked(),),
+        )
+        self.notes: list[str] = []
+        self.file = root / "specs" / "__baselines__" / "net" / "sample-device.json"
+
+    def gate(
+        self, machine: Machine, first: tuple[int, int] = (FIRST_BUILDS, FIRST_ROUNDS), **settings: object
+    ) -> Gate:
+        latency = machine.measure(*first)
+        machine.asked.clear()
+        conditions = Conditions(
+            clock="cpu",
+            model_sha256="a" * 64,
+            rules=rules_of(self.case),
+            scheme="0123",
+            environment=dict(DEVICE.details),
+        )
+        keeper = Gatekeeper(
+            self.case,
+            Settings(root=self.root, **settings),
+            DEVICE,
+            conditions,
+            latency,
+            machine.measure,
+            now="2026-01-08T14:00:00+00:00",
+            note=self.notes.append,
+        )
+        return keeper.gate()
+
+    def renew(self, machine: Machine, update: str = "all") -> Gate:
+        gate = self.gate(machine, update=update)
+        for renewal in gate.renewals:
+            update_baseline(renewal.file, renewal.device, {renewal.name: renewal.entry})
+        return gate
+
+    def verdict(self, found: RegressionEvidence) -> Verdict:
+        evidence = Evidence(
+            case=self.case,
+            backend="fake",
+            target="fake",
+            device=DEVICE,
+            model_sha256="a" * 64,
+            regression={"regression": found},
+        )
+        return regression_check.judge(self.case.checks[0].params, evidence)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.chdir(tmp_path)
+    return Bench(tmp_path)
+
+
+def only(gate: Gate) -> RegressionEvidence:
+    (found,) = gate.evidence.values()
+    return found
+
+
+def test_without_a_baseline_nothing_is_timed_and_the_command_is_told(bench: Bench) -> None:
+    machine = Machine()
+    gate = bench.gate(machine)
+    assert machine.asked == []
+    assert only(gate).state == "missing"
+    assert only(gate).command == f"pytest {COMMAND} --qdq-update=new"
+    assert gate.renewals == ()
+
+
+def test_the_command_names_what_chooses_the_device(bench: Bench) -> None:
+    origins = {"threads": "--qdq-threads", "seed": "--qdq-seed"}
+    found = only(bench.gate(Machine(), threads=4, seed=3, origins=origins))
+    assert found.command == f"pytest {COMMAND} --qdq-threads=4 --qdq-update=new"
+
+
+@pytest.mark.parametrize(("policy", "required"), [("warn", False), ("require", True)])
+def test_the_policy_says_whether_a_missing_baseline_fails(bench: Bench, policy: str, required: bool) -> None:
+    assert only(bench.gate(Machine(), baseline=policy)).required is required
+
+
+def test_off_reads_and_times_nothing(bench: Bench) -> None:
+    bench.renew(Machine())
+    bench.file.write_text("damaged")
+    machine = Machine()
+    assert only(bench.gate(machine, baseline="off")).state == "off"
+    assert machine.asked == []
+
+
+def test_a_baseline_is_taken_closely_and_kept_raw(bench: Bench) -> None:
+    machine = Machine()
+    gate = bench.renew(machine, "new")
+    assert machine.asked == [(CLOSE_BUILDS, CLOSE_ROUNDS)]
+    assert only(gate).state == "written"
+    entry = gate.renewals[0].entry
+    assert [len(build) for build in entry.samples["tuned"].cpu_ms] == [CLOSE_ROUNDS] * CLOSE_BUILDS
+    assert entry.ratio.median == pytest.approx(0.6, rel=0.03)
+    assert json.loads(bench.file.read_text())["device"] == DEVICE.key
+
+
+def test_the_same_model_passes_at_the_first_look(bench: Bench) -> None:
+    bench.renew(Machine(seed=1))
+    machine = Machine(seed=2)
+    found = only(bench.gate(machine))
+    assert machine.asked == []
+    assert (found.state, found.looks) == ("compared", 1)
+    assert bench.verdict(found).outcome == "pass"
+    assert bench.notes == []
+
+
+def test_a_slower_model_is_measured_again_in_twice_the_rounds_and_fails(bench: Bench) -> None:
+    bench.renew(Machine(seed=1))
+    machine = Machine(0.66, seed=2)
+    found = only(bench.gate(machine))
+    assert machine.asked == [(2 * FIRST_BUILDS, 2 * FIRST_ROUNDS)]
+    assert (found.looks, found.builds) == (2, 6)
+    assert bench.verdict(found).outcome == "fail"
+
+
+def test_what_was_slow_only_once_passes(bench: Bench) -> None:
+    """A neighbour on the machine during the first look: the second one alone is judged."""
+    bench.renew(Machine(seed=1))
+    machine = Machine(0.72, seed=2)
+    calm = machine.measure
+
+    def measure(builds: int, rounds: int) -> LatencyEvidence:
+        machine.ratio = 0.72 if builds == FIRST_BUILDS else 0.6
+        return calm(builds, rounds)
+
+    machine.measure = measure  # type: ignore[method-assign]
+    found = only(bench.gate(machine))
+    assert found.looks == 2
+    assert bench.verdict(found).outcome == "pass"
+
+
+def test_a_quick_look_at_a_cached_winner_is_not_enough(bench: Bench) -> None:
+    bench.renew(Machine(seed=1))
+    machine = Machine(seed=2)
+    bench.gate(machine, first=(2, 12))
+    assert machine.asked[0] == (FIRST_BUILDS, FIRST_ROUNDS)
+
+
+def test_a_faster_model_passes_and_the_baseline_is_called_stale(bench: Bench) -> None:
+    bench.renew(Machine(seed=1))
+    found = only(bench.gate(Machine(0.5, seed=2)))
+    assert bench.verdict(found).outcome == "pass"
+    (note,) = bench.notes
+    assert "the baseline of default::regression is stale" in note
+    assert note.endswith(f"pytest {COMMAND} --qdq-update=changed")
+
+
+def test_a_model_that_was_left_alone_is_compared_without_timing(bench: Bench) -> None:
+    bench.renew(Machine(alone=True))
+    machine = Machine(alone=True, seed=3)
+    found = only(bench.gate(machine, first=(2, 12)))
+    assert machine.asked == []
+    assert found.change is not None
+    assert found.change.builds == Interval(median=1, low=1, high=1)
+
+
+def test_a_model_that_is_left_alone_now_and_gained_before_fails(bench: Bench) -> None:
+    bench.renew(Machine(seed=1))
+    assert bench.verdict(only(bench.gate(Machine(alone=True, seed=2)))).outcome == "fail"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda text: text.replace("a" * 64, "b" * 64), "another model"),
+        (lambda text: text.replace('"int8"', '"fp8"'), "quantize.format was fp8, is int8"),
+        (lambda text: text.replace("sample-device", "other-device"), "of device other-device"),
+        (lambda text: text[:200], "not a baseline"),
+    ],
+)
+def test_unlike_baselines_are_refused_with_the_command_that_renews(
+    bench: Bench, spoil: Callable[[str], str], reason: str
+) -> None:
+    bench.renew(Machine())
+    bench.file.write_text(spoil(bench.file.read_text()))
+    machine = Machine()
+    found = only(bench.gate(machine))
+    assert machine.asked == []
+    assert found.state == "unlike"
+    assert reason in found.reason
+    assert found.command == f"pytest {COMMAND} --qdq-update=changed"
+    assert only(bench.gate(machine, update="new")).state == "unlike"
+    assert only(bench.renew(machine, "changed")).state == "written"
+    assert only(bench.gate(machine)).state == "compared"
+
+
+@pytest.mark.parametrize(
+    ("update", "ratio", "written"),
+    [
+        ("new", 0.6, False),
+        ("new", 0.72, False),
+        ("changed", 0.6, False),
+        ("changed", 0.72, True),
+        ("changed", 0.5, True),
+        ("all", 0.6, True),
+    ],
+)
+def test_what_each_update_renews(bench: Bench, update: str, ratio: float, written: bool) -> None:
+    bench.renew(Machine(seed=1))
+    gate = bench.gate(Machine(ratio, seed=2), update=update)
+    assert bool(gate.renewals) is written
+    if written:
+        assert gate.renewals[0].old == pytest.approx(0.6, rel=0.03)
+        assert gate.renewals[0].entry.ratio.median == pytest.approx(ratio, rel=0.03)
+
+
+def test_two_checks_share_one_close_look(bench: Bench) -> None:
+    bench.case = replace(bench.case, checks=(checked(), checked(id="tight", max="1%")))
+    bench.renew(Machine(seed=1), "new")
+    machine = Machine(0.7, seed=2)
+    gate = bench.gate(machine)
+    assert set(gate.evidence) == {"regression", "tight"}
+    assert machine.asked == [(CLOSE_BUILDS, CLOSE_ROUNDS)]
+
+
+def test_the_ratio_shown_is_the_one_that_was_judged(bench: Bench) -> None:
+    bench.renew(Machine(seed=1))
+    machine = Machine(0.66, seed=2)
+    latency: list[LatencyEvidence] = []
+    inner = machine.measure
+    machine.measure = lambda *how: latency.append(inner(*how)) or latency[-1]  # type: ignore[method-assign]
+    assert only(bench.gate(machine)).ratio == ratio_interval(ratio_times(latency[-1]))
