@@ -22,6 +22,7 @@ from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
+from qdqspec.search.select import reaches
 from qdqspec.session.kept import MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.types import Interval, Placement, SearchResult, Trial
@@ -149,9 +150,13 @@ def write_patterns(
     backend: str,
     device: str,
 ) -> None:
-    """Write what the search says of each pattern, for the next model to start from."""
-    whole = [trial for trial in trials if not trial.subgraph]
-    write_cache(path, gather(whole, prepared.space, backend, device, confirmed=confirmed))
+    """Write what the search says of each pattern, for the next model to start from.
+
+    What was built of parts of the model says nothing of the whole, and what was not accurate enough is no start.
+    """
+    least_db = prepared.case.tune.min_sqnr_db
+    fit = [trial for trial in trials if not trial.subgraph and reaches(trial, least_db)]
+    write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))
 
 
 def take_results(kept: Kept, given: Model, folder: Path) -> None:
