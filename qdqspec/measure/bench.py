@@ -6,18 +6,20 @@ placement to a model file, and the inputs to time with; it knows nothing of how 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
-from qdqspec.measure.race import SCREEN, WARMUP, Entrant, Turn, race, settle
+from qdqspec.measure.parts import FLOAT, PartBench
+from qdqspec.measure.race import SCREEN, WARMUP, Entrant, Turn, both_of, race, settle
 from qdqspec.measure.stats import drift, inverse, pooled_deviation, ratio_intervals, trimmed_mean
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
@@ -26,6 +28,9 @@ NOISE_ROUNDS = 12
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # no difference below one per cent counts
+
+
+Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], tuple[Path, Mapping[str, Array]]]
 
 
 @dataclass(slots=True)
@@ -39,13 +44,20 @@ class _Incumbent:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A candidate that was built, or a trial that failed at that. To be measured, once, or closed."""
+    """A candidate that was built, or a trial that failed at that. It is to be measured once, or closed."""
 
     trial: Trial
     engine: Engine | None = None
+    profile: bool = False
+    timed: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is something to measure."""
+        return self.engine is not None
 
     def close(self) -> None:
-        """End its engine; that does no harm to one that was measured."""
+        """End the engine of what will not be measured."""
         if self.engine is not None:
             self.engine.close()
 
@@ -54,6 +66,7 @@ class Bench:
     """Keeps the incumbent's engine open and races every challenger against it.
 
     With ``sqnr_db`` every candidate's accuracy is taken too, and one below ``min_sqnr_db`` cannot win.
+    ``extract`` writes the placed pairs with the nodes named alone, and gives inputs for them.
     """
 
     def __init__(
@@ -68,6 +81,7 @@ class Bench:
         exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
         sqnr_db: Callable[[Engine], float] | None = None,
         min_sqnr_db: float | None = None,
+        extract: Extract | None = None,
     ) -> None:
         self.clock: Clock = clock
         self.eps = FLOOR_EPS
@@ -79,6 +93,8 @@ class Bench:
         self._exclusive = exclusive
         self._sqnr_db = sqnr_db
         self._min_sqnr_db = min_sqnr_db
+        self._extract = extract
+        self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
         self._incumbent: _Incumbent | None = None
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
         self._broken: dict[str, str] = {}  # why a group of builds has no result, by its name
@@ -89,45 +105,67 @@ class Bench:
         return self._incumbent.ratio if self._incumbent else None
 
     def trial(
-        self, number: int, placement: Placement, phase: str, *, profile: bool = False, timed: bool = True
+        self,
+        number: int,
+        placement: Placement,
+        phase: str,
+        *,
+        profile: bool = False,
+        timed: bool = True,
+        subgraph: tuple[str, ...] = (),
     ) -> Trial:
         """Build a candidate and race it, or without ``timed`` only take its accuracy.
 
-        Whatever goes wrong in the backend becomes a failed trial.
+        Of a ``subgraph`` only its nodes are built, and raced against the same in float. Whatever goes wrong in
+        the backend becomes a failed trial.
         """
-        return self.measure(self.build(number, placement, phase), profile=profile, timed=timed)
+        how = {"profile": profile, "timed": timed}
+        return self.measure(self.build(number, placement, phase, **how, subgraph=subgraph))
 
-    def build(self, number: int, placement: Placement, phase: str) -> Built:
-        """Build a candidate. Whoever does not measure it closes it."""
+    def build(
+        self,
+        number: int,
+        placement: Placement,
+        phase: str,
+        *,
+        profile: bool = False,
+        timed: bool = True,
+        subgraph: tuple[str, ...] = (),
+    ) -> Built:
+        """Build as for `trial`. Whoever does not measure what comes of it closes it."""
         start = time.perf_counter()
-        blank = Trial(number=number, phase=phase, placement=placement)
+        blank = Trial(number=number, phase=phase, placement=placement, subgraph=subgraph)
         try:
-            engine = self._open(placement)
+            engine = self._open(placement, subgraph)
         except BackendError as error:
             failed = replace(blank, status="failed", error=str(error))
             return Built(replace(failed, build_seconds=time.perf_counter() - start))
         seconds = time.perf_counter() - start
-        return Built(replace(blank, build_seconds=seconds, graph_hash=engine.graph_hash), engine)
+        trial = replace(blank, build_seconds=seconds, graph_hash=engine.graph_hash)
+        return Built(trial, engine, profile=profile, timed=timed)
 
-    def measure(self, built: Built, *, profile: bool = False, timed: bool = True) -> Trial:
-        """Race what was built, or without ``timed`` only take its accuracy; its engine is closed then."""
+    def measure(self, built: Built) -> Trial:
+        """Race what was built, or only take its accuracy. Its engine is closed unless it won."""
         trial, engine = built.trial, built.engine
         if engine is None:
             return trial
         try:
             with self._closed_unless_kept(engine):
+                if trial.subgraph:
+                    with self._exclusive():
+                        return self._parts.measure(trial, engine, profile=built.profile)
                 if self._sqnr_db is not None:
                     trial = replace(trial, sqnr_db=self._sqnr_db(engine))
-                if not timed:
+                if not built.timed:
                     return trial
                 with self._exclusive():
-                    return self._measure(trial, engine, profile)
+                    return self._measure(trial, engine, built.profile)
         except BackendError as error:
             return replace(built.trial, status="failed", error=str(error), graph_hash="")
 
     def recall(self, trial: Trial) -> None:
         """Take a trial of an earlier run as if it had been measured now, without building anything."""
-        if trial.ok:
+        if trial.ok and not trial.subgraph:
             self._seen.setdefault(trial.graph_hash, trial)
         if trial.incumbent:
             self._replace_incumbent(_Incumbent(trial.placement, trial.ratio or 1.0))
@@ -183,19 +221,34 @@ class Bench:
         )
 
     def close(self) -> None:
-        """Free the incumbent's engine."""
+        """Free the engines that are kept."""
+        self._parts.close()
+        self._close_incumbent()
+
+    def _close_incumbent(self) -> None:
         if self._incumbent and self._incumbent.engine:
             self._incumbent.engine.close()
             self._incumbent.engine = None
 
-    def _open(self, placement: Placement) -> Engine:
-        engine = self._backend.build(self._write(placement), self._options)
+    def _open(self, placement: Placement, subgraph: tuple[str, ...] = ()) -> Engine:
+        model, feeds, options = self._files(placement, subgraph)
+        engine = self._backend.build(model, options)
         try:
-            engine.bind(self._feeds)
+            engine.bind(feeds)
         except BaseException:
             engine.close()
             raise
         return engine
+
+    def _files(
+        self, placement: Placement, subgraph: tuple[str, ...]
+    ) -> tuple[Path, Mapping[str, Array], BuildOptions]:
+        if not subgraph:
+            return self._write(placement), self._feeds, self._options
+        if self._extract is None:
+            raise BackendError("this bench builds whole models only")
+        # The inputs of a part are fixed in shape, and have other names.
+        return *self._extract(placement, subgraph), replace(self._options, profiles=())
 
     @contextmanager
     def _closed_unless_kept(self, engine: Engine) -> Iterator[None]:
@@ -203,7 +256,8 @@ class Bench:
         try:
             yield
         finally:
-            if self._incumbent is None or self._incumbent.engine is not engine:
+            is_kept = self._parts.holds(engine) or (self._incumbent and self._incumbent.engine is engine)
+            if not is_kept:
                 engine.close()
 
     def _measure(self, trial: Trial, engine: Engine, profile: bool) -> Trial:
@@ -245,11 +299,11 @@ class Bench:
         outcome, samples = self._bout(trial.placement, engine)
         if outcome.verdict != "faster":
             return replace(trial, race=outcome, samples=samples, ratio=outcome.ratio * base)
-        self.close()
+        self._close_incumbent()
         fresh = self._open(trial.placement)
         with self._closed_unless_kept(fresh):
             again, more = self._bout(trial.placement, fresh)
-            outcome = _both(outcome, again)
+            outcome = both_of(outcome, again)
             ratio, won = outcome.ratio * base, outcome.verdict == "faster"
             if won:
                 self._replace_incumbent(_Incumbent(trial.placement, ratio, fresh))
@@ -260,11 +314,11 @@ class Bench:
         try:
             return self._race_incumbent(placement, engine)
         except BackendError as error:
-            self.close()
+            self._close_incumbent()
             try:
                 return self._race_incumbent(placement, engine)
             except BackendError:  # it was the challenger's fault, or the incumbent is broken for good
-                self.close()
+                self._close_incumbent()
                 raise error from None
 
     def _race_incumbent(self, placement: Placement, engine: Engine) -> tuple[Race, Samples]:
@@ -286,7 +340,7 @@ class Bench:
         return outcome, ours
 
     def _replace_incumbent(self, successor: _Incumbent) -> None:
-        self.close()
+        self._close_incumbent()
         self._incumbent = successor
 
     def _interleave(self, groups: Mapping[str, Sequence[Placement]], rounds: int) -> dict[str, list[Samples]]:
@@ -335,17 +389,6 @@ def _with_same_graph(trial: Trial, earlier: Trial) -> Trial:
     """The runtime made of it what it made of an earlier candidate: nothing new to measure."""
     outcome = Race(opponent=earlier.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
     return replace(trial, race=outcome, ratio=earlier.ratio, samples=earlier.samples)
-
-
-def _both(first: Race, second: Race) -> Race:
-    """Two races between different builds of the same two, as one: won only where both were."""
-    return Race(
-        opponent=first.opponent,
-        ratio=math.sqrt(first.ratio * second.ratio),
-        p_value=max(first.p_value, second.p_value),
-        pairs=first.pairs + second.pairs,
-        verdict="faster" if first.verdict == second.verdict == "faster" else "no difference",
-    )
 
 
 def _joined(builds: Sequence[Samples]) -> Samples:

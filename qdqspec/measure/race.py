@@ -69,6 +69,17 @@ def race(
     return outcome, ours, theirs
 
 
+def both_of(first: Race, second: Race) -> Race:
+    """Two races between different builds of the same two, as one: won only where both were."""
+    return Race(
+        opponent=first.opponent,
+        ratio=math.sqrt(first.ratio * second.ratio),
+        p_value=max(first.p_value, second.p_value),
+        pairs=first.pairs + second.pairs,
+        verdict="faster" if first.verdict == second.verdict == "faster" else "no difference",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """How one sample of an engine is taken: untimed runs, then the median of timed ones.

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from qdqspec.errors import BackendError
 from qdqspec.measure.bench import Bench, Built
@@ -17,10 +17,10 @@ from qdqspec.search.base import Proposal, Strategy
 from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Samples, Trial
 
 Watch = Callable[[Progress], None]
+_Key: TypeAlias = tuple[str, tuple[str, ...]]
 
-# Phases that build anew what a trial has built before, and those that the caller asks for, not the strategy.
-_REPEATS = ("noise", "confirm")
-UNASKED = ("own", "commit")
+_REPEATS = ("noise", "confirm")  # build anew what a trial has built before; nobody asks for them
+OWN, COMMIT = "own", "commit"  # phases of what the caller asks for, and not the strategy
 
 
 class TrialLog(Protocol):
@@ -82,6 +82,7 @@ class Search:
         self._noise = next((t.samples for t in replay if t.phase == "noise"), None)
         self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
         self._held: list[Proposal] = []  # asked of the strategy, and not yet handed on
+        self._awaited: set[_Key] = set()  # handed on, and not yet told
 
     def __iter__(self) -> Iterator[Trial]:
         while proposals := self.ask():
@@ -99,50 +100,47 @@ class Search:
         """What to build next, at most ``n``; nothing when the strategy has no more or the budget is spent."""
         if self.trials and not self._budget.left(_candidates(self.trials)):
             return ()
-        if self._held:
-            held, self._held = self._held[:n], self._held[n:]
-            return held
-        return self._strategy.ask(n)
+        proposals = self._held[:n] or self._strategy.ask(n)
+        self._held = self._held[n:]
+        self._awaited.update(map(_key, proposals))
+        return proposals
 
     def evaluate(self, proposal: Proposal) -> Trial:
         """What a proposal comes to: as an earlier run found it, else built and raced now, and journalled.
 
-        Raises `BackendError` when the reference itself does not run.
+        What was built before is not built again. Raises `BackendError` when the reference itself does not run.
         """
         self._begin(proposal)
-        return self._recall(proposal) or self._journalled(
-            self._bench.trial(
-                len(self.trials),
-                proposal.placement,
-                proposal.phase,
-                profile=proposal.profile,
-                timed=proposal.timed,
-                **({"subgraph": proposal.subgraph} if proposal.subgraph else {}),
-            )
-        )
+        return self._known(proposal) or self._recall(proposal) or self.measure(self.build(proposal))
 
     def build(self, proposal: Proposal) -> Built:
         """Only build a proposal; `measure` makes a trial of it."""
         self._begin(proposal)
-        return self._bench.build(len(self.trials), proposal.placement, proposal.phase)
+        return self._bench.build(
+            len(self.trials),
+            proposal.placement,
+            proposal.phase if _key(proposal) in self._awaited else OWN,
+            profile=proposal.profile,
+            timed=proposal.timed,
+            subgraph=proposal.subgraph,
+        )
 
-    def measure(self, built: Built, *, profile: bool = False, timed: bool = True) -> Trial:
+    def measure(self, built: Built) -> Trial:
         """Race what was built, and journal it."""
-        trial = self._bench.measure(built, profile=profile, timed=timed)
-        return self._journalled(replace(trial, number=len(self.trials)))
+        return self._journalled(replace(self._bench.measure(built), number=len(self.trials)))
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Tell the strategy what came of its proposals."""
-        self._strategy.tell([trial for trial in trials if trial.phase not in UNASKED])
+        """Tell the strategy what came of its proposals; of others it is not told."""
+        answers = [trial for trial in trials if _key(trial) in self._awaited]
+        self._awaited.difference_update(map(_key, answers))
+        self._strategy.tell(answers)
 
     def commit(self, placement: Placement) -> Trial:
         """Make a placement the one to beat, whatever its races said. Raises `BackendError` where it fails."""
-        key = _key(Proposal(placement=placement, phase="own"))
-        known = next((t for t in reversed(self.trials) if t.ok and t.ratio and _key(t) == key), None)
-        known = known or self.evaluate(Proposal(placement=placement, phase="own"))
+        known = self.evaluate(Proposal(placement=placement, phase=OWN))
         if not known.ok:
             raise BackendError(f"the placement cannot be the one to beat: {known.error}")
-        trial = replace(known, number=len(self.trials), phase="commit", incumbent=True, race=None, layers=())
+        trial = replace(known, number=len(self.trials), phase=COMMIT, incumbent=True, race=None, layers=())
         self._bench.recall(trial)
         return self._journalled(trial)
 
@@ -151,7 +149,7 @@ class Search:
 
         The strategy is told what it asks for of it; its first new question waits for `ask`.
         """
-        known = {_key(trial): trial for trial in self._recorded if trial.phase not in UNASKED}
+        known = {_key(trial): trial for trial in self._recorded if trial.phase != COMMIT}
         while self._recorded:
             trial = self._recorded.popleft()
             self._bench.recall(trial)
@@ -165,7 +163,12 @@ class Search:
 
     def _begin(self, proposal: Proposal) -> None:
         if not self.trials and (proposal.placement.sites or proposal.subgraph):
-            self.evaluate(Proposal(placement=Placement(sites=frozenset()), phase="own", profile=True))
+            self.evaluate(Proposal(placement=Placement(sites=frozenset()), phase=OWN, profile=True))
+
+    def _known(self, proposal: Proposal) -> Trial | None:
+        """The trial of this search that built and timed the same."""
+        key = _key(proposal)
+        return next((t for t in self.trials if t.phase != COMMIT and t.ratio and _key(t) == key), None)
 
     def _recall(self, proposal: Proposal) -> Trial | None:
         """The recorded trial of a proposal; from where another one was recorded, none are taken."""
@@ -204,7 +207,7 @@ def search(
     return Search(strategy, bench, budget, log, case=case, replay=replay, watch=watch).run()
 
 
-def _key(asked: Proposal | Trial) -> tuple[str, tuple[str, ...]]:
+def _key(asked: Proposal | Trial) -> _Key:
     """What makes two builds the same: where the pairs stand, and in how much of the model."""
     return asked.placement.digest, asked.subgraph
 

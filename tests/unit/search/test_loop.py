@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from qdqspec.errors import BackendError
+from qdqspec.measure.bench import Built
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Budget, search
 from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial
@@ -55,9 +56,13 @@ class Bench:
         self.noises: list[Samples] = []
         self.best: float | None = None
 
-    def trial(
-        self, number: int, what: Placement, phase: str, *, profile: bool = False, timed: bool = True
-    ) -> Trial:
+    def build(self, number: int, what: Placement, phase: str, **how) -> Built:
+        return Built(self._trial(number, what, phase))
+
+    def measure(self, built: Built) -> Trial:
+        return built.trial
+
+    def _trial(self, number: int, what: Placement, phase: str) -> Trial:
         name = NAME_OF[what.digest]
         self.built.append(name)
         if self.log is not None:

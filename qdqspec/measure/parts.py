@@ -1,0 +1,83 @@
+"""Times parts of a model, each against the same nodes in float. May import floors 0 to 2 and this room.
+
+A part is timed by itself, so that its time says nothing of the whole: it only tells which of its placements are
+worth building. Variants race the float part in interleaved pairs, as candidates race the incumbent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from qdqspec.backends.base import Engine
+from qdqspec.errors import BackendError
+from qdqspec.measure.race import SCREEN, WARMUP, Entrant, race
+from qdqspec.types import Clock, Placement, Race, Samples, Trial
+
+FLOAT = Placement(sites=frozenset())
+EPS = 0.01  # the noise of builds is that of the whole model; a part is judged by its ratio, not by winning
+
+
+@dataclass(slots=True)
+class _Held:
+    """The float engine of the part that is being looked at."""
+
+    nodes: tuple[str, ...]
+    engine: Engine
+
+
+class PartBench:
+    """Keeps the float engine of one part open. ``open_part`` builds a part in float."""
+
+    def __init__(
+        self, open_part: Callable[[tuple[str, ...]], Engine], *, clock: Clock, random: np.random.Generator
+    ) -> None:
+        self._open_part = open_part
+        self._clock: Clock = clock
+        self._random = random
+        self._held: _Held | None = None
+
+    def measure(self, trial: Trial, engine: Engine, *, profile: bool) -> Trial:
+        """Race a part against itself in float; its float engine is kept. Raises `BackendError`."""
+        if not trial.placement.sites:
+            self._hold(trial.subgraph, engine)
+            outcome, samples = None, engine.time(SCREEN, warmup=WARMUP)
+        else:
+            outcome, samples = self._race(trial, engine)
+        layers = engine.layers() if profile else ()
+        ratio = 1.0 if outcome is None else outcome.ratio
+        return replace(trial, samples=samples, layers=layers, race=outcome, ratio=ratio)
+
+    def holds(self, engine: Engine) -> bool:
+        """Whether an engine is to stay open."""
+        return self._held is not None and self._held.engine is engine
+
+    def close(self) -> None:
+        """Free the float engine."""
+        if self._held is not None:
+            self._held.engine.close()
+            self._held = None
+
+    def _race(self, trial: Trial, engine: Engine) -> tuple[Race, Samples]:
+        if self._held is None or self._held.nodes != trial.subgraph:
+            self._hold(trial.subgraph, self._open_part(trial.subgraph))
+        assert self._held is not None
+        other = self._held.engine
+        try:
+            outcome, ours, _ = race(
+                Entrant(digest=trial.placement.digest, engine=engine, graph_hash=engine.graph_hash),
+                Entrant(digest=FLOAT.digest, engine=other, graph_hash=other.graph_hash),
+                clock=self._clock,
+                eps=EPS,
+                random=self._random,
+            )
+        except BackendError:
+            self.close()  # whichever of the two it was
+            raise
+        return outcome, ours
+
+    def _hold(self, nodes: tuple[str, ...], engine: Engine) -> None:
+        self.close()
+        self._held = _Held(nodes, engine)
