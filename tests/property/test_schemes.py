@@ -1,0 +1,118 @@
+"""Schemes and placements on any model: nothing is lost on the way there and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.model import Model
+from qdqspec.placement.carry import resolve_in, resolve_schemes, schemes_in, schemes_of
+from qdqspec.placement.frames import Frames
+from qdqspec.placement.project import project
+from qdqspec.placement.relative import parse_scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.regions.search import find_regions
+from qdqspec.testing.graphs import onnx_models, placements
+from qdqspec.types import Label, Placement, RegionRules
+
+CAPABILITIES = backend().capabilities()
+
+
+@st.composite
+def labelled_spaces(draw: st.DrawFn) -> tuple[SchemeSpace, Placement]:
+    """A model cut into regions of any size, and a placement of its space."""
+    model = Model(draw(onnx_models(max_nodes=12)))
+    rules = RegionRules(max_nodes=draw(st.integers(1, 12)))
+    space = SchemeSpace(model, CAPABILITIES, regions=find_regions(model, rules))
+    labels: dict[str, Label] = {unit.id: draw(st.sampled_from(unit.labels)) for unit in space.units}
+    return space, space.resolve(labels)
+
+
+@given(labelled_spaces())
+def test_a_placement_comes_back_from_its_schemes(drawn: tuple[SchemeSpace, Placement]) -> None:
+    space, placement = drawn
+    schemes = schemes_of(placement, space.regions, space.model)
+    assert resolve_schemes(schemes, space.regions, space.model).digest == placement.digest
+
+
+@given(labelled_spaces())
+def test_a_placement_comes_back_from_schemes_that_were_written_down(
+    drawn: tuple[SchemeSpace, Placement],
+) -> None:
+    space, placement = drawn
+    schemes = schemes_of(placement, space.regions, space.model)
+    read = {region: parse_scheme(str(scheme)) for region, scheme in schemes.items()}
+    assert resolve_schemes(read, space.regions, space.model) == placement
+
+
+@given(labelled_spaces())
+def test_a_placement_of_the_space_is_its_own_projection(drawn: tuple[SchemeSpace, Placement]) -> None:
+    space, placement = drawn
+    assert project(space, placement).digest == placement.digest
+
+
+@given(st.data())
+def test_edges_keep_their_formats_whoever_placed_them(data: st.DataObject) -> None:
+    """Also of placements no space makes; only sites of one tensor and one format are merged."""
+    model = Model(data.draw(onnx_models(max_nodes=10)))
+    placement = data.draw(placements(model))
+    regions = find_regions(model, RegionRules(max_nodes=data.draw(st.integers(1, 8))))
+    found = resolve_schemes(schemes_of(placement, regions, model), regions, model)
+    assert edges_of(found) == edges_of(placement)
+
+
+def edges_of(placement: Placement) -> set[tuple[object, ...]]:
+    return {
+        (site.tensor, *end, site.format, site.axis, site.weight)
+        for site in placement.sites
+        for end in site.consumers
+    }
+
+
+@given(labelled_spaces(), st.randoms(use_true_random=False))
+def test_schemes_survive_another_order_and_other_names(drawn: tuple[SchemeSpace, Placement], random) -> None:
+    """Nodes that only a symmetry tells apart may change places: so schemes are compared as they are counted."""
+    space, placement = drawn
+    copy = Model(shuffled(space.model, random))
+    limit = RegionRules(max_nodes=max(len(r.nodes) for r in space.regions if not r.children))
+    ours, theirs = find_regions(space.model, limit), find_regions(copy, limit)
+    one, other = Frames(space.model, ours), Frames(copy, theirs)
+    if [r.pattern for r in ours] != [r.pattern for r in theirs]:
+        return  # a symmetry between regions of unlike neighbours: the tree may list them in another order
+    schemes = schemes_in(one, placement)
+    carried = schemes_in(other, resolve_in(other, schemes))
+    assert counted(one, schemes) == counted(other, carried)
+
+
+def counted(frames: Frames, schemes: dict[str, object]) -> Counter[tuple[str, str]]:
+    return Counter((frames.of(region).pattern, str(scheme)) for region, scheme in schemes.items())
+
+
+def shuffled(model: Model, random) -> onnx.ModelProto:
+    """The same graph: nodes in another topological order, all names new."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    waiting = list(proto.graph.node)
+    known = {i.name for i in (*proto.graph.input, *proto.graph.initializer)} | {""}
+    made = {name for node in waiting for name in node.output}
+    ordered: list[onnx.NodeProto] = []
+    while waiting:
+        ready = [n for n in waiting if all(t in known or t not in made for t in reads(n))]
+        node = ready[random.randrange(len(ready))]
+        waiting.remove(node)
+        known.update(node.output)
+        ordered.append(node)
+    for index, node in enumerate(ordered):
+        node.name = f"n{index}"
+    del proto.graph.node[:]
+    proto.graph.node.extend(ordered)
+    return onnx.compose.add_prefix(proto, "z/", rename_nodes=False)
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    inside = {name for a in node.attribute if a.HasField("g") for n in a.g.node for name in reads(n)}
+    return {*node.input, *inside}

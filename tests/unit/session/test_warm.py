@@ -1,0 +1,150 @@
+"""What a search starts from: caches, schemes, quantized models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.errors import ConfigError, ModelError, StateError
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.cache import gather
+from qdqspec.placement.cache_file import write_cache
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.scheme import write_scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.regions.search import find_regions
+from qdqspec.session.warm import Start, seeds
+from qdqspec.testing.graphs import ranges_for
+from qdqspec.types import Placement, Trial
+
+HERE = ("onnxruntime-cpu", "this-machine")
+
+
+@pytest.fixture
+def space(models: Path) -> SchemeSpace:
+    model = fold_batchnorm(load_model(models / "digits_resnet.onnx")).model
+    return SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def start(space: SchemeSpace, notes: list[str]) -> Start:
+    return Start(space=space, backend=HERE[0], device=HERE[1], note=notes.append)
+
+
+@pytest.fixture
+def half(space: SchemeSpace) -> Placement:
+    """Some units quantized: a placement that no pure labelling gives."""
+    return space.resolve({unit.id: unit.full for unit in space.units[:9]})
+
+
+def numbers(space: SchemeSpace) -> Quantizer:
+    return Quantizer(space.model, ranges_for(space.model), biases=space.bias_sources)
+
+
+def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str = HERE[0]) -> Path:
+    trial = Trial(number=0, phase="pure", placement=placement, ratio=0.5)
+    write_cache(path, gather([trial], space, target, HERE[1]))
+    return path
+
+
+def test_a_scheme_gives_its_placement_back(start: Start, half: Placement, tmp_path: Path) -> None:
+    path = tmp_path / "scheme.json"
+    write_scheme(path, half, numbers(start.space).placed(half), HERE[0])
+    assert seeds([path], start) == (half,)
+
+
+@pytest.mark.parametrize("weights", ["integer", "float"])
+def test_a_quantized_model_gives_its_placement_back(
+    start: Start, half: Placement, tmp_path: Path, weights: str
+) -> None:
+    path = tmp_path / "tuned.onnx"
+    save_model(insert_qdq(start.space.model, half, numbers(start.space), weights=weights).proto, path)
+    (found,) = seeds([path], start)
+    assert found == half
+    assert found.labels == half.labels
+
+
+def test_a_pattern_cache_gives_its_best(start: Start, tmp_path: Path) -> None:
+    everything = start.space.resolve(start.space.everything())
+    path = cache_at(tmp_path / "patterns.yaml", start.space, everything)
+    assert seeds([path], start) == (everything,)
+
+
+def test_several_files_give_each_placement_once_in_their_order(
+    start: Start, half: Placement, tmp_path: Path
+) -> None:
+    everything = start.space.resolve(start.space.everything())
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
+    cache = cache_at(tmp_path / "patterns.yml", start.space, everything)
+    assert seeds([scheme, cache, scheme], start) == (half, everything)
+
+
+def test_what_says_nothing_of_this_model_is_noted(
+    start: Start, notes: list[str], models: Path, tmp_path: Path
+) -> None:
+    model = load_model(models / "squeezenet10.onnx")
+    other = SchemeSpace(model, backend().capabilities(), regions=find_regions(model))
+    path = cache_at(tmp_path / "patterns.yaml", other, other.resolve(other.everything()))
+    assert seeds([path], start) == ()
+    assert notes == ["patterns.yaml has nothing to start from for this model"]
+
+
+def test_a_float_model_is_no_start(start: Start, notes: list[str], models: Path) -> None:
+    assert seeds([models / "digits_resnet.onnx"], start) == ()
+    assert "digits_resnet.onnx has nothing to start from for this model" in notes
+
+
+def test_what_another_backend_made_is_refused_with_the_file(
+    start: Start, half: Placement, tmp_path: Path
+) -> None:
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, half, numbers(start.space).placed(half), "tensorrt-10")
+    cache = cache_at(tmp_path / "patterns.yaml", start.space, half, "tensorrt-10")
+    for path in (scheme, cache):
+        with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu") as caught:
+            seeds([path], start)
+        assert caught.value.where == str(path)
+
+
+def test_other_files_are_refused_with_what_is_taken(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pattern caches \(.yaml\), schemes \(.json\)") as caught:
+        seeds([tmp_path / "notes.txt"], start)
+    assert caught.value.where == str(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("a.yaml", StateError), ("a.json", StateError), ("a.onnx", ModelError)]
+)
+@pytest.mark.parametrize("data", [None, b"\x00\x01{["])
+def test_missing_and_damaged_files_are_told_by_name(
+    start: Start, tmp_path: Path, name: str, error: type[Exception], data: bytes | None
+) -> None:
+    path = tmp_path / name
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(error, match=name):
+        seeds([path], start)
+
+
+def test_a_model_with_the_same_nodes_renamed_by_a_tool_is_recognized(
+    start: Start, half: Placement, tmp_path: Path
+) -> None:
+    proto = insert_qdq(start.space.model, half, numbers(start.space)).proto
+    for node in proto.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            node.name = f"another_tool/{node.name}"
+    path = tmp_path / "other.onnx"
+    onnx.save(proto, path)
+    assert seeds([path], start) == (half,)
