@@ -1,22 +1,22 @@
 """Where and how a run happens: options, environment, ``[tool.qdqspec]``, defaults, in this order.
 
 `OPTIONS` is the one table behind ``--qdq-x-y`` of pytest, ``--x-y`` of the command line,
-``QDQSPEC_X_Y`` and the keys of ``[tool.qdqspec]``. Standard library and `qdqspec.errors` only. What must
+``QDQSPEC_X_Y`` and the keys of ``[tool.qdqspec]``. Floor 0 only. What must
 hold of a model is never said here: that is the spec's business.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from qdqspec import values
 from qdqspec.errors import ConfigError
-from qdqspec.registry import did_you_mean, names
+from qdqspec.registry import did_you_mean
 from qdqspec.types import Case
 
 Mode = Literal["run", "measure", "verify", "plan"]
@@ -57,12 +57,22 @@ class Settings:
     baseline: BaselinePolicy = "warn"
     update: Update | None = None
     update_in_ci: bool = False
+    backend_option: tuple[str, ...] = ()
+    plugin: tuple[Path, ...] = ()
+    trtexec_args: str = ""
     layout: Literal["spec/case", "case", ""] = "spec/case"
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("cache_dir", "output"):
             object.__setattr__(self, name, self.root / getattr(self, name))
+
+    @property
+    def extra(self) -> dict[str, str]:
+        """The words for backends: the options given as such, and those that have a flag of their own."""
+        words = dict(option.split("=", 1) for option in self.backend_option)
+        own = {"tensorrt.plugins": os.pathsep.join(map(str, self.plugin)), "trtexec.args": self.trtexec_args}
+        return words | {word: text for word, text in own.items() if text}
 
     def folder(self, case: Case) -> Path:
         """Where the files of a case go: ``output/<spec>/<case>``, or as ``layout`` says."""
@@ -103,126 +113,102 @@ class Option:
         return ENVIRONMENT_PREFIX + self.key.upper()
 
 
-# ---- what values look like ----------------------------------------------------------------------
-
-
-def _word(value: object) -> str:
-    if isinstance(value, str) and value.strip():
-        return value.strip()
-    raise ValueError("a word is expected")
-
-
-def _one_of(known: Iterable[str]) -> Callable[[object], str]:
-    words = tuple(known)
-
-    def parse(value: object) -> str:
-        if value in words:
-            return str(value)
-        raise ValueError(f"one of {', '.join(words)} is expected{did_you_mean(str(value), words)}")
-
-    return parse
-
-
-def _backend(value: object) -> str:
-    return _one_of(names("backend"))(value)
-
-
-def _whole(least: int) -> Callable[[object], int]:
-    def parse(value: object) -> int:
-        text = str(value)
-        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII) or int(text) < least:
-            raise ValueError(f"a whole number of at least {least} is expected")
-        return int(text)
-
-    return parse
-
-
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def _duration(value: object) -> float:
-    """``90s``, ``20m``, ``1h30m`` in seconds."""
-    text = str(value).strip()
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smh])", text, re.ASCII)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError("a time with its unit is expected, such as 90s, 20m or 1h30m")
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
-
-
-def _switch(value: object) -> bool:
-    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
-    if str(value).lower() not in words:
-        raise ValueError("true or false is expected")
-    return words[str(value).lower()]
-
-
-def _path(value: object) -> Path:
-    return Path(_word(value)).expanduser()
-
-
 OPTIONS: tuple[Option, ...] = (
     Option(
-        name="backend", parse=_backend, metavar="NAME", help="Who runs the models (default: onnxruntime)."
+        name="backend",
+        parse=values.backend,
+        metavar="NAME",
+        help="Who runs the models (default: onnxruntime).",
     ),
     Option(
         name="mode",
-        parse=_one_of(MODES),
+        parse=values.one_of(MODES),
         metavar="MODE",
         help="run: tune unless a cached winner still verifies; measure: time the known winner anew; "
         "verify: only what needs no timing; plan: list candidates and cost, build nothing (default: run).",
     ),
-    Option(name="cache-dir", parse=_path, metavar="DIR", help="What was measured (default: .qdqspec/cache)."),
-    Option(name="no-cache", parse=_switch, kind="switch", help="Neither read nor write the cache."),
-    Option(name="seed", parse=_whole(0), metavar="N", help="Seed of search and random inputs (default: 0)."),
-    Option(name="threads", parse=_whole(1), metavar="N", help="Threads a model runs with (default: 1)."),
+    Option(
+        name="cache-dir",
+        parse=values.path,
+        metavar="DIR",
+        help="What was measured (default: .qdqspec/cache).",
+    ),
+    Option(name="no-cache", parse=values.switch, kind="switch", help="Neither read nor write the cache."),
+    Option(
+        name="seed", parse=values.whole(0), metavar="N", help="Seed of search and random inputs (default: 0)."
+    ),
+    Option(
+        name="threads", parse=values.whole(1), metavar="N", help="Threads a model runs with (default: 1)."
+    ),
     Option(
         name="time-limit",
-        parse=_duration,
+        parse=values.duration,
         metavar="TIME",
         help="Time for the whole run, such as 20m; what is not decided by then is inconclusive.",
     ),
     Option(
         name="require",
-        parse=_one_of(REQUIREMENTS),
+        parse=values.one_of(REQUIREMENTS),
         metavar="WHAT",
         kind="many",
         help="device: a missing backend fails instead of skipping; conclusive: so does an undecided "
         "measurement. Repeatable.",
     ),
-    Option(name="scheme", parse=_word, metavar="DIGEST", help="Judge this known placement; no search."),
-    Option(name="output", parse=_path, metavar="DIR", help="Models and results (default: reports)."),
+    Option(name="scheme", parse=values.word, metavar="DIGEST", help="Judge this known placement; no search."),
+    Option(name="output", parse=values.path, metavar="DIR", help="Models and results (default: reports)."),
     Option(
         name="report",
-        parse=_path,
+        parse=values.path,
         metavar="PATH",
         kind="many",
         help="Write a report; the suffix chooses the format. Repeatable.",
     ),
-    Option(name="json", parse=_path, metavar="PATH", help="Write the run record as JSON."),
+    Option(name="json", parse=values.path, metavar="PATH", help="Write the run record as JSON."),
     Option(
         name="allow-path",
-        parse=_path,
+        parse=values.path,
         metavar="DIR",
         kind="many",
         help="A folder outside the root that specs may name files in. Repeatable.",
     ),
     Option(
         name="baseline",
-        parse=_one_of(BASELINE_POLICIES),
+        parse=values.one_of(BASELINE_POLICIES),
         metavar="POLICY",
         help="Where a regression check has no baseline to compare with: require fails, warn skips; off "
         "compares nothing (default: require in CI, warn elsewhere).",
     ),
     Option(
         name="update",
-        parse=_one_of(UPDATES),
+        parse=values.one_of(UPDATES),
         metavar="WHICH",
         help="Write baselines. new: those that are missing; changed: also those that no longer hold; all: "
         "every one of the checks selected. Commit them.",
     ),
-    Option(name="update-in-ci", parse=_switch, kind="switch", help="Allow --qdq-update in CI."),
+    Option(
+        name="backend-option",
+        parse=values.backend_option,
+        metavar="BACKEND.WORD=VALUE",
+        kind="many",
+        help="How a backend builds and measures, such as tensorrt.opt-level=4. Repeatable.",
+    ),
+    Option(
+        name="plugin",
+        parse=values.path,
+        metavar="LIB.so",
+        kind="many",
+        help="A plugin library for TensorRT. On the command line only. Repeatable.",
+    ),
+    Option(
+        name="trtexec-args",
+        parse=values.word,
+        metavar="ARGS",
+        help="More arguments for trtexec, quoted as one. On the command line only.",
+    ),
+    Option(name="update-in-ci", parse=values.switch, kind="switch", help="Allow --qdq-update in CI."),
 )
 _BY_KEY = {option.key: option for option in OPTIONS}
+_COMMAND_LINE = frozenset({"plugin", "trtexec_args"})  # they load native code: no file may ask for that
 
 
 def add_options(
@@ -273,6 +259,7 @@ def load_settings(
         _from_environment(os.environ if environ is None else environ),
         [(key, value, f"{prefix}{_BY_KEY[key].name}") for key, value in (flags or {}).items()],
     )
+    _refuse_native_code((*layers[0], *layers[1]))
     found: dict[str, Setting] = {}
     for layer, base in zip(layers, (root, here, here), strict=True):
         for key, value, origin in layer:
@@ -280,9 +267,19 @@ def load_settings(
     if (os.environ if environ is None else environ).get("CI", "").lower() not in ("", "false"):
         _refuse_update(found)
         found.setdefault("baseline", Setting(name="baseline", value="require", origin="CI"))
-    values: dict[str, Any] = {key: setting.value for key, setting in found.items()}
+    given: dict[str, Any] = {key: setting.value for key, setting in found.items()}
     origins = {key: setting.origin for key, setting in found.items()}
-    return Settings(root=root, layout=layout, origins=origins, **values)
+    return Settings(root=root, layout=layout, origins=origins, **given)
+
+
+def _refuse_native_code(quiet: Iterable[tuple[str, object, str]]) -> None:
+    """Who runs the command must see what is loaded; a file or variable may come with a repository."""
+    for key, _, origin in quiet:
+        if key in _COMMAND_LINE:
+            raise ConfigError(
+                f"{origin}: native code is loaded only where the command line says so",
+                cure=f"give --qdq-{_BY_KEY[key].name} on the command line",
+            )
 
 
 def _refuse_update(found: Mapping[str, Setting]) -> None:

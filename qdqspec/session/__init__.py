@@ -17,20 +17,26 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self, Unpack, cast
 
 from qdqspec import __version__
 from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.baseline.store import Renewal
+from qdqspec.cases import SPEC_SUFFIXES, find_cases
 from qdqspec.checks.base import Check
 from qdqspec.config import Settings
+from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.graph.model import Model
 from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.lock import DeviceLock
 from qdqspec.measure.store import Store
 from qdqspec.registry import resolve
+from qdqspec.session.result import Result
+from qdqspec.session.study import AnyStrategy, Study
 from qdqspec.session.tuning import Workbench, trials_of
 from qdqspec.session.work import CaseWork
+from qdqspec.spec.inline import Asked, PathLike, inline_case
 from qdqspec.types import (
     Case,
     CaseRecord,
@@ -65,7 +71,7 @@ class Session:
         self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
         self.watch = watch
         self.backend = Isolated(self.settings.backend)
-        self._options = BuildOptions(threads=self.settings.threads)
+        self._options = BuildOptions(threads=self.settings.threads, extra=self.settings.extra)
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._results: dict[_Key, dict[str, CheckResult]] = {}
@@ -83,6 +89,66 @@ class Session:
             why=f"{self.backend.name} has no {wanted} on this device",
             install=f"choose one of its formats ({', '.join(known)}), or another backend",
         )
+
+    def tune(self, model: PathLike | Case, **asked: Unpack[Asked]) -> Result:
+        """Search the fastest placement of a model, or of a case of a spec; see `Asked` for what may be said.
+
+        A winner that is known and still holds is taken. Raises `QdqspecError` where something is wrong.
+        """
+        case = self.case(model, **asked)
+        self._require(case)
+        evidence = self.evidence(case, frozenset({"latency", "parity"}))
+        record = replace(self.record(), cases=(CaseRecord(evidence=evidence),))
+        return Result(record=record, kept=self.work(case).kept, given=self.model(case))
+
+    def study(
+        self,
+        model: PathLike | Case,
+        *,
+        strategy: AnyStrategy | None = None,
+        folder: PathLike | None = None,
+        **asked: Unpack[Asked],
+    ) -> Study:
+        """The same search, to be stepped through; see `Study`.
+
+        ``strategy`` is a name, an object with ask, tell and done, or what makes one of a `SearchSetup` and a
+        random generator. In ``folder`` the study is kept from the beginning, and gone on with where it is there.
+        """
+        case = self.case(model, **asked)
+        self._require(case)
+        settings = {name: getattr(self.settings, name) for name in ("backend", "threads", "seed")}
+        return Study(
+            self.work(case),
+            settings,
+            strategy=strategy,
+            folder=None if folder is None else Path(folder).absolute(),
+        )
+
+    def case(self, model: PathLike | Case, **asked: Unpack[Asked]) -> Case:
+        """A model with what is asked of it; ``spec.qdq.yaml::id`` is the case of a spec, which says it all."""
+        if not isinstance(model, Case) and SPEC_SUFFIXES[0] not in str(model):
+            return inline_case(model, asked)
+        if asked:
+            raise ConfigError(
+                "a spec's case says what is asked of it", where=str(model), cure="change it there"
+            )
+        if isinstance(model, Case):
+            return model
+        cases = find_cases(str(model), self.settings, Path.cwd())
+        if len(cases) > 1:
+            raise ConfigError(
+                f"this spec has {len(cases)} cases",
+                where=str(model),
+                cure=f"name one: {', '.join(f'{model}::{case.id}' for case in cases)}",
+            )
+        return cases[0]
+
+    def _require(self, case: Case) -> None:
+        found = self.availability(case)
+        if not found.usable:
+            raise BackendUnavailableError(
+                f"backend {self.settings.backend} is not usable here: {found.why}", cure=found.install or None
+            )
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and checked."""
@@ -161,6 +227,14 @@ class Session:
     def close(self) -> None:
         """End the child processes."""
         self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def _gathered(self, case: Case, judged: dict[str, CheckResult]) -> Evidence:
         needs: set[EvidenceKind] = {"latency"}  # the summary shows it, and the search has measured it anyway

@@ -28,11 +28,18 @@ from qdqspec.parity.metrics import accuracy
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.survival import check_survival
-from qdqspec.session.files import make_folder, open_journal, take_results, write_patterns, write_results
+from qdqspec.session.files import (
+    BuildLogs,
+    make_folder,
+    open_journal,
+    take_results,
+    write_patterns,
+    write_results,
+)
 from qdqspec.session.gate import Gate, Gatekeeper, clock_of
 from qdqspec.session.kept import PATTERNS, SCHEME, Kept, data_digest, keep, key_of, recall
 from qdqspec.session.prepare import Prepared, require_path
-from qdqspec.session.tuning import NO_PLACEMENT, Tuned, Workbench, clock_for, tune
+from qdqspec.session.tuning import NO_PLACEMENT, MakeStrategy, Tuned, Tuning, Workbench, clock_for, tune
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
@@ -222,11 +229,12 @@ class CaseWork:
 
     @cached_property
     def _key(self) -> str:
+        words = sorted(self._work.options.extra.items())  # another way to build is another search
         return key_of(
             self.case,
             self.given.sha256,
             data_digest(self.case.inputs.calibration),
-            self.device.key,
+            " ".join([self.device.key, *(f"{word}={text}" for word, text in words)]),
             self._work.settings.seed,
         )
 
@@ -237,8 +245,17 @@ class CaseWork:
             return FileLock(self.output / ".lock", thread_local=False)
         return RunLock(self.output)
 
+    @property
+    def target(self) -> str:
+        """Backend and variant that the case runs on."""
+        return self._work.backend.target
+
+    def tuning(self, journal: BuildLogs, make: MakeStrategy | None = None) -> Tuning:
+        """The search of this case, to be stepped through; ``make`` gives it another strategy."""
+        return Tuning(self.prepared, self._work, journal, make)
+
     def _tuned(self) -> Kept:
-        with open_journal(self.output, self._journal_header, self.prepared.warnings) as journal:
+        with open_journal(self.output, self.journal_header, self.prepared.warnings) as journal:
             tuned = tune(self.prepared, self._building, journal)
             self._latency = tuned.latency
             kept = self._written(tuned)
@@ -261,7 +278,8 @@ class CaseWork:
         return keep(self.store, self._key, result, raw_winner, folder)
 
     @property
-    def _journal_header(self) -> dict[str, object]:
+    def journal_header(self) -> dict[str, object]:
+        """What makes a search of this case another one: a journal with another header is not gone on with."""
         return {
             "model_sha256": self.given.sha256,
             "search": self._key,

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from qdqspec.config import (
     OPTIONS,
     Settings,
-    _duration,
     add_options,
     find_root,
     flags_given,
@@ -23,6 +22,7 @@ from qdqspec.config import (
 )
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
+from qdqspec.values import duration
 
 
 def project(folder: Path, text: str) -> Path:
@@ -148,13 +148,54 @@ def test_the_same_table_serves_any_parser():
 
 @given(hours=st.integers(0, 99), minutes=st.integers(0, 999), seconds=st.integers(0, 9999))
 def test_durations_add_up(hours, minutes, seconds):
-    assert _duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
+    assert duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[0-9.smh ]{1,8}"))
 def test_a_duration_is_time_with_units_or_refused(text):
     if re.fullmatch(r"\s*([0-9]+(\.[0-9]+)?[smh])+\s*", text):
-        assert _duration(text) >= 0
+        assert duration(text) >= 0
     else:
         with pytest.raises(ValueError, match="with its unit"):
-            _duration(text)
+            duration(text)
+
+
+# ---- words for backends -------------------------------------------------------------------------
+
+
+def test_words_for_backends_come_together(tmp_path):
+    root = project(tmp_path, "[tool.qdqspec]\nbackend-option = ['tensorrt.opt-level=4', 'fake.seed=3']\n")
+    flags = {"plugin": ["a.so", "b.so"], "trtexec_args": "--verbose"}
+    settings = load_settings(root, flags=flags, environ={}, cwd=tmp_path)
+    assert settings.extra == {
+        "tensorrt.opt-level": "4",
+        "fake.seed": "3",
+        "tensorrt.plugins": f"{tmp_path / 'a.so'}{os.pathsep}{tmp_path / 'b.so'}",
+        "trtexec.args": "--verbose",
+    }
+    assert load_settings(tmp_path / "elsewhere", environ={}).extra == {}
+
+
+@pytest.mark.parametrize("text", ["opt-level=4", "tensorrt.opt-level", "=4", "", "tensorrt.=1"])
+def test_a_word_for_a_backend_names_backend_word_and_value(tmp_path, text):
+    with pytest.raises(ConfigError, match=r"--qdq-backend-option: .* does not fit"):
+        load_settings(tmp_path, flags={"backend_option": [text]}, environ={})
+
+
+@pytest.mark.parametrize(
+    ("toml", "environ", "origin"),
+    [
+        ("plugin = ['evil.so']", {}, "pyproject.toml [tool.qdqspec] plugin"),
+        ("", {"QDQSPEC_PLUGIN": "evil.so"}, "QDQSPEC_PLUGIN"),
+        ("", {"QDQSPEC_TRTEXEC_ARGS": "--dynamicPlugins=evil.so"}, "QDQSPEC_TRTEXEC_ARGS"),
+        ("backend-option = ['tensorrt.plugins=evil.so']", {}, "pyproject.toml [tool.qdqspec] backend-option"),
+        ("", {"QDQSPEC_BACKEND_OPTION": "trtexec.args=--dynamicPlugins=evil.so"}, "QDQSPEC_BACKEND_OPTION"),
+    ],
+)
+def test_no_file_or_variable_loads_native_code(tmp_path, toml, environ, origin):
+    root = project(tmp_path, f"[tool.qdqspec]\n{toml}\n")
+    with pytest.raises(
+        ConfigError, match="native code is loaded only where the command line says so"
+    ) as caught:
+        load_settings(root, environ=environ)
+    assert str(caught.value).startswith(origin)
