@@ -70,24 +70,6 @@ def matmul_channels(view: View) -> Iterator[Hit]:
 
 
 @rule(
-    "ORT003",
-    "refused",
-    "A quantized MaxPool of an opset below 12: the optimized graph is invalid",
-    cure="export with opset 12 or above, or leave it in float",
-    source=_MEASURED,
-)
-def old_max_pool(view: View) -> Iterator[Hit]:
-    """A MaxPool between pairs in a model of an older opset."""
-    for node in view.operators if view.model.opset < 12 else ():
-        if (
-            node.op_type == "MaxPool"
-            and view.dequantizer(node.inputs[0])
-            and view.quantizers(node.outputs[0])
-        ):
-            yield Hit(node.name, f"is of opset {view.model.opset}")
-
-
-@rule(
     "ORT004",
     "refused",
     "A scale or zero point has one dimension where the integer kernel takes a scalar",

@@ -17,6 +17,9 @@ from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.view import View
 
 _MEASURED = "measured, ONNX Runtime 1.31.1"
+# A Q behind them is moved before them.
+_PASSED = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+_MAX_POOL_SINCE = 12
 _LOWEST: dict[int | None, int] = {
     TensorProto.UINT8: 0,
     TensorProto.INT8: -128,
@@ -147,13 +150,32 @@ def mixed_operands(view: View) -> Iterator[Hit]:
 def moved_scales(view: View) -> Iterator[Hit]:
     """MaxPool, Transpose and their like between a DQ and a Q of different numbers."""
     for node in view.operators:
-        before = view.dequantizer(node.inputs[0]) if node.op_type in MOVING else None
+        moves = node.op_type in MOVING and not _mixes_values(node)
+        before = view.dequantizer(node.inputs[0]) if moves else None
         if before is None:
             continue
         for after in view.quantizers(node.outputs[0]):
             if not view.numbers(before).same_scale(view.numbers(after)):
                 yield Hit(node.name, f"stands between '{before.name}' and '{after.name}'")
                 break
+
+
+@rule(
+    "ORT028",
+    "slow",
+    "A quantized MaxPool of an opset below 12 runs in float",
+    cure="export with opset 12 or above, or leave it in float",
+    source=_MEASURED,
+)
+def old_max_pool(view: View) -> Iterator[Hit]:
+    """A MaxPool between pairs in a model of an older opset, whose MaxPool takes no 8-bit integers."""
+    for node in view.operators if view.model.opset < _MAX_POOL_SINCE else ():
+        if (
+            node.op_type == "MaxPool"
+            and view.dequantizer(node.inputs[0])
+            and view.quantizers(node.outputs[0])
+        ):
+            yield Hit(node.name, f"is of opset {view.model.opset}")
 
 
 @rule(
@@ -173,12 +195,13 @@ def staying_relu(view: View) -> Iterator[Hit]:
 
 def _seen_in_float(view: View, node: Node) -> str:
     """Who sees the result of an operator, and of what fuses into it, in float; empty where none does."""
-    last = view.last_fused(node, ABSORBED)
-    result = last.outputs[0]
+    chain = view.fused(node, ABSORBED | _passed(view))
+    result = chain[-1].outputs[0]
     readers = view.readers(result)
     quantizers = view.quantizers(result)
-    if last.op_type in ("Relu", "Clip") and quantizers and not _vanishes(view, last, quantizers[0]):
-        return f"'{last.name}' stays: the zero point behind it is not the lowest value"
+    stays = [each for each in chain if quantizers and not _vanishes(view, each, quantizers[0])]
+    if stays:
+        return f"'{stays[0].name}' stays: the zero point behind it is not the lowest value"
     if result in view.model.outputs:
         return f"'{result}' is an output of the model"
     if result in view.model.subgraph_reads:
@@ -192,8 +215,12 @@ def _seen_in_float(view: View, node: Node) -> str:
     return ""
 
 
+def _passed(view: View) -> frozenset[str]:
+    return _PASSED if view.model.opset >= _MAX_POOL_SINCE else _PASSED - {"MaxPool"}
+
+
 def _vanishes(view: View, node: Node, quantizer: Node) -> bool:
-    """Whether a Relu goes into the Q behind it. What a Clip does depends on its bounds, and is not judged."""
+    """Whether an operator, if it is a Relu, goes into the Q behind it. A Clip's bounds are not judged."""
     numbers = view.numbers(quantizer)
     if node.op_type != "Relu" or numbers.zero_point is None or numbers.elem_type not in _LOWEST:
         return True

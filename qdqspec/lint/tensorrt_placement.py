@@ -54,13 +54,14 @@ def half_quantized(view: View) -> Iterator[Hit]:
     source=f"{_GUIDE}; {_ISSUE}s 1992 and 3270; recorded 0.883 to 0.546 ms with the pair on the skip side",
 )
 def pair_on_the_weighted_side(view: View) -> Iterator[Hit]:
-    """An Add of which a DQ input has no other reader and comes straight from a quantized Conv, both sides being DQ."""
+    """An Add with pairs on both sides, one of which nobody else reads and that comes straight from a Conv."""
     for node in _residual_adds(view):
-        sides = [_weighted_source(view, tensor) for tensor in node.inputs]
-        alone = [side is not None and len(view.readers(side.outputs[0])) == 1 for side in sides]
-        if all(view.dequantizer(t) for t in node.inputs) and any(alone):
-            side = sides[alone.index(True)]
-            yield Hit(node.name, f"adds the result of '{side.name if side else ''}' quantized")
+        if not all(view.dequantizer(tensor) for tensor in node.inputs):
+            continue
+        alone = [tensor for tensor in node.inputs if len(view.readers(tensor)) == 1]
+        convs = [conv.name for tensor in alone if (conv := _weighted_source(view, tensor)) is not None]
+        if convs:
+            yield Hit(node.name, f"adds the result of '{convs[0]}' quantized")
 
 
 @rule(
@@ -79,7 +80,7 @@ def float_skip(view: View) -> Iterator[Hit]:
             source is not None and view.weight_dequantizer(source) is not None
             for source in (_weighted_source(view, tensor) for tensor in node.inputs)
         ]
-        last = view.last_fused(node, ABSORBED)
+        last = view.fused(node, ABSORBED)[-1]
         if any(quantized) and view.quantizers(last.outputs[0]):
             yield Hit(node.name, "adds two float tensors and is quantized behind")
 
@@ -186,11 +187,13 @@ def conv_to_layernorm(view: View) -> Iterator[Hit]:
     source=f"{_GUIDE}: non-weighted layers with int8 input need int8 output",
 )
 def float_result(view: View) -> Iterator[Hit]:
-    """An elementwise operator that reads only dequantized activations, and of which nobody reads a quantized result."""
+    """An elementwise operator that reads only dequantized activations, one for it alone, and no quantized result."""
     for node in view.operators:
-        made = [view.dequantizer(tensor) for tensor in node.inputs if not view.is_constant(tensor)]
-        last = view.last_fused(node, ABSORBED)
-        if node.op_type in _PAIRWISE and made and all(made) and not view.quantizers(last.outputs[0]):
+        data = [tensor for tensor in node.inputs if not view.is_constant(tensor)]
+        made = bool(data) and all(view.dequantizer(tensor) for tensor in data)
+        own = any(len(view.readers(tensor)) == 1 for tensor in data)
+        last = view.fused(node, ABSORBED)[-1]
+        if node.op_type in _PAIRWISE and made and own and not view.quantizers(last.outputs[0]):
             yield Hit(node.name, "is not quantized behind")
 
 

@@ -159,14 +159,16 @@ class View:
         """Whether a node is a linear operator with a constant weight, float or behind a DQ."""
         return weight_input(self.model, node) is not None or self.weight_dequantizer(node) is not None
 
-    def last_fused(self, node: Node, absorbed: Collection[str]) -> Node:
-        """The end of a chain of operators that fuse into a node: each is the only reader of the one before."""
+    def fused(self, node: Node, absorbed: Collection[str]) -> tuple[Node, ...]:
+        """A node and the chain of operators that fuse into it: each is the only reader of the one before."""
+        chain = [node]
         while True:
-            readers = self.readers(node.outputs[0])
-            alone = len(readers) == 1 and len(node.outputs) == 1 and not self.is_seen(node.outputs[0])
-            if not alone or readers[0].op_type not in absorbed or readers[0].inputs[0] != node.outputs[0]:
-                return node
-            node = readers[0]
+            last = chain[-1]
+            readers = self.readers(last.outputs[0])
+            alone = len(readers) == 1 and len(last.outputs) == 1 and not self.is_seen(last.outputs[0])
+            if not alone or readers[0].op_type not in absorbed or readers[0].inputs[0] != last.outputs[0]:
+                return tuple(chain)
+            chain.append(readers[0])
 
     def channels(self, node: Node) -> tuple[int, int] | None:
         """Input and output channels of a weighted operator, of one group; ``None`` where they are not known."""

@@ -23,8 +23,10 @@ from qdqspec.types import (
     Consumer,
     DeviceKey,
     Evidence,
+    Finding,
     Interval,
     LatencyEvidence,
+    LintTarget,
     Optimizer,
     ParityEvidence,
     PlacedPair,
@@ -246,6 +248,22 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
         ),
     )
     return {result.optimizer: result for result in found}
+
+
+def sample_lint() -> dict[LintTarget, tuple[Finding, ...]]:
+    """One target that refuses something, one that only has something to say."""
+    refused = Finding(
+        id="TRT001",
+        severity="refused",
+        node="fire3/x_QuantizeLinear",
+        message="has zero point 128",
+        title="The zero point is not zero: TensorRT quantizes symmetrically only",
+        cure="quantize again with zero points of 0",
+        source="onnx-tensorrt",
+    )
+    slow = replace(refused, id="TRT042", severity="slow", node="", message="12 of 12 are float32")
+    note = replace(refused, id="ORT013", severity="note", node="", message="12 may saturate")
+    return {"tensorrt-11": (refused, slow), "onnxruntime-cpu": (note,)}
 
 
 def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionEvidence]:

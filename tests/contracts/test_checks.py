@@ -10,6 +10,7 @@ from qdqspec.testing.records import (
     cached_case,
     check_named,
     faster_case,
+    sample_lint,
     sample_regression,
     sample_survival,
 )
@@ -96,6 +97,19 @@ class TestRegression(CheckContract):
     inconclusive = ({"kind": "regression"}, replace(FASTER, regression=sample_regression(0.045, looks=2)))
 
 
+class TestLint(CheckContract):
+    check = check_named("lint")
+    passing = (
+        {"kind": "lint", "target": ["onnxruntime-cpu"], "strict": True},
+        replace(FASTER, lint=sample_lint()),
+    )
+    failing = (
+        {"kind": "lint", "target": ["onnxruntime-cpu", "tensorrt-11"]},
+        replace(FASTER, lint=sample_lint()),
+    )
+    inconclusive = ({"kind": "lint", "target": "tensorrt-10"}, replace(FASTER, lint=sample_lint()))
+
+
 def test_every_check_has_a_contract() -> None:
     tested = {
         suite.passing[0]["kind"] for suite in CheckContract.__subclasses__() if "passing" in vars(suite)
@@ -115,6 +129,7 @@ def test_messages(outcome: str, golden) -> None:
         TestSize,
         TestSurvival,
         TestRegression,
+        TestLint,
     ):
         verdict = suite().judged(outcome)
         lines += [f"{suite.passing[0]['kind']}: {verdict.headline}"]

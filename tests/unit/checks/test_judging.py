@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from qdqspec.checks.latency import percentile
 from qdqspec.checks.speedup import judge_interval
-from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
+from qdqspec.testing.records import (
+    alone_case,
+    cached_case,
+    check_named,
+    faster_case,
+    params_of,
+    sample_lint,
+)
 from qdqspec.types import (
     AccuracyEvidence,
     Evidence,
@@ -231,3 +238,16 @@ def test_sizes_that_differ_read_differently() -> None:
     assert (
         judge("size", evidence, max_ratio=0.5).headline == "0.50000 of the reference's size > budget 0.50000"
     )
+
+
+def test_lint_fails_on_what_is_slow_only_if_strict() -> None:
+    found = replace(FASTER, lint={"tensorrt-11": sample_lint()["tensorrt-11"][1:]})
+    assert judge("lint", found, target="tensorrt-11").outcome == "pass"
+    assert judge("lint", found, target="tensorrt-11", strict=True).outcome == "fail"
+
+
+def test_lint_takes_rules_that_are_accepted() -> None:
+    found = replace(FASTER, lint=sample_lint())
+    assert judge("lint", found, target="tensorrt-11").outcome == "fail"
+    assert judge("lint", found, target="tensorrt-11", ignore=["TRT001"]).outcome == "pass"
+    assert judge("lint", found, target="tensorrt-11", ignore=["TRT001"]).numbers["slow"] == 1

@@ -1,0 +1,74 @@
+"""``lint`` from the command line."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4,16] x) => (float[4,16] y) {
+  q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a) }"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    """One pair: with a zero point that TensorRT refuses."""
+
+    def write(zero: np.generic) -> str:
+        proto = onnx.parser.parse_model(TEXT)
+        proto.graph.initializer.extend(
+            [
+                numpy_helper.from_array(np.array(0.1, np.float32), "s"),
+                numpy_helper.from_array(np.asarray(zero), "z"),
+            ]
+        )
+        path = tmp_path / "pair.onnx"
+        onnx.save(proto, path)
+        return str(path)
+
+    return write
+
+
+def test_what_is_refused_fails(verb, model):
+    result = verb("lint", model(np.uint8(9)), "--target", "tensorrt-11")
+    assert result.code == 1
+    assert "refused TRT001" in result.out
+
+
+def test_what_is_slow_fails_only_if_strict(verb, model):
+    words = ["lint", model(np.int8(0)), "--target", "tensorrt-11"]
+    assert verb(*words).code == 0
+    assert "slow TRT042" in verb(*words).out
+    assert verb(*words, "--strict").code == 1
+
+
+def test_several_targets_as_json(verb, model):
+    words = ["--target", "tensorrt-10", "--target", "onnxruntime-cpu", "--json"]
+    result = verb("lint", model(np.uint8(9)), *words)
+    assert result.code == 1
+    assert result.json["schema_version"] == 1
+    assert list(result.json["targets"]) == ["tensorrt-10", "onnxruntime-cpu"]
+    first = result.json["targets"]["tensorrt-10"][0]
+    assert first.keys() == {"id", "severity", "node", "message", "title", "cure", "source"}
+    assert (first["id"], first["severity"]) == ("TRT001", "refused")
+
+
+def test_a_gpu_can_be_named(verb, model):
+    words = ["lint", model(np.int8(0)), "--target", "tensorrt-10"]
+    assert "TRT022" in verb(*words, "--compute-capability", "7.5").out
+    assert "TRT022" not in verb(*words).out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target", "tensorrt-12"], "unknown lint target 'tensorrt-12'"),
+        ([], "--target"),
+        (["--target", "tensorrt-10", "--compute-capability", "hopper"], "not a compute capability"),
+    ],
+)
+def test_what_cannot_be_done_is_one_message(verb, model, words, message):
+    result = verb("lint", model(np.int8(0)), *words)
+    assert result.code == 2
+    assert message in result.err

@@ -1,0 +1,276 @@
+"""Each rule for ONNX Runtime, and that the version installed does what the rule says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from qdqspec.graph.model import Model
+from qdqspec.lint import lint_model, rules_for
+from qdqspec.lint.rules import ONNXRUNTIME
+
+F32 = np.float32
+IMAGE = "float[1,16,8,8] x"
+ROWS = "float[4,16] x"
+QX = "q = QuantizeLinear(x, s, zu)  a = DequantizeLinear(q, s, zu) "
+DW = "v = DequantizeLinear<axis = 0>(w, ws, wz) "
+DM = "v = DequantizeLinear<axis = 1>(m, ws, wz) "
+CONV = QX + DW + "c = Conv<pads = [1, 1, 1, 1]>(a, v) "
+POOL = "p = MaxPool<kernel_shape = [2, 2]>(a) "
+
+
+def two(name: str, source: str, scale: str = "s", zero: str = "zu") -> str:
+    """A pair on ``source`` that gives ``name``."""
+    return f"q{name} = QuantizeLinear({source}, {scale}, {zero})  {name} = DequantizeLinear(q{name}, {scale}, {zero}) "
+
+
+def ids(model: Model) -> set[str]:
+    return {finding.id for finding in lint_model(model, "onnxruntime-cpu")}
+
+
+def session(model: Model, folder: Path | None = None) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    if folder is not None:
+        options.optimized_model_filepath = str(folder / "optimized.onnx")
+    return onnxruntime.InferenceSession(
+        model.proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def feeds(model: Model) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    return {name: random.normal(size=model.shape(name)).astype(F32) for name in model.inputs}
+
+
+def kernels(model: Model, folder: Path) -> list[str]:
+    """What runs, once the model is optimized."""
+    session(model, folder)
+    return [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
+
+
+def runs(model: Model) -> bool:
+    try:
+        session(model).run(None, feeds(model))
+    except Exception:  # noqa: BLE001 - its errors share no base
+        return False
+    return True
+
+
+def right(model: Model) -> bool:
+    """Whether results are the reference's, within two steps."""
+    expected = ReferenceEvaluator(model.proto).run(None, feeds(model))[0]
+    return bool(np.abs(session(model).run(None, feeds(model))[0] - expected).max() < 0.1)
+
+
+Case = tuple[str, str, dict[str, np.ndarray]]  # inputs, nodes, constants; opset where it counts
+ONES = np.ones((), F32)
+
+# rule: (a model that breaks it, a model that does not, what tells them apart when they are built)
+REFUSED: dict[str, tuple[Case, Case, Callable[[Model], bool]]] = {
+    "ORT001": (
+        (ROWS, QX + DM + "d = DequantizeLinear<axis = 0>(bi, bs)  y = Gemm(a, v, d)", {"bs": np.full(16, 0.5, F32)}),
+        (ROWS, QX + DM + "d = DequantizeLinear<axis = 0>(bi, bs)  y = Gemm(a, v, d)", {}),
+        right,
+    ),
+    "ORT002": (
+        ("float[2,4,16] x", QX + "v = DequantizeLinear<axis = 2>(m3, ws, wz)  y = MatMul(a, v)",
+         {"m3": np.ones((2, 16, 16), np.int8)}),
+        ("float[2,4,16] x", QX + DM + "y = MatMul(a, v)", {}),
+        runs,
+    ),
+    "ORT004": (
+        (ROWS, QX + "n = Neg(x) " + two("d", "n") + "t = Add(a, d) " + two("o", "t") + "y = Neg(o)",
+         {"s": np.full(1, 0.05, F32), "zu": np.full(1, 128, np.uint8)}),
+        (ROWS, QX + "n = Neg(x) " + two("d", "n") + "t = Add(a, d) " + two("o", "t") + "y = Neg(o)", {}),
+        runs,
+    ),
+    "ORT005": (
+        (ROWS, "v = DequantizeLinear<axis = 0, block_size = 16>(h, t)  y = MatMul(x, v)",
+         {"h": np.ones((16, 16)).astype(ml_dtypes.float4_e2m1fn), "t": np.ones((1, 16), F32), "opset": np.array(23)}),
+        (ROWS, "v = DequantizeLinear<axis = 0, block_size = 16>(h, t)  y = MatMul(x, v)",
+         {"h": np.ones((16, 16), np.int8).astype(ml_dtypes.int4), "t": np.ones((1, 16), F32), "opset": np.array(23)}),
+        runs,
+    ),
+    "ORT006": (
+        (ROWS, QX + "v = DequantizeLinear(h, s)  y = MatMul(a, v)",
+         {"h": np.ones((16, 16)).astype(ml_dtypes.float8_e4m3fn), "zu": np.zeros((), ml_dtypes.float8_e4m3fn)}),
+        (ROWS, QX + "y = Tanh(a)", {"zu": np.zeros((), ml_dtypes.float8_e4m3fn)}),
+        runs,
+    ),
+}  # fmt: skip
+
+# rule: (a model that breaks it, a model that does not, the kernel that only the second one has)
+SLOW: dict[str, tuple[Case, Case, str]] = {
+    "ORT010": (
+        (IMAGE, CONV.replace("zu", "z") + two("o", "c", zero="z") + "u = Neg(a)  y = Add(u, o)", {}),
+        (IMAGE, CONV + two("o", "c") + "u = Neg(a)  y = Add(u, o)", {}),
+        "QLinearConv",
+    ),
+    "ORT011": (
+        (IMAGE, CONV + two("o", "c") + "y = Neg(o)", {"zu": np.array(9, np.uint16)}),
+        (IMAGE, CONV + two("o", "c") + "y = Neg(o)", {}),
+        "QLinearConv",
+    ),
+    "ORT012": (
+        (ROWS, "v = DequantizeLinear<axis = 1, block_size = 16>(h, t)  y = Gemm<transB = 1>(x, v)",
+         {"h": np.ones((16, 16), np.int8).astype(ml_dtypes.int4), "t": np.ones((16, 1), F32)}),
+        (ROWS, "v = DequantizeLinear<axis = 0, block_size = 16>(h, t)  y = Gemm(x, v)",
+         {"h": np.ones((16, 16), np.int8).astype(ml_dtypes.int4), "t": np.ones((1, 16), F32)}),
+        "MatMulNBits",
+    ),
+    "ORT020": (
+        (IMAGE, CONV + "y = Sigmoid(c)", {}),
+        (IMAGE, CONV + two("o", "c") + "y = Sigmoid(o)", {}),
+        "QLinearConv",
+    ),
+    "ORT021": (
+        (ROWS, QX + "n = Neg(x) " + two("d", "n") + "y = Add(a, d)", {}),
+        (ROWS, QX + "n = Neg(x) " + two("d", "n") + "t = Add(a, d) " + two("o", "t") + "y = Neg(o)", {}),
+        "QLinearAdd",
+    ),
+    "ORT024": (
+        (ROWS, QX + DM + "y = Gemm(a, v, b)", {"b": np.ones(16, F32)}),
+        (ROWS, QX + DM + "d = DequantizeLinear<axis = 0>(bi, bs)  y = Gemm(a, v, d)", {}),
+        "QGemm",
+    ),
+    "ORT025": (
+        (ROWS, QX + "t = Mul(a, s2) " + two("o", "t") + "y = Neg(o)", {}),
+        (ROWS, QX + "d = DequantizeLinear(z0, s2)  t = Mul(a, d) " + two("o", "t") + "y = Neg(o)", {}),
+        "QLinearMul",
+    ),
+    "ORT027": (
+        (IMAGE, CONV + two("o", "c") + "r = Relu(o) " + two("u", "r") + "y = Neg(u)", {}),
+        (IMAGE, CONV + "r = Relu(c) " + two("u", "r", zero="z0") + "y = Neg(u)", {}),
+        "QLinearConv",
+    ),
+}  # fmt: skip
+
+# rule: (a model that breaks it, a model that does not, the kernel that only the first one has)
+EXTRA: dict[str, tuple[Case, Case, str]] = {
+    "ORT028": (
+        (IMAGE, QX + POOL + two("o", "p") + "y = Neg(o)", {"opset": np.array(11)}),
+        (IMAGE, QX + POOL + two("o", "p") + "y = Neg(o)", {"opset": np.array(12)}),
+        "ReorderInput",  # its float layout
+    ),
+    "ORT022": (
+        (ROWS, QX + "t = Tanh(a) " + two("o", "t") + "y = Neg(o)", {}),
+        (ROWS, QX + "t = Sigmoid(a) " + two("o", "t") + "y = Neg(o)", {}),
+        "Tanh",
+    ),
+    "ORT023": (
+        (IMAGE, DW + "y = Conv(x, v)", {}),
+        (IMAGE, "y = Conv(x, fw)", {}),
+        "DequantizeLinear",
+    ),
+}  # fmt: skip
+
+
+def made(parsed: Callable[..., Model], case: Case) -> Model:
+    inputs, nodes, constants = case
+    opset = int(constants.get("opset", 21))
+    return parsed(inputs, "y", nodes, opset, **{k: v for k, v in constants.items() if k != "opset"})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_does_not_run_right(parsed: Callable[..., Model], name: str) -> None:
+    bad, good, holds = REFUSED[name]
+    assert name in ids(made(parsed, bad))
+    assert not holds(made(parsed, bad))
+    assert name not in ids(made(parsed, good))
+    assert holds(made(parsed, good))
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_is_slow_lacks_the_kernel(parsed: Callable[..., Model], name: str, tmp_path: Path) -> None:
+    bad, good, kernel = SLOW[name]
+    assert name in ids(made(parsed, bad))
+    assert name not in ids(made(parsed, good))
+    assert kernel in kernels(made(parsed, good), tmp_path)
+    if name != "ORT027":  # there it is the Relu that is left
+        assert kernel not in kernels(made(parsed, bad), tmp_path)
+
+
+@pytest.mark.parametrize("name", EXTRA)
+def test_what_is_slow_has_a_kernel_more(parsed: Callable[..., Model], name: str, tmp_path: Path) -> None:
+    bad, good, kernel = EXTRA[name]
+    assert name in ids(made(parsed, bad))
+    assert name not in ids(made(parsed, good))
+    assert kernel in kernels(made(parsed, bad), tmp_path)
+    assert kernel not in kernels(made(parsed, good), tmp_path)
+
+
+def test_a_relu_that_stays(parsed: Callable[..., Model], tmp_path: Path) -> None:
+    bad, good, _ = SLOW["ORT027"]
+    assert "Relu" in kernels(made(parsed, bad), tmp_path)
+    assert "Relu" not in kernels(made(parsed, good), tmp_path)
+
+
+def test_moved_values_need_equal_scales(parsed: Callable[..., Model]) -> None:
+    text = QX + POOL + "{pair} y = Neg(o)"
+    assert "ORT026" in ids(parsed(IMAGE, "y", text.format(pair=two("o", "p", "s2"))))
+    assert "ORT026" not in ids(parsed(IMAGE, "y", text.format(pair=two("o", "p"))))
+
+
+@pytest.mark.parametrize(
+    ("behind", "word"),
+    [
+        ("y = LeakyRelu(c)", "LeakyRelu"),
+        (two("o", "c") + "y = Add(o, c)", "also reads it in float"),
+        ("r = Relu(c) " + two("o", "r") + "y = Neg(o)", "stays: the zero point"),
+        ("y = Relu(c)", "is an output of the model"),
+    ],
+)
+def test_why_a_convolution_gives_float(
+    parsed: Callable[..., Model], behind: str, word: str, tmp_path: Path
+) -> None:
+    model = parsed(IMAGE, "y", CONV + behind)
+    (found,) = [finding for finding in lint_model(model, "onnxruntime-cpu") if finding.id == "ORT020"]
+    assert word in found.message
+    assert "QLinearConv" not in kernels(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("between", "fuses"),
+    [
+        ("p = MaxPool<kernel_shape = [2, 2]>(c) ", True),
+        ("r = Relu(c)  p = Transpose(r) ", True),
+        ("p = DepthToSpace<blocksize = 2>(c) ", False),
+        ("p = Flatten(c) ", False),
+    ],
+)
+def test_a_pair_behind_what_moves_values_is_moved(
+    parsed: Callable[..., Model], between: str, fuses: bool, tmp_path: Path
+) -> None:
+    model = parsed(IMAGE, "y", CONV + between + two("o", "p", zero="z0") + "y = Neg(o)")
+    assert ("ORT020" not in ids(model)) == fuses
+    assert ("QLinearConv" in kernels(model, tmp_path)) == fuses
+
+
+def test_saturation_is_said_once_and_only_of_eight_bits(parsed: Callable[..., Model]) -> None:
+    text = CONV + two("o", "c") + "t = Conv(o, v) " + two("u", "t") + "y = Neg(u)"
+    wide = parsed(IMAGE, "y", text, w=np.full((16, 16, 3, 3), 127, np.int8))
+    assert [f.message for f in lint_model(wide, "onnxruntime-cpu") if f.id == "ORT013"] == [
+        "2 operators multiply uint8 data by int8 weights of 8 bits"
+    ]
+    assert "ORT013" not in ids(parsed(IMAGE, "y", text))
+
+
+def test_every_rule_is_tried() -> None:
+    elsewhere = {"ORT013", "ORT026"}
+    tried = REFUSED.keys() | SLOW.keys() | EXTRA.keys() | elsewhere
+    assert {rule.id for rule in rules_for() if rule.targets == ONNXRUNTIME} == tried
+
+
+@pytest.mark.parametrize("name", ["squeezenet10", "ultraface_rfb320", "digits_resnet"])
+def test_float_models_have_no_findings(models: Path, name: str) -> None:
+    from qdqspec.graph.model import load_model
+
+    assert lint_model(load_model(models / f"{name}.onnx"), "onnxruntime-cpu") == ()
