@@ -7,7 +7,7 @@ import re
 
 from qdqspec.types import Interval
 
-_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s:/@]{0,256}):\S*@")
+_SPACES = re.compile(r"(\s+)")
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -102,4 +102,11 @@ def plain(text: object, width: int | None = None) -> str:
 
 def without_passwords(text: str) -> str:
     """A text with the passwords of URLs blotted out: ``ssh://user:***@host``."""
-    return _PASSWORD.sub(r"\1:***@", text)
+    return "".join(_blotted(word) if "://" in word else word for word in _SPACES.split(text))
+
+
+def _blotted(word: str) -> str:
+    """All between the colon behind the user's name and the last at sign: a password may hold any other."""
+    user, at = word.index("://") + 3, word.rfind("@")
+    colon = word.find(":", user)
+    return f"{word[:colon]}:***{word[at:]}" if 0 <= colon < at else word

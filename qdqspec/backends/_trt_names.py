@@ -15,7 +15,7 @@ from qdqspec.graph.model import QDQ_OPS, Model
 _PREFIX = "[ONNX Layer: "
 # Between layers that Cask fused and inside Myelin; where a terminal swallowed both, entries stand glued.
 _SEPARATORS = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
-_FOREIGN = re.compile(r"\{ForeignNode\[(.*?)\]\}")
+_FOREIGN = re.compile(r"\{ForeignNode\[((?:(?!\{ForeignNode\[).)*?)\]\}")
 _JOINTS = re.compile(r" \+ | \|\| ")
 _PROFILE = re.compile(r" \[profile \d+\]$")
 _CLONE = re.compile(r"_clone_\d+$")
@@ -25,6 +25,7 @@ _INSERTED = re.compile(
     r"^(?:\(Unnamed Layer\*|__my|Reformatting CopyNode |copied_|(?:un)?squeeze_|reshape_(?:before|after)_|ONNXTRT_)"
 )
 _PAIR = re.compile(r"(de)?quant(?:ize)?_?linear", re.IGNORECASE)
+_DEEPEST = 64  # pointwise fusions in each other that are taken apart
 _INNER_TENSOR = re.compile(r"^Reformatted (?:In|Out)put Tensor |^__my|_myl\d+$|^\(Unnamed Layer\*|^l2_cache_")
 
 
@@ -164,7 +165,7 @@ def nodes_between(model: Model, first: str, last: str) -> tuple[str, ...]:
 
 def _unwrapped(part: str) -> list[str]:
     """The arguments of a pointwise fusion; anything else is itself."""
-    if not (part.startswith("PWN(") and part.endswith(")")):
+    if not (part.startswith("PWN(") and part.endswith(")")) or part.count("PWN(") > _DEEPEST:
         return [part]
     depth, start, found = 0, 4, []
     for index in range(4, len(part) - 1):

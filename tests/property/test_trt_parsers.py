@@ -1,0 +1,174 @@
+"""Any text given to TensorRT's readers is a result or one clear error, in bounded time."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from qdqspec.backends._trt_json import read_profile, read_times
+from qdqspec.backends._trt_layers import parse_layers
+from qdqspec.backends._trt_names import Names, metadata_names
+from qdqspec.backends._trtexec_log import read_log
+from qdqspec.backends._trtexec_messages import find_all
+from qdqspec.errors import BackendError
+from qdqspec.units import without_passwords
+
+SAMPLES = Path(__file__).parents[1] / "data" / "tensorrt" / "samples"
+GRAPH = (SAMPLES / "trt10.16-mnist-detailed.graph.json").read_text()
+PROFILE = (SAMPLES / "trt8-resnet18-a100-qat-residual.profile.json").read_text()
+LOG = (SAMPLES / "trt10.16-mnist-dumpProfile.log").read_text()
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+keys = st.sampled_from(
+    [
+        "Name",
+        "LayerType",
+        "Inputs",
+        "Outputs",
+        "Origin",
+        "Metadata",
+        "Weights",
+        "Constants",
+        "TacticName",
+        "Datatype",
+    ]
+)
+layers = st.lists(st.dictionaries(keys, values, max_size=8) | st.text(max_size=30), max_size=5)
+names = st.text(st.sampled_from('abC_1 +|(){}[],.:*"\\\x1e\x1f') | st.characters(codec="utf-8"), max_size=40)
+
+
+def damaged(text):
+    """A recorded text with one stretch of it replaced."""
+    return st.builds(
+        lambda start, length, patch: text[:start] + patch + text[start + length :],
+        st.integers(0, len(text)),
+        st.integers(0, 40),
+        st.text(max_size=10),
+    )
+
+
+def read(reader, *arguments):
+    """What it gives; an error must be ours and say what to do."""
+    try:
+        return reader(*arguments)
+    except BackendError as caught:
+        error = caught
+    assert error.cure
+    assert "\n" not in error.what
+    return None
+
+
+def check(found):
+    for layer in found or ():
+        assert math.isfinite(layer.milliseconds)
+        assert layer.milliseconds >= 0
+        assert layer.boundary != bool(layer.nodes)
+
+
+@given(st.text(max_size=200) | damaged(GRAPH))
+def test_any_text_as_layer_information(text):
+    check(read(parse_layers, text))
+
+
+@given(st.text(max_size=200) | damaged(PROFILE), layers)
+def test_any_text_as_profile(text, found):
+    check(read(parse_layers, {"Layers": found}, text))
+    read(read_times, text)
+
+
+@given(
+    st.fixed_dictionaries({}, optional={"Layers": values | layers, "Bindings": values, "I/O Tensors": values})
+)
+def test_any_object_as_layer_information(graph):
+    check(read(parse_layers, graph))
+    check(read(parse_layers, json.dumps(graph)))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["name", "averageMs", "timeMs", "count"]), values)))
+def test_any_list_as_profile(profile):
+    check(read(parse_layers, {"Layers": ["a"]}, profile))
+
+
+@given(names, names)
+def test_any_name(name, metadata):
+    for node in Names().of_layer(name, metadata):
+        assert node
+
+
+@given(
+    st.lists(names.filter(lambda name: name and not set(name) & set("\x1e\x1f")), min_size=1),
+    st.sampled_from("\x1e\x1f"),
+)
+@example(["a]", "[b"], "\x1e")
+def test_metadata_gives_back_the_names_it_was_made_of(nodes, separator):
+    glued = [node for node in nodes if "][ONNX Layer: " not in node]
+    written = separator.join(f"[ONNX Layer: {node}]" for node in glued)
+    assert metadata_names(written) == tuple(dict.fromkeys(glued))
+
+
+@given(st.text(max_size=300) | damaged(LOG))
+def test_any_text_as_log(text):
+    report = read_log(text)
+    assert report.median_ms is None or math.isfinite(report.median_ms)
+    assert all(math.isfinite(milliseconds) for _, milliseconds in report.profile)
+    assert all("\n" not in finding.text for finding in report.findings)
+
+
+@given(st.dictionaries(names.filter(bool), st.floats(1e-6, 1e3), max_size=6))
+def test_a_profile_is_charged_in_full_whatever_names_it_has(times):
+    """Names are written without escaping, as trtexec does; a line break would end one."""
+    times = {name.replace("\n", " "): t for name, t in times.items() if '", "' not in name}
+    rows = [
+        f', {{ "name" : "{name}", "timeMs" : {t}, "averageMs" : {t}, "percentage" : 1 }}'
+        for name, t in times.items()
+    ]
+    written = "\n".join(['[\n  { "count" : 1 }', *rows, "]"])
+    found = read(read_profile, written)
+    if found is not None and not any(
+        "\\" in name for name in times
+    ):  # \n and the like are read as JSON has them
+        assert dict(found) == pytest.approx(times)
+
+
+@given(st.text("abc:/@ \n", min_size=1, max_size=12))
+def test_no_password_is_left(password):
+    word = password.split()[0] if password.split() else "x"
+    shown = without_passwords(f"--remoteAutoTuningConfig=ssh://user:{word}SECRET@host:22?a=b --safe")
+    assert "SECRET" not in shown
+    assert shown.endswith("--safe")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "[" * 200_000,
+        '{"Layers": ' * 50_000,
+        "a + " * 100_000,
+        "PWN(" * 100_000,
+        "PWN(" * 50_000 + ")" * 50_000,
+        "{ForeignNode[" * 50_000,
+        "1 " * 200_000,
+        "[ONNX Layer: a" * 50_000,
+        "x://" * 100_000,
+        "symmetric quantization " * 50_000,
+        '{ "name" : "' * 50_000,
+    ],
+    ids=lambda text: f"{text[:10]}...{text[-6:]}",
+)
+def test_hostile_texts_end_soon(hostile):
+    read(parse_layers, hostile)
+    read(parse_layers, {"Layers": [hostile]})
+    read(read_profile, hostile)
+    Names().of_layer(hostile, hostile)
+    read_log(f"=== Profile (1 iterations ) ===\nTime(ms) Avg.(ms) Time(%) Layer\n{hostile}\n")
+    find_all(hostile)
+    without_passwords(hostile)

@@ -1,0 +1,355 @@
+"""TensorRT's layer information: every recorded sample, and each quirk seen in one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper
+
+from qdqspec.backends._trt_json import read_profile, read_times
+from qdqspec.backends._trt_layers import parse_layers, read_layers
+from qdqspec.backends._trt_names import Names, metadata_names
+from qdqspec.backends._trtexec_log import read_log
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model
+from qdqspec.regions.fusion import groups_of
+from qdqspec.regions.search import find_regions
+from qdqspec.types import RegionRules
+
+SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"
+RESNET = "trt8-resnet18-a100-{}"
+
+
+def text(name):
+    return (SAMPLES / name).read_text(encoding="utf-8")
+
+
+def layers_of(name, *, profiled=True):
+    return parse_layers(text(f"{name}.graph.json"), text(f"{name}.profile.json") if profiled else None)
+
+
+def graph(*layers, **more):
+    return {"Layers": list(layers), "Bindings": ["x", "y"], **more}
+
+
+def layer(name, kind="kgen", reads="Float", writes="Float", **more):
+    ends = [
+        [{"Name": f"{end}_{name}", "Format/Datatype": dtype}]
+        for end, dtype in (("in", reads), ("out", writes))
+    ]
+    return {"Name": name, "LayerType": kind, "Inputs": ends[0], "Outputs": ends[1], **more}
+
+
+# ---- recorded samples ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.graph.json")), ids=lambda p: p.name)
+def test_every_recorded_graph_is_read(path):
+    found = parse_layers(path.read_text())
+    assert len(found) == len(json.loads(path.read_text())["Layers"])
+    assert all(one.name and one.op_type for one in found)
+    assert all(bool(one.nodes) != one.boundary for one in found)
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.profile.json")), ids=lambda p: p.name)
+def test_every_recorded_profile_is_charged_in_full(path):
+    found = layers_of(path.name.removesuffix(".profile.json"))
+    spent = sum(milliseconds for _, milliseconds in read_profile(path.read_text()))
+    assert sum(one.milliseconds for one in found) == pytest.approx(spent)
+    assert len(found) == len(read_profile(path.read_text())), "names of profile and graph match one to one"
+
+
+@pytest.mark.parametrize(
+    ("placement", "layers", "reformats", "total"),
+    [
+        ("fp16", 36, 2, 1.017),
+        ("qat", 37, 12, 1.096),
+        ("qat-residual", 26, 3, 0.731),
+        ("qat-residual-qgap", 24, 1, 0.673),
+    ],
+)
+def test_the_quartet_has_the_counts_it_was_published_with(placement, layers, reformats, total):
+    found = layers_of(RESNET.format(placement))
+    assert len(found) == layers
+    assert sum(one.boundary and one.op_type != "NoOp" for one in found) == reformats
+    assert sum(one.milliseconds for one in found) == pytest.approx(total, abs=5e-4)
+
+
+def test_pairs_that_stand_alone_are_told_from_changes_of_layout():
+    found = [
+        one.op_type for one in layers_of(RESNET.format("qat-residual")) if one.boundary and one.milliseconds
+    ]
+    assert found == ["QuantizeLinear", "DequantizeLinear", "QuantizeLinear"]
+
+
+def test_what_a_kernel_computes_in_is_not_what_it_reads_and_writes():
+    by_name = {one.name: one for one in layers_of(RESNET.format("qat"))}
+    residual = by_name["layer1.0.conv2.weight + QuantizeLinear_32 + Conv_34 + Add_36 + Relu_37"]
+    assert (residual.integer, residual.precision) == (True, "int8 > fp16")
+    assert residual.nodes == ("Conv_34", "Add_36", "Relu_37")
+    assert by_name["MaxPool_12"].precision == "fp32"
+    assert by_name["QuantizeLinear_40"].precision == "fp16 > int8"
+    assert not by_name["QuantizeLinear_40"].integer
+
+
+def test_metadata_of_cask_and_myelin_layers_in_one_engine():
+    found = {one.name: one for one in layers_of("trt10.16-mnist-detailed", profiled=False)}
+    assert found["node_conv2d + node_relu"].nodes == ("node_conv2d", "node_relu")
+    assert found["__myl_AddMaxrSubExpSum_myl4_2"].nodes == ("node_linear_1", "node_softmax")
+    cast = found["__myl_CastReshCast_myl4_4"]  # its metadata is empty
+    assert (cast.boundary, cast.tensors, cast.precision) == (True, ("z",), "int32 > int64")
+
+
+def test_the_schema_of_11():
+    found = {one.name: one for one in layers_of("trt11-mnist-detailed.excerpt", profiled=False)}
+    convolution = found["node_conv2d_myl0_2"]
+    assert (convolution.op_type, convolution.nodes) == ("correlation", ("node_conv2d", "node_relu"))
+    assert convolution.precision == "fp32"
+    assert found["__mye1085_myl0_0"].tensors == ("x",), "housekeeping is charged to the engine's input"
+    assert found["__myl_Move_myl0_1"].boundary
+
+
+def test_layers_printed_on_one_line_each():
+    """``--dumpLayerInfo`` writes them so; the separator in metadata is no end of line."""
+    printed = read_log(text("trt10.16-mnist-dumpLayerInfo.log")).layers
+    assert len(printed) == 9
+    found = parse_layers({"Layers": list(printed)})
+    assert [one.nodes for one in found] == [
+        one.nodes for one in layers_of("trt10.16-mnist-detailed", profiled=False)
+    ]
+
+
+def test_times_as_exported():
+    times = read_times(text("trt8-resnet50tf-rtx3090-fp32.times.json"))
+    assert len(times) == 30
+    assert times[0] == 13.0181
+
+
+def test_names_of_tensorflow():
+    found = layers_of("trt8-resnet50tf-rtx3090-qat")
+    first = next(one for one in found if one.op_type == "CaskConvolution")
+    assert first.nodes == ("resnet50/quant_conv1_conv/BiasAdd",)
+    assert first.integer
+
+
+# ---- quirks -------------------------------------------------------------------------------------
+
+
+def test_engines_without_details_tell_names():
+    found = parse_layers(
+        {"Layers": ["Conv_0 + Relu_1", "Reformatting CopyNode for Input Tensor 0 to Conv_2"]}
+    )
+    assert [one.nodes for one in found] == [("Conv_0", "Relu_1"), ()]
+    assert [one.boundary for one in found] == [False, True]
+    assert parse_layers({"Layers": []}) == parse_layers({}) == ()
+
+
+def test_layers_that_are_json_texts():
+    (found,) = parse_layers({"Layers": [json.dumps(layer("a", Metadata="[ONNX Layer: b]"))]})
+    assert found.nodes == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "names"),
+    [
+        ("[ONNX Layer: a]\x1e[ONNX Layer: b]", ("a", "b")),
+        ("[ONNX Layer: a]\x1f[ONNX Layer: b]\x1f[ONNX Layer: a]", ("a", "b")),
+        ("[ONNX Layer: a][ONNX Layer: b]", ("a", "b")),
+        ("[ONNX Layer: a[0]]\x1e[ONNX Layer: b]]", ("a[0]", "b]")),
+        ("", ()),
+        ("something of a user's own", ()),
+    ],
+)
+def test_metadata(metadata, names):
+    assert metadata_names(metadata) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        (
+            "conv1.weight + QuantizeLinear_7 + Conv_9 + MaxPool_12",
+            ("QuantizeLinear_7", "Conv_9", "MaxPool_12"),
+        ),
+        ("Conv_1 || Conv_2", ("Conv_1", "Conv_2")),
+        ("PWN(PWN(Sigmoid_1), Mul_2)", ("Sigmoid_1", "Mul_2")),
+        ("w + Q_QuantizeLinear_3 + Conv_4 + PWN(Clip_5)", ("Q_QuantizeLinear_3", "Conv_4", "Clip_5")),
+        ("{ForeignNode[MatMul_1...Softmax_9]}", ("MatMul_1", "Softmax_9")),
+        ("{ForeignNode[18 + (Unnamed Layer* 1) [Shuffle]...If_6_OutputLayer]}", ("18", "If_6_OutputLayer")),
+        ("node_linear_myl4_0", ("node_linear",)),
+        ("__myl_MulSum_myl4_1", ()),
+        ("Conv_1_clone_2", ("Conv_1",)),
+        ("(Unnamed Layer* 12) [Shuffle]", ()),
+        ("Conv_3 [profile 1]", ("Conv_3",)),
+        ("copied_squeeze_after_(Unnamed Layer* 361) [ElementWise]", ()),
+    ],
+)
+def test_names_without_metadata_or_model(name, nodes):
+    assert Names().of_layer(name, "") == nodes
+
+
+def test_a_myelin_kernel_of_pairs_alone_is_a_pair():
+    alone = layer("__myl_MulMinMaxRounCast_myl0_1", writes="Int8", Metadata="[ONNX Layer: x_QuantizeLinear]")
+    fused = layer("__myl_Fc_myl0_2", Metadata="[ONNX Layer: x_QuantizeLinear]\x1f[ONNX Layer: fc]")
+    first, second = parse_layers(graph(alone, fused))
+    assert (first.boundary, first.op_type) == (True, "QuantizeLinear")
+    assert second.nodes == ("fc",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "integer", "precision"),
+    [
+        (
+            layer("a", "gemm", "Int8", "Half", TacticName="sm80_xmma_gemm_i8f16_i8i32_f32"),
+            True,
+            "int8 > fp16",
+        ),
+        (layer("a", "gemm", "FP8", "Half", TacticName="sm89_xmma_gemm_e4m3f16_f32"), True, "fp8 > fp16"),
+        (layer("a", "gemm", "Half", "Half", Weights={"Type": "Int4"}), False, "fp16"),
+        (layer("a", "gemm", "Half", "Half", Constants=[{"Name": "w", "Datatype": "Int8"}]), False, "fp16"),
+        (
+            layer("a", "correlation", "Int8", "Int8", Constants=[{"Name": "w", "Datatype": "Int8"}]),
+            True,
+            "int8",
+        ),
+        (layer("a", "CaskPooling", "Channel major INT8 format where channel % 4 == 0", "Int8"), True, "int8"),
+        (
+            layer("a", "x", "Channel major FP16 format where channel % 8 == 0", "Row major linear FP32"),
+            False,
+            "fp16 > fp32",
+        ),
+    ],
+)
+def test_what_it_computes_in(entry, integer, precision):
+    (found,) = parse_layers(graph(entry))
+    assert (found.integer, found.precision) == (integer, precision)
+
+
+def test_repeated_names_are_charged_in_order():
+    profile = [{"count": 3}, *({"name": "a", "timeMs": 3 * t} for t in (1.0, 2.0, 4.0))]
+    found = parse_layers(graph(layer("a"), layer("a")), profile)
+    assert [one.milliseconds for one in found] == [1.0, 2.0, 4.0], "the third ran, though the graph has two"
+
+
+def test_only_the_profile_that_ran_is_kept():
+    layers = [layer("a [profile 0]"), layer("a [profile 1]")]
+    found = parse_layers(graph(*layers), [{"name": "a [profile 1]", "averageMs": 2.0}])
+    assert [(one.name, one.milliseconds) for one in found] == [("a [profile 1]", 2.0)]
+    assert len(parse_layers(graph(*layers))) == 2
+
+
+def test_names_that_break_json():
+    """trtexec writes names as they are."""
+    row = '{ "name" : "say "hi" \\ bye", "timeMs" : 2, "averageMs" : 1e-1, "percentage" : 3 }'
+    written = f'[\n  {{ "count" : 1 }}\n, {row}\n]\n'
+    assert read_profile(written) == (('say "hi" \\ bye', 0.1),)
+    assert parse_layers('{"Layers": [{"Name": "a\\b\\q"}, {"Name": "c\x1fd"}]}')[1].name == "c\x1fd"
+
+
+@pytest.mark.parametrize(
+    ("graph_text", "profile"),
+    [
+        ("", None), ("[]", None), ("{", None), ('{"Layers": 3}', None), ("[" * 100_000, None),
+        ("{}", "no"), ("{}", "{}"), ("{}", '[{"name": "a"}]'), ("{}", '[{"name": "a", "averageMs": -1}]'),
+        ("{}", '[{"name": "a", "averageMs": NaN}]'), ("{}", '[{"name": "a", "averageMs": true}]'), ("{}", "[3]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_error(graph_text, profile):
+    with pytest.raises(BackendError, match="cannot be used") as caught:
+        parse_layers(graph_text, profile)
+    assert "\n" not in caught.value.what
+
+
+# ---- with the model -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model():
+    """x > Q > DQ > conv + add (with a plus sign in its name) > unnamed Relu > softmax."""
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "pair/Q"),
+        helper.make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"], "pair/DQ"),
+        helper.make_node("Conv", ["xd", "w"], ["a"], "conv + add"),
+        helper.make_node("Relu", ["a"], ["relu_out"]),
+        helper.make_node("Softmax", ["relu_out"], ["b"], "softmax"),
+        helper.make_node("Neg", ["b"], ["y"], "neg"),
+    ]
+    shape = [1, 1, 4, 4]
+    weights = [
+        helper.make_tensor("w", TensorProto.FLOAT, [1, 1, 1, 1], [1.0]),
+        helper.make_tensor("s", TensorProto.FLOAT, [], [0.1]),
+        helper.make_tensor("z", TensorProto.INT8, [], [0]),
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in "xy"]
+    return Model(helper.make_model(helper.make_graph(nodes, "g", *ends, weights)))
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        ("w + pair/Q + conv + add + relu_out", ("conv + add", "Relu#1")),
+        ("{ForeignNode[conv + add...neg]}", ("conv + add", "Relu#1", "softmax", "neg")),
+        ("PWN(relu_out)", ("Relu#1",)),
+        ("softmax_2_myl3_4", ("softmax",)),
+        ("nothing of the model", ()),
+    ],
+)
+def test_names_are_those_of_the_model(model, name, nodes):
+    (found,) = parse_layers(graph(name), model=model)
+    assert found.nodes == nodes
+    assert found.boundary == (not nodes)
+    assert nodes or found.tensors == ("x",)
+
+
+def test_conversions_are_charged_to_tensors_before_their_pairs(model):
+    alone = {
+        "Name": "pair/DQ",
+        "LayerType": "Reformat",
+        "Origin": "QDQ",
+        "Inputs": [{"Name": "xq", "Format/Datatype": "Int8"}],
+        "Outputs": [
+            {"Name": "xd", "Format/Datatype": "Float"},
+            {"Name": "Reformatted Input Tensor 0 to conv"},
+        ],
+    }
+    (found,) = parse_layers(graph(alone), model=model)
+    assert (found.op_type, found.tensors) == ("DequantizeLinear", ("x",))
+
+
+def test_metadata_of_a_model_names_only_its_nodes(model):
+    (found,) = parse_layers(
+        graph(layer("k", Metadata="[ONNX Layer: relu_out]\x1f[ONNX Layer: gone]\x1f[ONNX Layer: pair/DQ]")),
+        model=model,
+    )
+    assert found.nodes == ("Relu#1",)
+
+
+# ---- fusion regions -----------------------------------------------------------------------------
+
+
+def test_groups_are_disjoint_and_leave_conversions_out():
+    groups = groups_of(layers_of("trt10.16-mnist-detailed", profiled=False))
+    flat = [node for group in groups for node in group]
+    assert len(flat) == len(set(flat))
+    assert ("node_conv2d", "node_relu") in groups
+    assert ("node_softmax",) in groups, "its second kernel shares it with a Gemm that came first"
+
+
+def test_regions_follow_what_tensorrt_fused(models):
+    from qdqspec.graph.model import load_model
+
+    model = load_model(models / "digits_resnet.onnx")
+    names = [node.name for node in model.nodes]
+    fused = [names[0:2], names[2:4]]
+    metadata = ["\x1e".join(f"[ONNX Layer: {name}]" for name in group) for group in fused]
+    layers = parse_layers(graph(*(layer(f"k{i}", Metadata=m) for i, m in enumerate(metadata))), model=model)
+    regions = find_regions(model, RegionRules(by="fusion"), groups=groups_of(layers))
+    leaves = {region.nodes for region in regions if region.type == "LEAF"}
+    assert {tuple(group) for group in fused} <= leaves
+
+
+def test_read_layers_keeps_what_tensorrt_said():
+    first = read_layers(text("trt8-resnet18-a100-qat.graph.json"))[0]
+    assert (first.origin, first.layer_type, first.converts) == ("QDQ", "Reformat", True)

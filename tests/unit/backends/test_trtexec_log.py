@@ -1,0 +1,154 @@
+"""What trtexec prints: every recorded log and message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qdqspec.backends._trtexec_log import read_log
+from qdqspec.backends._trtexec_messages import cause_of, find_all
+
+SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"
+MESSAGES = [json.loads(line) for line in (SAMPLES / "trtexec-messages.jsonl").read_text().splitlines()]
+NOTES = {"no_implementation_retry", "out_of_memory_tactic", "hardware_hint", "unstable_timing", "aux_streams"}
+
+
+def read(name):
+    return read_log((SAMPLES / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=[f"{m['class']}-{m['tensorrt']}" for m in MESSAGES])
+def test_every_recorded_message_is_of_its_class(message):
+    findings = find_all("\n".join(message["lines"]))
+    cause = cause_of(findings)
+    if message["class"] in NOTES:
+        assert cause is None, "a build that says this may pass"
+        assert {finding.kind for finding in findings} == {message["class"]}
+    else:
+        assert cause is not None
+        assert cause.kind == message["class"]
+        assert "\n" not in cause.text
+        assert not cause.text.startswith("[")
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "version", "median", "profile", "layers"),
+    [
+        ("trt10.16-mnist-onnx-build-and-run.log", "PASSED", (10, 16, 1), 0.0361328, 0, 0),
+        ("trt10.16-mnist-loadEngine-cudagraph-verbose.log", "PASSED", (10, 16, 1), 0.0388184, 0, 0),
+        ("trt10.16-mnist-dumpProfile.log", "PASSED", (10, 16, 1), None, 15, 0),  # no summary beside a profile
+        ("trt10.16-mnist-dumpLayerInfo.log", "PASSED", (10, 16, 1), None, 0, 9),
+        ("trt11.0-mnist-dumpProfile.excerpt.log", "PASSED", (11, 0, 0), 0.0587769, 12, 0),  # both
+        ("trt11.0-removed-flags.excerpt.log", "", None, None, 0, 0),
+        ("trt10.16-python-api-errors.log", "", None, None, 0, 0),
+        ("trt10-timing-cache-build-times.log", "", None, None, 0, 0),
+    ],
+)
+def test_every_recorded_log(name, verdict, version, median, profile, layers):
+    report = read(name)
+    assert (report.verdict, report.version, report.median_ms) == (verdict, version, median)
+    assert (len(report.profile), len(report.layers)) == (profile, layers)
+
+
+def test_latency_is_not_mistaken_for_compute_time():
+    statistics = read("trt10.16-mnist-onnx-build-and-run.log").statistics
+    assert statistics["Latency"]["median"] == 0.0440674
+    assert statistics["GPU Compute Time"] == {
+        "min": 0.0331421,
+        "max": 0.140381,
+        "mean": 0.0359588,
+        "median": 0.0361328,
+        "percentile(90%)": 0.0368652,
+        "percentile(95%)": 0.0371094,
+        "percentile(99%)": 0.041748,
+    }
+
+
+def test_the_device_and_what_it_says_against_its_measurement():
+    report = read("trt10.16-mnist-onnx-build-and-run.log")
+    assert report.facts["Selected Device"] == "NVIDIA H100 PCIe"
+    assert report.facts["Compute Capability"] == "9.0"
+    assert report.notes == ("GPU compute time is unstable, with coefficient of variance = 6.58751%.",)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (
+            "[W] * Throughput may be bound by Enqueue Time rather than GPU Compute and the GPU may be",
+            "enqueue_bound",
+        ),
+        (
+            "[W] * Throughput may be bound by host-to-device transfers for the inputs rather than",
+            "transfer_bound",
+        ),
+        (
+            "[W] * Throughput may be bound by device-to-host transfers for the outputs rather than",
+            "transfer_bound",
+        ),
+        ("[W] The specified --useCudaGraph flag has been ignored. The inference will be", "no_cuda_graph"),
+    ],
+)
+def test_warnings_of_trtexecs_source(line, kind):
+    (finding,) = find_all(line)
+    assert (finding.kind, finding.weight) == (kind, "note")
+
+
+@pytest.mark.parametrize(
+    "number", ["trt10.16-mnist-onnx-build-and-run.log", "trt11.0-mnist-dumpProfile.excerpt.log"]
+)
+def test_shapes_that_trtexec_took_itself_are_fatal_though_it_passed(number):
+    report = read(number)
+    cause = cause_of(report.findings)
+    assert report.verdict == "PASSED"
+    assert cause is not None
+    assert cause.kind == "shapes_assumed"
+    assert "inputs.shapes" in cause.cure
+
+
+@pytest.mark.parametrize(
+    ("banner", "version"),
+    [
+        ("v8510", (8, 5, 1)),
+        ("v8601", (8, 6, 1)),
+        ("v100001", (10, 0, 1)),
+        ("v101601", (10, 16, 1)),
+        ("v110000", (11, 0, 0)),
+    ],
+)
+def test_versions(banner, version):
+    assert read_log(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec").version == version
+
+
+def test_the_profile_table_of_8():
+    """The name stands first there, padded, and there was no median before 8.5."""
+    log = """\
+[I] === Profile (32 iterations ) ===
+[I]                                             Layer   Time (ms)   Avg. Time (ms)   Time %
+[I]  Reformatting CopyNode for Input Tensor 0 to Conv_0       2.59           0.0809      8.0
+[I]                                    Conv_0 + Relu_1       3.57           0.1116     11.0
+[I]                                             Total       6.16           0.1925    100.0
+[I] not a row
+"""
+    assert read_log(log).profile == (
+        ("Reformatting CopyNode for Input Tensor 0 to Conv_0", 0.0809),
+        ("Conv_0 + Relu_1", 0.1116),
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GPU Compute Time: min = 3.1e-02 ms, max = 1 ms, mean = 0.5 ms, median = 4.5e-02 ms, percentile(99%) = 1 ms",
+        "[07/07/2026-02:10:58] [I] GPU Compute Time: min = 0.03 ms, median = 0.045 ms",
+    ],
+)
+def test_summaries_of_other_versions(line):
+    assert read_log(line).median_ms == 0.045
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-1", "fast", "1e999"])
+def test_a_median_that_is_no_time_is_none(number):
+    assert read_log(f"GPU Compute Time: min = 1 ms, median = {number} ms").median_ms is None
