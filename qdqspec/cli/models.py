@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,12 @@ from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, sett
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from qdqspec.backends.base import Backend
     from qdqspec.cli.words import Verbs
+    from qdqspec.regions.inspect import Section
+    from qdqspec.regions.inspection import Abilities
+
+SECTIONS: tuple[Section, ...] = ("regions", "patterns")
 
 
 def add_verbs(verbs: Verbs) -> None:
@@ -51,24 +57,49 @@ def _add_inspect(verbs: Verbs) -> None:
         options=["backend"],
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument("--regions", action="store_true", help="Only the regions.")
+    parser.add_argument("--patterns", action="store_true", help="Only the patterns.")
     parser.add_argument("--verbose", action="store_true", help="Also node names and boundaries.")
-    parser.add_argument(
-        "--max-nodes", type=int, default=40, metavar="N", help="Cut each list there (default: 40)."
-    )
     parser.add_argument("--include-all", action="store_true", help="Also regions with nothing to quantize.")
+    parser.add_argument(
+        "--max-nodes",
+        type=_positive,
+        metavar="N",
+        help="Nodes of the largest leaf, as `regions.max_nodes` of a spec says it (default: 10).",
+    )
+    parser.add_argument(
+        "--lines", type=_positive, default=40, metavar="N", help="Cut each list there (default: 40)."
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
 
 
 def inspect(arguments: argparse.Namespace) -> int:
     """Cut the model into regions and show them, judged by the backend where it works here."""
     from qdqspec.graph.model import load_model
+    from qdqspec.regions.bodies import find_bodies
+    from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import render_text, to_json
     from qdqspec.regions.inspection import inspect_model
     from qdqspec.regions.search import find_regions
+    from qdqspec.session.tuning import TRIALS
+    from qdqspec.types import RegionRules
 
-    backend = backend_named(settings_from(arguments).backend)
-    labels = backend.capabilities().labels if backend.probe().usable else None
+    rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
+    find = partial(find_regions, rules=rules)
     model = load_model(arguments.model)
-    inspection = inspect_model(model, find_regions(model), labels)
+    inspection = inspect_model(
+        model,
+        find(model),
+        _abilities(backend_named(settings_from(arguments).backend)),
+        bodies=find_bodies(model, find),
+        forecast=forecast_tuning(model, TRIALS["default"]),
+    )
     if arguments.json:
         say_json(to_json(inspection))
         return FINE
@@ -76,11 +107,22 @@ def inspect(arguments: argparse.Namespace) -> int:
         render_text(
             inspection,
             verbose=arguments.verbose,
-            max_nodes=arguments.max_nodes,
+            lines=arguments.lines,
             include_all=arguments.include_all,
+            only=[section for section in SECTIONS if getattr(arguments, section)],
         )
     )
     return FINE
+
+
+def _abilities(backend: Backend) -> Abilities | None:
+    """What the backend can do, where it works here."""
+    from qdqspec.regions.inspection import Abilities
+
+    if not backend.probe().usable:
+        return None
+    can = backend.capabilities()
+    return Abilities(labels=can.labels, since_opset=can.since_opset, absorbs=can.absorbs)
 
 
 def apply(arguments: argparse.Namespace) -> int:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from qdqspec.regions.bodies import Body, find_bodies
 from qdqspec.regions.expressions import BUILT_INS, Expression, allowed_nodes, matches, parse, unmatched
-from qdqspec.regions.inspect import Inspection, inspect_model, render_text, to_json
+from qdqspec.regions.forecast import Forecast, forecast_tuning
+from qdqspec.regions.inspect import Abilities, Inspection, inspect_model, render_text, to_json
 from qdqspec.regions.pattern import Pattern, canonical
 from qdqspec.regions.search import find_regions
 
 __all__ = [
     "BUILT_INS",
+    "Abilities",
+    "Body",
     "Expression",
+    "Forecast",
     "Inspection",
     "Pattern",
     "allowed_nodes",
     "canonical",
+    "find_bodies",
     "find_regions",
+    "forecast_tuning",
     "inspect_model",
     "matches",
     "parse",

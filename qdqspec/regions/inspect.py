@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, TypeAlias
 
 from tabulate import tabulate
 
-from qdqspec.regions.inspection import Inspection, PatternCount, inspect_model
+from qdqspec.regions.bodies import Body
+from qdqspec.regions.forecast import Forecast
+from qdqspec.regions.inspection import Abilities, Inspection, PatternCount, inspect_model
 from qdqspec.types import Region
+from qdqspec.units import seconds_text
 
-__all__ = ["Inspection", "PatternCount", "inspect_model", "render_text", "to_json"]
+__all__ = ["Abilities", "Inspection", "PatternCount", "inspect_model", "render_text", "to_json"]
 
 SCHEMA_VERSION = 1
 _WIDE = 72  # characters of a pattern in a line
 _BAR = 30  # characters of the longest bar
 
 
+Section: TypeAlias = Literal["regions", "patterns"]
+
+
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """What ``inspect --json`` prints. Never cut. ``quantizable`` is null where no backend was asked."""
-    regions = [
+    patterns = [{"digest": p.digest, "count": p.count, "text": p.text} for p in inspection.patterns]
+    count = None if inspection.quantizable is None else len(inspection.quantizable)
+    bodies = [
+        {"name": b.name, "kind": b.kind, "nodes": b.nodes, "placed": False, "regions": _regions(b.regions)}
+        for b in inspection.bodies
+    ]
+    found: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "regions": _regions(inspection.regions),
+        "patterns": patterns,
+        "coverage": {"nodes": inspection.nodes, "quantizable": count},
+        "refusals": [{"reason": reason, "count": number} for reason, number in inspection.refusals],
+        "bodies": bodies,
+    }
+    if (guess := inspection.forecast) is not None:
+        seconds = {"low_seconds": round(guess.low_s, 1), "high_seconds": round(guess.high_s, 1)}
+        found["forecast"] = {"builds": guess.builds, **seconds, "multiplications": guess.macs}
+    return found
+
+
+def _regions(regions: Iterable[Region]) -> list[dict[str, Any]]:
+    return [
         {
             "id": region.id,
             "type": region.type,
@@ -31,33 +58,30 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
             "outputs": list(region.outputs),
             "pattern": region.pattern,
         }
-        for region in inspection.regions
+        for region in regions
     ]
-    patterns = [{"digest": p.digest, "count": p.count, "text": p.text} for p in inspection.patterns]
-    count = None if inspection.quantizable is None else len(inspection.quantizable)
-    coverage = {"nodes": inspection.nodes, "quantizable": count}
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "regions": regions,
-        "patterns": patterns,
-        "coverage": coverage,
-    }
 
 
 def render_text(
-    inspection: Inspection, *, verbose: bool = False, max_nodes: int = 40, include_all: bool = False
+    inspection: Inspection,
+    *,
+    verbose: bool = False,
+    lines: int = 40,
+    include_all: bool = False,
+    only: Collection[Section] = (),
 ) -> str:
-    """The map as text: summary, tree, sizes, patterns, and what cannot be quantized.
+    """The map as text: summary, tree, sizes, patterns, and what cannot be quantized; or ``only`` some of it.
 
-    At most ``max_nodes`` lines of the tree, rows of the pattern table and names of a list are shown;
-    ``verbose`` also lists node names and boundaries; ``include_all`` shows regions with nothing to quantize.
+    At most so many ``lines`` of the tree, rows of a table and names of a list are shown; ``verbose`` also
+    lists node names and boundaries; ``include_all`` shows regions with nothing to quantize.
     """
+    tree = (_tree(inspection, verbose, lines, include_all), _bodies(inspection, lines))
     parts = (
         _summary(inspection),
-        _tree(inspection, verbose, max_nodes, include_all),
-        _sizes(inspection),
-        _pattern_table(inspection, max_nodes),
-        _refusal_table(inspection, max_nodes),
+        *(tree if not only or "regions" in only else ()),
+        *((_sizes(inspection),) if not only else ()),
+        *((_pattern_table(inspection, lines),) if not only or "patterns" in only else ()),
+        *((_refusal_table(inspection, lines),) if not only else ()),
     )
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -80,7 +104,36 @@ def _summary(inspection: Inspection) -> str:
     if inspection.quantizable is not None:
         share = len(inspection.quantizable) / max(inspection.nodes, 1)
         lines.append(f"quantizable: {len(inspection.quantizable)} of {inspection.nodes} nodes ({share:.0%})")
+    if inspection.forecast is not None:
+        lines.append(_forecast(inspection.forecast))
     return "\n".join(lines)
+
+
+def _forecast(guess: Forecast) -> str:
+    low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
+    return (
+        f"tuning may take {low} to {high}: {guess.builds} builds, guessed from node count, weights and "
+        f"{guess.macs / 1e6:,.0f} million multiplications; nothing was built"
+    )
+
+
+def _bodies(inspection: Inspection, most: int) -> str:
+    """The graphs inside, a line each; the JSON has their regions."""
+    if not inspection.bodies:
+        return ""
+    rows = [
+        (body.kind, body.nodes, sum(r.type == "LEAF" for r in body.regions), body.name, _body_text(body))
+        for body in inspection.bodies[:most]
+    ]
+    table = tabulate(
+        rows, headers=("kind", "nodes", "leaves", "name", "pattern"), tablefmt="simple", disable_numparse=True
+    )
+    rest = f"\n... and {len(inspection.bodies) - most} more" if len(inspection.bodies) > most else ""
+    return f"Bodies (graphs of their own; not placed: inside a body)\n{table}{rest}"
+
+
+def _body_text(body: Body) -> str:
+    return _cut(body.regions[0].pattern_text) if body.regions else "constants only"
 
 
 def _many(count: int, noun: str) -> str:

@@ -43,7 +43,32 @@ def test_inspect_prints_the_regions(verb, model):
     assert "r0 ROOT" in result.out
     assert "quantizable:" in result.out
     assert len(verb("inspect", model, "--verbose").out) > len(result.out)
-    assert len(verb("inspect", model, "--max-nodes", "2").out) < len(result.out)
+    assert len(verb("inspect", model, "--lines", "2").out) < len(result.out)
+
+
+def test_inspect_takes_the_size_of_regions(verb, model):
+    def leaves(*words):
+        regions = verb("inspect", model, "--json", *words).json["regions"]
+        return [len(region["nodes"]) for region in regions if region["type"] == "LEAF"]
+
+    assert max(leaves("--max-nodes", "3")) < max(leaves())
+    assert len(leaves("--max-nodes", "3")) > len(leaves())
+    assert verb("inspect", model, "--max-nodes", "0").code == 2
+
+
+def test_inspect_prints_only_what_is_asked_for(verb, model):
+    regions, patterns = (verb("inspect", model, word).out for word in ("--regions", "--patterns"))
+    assert "r0 ROOT" in regions
+    assert "r0 ROOT" not in patterns
+    assert "Patterns" in patterns
+    assert "Patterns" not in regions
+    assert "Leaf sizes" not in regions + patterns
+
+
+def test_inspect_forecasts_without_building(verb, model):
+    assert "tuning may take" in verb("inspect", model).out
+    forecast = verb("inspect", model, "--json").json["forecast"]
+    assert 0 < forecast["low_seconds"] < forecast["high_seconds"]
 
 
 def test_inspect_as_json(verb, model):

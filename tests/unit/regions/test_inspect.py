@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 
+import onnx
 import pytest
 
-from qdqspec.graph.model import load_model
-from qdqspec.regions import find_regions, inspect_model, render_text, to_json
+from qdqspec.graph.model import Model, load_model
+from qdqspec.regions import Abilities, find_bodies, find_regions, inspect_model, render_text, to_json
 
-LABELS = {"Conv": ("in+out",), "Add": ("in+out",), "Gemm": ("in+out", "in-only")}
+ABLE = Abilities(
+    labels={"Conv": ("in+out",), "Add": ("in+out",), "Gemm": ("in+out", "in-only")}, absorbs={"Relu"}
+)
 
 
 @pytest.fixture
 def inspection(models):
     model = load_model(models / "digits_resnet.onnx")
-    return inspect_model(model, find_regions(model), LABELS)
+    return inspect_model(model, find_regions(model), ABLE)
 
 
 def test_text(inspection, golden):
@@ -33,7 +36,7 @@ def test_json(inspection, golden):
 def test_long_lists_are_cut_in_text_and_never_in_json(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     found = inspect_model(model, find_regions(model))
-    text = render_text(found, max_nodes=3)
+    text = render_text(found, lines=3)
     assert f"... and {len(found.regions) - 3} more" in text
     assert len(text.splitlines()) < 40
     assert len(to_json(found)["regions"]) == len(found.regions)
@@ -42,14 +45,14 @@ def test_long_lists_are_cut_in_text_and_never_in_json(models):
 def test_regions_with_nothing_to_quantize_are_shown_on_request(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     regions = find_regions(model)
-    found = inspect_model(model, regions, {"Softmax": ("in+out",)})
+    found = inspect_model(model, regions, Abilities(labels={"Softmax": ("in+out",)}))
     assert render_text(found).count("LEAF") < render_text(found, include_all=True).count("LEAF")
     assert "--include-all shows them" in render_text(found)
 
 
 def test_refusals_give_a_reason_for_every_other_node(inspection):
     assert sum(count for _, count in inspection.refusals) + len(inspection.quantizable) == inspection.nodes
-    assert ("Relu: the backend runs it in floating point only", 13) in inspection.refusals
+    assert ("Relu: quantized together with the operator before it", 13) in inspection.refusals
 
 
 def test_without_a_backend_nothing_is_said_of_quantization(models):
@@ -57,3 +60,92 @@ def test_without_a_backend_nothing_is_said_of_quantization(models):
     found = inspect_model(model, find_regions(model))
     assert to_json(found)["coverage"] == {"nodes": 37, "quantizable": None}
     assert "quantizable" not in render_text(found)
+
+
+def test_reasons_say_what_would_have_to_change():
+    model = Model(
+        onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 11, "mine": 1]>
+            g (float[4] x, int64[4] n) => (float[4] y, int64[4] m) {
+                a = Relu(x)  b = mine.Odd(a)  c = HardSigmoid(b)  y = Add(c, x)  m = Add(n, n) }"""
+        )
+    )
+    abilities = Abilities(
+        labels={"Add": ("in+out",), "HardSigmoid": ("in+out",)},
+        since_opset={"HardSigmoid": 13},
+        absorbs={"Relu"},
+    )
+    found = inspect_model(model, find_regions(model), abilities)
+    assert {reason for reason, _ in found.refusals} == {
+        "Add: no floating point input",
+        "HardSigmoid: needs opset 13, and the model has 11",
+        "Relu: the backend runs it in floating point only",
+        "mine:Odd: an operator that the backend does not know",
+    }
+
+
+NESTED = """<ir_version: 8, opset_import: ["": 17, "local": 1]>
+g (float[1,4,8,8] x, bool c) => (float[1,4,8,8] y)
+<float[4,4,1,1] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}> {
+    [pre] a = Conv(x, w)
+    [choose] y = If (c) <
+        then_branch = t () => (float[1,4,8,8] p) {
+            [conv] q = Conv(a, w)
+            [again] p = If (c) <
+                then_branch = u () => (float[1,4,8,8] r) { [relu] r = Relu(q) },
+                else_branch = v () => (float[1,4,8,8] s) { [neg] s = Neg(a) }
+            >
+        },
+        else_branch = e () => (float[1,4,8,8] z) { [call] z = local.twice(a) }
+    >
+}
+<domain: "local", opset_import: ["": 17]> twice (f) => (h) { [add] h = Add(f, f) }"""
+
+
+@pytest.fixture
+def nested():
+    return Model(onnx.parser.parse_model(NESTED))
+
+
+def test_bodies_and_functions_are_searched_as_graphs_of_their_own(nested):
+    bodies = find_bodies(nested, find_regions)
+    leaves = {b.name: [n for r in b.regions if r.type == "LEAF" for n in r.nodes] for b in bodies}
+    assert leaves == {
+        "choose/then_branch": ["choose/then_branch/conv", "choose/then_branch/again"],
+        "choose/then_branch/again/then_branch": ["choose/then_branch/again/then_branch/relu"],
+        "choose/then_branch/again/else_branch": ["choose/then_branch/again/else_branch/neg"],
+        "choose/else_branch": ["choose/else_branch/call"],
+        "local:twice": ["local:twice/add"],
+    }
+    assert [node.name for node in nested.nodes] == ["pre", "choose"]
+
+
+def test_a_body_knows_the_types_and_constants_around_it(nested):
+    bodies = {body.name: body for body in find_bodies(nested, find_regions)}
+    assert bodies["choose/then_branch"].regions[0].inputs == ("a", "c")  # and not the constant w
+    alone = Model(
+        onnx.parser.parse_model(
+            """<ir_version: 8, opset_import: ["": 17]>
+            g (float[1,4,8,8] x) => (float[1,4,8,8] y) { y = Relu(x) }"""
+        )
+    )
+    inner = bodies["choose/then_branch/again/then_branch"]
+    assert inner.regions[0].pattern == find_regions(alone)[0].pattern
+
+
+def test_names_inside_do_not_meet_names_outside(nested):
+    nested.proto.graph.node[0].name = "choose/then_branch/conv"
+    outside = Model(nested.proto)
+    inside = {n for b in find_bodies(outside, find_regions) for r in b.regions for n in r.nodes}
+    assert inside.isdisjoint(outside.by_name)
+    assert "choose/then_branch~/conv" in inside
+
+
+def test_bodies_are_listed_and_said_not_to_be_placed(nested):
+    regions = find_regions(nested)
+    found = inspect_model(nested, regions, ABLE, bodies=find_bodies(nested, find_regions))
+    text = render_text(found)
+    assert "not placed: inside a body" in text
+    assert "choose/then_branch/again/else_branch" in text
+    assert {body["name"]: body["placed"] for body in to_json(found)["bodies"]}["local:twice"] is False
+    assert "and 4 more" in render_text(found, lines=1)
