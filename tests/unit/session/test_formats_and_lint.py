@@ -1,0 +1,57 @@
+"""What a session says of number formats its backend has not, and of a tuned model's other targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.checks.lint import check as lint_check
+from qdqspec.session import Session
+from qdqspec.types import Case, CheckSpec, QuantizeRules, TuneRules
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]> chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  y = Conv<pads = [1, 1, 1, 1]>(b, w) }"""
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    opened = Session(backend="fake", root=tmp_path)
+    quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
+    opened._options = BuildOptions(extra=quiet)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    model = onnx.parser.parse_model(TEXT)
+    weight = np.random.default_rng(0).normal(size=(8, 8, 3, 3)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "chain.onnx")
+    params = lint_check.Params.model_validate({"kind": "lint", "target": ["tensorrt-11", "onnxruntime-cpu"]})
+    check = CheckSpec(id="lint", kind="lint", params=params)
+    return Case(id="default", model=tmp_path / "chain.onnx", tune=TuneRules(trials=3), checks=(check,))
+
+
+def test_the_tuned_model_is_linted_for_the_targets_that_are_named(session: Session, case: Case) -> None:
+    result = session.judge(case, case.checks[0])
+    (recorded,) = session.record().cases
+    assert set(recorded.evidence.lint) == {"tensorrt-11", "onnxruntime-cpu"}
+    # The simulated device takes asymmetric uint8, which TensorRT refuses.
+    assert result.verdict.outcome == "fail"
+    assert result.verdict.headline.startswith("tensorrt-11: refused TRT")
+
+
+def test_a_format_that_the_backend_has_not_is_said_before_any_work(session: Session, case: Case) -> None:
+    assert session.availability(case).usable
+    found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
+    assert not found.usable
+    assert found.why == "fake has no nvfp4 on this device"
+    assert "int8" in found.install
