@@ -16,14 +16,17 @@ from trt_surface import ROOT
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, TuneRules
 
-MODEL = ROOT / "specs" / "models" / "digits_resnet.onnx"
+MODEL = ROOT / "specs" / "models" / "squeezenet10.onnx"
 
 
 @pytest.mark.parametrize("version", ["10.9.0.34", "11.4.0.106"])
 def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_path: Path):
     install_tensorrt(version)
-    case = Case(id="default", model=MODEL, inputs=Inputs(batch=4), tune=TuneRules(trials=5))
-    session = Session(backend="tensorrt", output=tmp_path / "out", cache_dir=tmp_path / "cache")
+    case = Case(id="default", model=MODEL, inputs=Inputs(batch=1), tune=TuneRules(trials=2))
+    words = ("tensorrt.opt-level=4",)
+    session = Session(
+        backend="tensorrt", backend_option=words, output=tmp_path / "out", cache_dir=tmp_path / "cache"
+    )
     try:
         work = session.work(case)
         search = work.search
@@ -39,7 +42,7 @@ def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_pat
     assert len(list(state.glob("nvidia-fake-100-sm90-tensorrt-*.timing-cache"))) == 1
     builds = [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
     assert sum("plan_bytes" in build for build in builds) > len(search.trials)
-    assert {build["profiles"] for build in builds if "profiles" in build} == {1}
+    assert {build["profiles"] for build in builds if "profiles" in build} == {0}  # every shape is fixed
     assert all(build["cuda_graph"] for build in builds if "cuda_graph" in build)
 
 
