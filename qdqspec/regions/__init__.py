@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from qdqspec.regions.bodies import Body, find_bodies
-from qdqspec.regions.expressions import BUILT_INS, Expression, allowed_nodes, matches, parse, unmatched
+from qdqspec.regions.expressions import (
+    BUILT_INS,
+    Expression,
+    allowed_nodes,
+    matched_nodes,
+    matches,
+    parse,
+    unmatched,
+)
 from qdqspec.regions.forecast import Forecast, forecast_tuning
 from qdqspec.regions.inspect import Abilities, Inspection, inspect_model, render_text, to_json
 from qdqspec.regions.pattern import Pattern, canonical
@@ -23,6 +31,7 @@ __all__ = [
     "find_regions",
     "forecast_tuning",
     "inspect_model",
+    "matched_nodes",
     "matches",
     "parse",
     "render_text",

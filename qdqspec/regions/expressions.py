@@ -8,27 +8,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import TypeAlias
 
 import onnx
 
 from qdqspec.graph.model import Model, Node
+from qdqspec.regions.automaton import automaton_of, taken_nodes
 from qdqspec.regions.flow import attribute_text, is_constant
 from qdqspec.regions.grammar import BUILT_INS, Choice, Expression, Op, Part, Repeat, Sequence, parse
 from qdqspec.types import PatternRules
 
-__all__ = ["BUILT_INS", "Expression", "allowed_nodes", "matches", "parse", "unmatched"]
+__all__ = ["BUILT_INS", "Expression", "allowed_nodes", "matched_nodes", "matches", "parse", "unmatched"]
 
 Path: TypeAlias = tuple[Node, ...]
 LONGEST_REPEAT = 16  # rounds of one `*`
-MOST_STEPS = 2000  # tried from one node: enough for any sane expression, and an end for the others
+MOST_STEPS = 2000  # tried from one node by `matches`; which nodes match is found out otherwise
 
 
 def matches(expression: Expression, model: Model) -> tuple[tuple[str, ...], ...]:
     """The node names of every match, along the data flow, in graph order of the first node.
 
     Of ways from one node, those that are part of a longer one are left out: ``Conv > Relu?`` takes the
-    Relu where there is one. From a node where thousands of ways begin, not all are tried.
+    Relu where there is one. A way repeats a part at most 16 times, and from a node where thousands of ways begin,
+    not all are listed. `matched_nodes` knows no such limits, and is what `allowed_nodes` asks.
     """
     if expression.name:
         return tuple((n.name,) for n in model.nodes if fnmatchcase(n.name, expression.name))
@@ -39,6 +42,18 @@ def matches(expression: Expression, model: Model) -> tuple[tuple[str, ...], ...]
         if not is_constant(node):
             found.update(dict.fromkeys(matcher.ways_from(expression.part, node)))
     return tuple(found)
+
+
+def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
+    """The names of all nodes that lie on a match. Linear in the graph, whatever the expression."""
+    if expression.name:
+        return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
+    assert expression.part is not None
+    matcher = _Matcher(model)
+    found = taken_nodes(
+        automaton_of(expression.part), matcher.readers, lambda op, node: matcher.fits(op, model.nodes[node])
+    )
+    return frozenset(model.nodes[index].name for index in found)
 
 
 def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
@@ -61,13 +76,13 @@ def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
 def unmatched(model: Model, rules: PatternRules) -> tuple[str, ...]:
     """The expressions and globs of the rules that match no node, as written. Worth a warning, no error."""
     names = [node.name for node in model.nodes]
-    idle = [text for text in (*rules.allow, *rules.deny) if not matches(parse(text), model)]
+    idle = [text for text in (*rules.allow, *rules.deny) if not matched_nodes(parse(text), model)]
     idle += [g for g in (*rules.include, *rules.exclude) if not any(fnmatchcase(name, g) for name in names)]
     return tuple(idle)
 
 
 def _named(model: Model, texts: tuple[str, ...]) -> set[str]:
-    return {name for text in texts for match in matches(parse(text), model) for name in match}
+    return {name for text in texts for name in matched_nodes(parse(text), model)}
 
 
 def _is_like(name: str, globs: tuple[str, ...]) -> bool:
@@ -95,7 +110,7 @@ class _Matcher:
         match part:
             case Op():
                 for node in self._next(path, start):
-                    if node not in path and self._fits(part, node):
+                    if node not in path and self.fits(part, node):
                         yield (*path, node)
             case Choice():
                 for choice in part.parts:
@@ -130,7 +145,24 @@ class _Matcher:
                     seen.add(consumer.node)
                     yield self._model.by_name[consumer.node]
 
-    def _fits(self, op: Op, node: Node) -> bool:
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """By node, the nodes that read one of its outputs."""
+        return tuple(
+            tuple(
+                {
+                    self._model.by_name[end.node].index
+                    for tensor in node.outputs
+                    for end in self._model.consumers.get(tensor, ())
+                }
+            )
+            for node in self._model.nodes
+        )
+
+    def fits(self, op: Op, node: Node) -> bool:
+        """Whether a node is this operator, with these attributes. ``Constant`` nodes are none."""
+        if is_constant(node):
+            return False
         if op.op_type not in ("*", node.op_type, f"{node.domain}:{node.op_type}"):
             return False
         return all(self._has(node, name, value) for name, value in op.attributes)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from qdqspec.errors import PatternError
 from qdqspec.graph.model import Model, Node, load_model
-from qdqspec.regions import Expression, canonical, find_regions, matches, parse
+from qdqspec.regions import Expression, canonical, find_regions, matched_nodes, matches, parse
 from qdqspec.testing.graphs import onnx_models
 from qdqspec.types import Region, RegionRules
 
@@ -271,6 +271,17 @@ def test_every_match_is_a_path_of_existing_nodes(rows, text):
         nodes = [model.by_name[name] for name in match]
         for before, after in itertools.pairwise(nodes):
             assert set(before.outputs) & set(after.inputs)
+
+
+ITEMS = st.tuples(st.sampled_from(["Relu", "Add", "Conv", "*"]), st.sampled_from(["", "?", "*"]))
+TURNS = st.lists(ITEMS.map(lambda item: f"({item[0]}){item[1]}"), min_size=1, max_size=4).map(" > ".join)
+
+
+@given(graphs(most=7), st.lists(TURNS, min_size=1, max_size=2).map(" | ".join))
+def test_the_nodes_that_match_are_those_of_all_matches(rows, text):
+    model, expression = model_of(rows), parse(text)
+    listed = {name for match in matches(expression, model) for name in match}
+    assert matched_nodes(expression, model) == listed
 
 
 @given(st.text(string.ascii_letters + "/*?[]", max_size=12))

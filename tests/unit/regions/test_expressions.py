@@ -7,7 +7,7 @@ import pytest
 
 from qdqspec.errors import PatternError, SpecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.regions import BUILT_INS, allowed_nodes, matches, parse, unmatched
+from qdqspec.regions import BUILT_INS, allowed_nodes, matched_nodes, matches, parse, unmatched
 from qdqspec.types import PatternRules
 
 BODY = """
@@ -114,4 +114,13 @@ def test_unmatched_rules_are_reported_as_written(model):
 
 def test_an_expression_with_endless_ways_ends(models):
     model = load_model(models / "ultraface_rfb320.onnx")
-    assert matches(parse("(*|*)* > (*|*)* > Softmax"), model)
+    endless = parse("(*|*)* > (*|*)* > Softmax")
+    assert matches(endless, model)
+    before = {node.name for node in model.nodes if node.op_type not in ("Constant", "Concat")}
+    assert len(matched_nodes(endless, model)) > len(before) / 2
+
+
+def test_no_repeat_is_too_long_to_be_allowed():
+    relus = " ".join(f"t{i} = Relu(t{i - 1})" for i in range(1, 60))
+    text = f'<ir_version: 8, opset_import: ["": 15]> g (float[4] t0) => (float[4] y) {{ {relus} y = Softmax(t59) }}'
+    assert len(matched_nodes(parse("Relu > Relu* > Softmax"), Model(onnx.parser.parse_model(text)))) == 60
