@@ -15,6 +15,7 @@ import onnx
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES
 
+_FEW = 4  # nodes that a side input is prepared by
 BODIES = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 
 
@@ -46,7 +47,14 @@ class Flow:
         return all(self.model.nodes[index].op_type not in ANCHORS for index in nodes)
 
     def linked(self, a: Iterable[int], b: Iterable[int]) -> bool:
-        """Whether one of two sets of nodes feeds the other, or both are fed by the same node."""
+        """Whether one of two sets of nodes feeds the other, or both are fed by the same node.
+
+        What is made of a graph input without an anchor, for several readers (an attention mask for all layers),
+        belongs to none of them: in one it would make that one unlike the others.
+        """
+        a, b = tuple(a), tuple(b)
+        if self._serves_more(a, b) or self._serves_more(b, a):
+            return False
         others = set(b)
         around = {f for index in others for f in self.producers[index]}
         for index in a:
@@ -58,6 +66,13 @@ class Flow:
             ):
                 return True
         return False
+
+    def _serves_more(self, side: Collection[int], other: Collection[int]) -> bool:
+        """Whether nodes that are fed by graph inputs only, and light, are read by more than the other set."""
+        if len(side) > _FEW or any(p not in side for i in side for p in self.producers[i]):
+            return False
+        readers = {c for i in side for c in self.consumers[i]}.difference(side)
+        return len(readers) > 1 and not readers.issubset(other) and self.is_light(side)
 
 
 def flow_of(model: Model) -> Flow:

@@ -84,9 +84,11 @@ def test_a_mask_read_by_every_layer_does_not_tie_the_layers_together():
         f = MatMul(e, w) h = Add(f, m) i = Softmax(h) j = MatMul(i, w) y = Add(j, e)
     }"""
     regions = find_regions(Model(onnx.parser.parse_model(text)))
-    first, second = (set(r.nodes) - {"Neg#0"} for r in regions if r.type == "LEAF")
-    assert first == {"MatMul#1", "Add#2", "Softmax#3", "MatMul#4", "Add#5"}
-    assert second == {"MatMul#6", "Add#7", "Softmax#8", "MatMul#9", "Add#10"}
+    mask, first, second = (region for region in regions if region.type == "LEAF")
+    assert mask.nodes == ("Neg#0",)
+    assert set(first.nodes) == {"MatMul#1", "Add#2", "Softmax#3", "MatMul#4", "Add#5"}
+    assert set(second.nodes) == {"MatMul#6", "Add#7", "Softmax#8", "MatMul#9", "Add#10"}
+    assert first.pattern == second.pattern
 
 
 def test_tensors_read_inside_an_if_body_are_its_inputs():
