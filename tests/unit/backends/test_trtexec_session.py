@@ -1,0 +1,92 @@
+"""A whole search through trtexec."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.config import Settings
+from qdqspec.measure import bench
+from qdqspec.session import Session
+from qdqspec.types import Case, RegionRules, TuneRules
+
+SHAPE = (1, 16, 24, 24)
+
+
+@pytest.fixture
+def case(tmp_path) -> Case:
+    """Two convolutions and what fuses with them."""
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu0"),
+        helper.make_node("Conv", ["b", "w1"], ["y"], "conv1", pads=[1, 1, 1, 1]),
+    ]
+    weights = [
+        numpy_helper.from_array(random.normal(0, 0.2, (16, 16, 3, 3)).astype(np.float32), f"w{i}")
+        for i in (0, 1)
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE)] for name in "xy"]
+    graph = helper.make_graph(nodes, "two", *ends, weights)
+    path = tmp_path / "two.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+    return Case(id="default", model=path, tune=TuneRules(trials=3), regions=RegionRules(by="fusion"))
+
+
+@pytest.fixture
+def settings(tmp_path) -> Settings:
+    return Settings(root=tmp_path, backend="trtexec", output=Path("out"), cache_dir=Path("cache"), layout="")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch):
+    """Every timed turn is a process: two builds and four rounds must do."""
+    monkeypatch.setattr(bench, "NOISE_BUILDS", 2)
+    monkeypatch.setattr(bench, "NOISE_ROUNDS", 4)
+    monkeypatch.setattr(bench.Bench.compare, "__kwdefaults__", {"builds": 2, "rounds": 6})
+
+
+@pytest.mark.parametrize("version", ["10.16", "11.1"])
+def test_a_search_finds_the_faster_placement(install_trtexec, case, settings, version):
+    tool = install_trtexec(version)
+    with closing(Session(settings)) as session:
+        leaves = [region.nodes for region in session.regions(case) if region.type == "LEAF"]
+        assert leaves == [("conv0", "relu0"), ("conv1",)], "regions follow what trtexec said it fused"
+        result = session.search(case)
+    assert not result.left_alone
+    assert result.winner.sites
+    folder = settings.root / "out"
+    trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+    measured = [trial for trial in trials if trial.get("samples", {}).get("wall_ms")]
+    assert measured
+    if version == "10.16":
+        assert all("unstable" in trial["samples"]["notes"][0] for trial in measured), "warnings are kept"
+    tuned = onnx.load(folder / "tuned.onnx")
+    zeros = [
+        numpy_helper.to_array(t)
+        for t in tuned.graph.initializer
+        if t.data_type == TensorProto.INT8 and not t.dims
+    ]
+    assert all(zero == 0 for zero in zeros), "TensorRT quantizes symmetrically"
+    built = [words for words in tool.calls() if any(word.startswith("--onnx") for word in words)]
+    assert len(built) > 3
+
+
+def test_candidates_that_break_are_failed_trials(install_trtexec, case, settings):
+    """All but the reference break: it is left alone, and the journal says why."""
+    tool = install_trtexec("10.16")
+    script = tool.folder / "trtexec"
+    broken = '    if "two.onnx" not in options["--onnx"]:\n        break_down("no_implementation")\n'
+    start = "def build(options, _stage):\n"
+    script.write_text(script.read_text().replace(start, start + broken))
+    with closing(Session(settings)) as session:
+        result = session.search(case)
+    assert result.left_alone
+    assert result.failed > 0
+    assert any("Could not find any implementation" in (trial.error or "") for trial in result.trials)
