@@ -100,7 +100,7 @@ def baseline_of(bench: Bench) -> Entry:
     conditions = Conditions(
         clock=clock_of(taken), model_sha256="0" * 64, rules={}, scheme="0", environment={}
     )
-    return entry_from(taken, conditions, "")
+    return entry_from(taken, conditions)
 
 
 def gate_once(bench: Bench, known: Entry, allowed: float) -> Look:

@@ -16,13 +16,14 @@ from qdqspec.types import Case, Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Under what a run's ratio was taken."""
+    """Under what a run's ratio was taken. ``recorded`` is an ISO 8601 time in UTC."""
 
     clock: Clock
     model_sha256: str
     rules: Mapping[str, Any]
     scheme: str
     environment: Mapping[str, str]
+    recorded: str = ""
 
 
 def rules_of(case: Case) -> dict[str, Any]:

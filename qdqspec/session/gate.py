@@ -11,9 +11,11 @@ import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
-from qdqspec.baseline.compare import Conditions, differences, unlikeness
+from qdqspec import __version__
+from qdqspec.baseline.compare import Conditions, differences, rules_of, unlikeness
 from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.checks.regression import is_stale, judge_change
 from qdqspec.config import Settings
@@ -47,7 +49,8 @@ class Look:
 class Gatekeeper:
     """Compares one case with its baseline, or measures what is to become the baseline.
 
-    ``first`` is what the session has measured already; ``measure`` takes more. ``now`` is an ISO 8601 time.
+    ``first`` is what the session has measured already; ``measure`` takes more. ``note`` is told what the user
+    should know.
     """
 
     def __init__(
@@ -58,15 +61,12 @@ class Gatekeeper:
         conditions: Conditions,
         first: LatencyEvidence,
         measure: Measure,
-        *,
-        now: str,
         note: Callable[[str], None],
     ) -> None:
         self._case = case
         self._settings = settings
         self._device = device
         self._conditions = conditions
-        self._now = now
         self._note = note
         self._first = first
         self._measure = measure
@@ -155,7 +155,7 @@ class Gatekeeper:
     def _written(self, name: str, file: Path, known: Entry | None) -> RegressionEvidence:
         """What is to be written when the run ends; several processes may have something for one file."""
         latency = self._closely()
-        entry = entry_from(latency, self._conditions, self._now)
+        entry = entry_from(latency, self._conditions)
         old = None if known is None else known.ratio
         self._renewals.append(
             Renewal(
@@ -192,6 +192,20 @@ class Gatekeeper:
         return file.relative_to(spec.parent).as_posix() if spec is not None else file.name
 
 
+def conditions_of(
+    case: Case, device: DeviceKey, model_sha256: str, scheme: str, latency: LatencyEvidence
+) -> Conditions:
+    """Under what a ratio of this case is taken, here and now."""
+    return Conditions(
+        clock=clock_of(latency),
+        model_sha256=model_sha256,
+        rules=rules_of(case),
+        scheme=scheme,
+        environment={"qdqspec": __version__, **device.details},
+        recorded=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
 def look(
     known: Entry, first: LatencyEvidence, closely: Callable[[], LatencyEvidence], allowed: float
 ) -> Look:
@@ -206,7 +220,7 @@ def look(
     return Look(latency=close, change=change_between(ratio_times(close), before), number=2)
 
 
-def entry_from(latency: LatencyEvidence, conditions: Conditions, now: str) -> Entry:
+def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
     """A measurement as a baseline keeps it."""
     ratio = ratio_interval(ratio_times(latency))
     return Entry(
@@ -220,7 +234,7 @@ def entry_from(latency: LatencyEvidence, conditions: Conditions, now: str) -> En
         rules=dict(conditions.rules),
         scheme=conditions.scheme,
         environment=dict(conditions.environment),
-        recorded=now,
+        recorded=conditions.recorded,
     )
 
 

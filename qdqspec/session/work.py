@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from filelock import FileLock
 
 from qdqspec import __version__
 from qdqspec.backends.base import Array, Engine
-from qdqspec.baseline.compare import Conditions, rules_of
 from qdqspec.baseline.store import Renewal
 from qdqspec.errors import BackendError, DataError, QdqspecError, StateError
 from qdqspec.graph.model import Model, load_model
@@ -36,7 +34,7 @@ from qdqspec.session.files import (
     write_patterns,
     write_results,
 )
-from qdqspec.session.gate import Gate, Gatekeeper, clock_of
+from qdqspec.session.gate import Gate, Gatekeeper, conditions_of
 from qdqspec.session.kept import PATTERNS, SCHEME, Kept, data_digest, keep, key_of, recall
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.tuning import NO_PLACEMENT, MakeStrategy, Tuned, Tuning, Workbench, clock_for, tune
@@ -187,23 +185,9 @@ class CaseWork:
         latency = self.latency
         if latency is None:
             return Gate()
-        keeper = Gatekeeper(
-            self.case,
-            self._work.settings,
-            self.device,
-            Conditions(
-                clock=clock_of(latency),
-                model_sha256=self.given.sha256,
-                rules=rules_of(self.case),
-                scheme=self.search.winner.digest,
-                environment={"qdqspec": __version__, **self.device.details},
-            ),
-            latency,
-            partial(self._measured, self.kept),
-            now=datetime.now(UTC).isoformat(timespec="seconds"),
-            note=self.prepared.warnings.append,
-        )
-        return keeper.gate()
+        now = conditions_of(self.case, self.device, self.given.sha256, self.search.winner.digest, latency)
+        measure, note = partial(self._measured, self.kept), self.prepared.warnings.append
+        return Gatekeeper(self.case, self._work.settings, self.device, now, latency, measure, note).gate()
 
     @property
     def renewals(self) -> tuple[Renewal, ...]:

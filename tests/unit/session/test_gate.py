@@ -89,6 +89,7 @@ class Bench:
             rules=rules_of(self.case),
             scheme="0123",
             environment=dict(DEVICE.details),
+            recorded="2026-01-08T14:00:00+00:00",
         )
         keeper = Gatekeeper(
             self.case,
@@ -97,8 +98,7 @@ class Bench:
             conditions,
             latency,
             machine.measure,
-            now="2026-01-08T14:00:00+00:00",
-            note=self.notes.append,
+            self.notes.append,
         )
         return keeper.gate()
 
