@@ -84,7 +84,7 @@ def test_a_mask_read_by_every_layer_does_not_tie_the_layers_together():
         f = MatMul(e, w) h = Add(f, m) i = Softmax(h) j = MatMul(i, w) y = Add(j, e)
     }"""
     regions = find_regions(Model(onnx.parser.parse_model(text)))
-    mask, first, second = (region for region in regions if region.type == "LEAF")
+    first, second, mask = (region for region in regions if region.type == "LEAF")
     assert mask.nodes == ("Neg#0",)
     assert set(first.nodes) == {"MatMul#1", "Add#2", "Softmax#3", "MatMul#4", "Add#5"}
     assert set(second.nodes) == {"MatMul#6", "Add#7", "Softmax#8", "MatMul#9", "Add#10"}
