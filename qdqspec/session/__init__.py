@@ -12,7 +12,7 @@ share: the backend, the cache, the device's lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -90,13 +90,12 @@ class Session:
             install=f"choose one of its formats ({', '.join(known)}), or another backend",
         )
 
-    def tune(self, model: PathLike | Case, **asked: Unpack[Asked]) -> Result:
+    def tune(self, model: PathLike | Case, *, strategy: str | None = None, **asked: Unpack[Asked]) -> Result:
         """Search the fastest placement of a model, or of a case of a spec; see `Asked` for what may be said.
 
         A winner that is known and still holds is taken. Raises `QdqspecError` where something is wrong.
         """
-        case = self.case(model, **asked)
-        self._require(case)
+        case = self._asked(model, asked if strategy is None else {**asked, "strategy": strategy})
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
         record = replace(self.record(), cases=(CaseRecord(evidence=evidence),))
         return Result(record=record, kept=self.work(case).kept, given=self.model(case))
@@ -114,8 +113,7 @@ class Session:
         ``strategy`` is a name, an object with ask, tell and done, or what makes one of a `SearchSetup` and a
         random generator. In ``folder`` the study is kept from the beginning, and gone on with where it is there.
         """
-        case = self.case(model, **asked)
-        self._require(case)
+        case = self._asked(model, asked)
         settings = {name: getattr(self.settings, name) for name in ("backend", "threads", "seed")}
         return Study(
             self.work(case),
@@ -124,7 +122,17 @@ class Session:
             folder=None if folder is None else Path(folder).absolute(),
         )
 
-    def case(self, model: PathLike | Case, **asked: Unpack[Asked]) -> Case:
+    def _asked(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
+        """The case that is meant, where the backend can do it."""
+        case = self.case(model, asked)
+        found = self.availability(case)
+        if not found.usable:
+            raise BackendUnavailableError(
+                f"backend {self.settings.backend} is not usable here: {found.why}", cure=found.install or None
+            )
+        return case
+
+    def case(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
         """A model with what is asked of it; ``spec.qdq.yaml::id`` is the case of a spec, which says it all."""
         if not isinstance(model, Case) and SPEC_SUFFIXES[0] not in str(model):
             return inline_case(model, asked)
@@ -142,13 +150,6 @@ class Session:
                 cure=f"name one: {', '.join(f'{model}::{case.id}' for case in cases)}",
             )
         return cases[0]
-
-    def _require(self, case: Case) -> None:
-        found = self.availability(case)
-        if not found.usable:
-            raise BackendUnavailableError(
-                f"backend {self.settings.backend} is not usable here: {found.why}", cure=found.install or None
-            )
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and checked."""

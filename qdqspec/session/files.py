@@ -119,8 +119,8 @@ def write_results(
     A model that is left alone is its own tuned model. Raises `OutputError` where the folder cannot be written.
     """
     _copy(prepared.given, folder / REFERENCE)
-    _write_placement(prepared, result.winner, folder / MODEL)
-    _write_placement(prepared, raw_winner, folder / RAW_MODEL)
+    write_placement(prepared, result.winner, folder / MODEL)
+    write_placement(prepared, raw_winner, folder / RAW_MODEL)
     write_scheme(folder / SCHEME, result.winner, prepared.numbers.placed(result.winner), backend)
     write_text(folder / LAYERS, _layers(result.trials, result.winner))
     if result.front:
@@ -134,7 +134,7 @@ def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None
     rows = ["file,digest,pairs,ratio,low,high,sqnr_db"]
     for number, point in enumerate(result.front, 1):
         name = f"{number}.onnx"
-        _write_placement(prepared, placements[point.placement], folder / name)
+        write_placement(prepared, placements[point.placement], folder / name)
         figures = (point.ratio.median, point.ratio.low, point.ratio.high, point.sqnr_db)
         rows.append(
             ",".join([name, point.placement, str(point.pairs), *(f"{value:.4f}" for value in figures)])
@@ -186,7 +186,8 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def _write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
+def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
+    """Write the model with the pairs of a placement; without any it is the user's own."""
     if not placement.sites:
         _copy(prepared.given, path)
         return

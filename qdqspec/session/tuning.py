@@ -95,11 +95,18 @@ def tune(prepared: Prepared, work: Workbench, journal: BuildLogs) -> Tuned:
 class Tuning:
     """The search of a case with its bench set up, to be run or stepped through, and then confirmed.
 
-    It goes on where ``journal`` ends. ``make`` gives a strategy in place of the one that the case names.
+    It goes on where ``journal`` ends. ``make`` gives a strategy, called ``name``, in place of the
+    one that the case names.
     """
 
     def __init__(
-        self, prepared: Prepared, work: Workbench, journal: BuildLogs, make: MakeStrategy | None = None
+        self,
+        prepared: Prepared,
+        work: Workbench,
+        journal: BuildLogs,
+        *,
+        make: MakeStrategy | None = None,
+        name: str | None = None,
     ) -> None:
         self._prepared = prepared
         self._started = time.monotonic(), time.process_time()
@@ -107,6 +114,7 @@ class Tuning:
         # Apart, so that a resumed run, which measures less, asks for the same placements.
         lots, order = np.random.default_rng(work.settings.seed).spawn(2)
         make = make or named(rules.strategy)
+        self._name = name or rules.strategy
         trials = trials_of(rules, space, make)
         self._folder = TemporaryDirectory(prefix="qdqspec-")
         self._bench = _bench(prepared, work, Path(self._folder.name), order)
@@ -153,7 +161,7 @@ class Tuning:
             trials=trials,
             left_alone=choice.left_alone,
             reason=choice.reason,
-            strategy=prepared.case.tune.strategy,
+            strategy=self._name,
             seconds=time.monotonic() - started,
             cpu_seconds=time.process_time() - cpu_started,
             eps=self._bench.eps,

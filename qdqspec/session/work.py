@@ -234,9 +234,9 @@ class CaseWork:
         """Backend and variant that the case runs on."""
         return self._work.backend.target
 
-    def tuning(self, journal: BuildLogs, make: MakeStrategy | None = None) -> Tuning:
-        """The search of this case, to be stepped through; ``make`` gives it another strategy."""
-        return Tuning(self.prepared, self._work, journal, make)
+    def tuning(self, journal: BuildLogs, make: MakeStrategy, name: str) -> Tuning:
+        """The search of this case by a strategy, to be stepped through."""
+        return Tuning(self.prepared, self._building, journal, make=make, name=name)
 
     def _tuned(self) -> Kept:
         with open_journal(self.output, self.journal_header, self.prepared.warnings) as journal:

@@ -1,0 +1,105 @@
+"""What a tuning run gives back in Python. Part of the session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqspec.errors import StateError
+from qdqspec.graph.model import Model
+from qdqspec.session.files import make_folder, take_results
+from qdqspec.session.kept import Kept
+from qdqspec.session.prepare import require_path
+from qdqspec.types import (
+    Evidence,
+    FrontPoint,
+    Interval,
+    LatencyEvidence,
+    ParityEvidence,
+    Placement,
+    RunRecord,
+    SearchResult,
+    Trial,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """A finished search with its proof. ``record`` is what reports are rendered from.
+
+    ``kept`` names the files, which stay where they are until the same case is tuned again; `save` copies them.
+    """
+
+    record: RunRecord
+    kept: Kept
+    given: Model
+
+    @property
+    def evidence(self) -> Evidence:
+        """All that was measured."""
+        return self.record.cases[0].evidence
+
+    @property
+    def search(self) -> SearchResult:
+        """What the search came to."""
+        return self.kept.result
+
+    @property
+    def model(self) -> Path:
+        """The file of what is shipped: the tuned model, or the one given where it was left alone."""
+        return self.kept.model or require_path(self.given)
+
+    @property
+    def latency(self) -> LatencyEvidence:
+        """Reference and tuned model timed against each other. Raises `StateError` in a run without timing."""
+        if self.evidence.latency is None:
+            raise StateError("this run took no timing", cure="use mode='run' or mode='measure'")
+        return self.evidence.latency
+
+    @property
+    def speedup(self) -> Interval:
+        """How many times faster than the reference, with its 95 % interval."""
+        return self.latency.speedup
+
+    @property
+    def parity(self) -> ParityEvidence:
+        """How close the outputs are to the reference's."""
+        assert self.evidence.parity is not None
+        return self.evidence.parity
+
+    @property
+    def scheme(self) -> Placement:
+        """Where the Q/DQ pairs of what is shipped stand; empty where the model was left alone."""
+        return self.search.winner
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every build of the search, oldest first."""
+        return self.search.trials
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether nothing proved better than the model as given; ``reason`` says why."""
+        return self.search.left_alone
+
+    @property
+    def reason(self) -> str:
+        """Why this was shipped."""
+        return self.search.reason
+
+    @property
+    def front(self) -> tuple[FrontPoint, ...]:
+        """Of ``objective="pareto"``: the placements that none other beats in both latency and accuracy."""
+        return self.search.front
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What one should know before relying on it."""
+        return self.evidence.warnings
+
+    def save(self, folder: Path | str) -> Path:
+        """Copy models, scheme, journal and pattern cache into a folder; raises `OutputError` where it cannot."""
+        target = Path(folder).absolute()
+        make_folder(target)
+        take_results(self.kept, self.given, target)
+        return target

@@ -1,0 +1,255 @@
+"""A search that the caller steps through: his own loop, strategy, regions. Part of the session.
+
+A study has no search of its own: it holds the `Tuning` that ``tune`` runs, and lets its steps out. All it
+knows stands in a journal, so a saved study goes on by replaying that.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from qdqspec.errors import OutputError, StateError
+from qdqspec.graph.save import write_text
+from qdqspec.measure.bench import Built
+from qdqspec.measure.journal import Journal
+from qdqspec.measure.lock import RunLock
+from qdqspec.placement.scheme import write_scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.registry import names
+from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placement
+from qdqspec.session.prepare import Prepared
+from qdqspec.session.tuning import MakeStrategy, Tuned, named
+from qdqspec.session.work import CaseWork
+from qdqspec.types import Case, Label, Placement, Region, Trial
+
+if TYPE_CHECKING:
+    from qdqspec.session import Session
+
+STUDY = "study.json"
+SCHEMA_VERSION = 1
+
+AnyStrategy: TypeAlias = str | Strategy | MakeStrategy
+Proposed: TypeAlias = Proposal | Placement | Mapping[str, Label]
+
+
+class Study:
+    """Ask, build, measure, tell. Iterating does all four until the budget ends, and gives each trial.
+
+    A `Proposal`, a `Placement`, or labels of units (``{"conv1": "in+out"}``) can be built; the reference is
+    built before the first of them. Trials that the strategy did not ask for count, and it is not told of them.
+    Close a study when done, or use it in ``with``: it holds child processes until then, or until the loop ends.
+    """
+
+    def __init__(
+        self,
+        work: CaseWork,
+        settings: Mapping[str, Any],
+        *,
+        strategy: AnyStrategy | None = None,
+        folder: Path | None = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        """Open the study in ``folder``, or go on with the one that is there; without, in a temporary one.
+
+        ``settings`` are those of the session that it is loaded with again; ``close`` ends that session.
+        """
+        self.case: Case = work.case
+        self._prepared: Prepared = work.prepared
+        self._target = work.target
+        make, name = _strategy(strategy, work.case)
+        self._about = {"schema_version": SCHEMA_VERSION, "settings": dict(settings), "strategy": name}
+        with ExitStack() as opened:
+            if close is not None:
+                opened.callback(close)
+            self._folder = folder or Path(opened.enter_context(TemporaryDirectory(prefix="qdqspec-")))
+            opened.enter_context(RunLock(self._folder))
+            header = {**work.journal_header, "strategy": name}
+            self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
+            self._logs = BuildLogs(self._journal, self._folder)
+            self._tuning = opened.enter_context(work.tuning(self._logs, make, name))
+            self._describe(self._folder)
+            if self._journal.trials():
+                self._tuning.search.resume()
+            self._opened = opened.pop_all()
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """The regions of the model."""
+        return self._prepared.regions
+
+    @property
+    def space(self) -> SchemeSpace:
+        """What may be chosen: units with their labels, and ``resolve`` to make a placement of a choice."""
+        return self._prepared.space
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every trial so far, those of an earlier run too."""
+        return tuple(self._tuning.search.trials)
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial to beat: the last one that won its race, or was committed."""
+        return next((trial for trial in reversed(self.trials) if trial.incumbent), None)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What one should know of model, data and journal."""
+        return (*self._prepared.warnings, *self._journal.notes)
+
+    def ask(self, n: int = 1) -> Sequence[Proposal]:
+        """What the strategy wants built, at most ``n``; nothing when it is done or the budget is spent."""
+        return self._tuning.search.ask(n)
+
+    def build(self, what: Proposed) -> Built:
+        """Build a candidate in a process of its own. A failure is in its ``trial``."""
+        return self._tuning.search.build(self._proposal(what))
+
+    def measure(self, built: Built) -> Trial:
+        """Race a built candidate against the best so far, and journal it."""
+        return self._tuning.search.measure(built)
+
+    def evaluate(self, what: Proposed) -> Trial:
+        """Build and measure; what is known already is not built again."""
+        return self._tuning.search.evaluate(self._proposal(what))
+
+    def tell(self, trials: Trial | Iterable[Trial]) -> None:
+        """Give the strategy the answers to its questions, failed ones too."""
+        self._tuning.search.tell([trials] if isinstance(trials, Trial) else list(trials))
+
+    def commit(self, what: Placement | Mapping[str, Label]) -> Trial:
+        """Make a placement the one to beat, whatever its races said. Raises `BackendError` where it fails."""
+        return self._tuning.search.commit(self._proposal(what).placement)
+
+    def confirm(self) -> Tuned:
+        """Build best, runner-up, everything quantized and reference afresh, and choose what to ship."""
+        tuned = self._tuning.confirm()
+        for role, trial in tuned.confirmed:
+            self._logs.append(trial, role=role)
+        return tuned
+
+    def export(self, path: Path | str, placement: Placement | None = None) -> Path:
+        """Write a placement, by default the best: a model, or with the suffix ``.json`` its scheme."""
+        target, best = Path(path).absolute(), self.best
+        chosen = placement or (best.placement if best else Placement(sites=frozenset()))
+        make_folder(target.parent)
+        if target.suffix == ".json":
+            write_scheme(target, chosen, self._prepared.numbers.placed(chosen), self._target)
+        else:
+            write_placement(self._prepared, chosen, target)
+        return target
+
+    def save(self, folder: Path | str) -> Path:
+        """Copy all that `load` needs into a folder; the model and its data stay where they are."""
+        target = Path(folder).absolute()
+        if target != self._folder.absolute():
+            make_folder(target)
+            self._describe(target)
+            _copy_journal(self._folder, target)
+        return target
+
+    @classmethod
+    def load(
+        cls, folder: Path | str, *, session: Session | None = None, strategy: AnyStrategy | None = None
+    ) -> Self:
+        """Go on with a saved study, in its folder.
+
+        A strategy of the caller's own must be given again. Without a ``session`` one is opened with the settings
+        that the study had. Raises `StateError` saying what differs where model, data, device or versions do.
+        """
+        from qdqspec.session import Session
+
+        path = Path(folder).absolute()
+        case, settings, name = _read(path)
+        own = session or Session(**settings)
+        known = strategy if strategy is not None else name if name in names("strategy") else None
+        return cls(
+            own.work(case), settings, strategy=known, folder=path, close=None if session else own.close
+        )
+
+    def close(self) -> None:
+        """End the child processes. Closing twice does no harm."""
+        self._opened.close()
+
+    def __iter__(self) -> Iterator[Trial]:
+        yield from self._tuning.search
+        self._tuning.rest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _proposal(self, what: Proposed) -> Proposal:
+        if isinstance(what, Proposal):
+            return what
+        placement = what if isinstance(what, Placement) else self.space.resolve(what)
+        return Proposal(placement=placement, phase="own")
+
+    def _describe(self, folder: Path) -> None:
+        case = TypeAdapter(Case).dump_python(self.case, mode="json", exclude={"checks"})
+        write_text(folder / STUDY, json.dumps({**self._about, "case": case}, indent=2) + "\n")
+
+
+def _read(folder: Path) -> tuple[Case, dict[str, Any], str]:
+    """Case, settings and strategy's name of a saved study; raises `StateError` naming the file."""
+    path = folder / STUDY
+    try:
+        said = json.loads(path.read_bytes())
+        if said["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema_version {said['schema_version']}")
+        case = TypeAdapter(Case).validate_python(said["case"])
+        return case, dict(said["settings"]), str(said["strategy"])
+    except OSError as error:
+        raise StateError(
+            f"there is no study here: {error.strerror}",
+            where=path,
+            cure="name a folder that Study.save wrote",
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise StateError(
+            f"the study is damaged or of another version ({reason})", where=path, cure="begin it anew"
+        ) from None
+
+
+def _strategy(given: AnyStrategy | None, case: Case) -> tuple[MakeStrategy, str]:
+    """What makes the strategy, and the name that it is saved under."""
+    if given is None or isinstance(given, str):
+        name = given or case.tune.strategy
+        return named(name), name
+    if isinstance(given, type) or not hasattr(given, "ask"):
+        make: Any = given
+        return make, getattr(given, "__qualname__", type(given).__qualname__)
+    ready: Any = given
+
+    def as_given(setup: SearchSetup, random: np.random.Generator) -> Strategy:  # noqa: ARG001 - the seam's signature
+        strategy: Strategy = ready
+        return strategy
+
+    return as_given, type(given).__qualname__
+
+
+def _copy_journal(source: Path, target: Path) -> None:
+    header = f"{Path(JOURNAL).stem}.header.json"
+    try:
+        for name in (JOURNAL, header):
+            shutil.copyfile(source / name, target / name)
+    except OSError as error:
+        raise OutputError(
+            f"the study cannot be written: {error.strerror}", where=target, cure="choose another folder"
+        ) from None
