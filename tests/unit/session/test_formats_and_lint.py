@@ -17,7 +17,8 @@ from qdqspec.session import Session
 from qdqspec.types import Case, CheckSpec, QuantizeRules, TuneRules
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {
-  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  y = Conv<pads = [1, 1, 1, 1]>(b, w) }"""
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
+  d = Add(b, c)  y = Conv<pads = [1, 1, 1, 1]>(d, w) }"""
 
 
 @pytest.fixture
@@ -37,13 +38,15 @@ def case(tmp_path: Path) -> Case:
     onnx.save(model, tmp_path / "chain.onnx")
     params = lint_check.Params.model_validate({"kind": "lint", "target": ["tensorrt-11", "onnxruntime-cpu"]})
     check = CheckSpec(id="lint", kind="lint", params=params)
-    return Case(id="default", model=tmp_path / "chain.onnx", tune=TuneRules(trials=3), checks=(check,))
+    return Case(id="default", model=tmp_path / "chain.onnx", tune=TuneRules(trials=6), checks=(check,))
 
 
 def test_the_tuned_model_is_linted_for_the_targets_that_are_named(session: Session, case: Case) -> None:
     result = session.judge(case, case.checks[0])
     (recorded,) = session.record().cases
     assert set(recorded.evidence.lint) == {"tensorrt-11", "onnxruntime-cpu"}
+    assert recorded.evidence.search is not None
+    assert not recorded.evidence.search.left_alone
     # The simulated device takes asymmetric uint8, which TensorRT refuses.
     assert result.verdict.outcome == "fail"
     assert result.verdict.headline.startswith("tensorrt-11: refused TRT")
