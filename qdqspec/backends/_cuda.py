@@ -1,4 +1,4 @@
-"""CUDA through ``cuda.bindings.runtime`` (cuda-python): streams, events, graphs, memory. May import floor 0 and numpy.
+"""CUDA through ``cuda.bindings.runtime``: streams, events, graphs, memory. May import floor 0 and numpy.
 
 It knows nothing of TensorRT and runs on any NVIDIA GPU. The bindings are imported inside functions; nothing
 here touches the device before it is asked to, because a process that has initialized CUDA cannot be forked.
@@ -26,8 +26,8 @@ _OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
 _CURES = {
     _OUT_OF_MEMORY: "free memory on the GPU, or take a smaller batch",
     "cudaErrorNoDevice": "check that nvidia-smi lists a GPU, and CUDA_VISIBLE_DEVICES",
-    "cudaErrorInsufficientDriver": "update the NVIDIA driver, or install the cuda-python that fits it: "
-    "pip install 'cuda-python==12.*'",
+    "cudaErrorInsufficientDriver": "update the NVIDIA driver, or install the cuda-bindings that fit it: "
+    "pip install 'cuda-bindings==12.*'",
     "cudaErrorInitializationError": "CUDA was initialized before this process was forked",
 }
 
@@ -51,7 +51,7 @@ def runtime() -> ModuleType:
         from cuda.bindings import runtime
     except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
         text = " ".join(str(error).split())
-        raise BackendUnavailableError(f"cuda-python cannot be imported: {text}", cure=INSTALL) from None
+        raise BackendUnavailableError(f"cuda-bindings cannot be imported: {text}", cure=INSTALL) from None
     module: ModuleType = runtime
     return module
 

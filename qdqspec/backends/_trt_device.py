@@ -103,7 +103,7 @@ def find(index: int) -> Found:
         "compute capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
         "memory": f"{gpu.memory_bytes / 2**30:.0f} GiB",
         "driver": f"for CUDA {gpu.driver}",
-        "cuda-python": gpu.runtime,
+        "cuda-bindings": f"for CUDA {gpu.runtime}",
         "system": platform.platform(),
         "python": platform.python_version(),
     }

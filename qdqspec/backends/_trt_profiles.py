@@ -99,7 +99,10 @@ def choose_profile(engine: trt.ICudaEngine, shapes: Mapping[str, Shape], model: 
 
 
 def _refused(engine: trt.ICudaEngine, name: str, index: int, shape: Shape) -> str:
-    """What a profile takes where it does not take this shape; empty where it does."""
+    """What a profile takes where it does not take this shape; empty where it does. Profiles are for dynamic inputs."""
+    own = tuple(engine.get_tensor_shape(name))
+    if -1 not in own:
+        return "" if shape == own else str(list(own))
     low, _, high = (tuple(dims) for dims in engine.get_tensor_profile_shape(name, index))
     return "" if fits(shape, low, high) else f"{list(low)} to {list(high)}"
 

@@ -1,4 +1,4 @@
-"""CUDA itself, on any NVIDIA GPU with cuda-python; TensorRT is not needed."""
+"""CUDA itself, on any NVIDIA GPU with cuda-bindings; TensorRT is not needed."""
 
 from __future__ import annotations
 

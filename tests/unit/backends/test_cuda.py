@@ -1,4 +1,4 @@
-"""CUDA through cuda-python, on a fake runtime: what is asked of it, and that everything is freed."""
+"""CUDA through cuda-bindings, on a fake runtime: what is asked of it, and that everything is freed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_errors_carry_cudas_name():
 
 def test_without_the_bindings_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(BackendUnavailableError, match="cuda-python cannot be imported"):
+    with pytest.raises(BackendUnavailableError, match="cuda-bindings cannot be imported"):
         _cuda.runtime()
 
 

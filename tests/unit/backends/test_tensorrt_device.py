@@ -53,7 +53,7 @@ def test_what_is_here(tensorrt_version: str):
         "compute capability": "9.0",
         "memory": "80 GiB",
         "driver": "for CUDA 12.8",
-        "cuda-python": "12.9",
+        "cuda-bindings": "for CUDA 12.9",
         "system": "",
         "python": "",
     }

@@ -122,6 +122,10 @@ def test_other_values_and_other_types(opened: Open):
     assert np.array_equal(engine.run(FEEDS)["y"], first)
     with pytest.raises(BackendError, match="input 'x' takes float32 of rank 4, not float64 of rank 4"):
         engine.run({"x": FEEDS["x"].astype(np.float64)})
+    with pytest.raises(
+        BackendError, match=r"input 'x' has shape \[2, 3, 8, 8\], and the engine takes \[1, 3, 8, 8\]"
+    ):
+        engine.run({"x": np.zeros((2, 3, 8, 8), np.float32)})
     with pytest.raises(BackendError, match="no value is given for input 'x'"):
         engine.bind({})
 
