@@ -70,3 +70,22 @@ def test_a_chain_of_many_copies_is_tied_end_to_end() -> None:
     model = model_of(*(("Identity", a, b) for a, b in pairwise(names)))
     found = tie_ranges(model, {"x": TensorRange(0, 1), "y": TensorRange(-1, 0)})
     assert found["x"] == found["y"] == TensorRange(-1, 1)
+
+
+def test_the_mask_of_a_dropout_is_not_tied() -> None:
+    ranges = {"x": TensorRange(0, 1), "y": TensorRange(-1, 0), "mask": TensorRange(0, 900)}
+    found = tie_ranges(model_of(("Dropout", "x", "y mask")), ranges)
+    assert found == {"x": TensorRange(-1, 1), "y": TensorRange(-1, 1), "mask": TensorRange(0, 900)}
+
+
+@pytest.mark.parametrize("op", ["Transpose", "Concat", "MaxPool", "Resize"])
+def test_operators_of_other_domains_tie_nothing(op: str) -> None:
+    ranges = {"x": TensorRange(-8, 8), "y": TensorRange(0, 1)}
+    assert tie_ranges(model_of((op, "x", "y"), domain="odd"), ranges) == ranges
+
+
+def test_every_reader_of_a_shared_tensor_gets_its_one_range() -> None:
+    """Two branches that meet again share all their scales, whichever of their tensors were seen."""
+    model = model_of(("Transpose", "x", "a"), ("MaxPool", "x", "b"), ("Concat", "a b", "y"))
+    found = tie_ranges(model, {"a": TensorRange(0, 1), "b": TensorRange(-2, 0), "x": TensorRange(0, 3)})
+    assert set(found.values()) == {TensorRange(-2, 3)}
