@@ -20,6 +20,10 @@ _LISTED = 12  # Q and DQ that stand alone are listed up to here
 
 def explain_text(engines: Sequence[Engine], *, most: int = 12) -> str:
     """All there is to say of one, two or several engines; tables are cut after ``most`` rows."""
+    return "\n".join(plain(line) for line in _told(engines, most).split("\n"))
+
+
+def _told(engines: Sequence[Engine], most: int) -> str:
     if len(engines) == 1:
         return _single(engines[0], most)
     reference = find_reference(engines)
@@ -36,6 +40,8 @@ def explain_text(engines: Sequence[Engine], *, most: int = 12) -> str:
             _steps(ordered),
             _differences(between, most),
             _pairs(between),
+            _matching(between),
+            _notes(engines),
             ranking(ordered, reference),
             paragraph(between),
             f"What holds {plain(worst.name)} back: {failings}" if failings else "",
@@ -69,7 +75,8 @@ def _single(engine: Engine, most: int) -> str:
         )
         for layer in slowest
     ]
-    return _joined([_summary([engine]), _table(("layer", "ms", "precision", "kernel"), rows, "lrll")])
+    table = _table(("layer", "ms", "precision", "kernel"), rows, "lrll")
+    return _joined([_summary([engine]), table, _notes([engine])])
 
 
 def _page(comparison: Comparison, most: int) -> str:
@@ -78,10 +85,22 @@ def _page(comparison: Comparison, most: int) -> str:
             _summary([comparison.reference, comparison.tuned]),
             _differences(comparison, most),
             _pairs(comparison),
+            _matching(comparison),
+            _notes((comparison.reference, comparison.tuned)),
             paragraph(comparison),
-            *(f"note: {note}" for note in (*comparison.reference.notes, *comparison.tuned.notes)),
         ]
     )
+
+
+def _matching(comparison: Comparison) -> str:
+    if not comparison.renamed:
+        return ""
+    ours, theirs = comparison.reference.name, comparison.tuned.name
+    return f"The table names nodes as {ours} does; those of {theirs} were matched by operator and order."
+
+
+def _notes(engines: Sequence[Engine]) -> str:
+    return "\n".join(dict.fromkeys(f"note: {note}" for engine in engines for note in engine.notes))
 
 
 # ---- tables -------------------------------------------------------------------------------------
@@ -206,7 +225,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> s
     words = {"l": "left", "r": "right"}
     sides = [words[letter] for letter in align] if rows else None
     text = tabulate(rows, headers=heads, colalign=sides, tablefmt="simple", disable_numparse=True)
-    return "\n".join(line.rstrip() for line in text.splitlines())
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 def _joined(parts: Sequence[str]) -> str:

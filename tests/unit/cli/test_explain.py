@@ -1,0 +1,161 @@
+"""``qdqspec explain``: from TensorRT's files, from a tuned case, from a model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+DATA = Path(__file__).parents[2] / "data"
+SAMPLES = DATA / "tensorrt" / "samples"
+QUARTET = ("fp16", "qat", "qat-residual", "qat-residual-qgap")
+
+
+def graph(placement):
+    return SAMPLES / f"trt8-resnet18-a100-{placement}.graph.json"
+
+
+def golden_name(*placements):
+    return f"explain/{'-'.join(placements)}.txt"
+
+
+def test_the_quartet_is_ranked_and_explained(verb, golden):
+    """From the files alone: which placement is best, by how much, and why."""
+    result = verb("explain", *map(graph, QUARTET))
+    assert result.code == 0
+    assert (
+        "qat-residual-qgap is the fastest with 0.500 ms, 1.77 times as fast as qat, the slowest" in result.out
+    )
+    assert "Slower than the reference: qat." in result.out
+    assert "quantize the skip input of these Adds" in result.out
+    golden("explain/quartet.txt", result.out)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
+def test_the_order_of_files_does_not_matter(verb, order):
+    outputs = [verb("explain", *(graph(QUARTET[i]) for i in chosen)).out for chosen in ((0, 1, 2, 3), order)]
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("tuned", QUARTET[1:])
+def test_a_placement_beside_the_reference(verb, golden, tuned):
+    result = verb("explain", graph("fp16"), graph(tuned))
+    assert result.code == 0
+    golden(f"explain/fp16-{tuned}.txt", result.out)
+
+
+def test_other_engines(verb, golden):
+    golden(
+        "explain/mobilenet.txt",
+        verb("explain", SAMPLES / "trt8-mobilenetv2-qat.graph.json", "--layers", "5").out,
+    )
+
+
+def test_as_json(verb):
+    found = verb("explain", "--json", *map(graph, QUARTET)).json
+    assert found["schema_version"] == 1
+    assert found["reference"] == "fp16"
+    assert found["ranking"] == ["qat-residual-qgap", "qat-residual", "fp16", "qat"]
+    engines = {engine["name"]: engine for engine in found["engines"]}
+    assert [len(engines[name]["unfused_pairs"]) for name in QUARTET] == [0, 10, 3, 1]
+    assert [engines[name]["integer_kernels"] for name in QUARTET] == [0, 21, 21, 22]
+    assert engines["qat"]["end_to_end_ms"] == 0.882568
+    comparison = found["comparisons"][0]
+    assert comparison["decided_by"] == "end to end"
+    assert comparison["renamed"]["Conv_34"] == "Conv_5", "exports number their nodes anew"
+    assert sum(row["difference_ms"] for row in comparison["rows"]) == pytest.approx(
+        engines["qat"]["sum_ms"] - engines["fp16"]["sum_ms"]
+    ), "every layer's time is in some row"
+
+
+def test_files_are_named_one_by_one(verb, tmp_path):
+    shutil.copy(graph("qat"), tmp_path / "layers.json")
+    shutil.copy(SAMPLES / "trt8-resnet18-a100-qat.profile.json", tmp_path / "p.json")
+    (tmp_path / "t.json").write_text(
+        json.dumps([{"computeMs": 0.25}, {"computeMs": 0.5}, {"computeMs": 0.75}])
+    )
+    assert "0.500" in verb("explain", "layers.json,p.json,t.json").out
+    without = verb("explain", "layers.json").out
+    assert "end to end, median ms" in without
+
+
+def test_without_end_to_end_times_the_sum_is_told_for_what_it_is(verb, tmp_path):
+    for placement in ("fp16", "qat"):
+        for kind in ("graph", "profile"):
+            shutil.copy(SAMPLES / f"trt8-resnet18-a100-{placement}.{kind}.json", tmp_path)
+    out = verb("explain", *sorted(path.name for path in tmp_path.glob("*.graph.json"))).out
+    assert "1.10 against 1.02 ms by the sum of its layers" in out
+    assert "prove no gain" in out
+
+
+@pytest.fixture
+def spec(tmp_path, models):
+    shutil.copy(models / "digits_resnet.onnx", tmp_path / "digits.onnx")
+    path = tmp_path / "digits.qdq.yaml"
+    path.write_text(
+        "qdqspec: 1\nmodel: digits.onnx\ntune: {trials: 2}\nchecks:\n  - {kind: size, max_ratio: 2}\n"
+    )
+    return path.name
+
+
+def test_a_tuned_case(verb, tmp_path, spec):
+    missing = verb("explain", f"{spec}::default", "--backend", "fake")
+    assert missing.code == 2
+    assert "no results of digits::default yet" in missing.err
+    assert verb("tune", spec, "--backend", "fake").code == 0
+    by_case = verb("explain", f"{spec}::default", "--backend", "fake")
+    assert by_case.code == 0
+    assert "end to end, median ms" in by_case.out
+    assert "tuned is" in by_case.out
+    folder = tmp_path / "reports" / "digits" / "default"
+    assert verb("explain", folder).out == by_case.out
+    found = verb("explain", folder, "--json").json
+    assert [engine["name"] for engine in found["engines"]] == ["reference", "tuned"]
+    result = json.loads((folder / "result.json").read_text())
+    assert found["engines"][0]["end_to_end_ms"] == result["reference"]["median_ms"]
+    assert found["comparisons"][0]["renamed"] == {}
+
+
+def test_a_case_whose_winner_was_not_profiled_is_profiled_now(verb, tmp_path, spec):
+    assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
+    folder = tmp_path / "out" / "default"
+    before = verb("explain", folder, "--json").json
+    (folder / "trials.jsonl").unlink()
+    found = verb("explain", folder, "--json").json
+    assert [engine["kernels"] for engine in found["engines"]] == [e["kernels"] for e in before["engines"]]
+
+
+def test_a_model_is_profiled_against_itself_without_pairs(verb):
+    found = verb("explain", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", "--json").json
+    reference, tuned = found["engines"]
+    assert reference["integer_kernels"] == 0
+    assert tuned["integer_kernels"] == tuned["kernels"] > 10, "read back from what ONNX Runtime runs"
+    slow = verb("explain", DATA / "digits_resnet_qat_qdq.onnx").out
+    assert "still run in float" in slow, "int8 activations have no kernel there, and their pairs stand alone"
+
+
+def test_a_model_without_pairs_is_shown_alone(verb, models):
+    result = verb("explain", models / "digits_resnet.onnx", "--layers", "3")
+    assert result.code == 0
+    assert "Q/DQ not fused" in result.out
+    assert result.out.count("/Conv") == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.json"], "none.json: it cannot be read"),
+        (["none.onnx"], "none.onnx: there is no such model file"),
+        (["pyproject.toml"], "pyproject.toml: TensorRT's layer information cannot be used"),
+        (["a.json", "b.json"], "a.json: it cannot be read"),
+        (["."], "result.json: it cannot be read"),
+        (["none.qdq.yaml::default"], "none.qdq.yaml"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_message(verb, words, message):
+    result = verb("explain", *words)
+    assert result.code == 2
+    assert message in result.err
+    assert result.out == ""

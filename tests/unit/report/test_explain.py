@@ -1,0 +1,176 @@
+"""Engines side by side: what counts as the same place, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.report.explain import Engine, compare, find_reference
+from qdqspec.report.explain_names import op_of, same_nodes
+from qdqspec.report.explain_text import explain_json, explain_text
+from qdqspec.report.explain_words import advice, paragraph, verdict
+from qdqspec.types import LayerTime
+
+
+def kernel(*nodes, ms=1.0, integer=False, precision="", name=""):
+    return LayerTime(
+        name=name or "+".join(nodes),
+        op_type="K",
+        milliseconds=ms,
+        nodes=nodes,
+        integer=integer,
+        precision=precision,
+    )
+
+
+def conversion(op="Reformat", ms=0.5, name=""):
+    return LayerTime(name=name or op, op_type=op, milliseconds=ms, tensors=("t",), boundary=True)
+
+
+def engine(*layers, name="tuned", ms=None, **more):
+    return Engine(name=name, layers=layers, end_to_end_ms=ms, **more)
+
+
+@pytest.mark.parametrize(
+    ("node", "op"),
+    [
+        ("Conv_5", "Conv"),
+        ("/layer1/conv1/Conv", "Conv"),
+        ("Conv#12", "Conv"),
+        ("GlobalAveragePool_46", "GlobalAveragePool"),
+        ("node_conv2d", "node"),
+        ("123", "123"),
+        ("", ""),
+    ],
+)
+def test_operators_by_name(node, op):
+    assert op_of(node) == op
+
+
+def test_operators_as_told_come_first():
+    assert op_of("anything", {"anything": "Gemm"}) == "Gemm"
+
+
+def test_names_that_agree_are_believed():
+    assert same_nodes(["a/Conv", "b/Conv"], ["a/Conv", "b/Conv", "c/Add"]) == {}
+
+
+def test_exports_that_number_anew_are_matched_by_order():
+    reference = ["Conv_0", "Relu_1", "Conv_3", "Conv_2", "Add_4", "Relu_5"]
+    tuned = ["Conv_10", "Conv_21", "Conv_30", "Add_41", "Relu_42"]
+    assert same_nodes(reference, tuned) == {
+        "Conv_10": "Conv_0",
+        "Conv_21": "Conv_2",
+        "Conv_30": "Conv_3",
+        "Add_41": "Add_4",
+        "Relu_42": "Relu_5",
+    }
+
+
+def test_kernels_that_share_a_node_are_one_place():
+    both = compare(
+        engine(kernel("a", "b", ms=3.0), kernel("c"), name="reference"),
+        engine(kernel("a", ms=1.0), kernel("b", ms=1.5), kernel("c"), name="tuned"),
+    )
+    first = both.rows[0]
+    assert first.place == ("a", "b")
+    assert first.lost_fusion
+    assert first.difference_ms == -0.5
+    assert [row.place for row in compare(both.tuned, both.reference).won_fusions] == [("a", "b")]
+
+
+def test_conversions_stand_in_front_of_what_follows_them():
+    both = compare(
+        engine(conversion(), kernel("a"), name="reference"),
+        engine(
+            conversion("QuantizeLinear", ms=0.75), kernel("a"), conversion("DequantizeLinear"), name="tuned"
+        ),
+    )
+    rows = {row.place: row for row in both.rows if row.kind == "conversion"}
+    assert rows["a",].difference_ms == 0.25
+    assert rows["the outputs",].tuned_ms == 0.5
+    assert len(both.tuned.lonely_pairs) == 2
+
+
+def test_conversions_that_cost_nothing_are_not_counted():
+    one = engine(conversion("NoOp", ms=0.0), kernel("a"))
+    assert one.conversions == ()
+    assert all(row.kind == "kernel" for row in compare(one, one).rows)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "words"),
+    [
+        (1.0, 0.5, "tuned is 2.00 times as fast as reference: 0.50 against 1.00 ms end to end."),
+        (1.0, 1.1, "tuned is 10.0 % slower than reference: 1.10 against 1.00 ms end to end."),
+        (1.0, 1.001, "tuned is as fast as reference: 1.001 against 1.000 ms end to end."),
+        (1.0, None, "tuned is 50.0 % slower than reference: 1.50 against 1.00 ms by the sum of its layers."),
+        (0.0, 1.0, "tuned is as fast as reference: 1.00 against 0.00 ms end to end."),
+    ],
+)
+def test_the_verdict(ours, theirs, words):
+    sides = engine(kernel("a", ms=1.0), name="reference", ms=ours), engine(kernel("a", ms=1.5), ms=theirs)
+    assert verdict(compare(*sides)) == words
+
+
+def test_the_reference_is_the_one_with_nothing_quantized():
+    plain, quantized = engine(kernel("a"), name="plain"), engine(kernel("a", integer=True), name="quantized")
+    assert find_reference([quantized, plain]) is plain
+    assert find_reference([plain, plain]) is plain
+    assert find_reference([quantized, quantized]) is quantized
+
+
+def test_advice_is_given_only_where_its_sign_is_seen():
+    add = kernel("Conv_1", "Add_2", integer=True, precision="int8 > fp16")
+    alone = conversion("QuantizeLinear", name="q")
+    assert "skip input" in " ".join(advice(engine(add, alone)))
+    assert advice(engine(kernel("Conv_1", "Add_2", integer=True, precision="int8"), alone)) == []
+    assert advice(engine(add)) == []
+    assert "before the pool" in " ".join(advice(engine(kernel("MaxPool_1"), alone)))
+    assert "quantize their inputs" in " ".join(advice(engine(kernel("Conv_1"), alone)))
+    refused = engine(conversion("DequantizeLinear"), kernel("Conv_1"), alone)
+    assert "no integer kernel" in " ".join(advice(refused))
+
+
+def test_layers_that_exceed_end_to_end_are_explained():
+    both = compare(engine(kernel("a"), ms=1.0, name="reference"), engine(kernel("a", ms=1.2), ms=1.0))
+    assert "20.0 % more than end to end" in paragraph(both)
+
+
+def test_one_engine_alone():
+    assert "layer" in explain_text([engine(kernel("a"), kernel("b", ms=2.0))])
+    assert explain_json([engine(kernel("a"))])["comparisons"] == []
+
+
+layers = st.lists(
+    st.builds(
+        LayerTime,
+        name=st.text(max_size=8),
+        op_type=st.sampled_from(["Conv", "QuantizeLinear", "DequantizeLinear", "Reformat", "NoOp"]),
+        milliseconds=st.sampled_from([0.0, 0.25, 1.0]),
+        nodes=st.lists(st.sampled_from(["Conv_1", "Add_2", "Relu_3", "MaxPool_4", "\n", ""]), max_size=3).map(
+            tuple
+        ),
+        tensors=st.just(()),
+        boundary=st.booleans(),
+        integer=st.booleans(),
+        precision=st.sampled_from(["", "int8", "int8 > fp16"]),
+    ),
+    max_size=6,
+).map(tuple)
+engines = st.builds(
+    Engine, name=st.text(max_size=6), layers=layers, end_to_end_ms=st.none() | st.floats(0, 9)
+)
+
+
+@given(st.lists(engines, min_size=1, max_size=4))
+def test_any_engines_can_be_explained_and_no_time_is_lost(found):
+    text = explain_text(found)
+    assert text
+    assert all(line.isprintable() for line in text.splitlines())
+    explain_json(found)
+    for one in found:
+        both = compare(found[0], one)
+        counted = sum(layer.milliseconds for layer in one.layers)
+        assert sum(row.tuned_ms for row in both.rows) == pytest.approx(counted)
