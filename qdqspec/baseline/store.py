@@ -141,7 +141,8 @@ def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
     """The files named, and all baselines below the folders named, sorted."""
     for path in paths:
         if path.is_dir():
-            yield from sorted(file for file in path.rglob(f"{FOLDER}/*/*.json") if file.is_file())
+            found = (file for file in path.rglob("*.json") if file.absolute().parent.parent.name == FOLDER)
+            yield from sorted(file for file in found if file.is_file())
         else:
             yield path
 

@@ -113,7 +113,7 @@ def _asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
     from qdqspec.baseline.obsolete import entries_asked_for
     from qdqspec.baseline.store import FOLDER
 
-    if file.absolute().parents[1].name != FOLDER:
+    if file.absolute().parent.parent.name != FOLDER:
         return None
     home, stem = file.absolute().parents[2], file.absolute().parent.name
     for suffix in (*SPEC_SUFFIXES, ".yaml", ".yml"):
