@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _PROFILE_WARMUP = 5
 _STOOD_STILL = 1.0  # seconds without a run after which a GPU has lowered its clocks
+_OPAQUE = "{ForeignNode["  # a region that went to Myelin, TensorRT's other compiler, as a whole
 # TensorRT numbers regions and kernels anew in every build: __mye123, _myl4_1.
 _NUMBERED = re.compile(r"(?<=_my[le])\d+(_\d+)*")
 
@@ -118,7 +119,7 @@ class TensorRtEngine:
         self._built: Built | None = build.run(options.profiles)
         with refusals(self._log, "the engine could not be read", model):
             self._ports = ports_of(self._built.engine)
-            self.graph_hash = graph_hash(self._information(self._built.engine, None))
+            self.graph_hash = graph_hash(self._information(self._built.engine, None), model)
         self._shared.record({**self._built.facts, "graph_hash": self.graph_hash})
         self._stream = _cuda.Stream()
         self._session: Session | None = None
@@ -232,18 +233,23 @@ class TensorRtEngine:
         return self._session
 
 
-def graph_hash(information: str) -> str:
+def graph_hash(information: str, model: Path) -> str:
     """Hash the layers of an engine: kernels, types, formats, what they stand for; not what each build numbers anew.
 
     Values of weights and scales are not in the layer information, so engines with equal hashes run the same
-    kernels, on values that may differ.
+    kernels, on values that may differ. A part of the model that is told as one opaque layer, by the names of its
+    first and last node, may hide anything: then the model itself counts, too.
     """
     try:
         told: Any = json.loads(information, strict=False)
     except ValueError:
         told = information
     text = _NUMBERED.sub("", json.dumps(told, sort_keys=True))
-    return hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(text.encode())
+    if _OPAQUE in text:
+        with model.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _read_model(path: Path) -> Model:
