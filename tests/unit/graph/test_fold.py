@@ -1,0 +1,267 @@
+"""BatchNormalization goes into the convolution before it, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model, load_model
+from qdqspec.testing.graphs import onnx_models, random_inputs
+
+SHAPE = (2, 4, 7, 7)
+
+
+def conv_norm(
+    op: str = "Conv", *, group: int = 1, bias: bool = True, seed: int = 0, opset: int = 17, **more
+) -> onnx.ModelProto:
+    """``x`` through a convolution to ``c`` and a BatchNormalization to ``y``. ``more`` goes to the latter."""
+    random = np.random.default_rng(seed)
+    shape = (8, 4 // group, 3, 3) if op == "Conv" else (4, 8 // group, 3, 3)
+    values = {
+        "w": random.normal(size=shape),
+        "b": random.normal(size=8),
+        "gamma": random.uniform(0.5, 2, 8),
+        "beta": random.normal(size=8),
+        "mean": random.normal(size=8),
+        "variance": random.uniform(0.1, 3, 8),
+    }
+    operands = ["x", "w", "b"] if bias else ["x", "w"]
+    nodes = [
+        helper.make_node(op, operands, ["c"], "conv", group=group, pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "gamma", "beta", "mean", "variance"], ["y"], "norm", **more),
+    ]  # fmt: skip
+    weights = [
+        numpy_helper.from_array(v.astype(np.float32), k) for k, v in values.items() if bias or k != "b"
+    ]
+    return model_of(nodes, weights, opset)
+
+
+def model_of(nodes, weights, opset: int = 17, outputs=("y",)) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 8, 7, 7)) for name in outputs],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def run(proto: onnx.ModelProto, feeds=None) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, feeds or {"x": np.random.default_rng(9).normal(size=SHAPE).astype(np.float32)})
+
+
+def ops(model: Model) -> list[str]:
+    return [node.op_type for node in model.nodes]
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("group", [1, 2, 4])
+@pytest.mark.parametrize("bias", [True, False])
+def test_outputs_stay(op: str, group: int, bias: bool) -> None:
+    proto = conv_norm(op, group=group, bias=bias, epsilon=1e-3)
+    before = proto.SerializeToString()
+    folded = fold_batchnorm(Model(proto))
+    assert folded.removed == ("norm",)
+    assert ops(folded.model) == [op]
+    assert {t.name for t in folded.model.proto.graph.initializer}.isdisjoint({"w", "b", "gamma", "mean"})
+    onnx.checker.check_model(folded.model.proto, full_check=True)
+    np.testing.assert_allclose(run(folded.model.proto)[0], run(proto)[0], rtol=1e-4, atol=1e-4)
+    assert proto.SerializeToString() == before
+
+
+def test_shared_statistics_and_weights_are_folded_for_each() -> None:
+    proto = conv_norm()
+    norm = ["gamma", "beta", "mean", "variance"]
+    proto.graph.node.extend(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c2"], "conv2", pads=[1, 1, 1, 1]),
+            helper.make_node("BatchNormalization", ["c2", *norm], ["y2"], "norm2", epsilon=0.1),
+        ]
+    )
+    proto.graph.output.extend([helper.make_tensor_value_info("y2", TensorProto.FLOAT, (2, 8, 7, 7))])
+    folded = fold_batchnorm(Model(proto))
+    assert folded.removed == ("norm", "norm2")
+    for ours, theirs in zip(run(folded.model.proto), run(proto), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_parameters_that_somebody_else_reads_stay() -> None:
+    proto = conv_norm()
+    proto.graph.node.extend([helper.make_node("Neg", ["beta"], ["z"], "neg")])
+    proto.graph.output.extend([helper.make_tensor_value_info("z", TensorProto.FLOAT, (8,))])
+    folded = fold_batchnorm(Model(proto))
+    assert "beta" in folded.model.initializers
+    assert "gamma" not in folded.model.initializers
+    np.testing.assert_allclose(run(folded.model.proto)[0], run(proto)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_names_that_are_taken_are_not_taken_again() -> None:
+    """A model may well have a tensor called ``y/weight``, and another ``y/bias``."""
+    proto = conv_norm()
+    for name in ("y/weight", "y/bias"):
+        proto.graph.initializer.extend([numpy_helper.from_array(np.full(8, 5, np.float32), name)])
+    proto.graph.node.extend([helper.make_node("Add", ["y/weight", "y/bias"], ["z"], "add")])
+    proto.graph.output.extend([helper.make_tensor_value_info("z", TensorProto.FLOAT, (8,))])
+    folded = fold_batchnorm(Model(proto)).model.proto
+    onnx.checker.check_model(folded, full_check=True)
+    for ours, theirs in zip(run(folded), run(proto), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def training(proto: onnx.ModelProto) -> None:
+    proto.graph.node[1].attribute.append(helper.make_attribute("training_mode", 1))
+    proto.graph.node[1].output.extend(["m2", "v2"])
+
+
+def seen_outside(proto: onnx.ModelProto) -> None:
+    proto.graph.output.append(helper.make_tensor_value_info("c", TensorProto.FLOAT, (2, 8, 7, 7)))
+
+
+def read_twice(proto: onnx.ModelProto) -> None:
+    proto.graph.node.append(helper.make_node("Relu", ["c"], ["r"], "relu"))
+    proto.graph.output.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, (2, 8, 7, 7)))
+
+
+def computed_weight(proto: onnx.ModelProto) -> None:
+    proto.graph.node.insert(0, helper.make_node("Neg", ["w"], ["nw"], "neg"))
+    proto.graph.node[1].input[1] = "nw"
+
+
+def computed_statistics(proto: onnx.ModelProto) -> None:
+    proto.graph.node.insert(0, helper.make_node("Neg", ["beta"], ["nb"], "neg"))
+    proto.graph.node[2].input[2] = "nb"
+
+
+def not_a_convolution(proto: onnx.ModelProto) -> None:
+    proto.graph.node[0].CopyFrom(helper.make_node("Concat", ["x", "x"], ["c"], "concat", axis=1))
+
+
+def a_convolution_of_somebody_else(proto: onnx.ModelProto) -> None:
+    proto.graph.node[0].domain = "com.example"
+    proto.opset_import.append(helper.make_opsetid("com.example", 1))
+
+
+def a_normalization_of_somebody_else(proto: onnx.ModelProto) -> None:
+    proto.graph.node[1].domain = "com.example"
+    proto.opset_import.append(helper.make_opsetid("com.example", 1))
+
+
+def per_activation(proto: onnx.ModelProto) -> None:
+    """Opset 7 has statistics of one value per activation."""
+    proto.opset_import[0].version = 7
+    proto.graph.node[1].attribute.append(helper.make_attribute("spatial", 0))
+    for tensor in proto.graph.initializer:
+        if tensor.name in ("gamma", "beta", "mean", "variance"):
+            tensor.CopyFrom(numpy_helper.from_array(np.ones((8, 7, 7), np.float32), tensor.name))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        training,
+        seen_outside,
+        read_twice,
+        computed_weight,
+        computed_statistics,
+        not_a_convolution,
+        a_convolution_of_somebody_else,
+        a_normalization_of_somebody_else,
+        per_activation,
+    ],
+)
+def test_what_cannot_be_folded_is_left(change) -> None:
+    proto = conv_norm()
+    change(proto)
+    model = Model(proto)
+    folded = fold_batchnorm(model)
+    assert folded.removed == ()
+    assert folded.model is model
+
+
+def test_a_body_that_reads_the_convolution_keeps_it() -> None:
+    proto = conv_norm()
+    out = helper.make_tensor_value_info("o", TensorProto.FLOAT, (2, 8, 7, 7))
+    body = helper.make_graph([helper.make_node("Neg", ["c"], ["o"])], "body", [], [out])
+    proto.graph.initializer.extend([numpy_helper.from_array(np.array(True), "yes")])
+    proto.graph.node.extend(
+        [helper.make_node("If", ["yes"], ["z"], "if", then_branch=body, else_branch=body)]
+    )
+    assert fold_batchnorm(Model(proto)).removed == ()
+
+
+def test_pairs_stay_untouched() -> None:
+    proto = conv_norm()
+    proto.graph.initializer.extend(
+        [
+            numpy_helper.from_array(np.array(0.1, np.float32), "s"),
+            numpy_helper.from_array(np.array(128, np.uint8), "z"),
+        ]
+    )
+    proto.graph.node.insert(0, helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"], "q"))
+    proto.graph.node.insert(1, helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"], "d"))
+    proto.graph.node[2].input[0] = "d"
+    folded = fold_batchnorm(Model(proto))
+    assert ops(folded.model) == ["QuantizeLinear", "DequantizeLinear", "Conv"]
+    assert list(folded.model.proto.graph.node[:2]) == list(proto.graph.node[:2])
+
+
+def test_external_weights_are_read_from_beside_the_model(tmp_path: Path) -> None:
+    proto = conv_norm()
+    expected = run(proto)[0]
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    folded = fold_batchnorm(load_model(tmp_path / "m.onnx"))
+    np.testing.assert_allclose(run(folded.model.proto)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=25)
+@given(onnx_models())
+def test_a_model_with_nothing_to_fold_is_itself(proto: onnx.ModelProto) -> None:
+    model = Model(proto)
+    assert fold_batchnorm(model).model is model
+
+
+@settings(max_examples=20)
+@given(onnx_models(bodies=False), st.integers(0, 100))
+def test_everything_around_a_fold_stays(proto: onnx.ModelProto, seed: int) -> None:
+    """Each convolution of a random model gets a BatchNormalization behind it; folding undoes just that."""
+    random, added = np.random.default_rng(seed), 0
+    types = Model(proto)
+    for node in list(proto.graph.node):
+        if node.op_type != "Conv":
+            continue
+        channels = types.shape(node.output[0])[1]
+        statistics = []
+        for what in ("gamma", "beta", "mean", "variance"):
+            statistics.append(f"bn{added}.{what}")
+            values = random.uniform(0.5, 2, channels).astype(np.float32)
+            proto.graph.initializer.append(numpy_helper.from_array(values, statistics[-1]))
+        inner, outer = f"bn{added}.in", node.output[0]
+        position = list(proto.graph.node).index(node)
+        proto.graph.node[position].output[0] = inner
+        norm = helper.make_node("BatchNormalization", [inner, *statistics], [outer], f"bn{added}")
+        proto.graph.node.insert(position + 1, norm)
+        added += 1
+    model = Model(proto)
+    folded = fold_batchnorm(model)
+    assert len(folded.removed) == added
+    assert folded.model.outputs == model.outputs
+    kept = [node for node in model.nodes if node.op_type not in ("BatchNormalization", "Conv")]
+    assert [node.proto for node in folded.model.nodes if node.op_type != "Conv"] == [n.proto for n in kept]
+    if added:
+        feeds = random_inputs(model)
+        for ours, theirs in zip(run(folded.model.proto, feeds), run(proto, feeds), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)
