@@ -16,6 +16,7 @@ from qdqspec.errors import StateError
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
+from qdqspec.graph.wire import parts_of
 from qdqspec.placement.insert import Inserter, insert_qdq
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
@@ -70,6 +71,27 @@ def test_stripping_with_the_reference_gives_the_model_back(drawn: Drawn, mode: s
     model, placement = drawn
     inserted = insert_qdq(model, placement, quantizer(model), weights=mode)
     assert bytes_of(strip_qdq(Model(inserted.proto), model).proto) == bytes_of(model.proto)
+
+
+@given(placed_models(odd=True), MODES)
+def test_what_is_written_is_what_is_looked_at(drawn: Drawn, mode: str) -> None:
+    model, placement = drawn
+    inserted = insert_qdq(model, placement, quantizer(model), weights=mode)
+    assert b"".join(inserted.parts.chunks(lambda tensor: tensor)) == bytes_of(inserted.proto)
+    assert b"".join(parts_of(model.proto).chunks(lambda tensor: tensor)) == bytes_of(model.proto)
+
+
+@given(placed_models(odd=True), st.data())
+def test_a_candidate_does_not_depend_on_those_before_it(drawn: Drawn, data: st.DataObject) -> None:
+    model, placement = drawn
+    inserter = Inserter(model, quantizer(model))
+    for _ in range(3):
+        some = (
+            data.draw(st.sets(st.sampled_from(sorted(placement.sites, key=str)))) if placement.sites else ()
+        )
+        part = Placement(sites=frozenset(some))
+        fresh = insert_qdq(model, part, quantizer(model))
+        assert bytes_of(inserter.insert(part).proto) == bytes_of(fresh.proto)
 
 
 @given(placed_models(odd=True, activations=("int16", "uint16", "uint8"), weights=("int16", "int8")), MODES)

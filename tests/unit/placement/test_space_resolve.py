@@ -1,0 +1,47 @@
+"""Labels come to the same placement whatever was asked before."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.graph.model import load_model
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.types import Placement, Site
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_resolving_depends_on_the_labels_only(models: Path, name: str) -> None:
+    model = load_model(models / f"{name}.onnx")
+    used, lots = SchemeSpace(model, OnnxRuntime().capabilities()), random.Random(name)
+    for _ in range(8):
+        labels = {unit.id: lots.choice(unit.labels) for unit in used.units}
+        shuffled = dict(lots.sample(list(labels.items()), len(labels)))
+        fresh = SchemeSpace(model, OnnxRuntime().capabilities()).resolve(labels)
+        again = used.resolve(shuffled)
+        assert again == fresh
+        assert again.digest == fresh.digest
+        assert again.labels == fresh.labels
+
+
+def test_a_smaller_space_does_not_remember_the_larger_one(models: Path) -> None:
+    space = SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
+    everything = space.resolve(space.everything())
+    smaller = space.known([t for t in space.tensors if t != sorted(space.tensors)[0]])
+    missing = sorted(space.tensors)[0]
+    assert any(site.tensor == missing for site in everything.sites)
+    assert not any(site.tensor == missing for site in smaller.resolve(smaller.everything()).sites)
+
+
+def test_equal_sites_are_one_site() -> None:
+    one, other = (
+        Site(tensor="t", consumers=ends, format="uint8")
+        for ends in ((("b", 1), ("a", 0)), (("a", 0), ("b", 1)))
+    )
+    assert one == other
+    assert hash(one) == hash(other)
+    assert Placement(sites=frozenset({one, other})).pairs == 1
+    assert Site(tensor="t", consumers=(("a", 0),), format="uint8") != one
