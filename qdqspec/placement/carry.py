@@ -49,12 +49,7 @@ def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
     """Where a site stands: at each edge, and at the output of its maker where the tensor leaves it whole."""
     model = frames.model
     for end in site.consumers:
-        if end.node not in frames.leaf_of:
-            raise PlacementError(
-                f"tensor '{site.tensor}' is read by '{end.node}', which is in no region", where=model.where
-            )
-        frame = frames.of(frames.leaf_of[end.node])
-        yield frame.region.id, Place("in", frame.position[end.node], frames.slot(frame, end))
+        yield frames.place(end)
     maker = model.producer.get(site.tensor)
     if maker is None or site.weight or maker.name not in frames.leaf_of:
         return
@@ -100,7 +95,9 @@ def _merged(edges: Mapping[Consumer, tuple[str, _Numbers]]) -> Iterator[Site]:
 
 def _by_weight(frames: Frames, schemes: Mapping[str, Scheme]) -> Iterator[tuple[Frame, list[RelativeSite]]]:
     """Schemes with their regions, those that count more later: leaves before what they lie in."""
-    deepest_first = sorted(frames.regions.values(), key=lambda r: (bool(r.children), -r.id.count(".")))
+    by_pattern = bool(schemes.keys() - frames.regions.keys())  # else only regions that are named need a frame
+    named = (r for r in frames.regions.values() if by_pattern or r.id in schemes)
+    deepest_first = sorted(named, key=lambda r: (bool(r.children), -r.id.count(".")))
     told = [(frames.of(region.id), _scheme_for(frames, schemes, region)) for region in deepest_first]
     for kinds in (("out",), ("in",)):
         for frame, chosen in told:

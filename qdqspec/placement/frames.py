@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import is_commutative
+from qdqspec.placement.relative import Place
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import Granularity, PatternMaker
 from qdqspec.types import Consumer, Region
@@ -37,6 +39,7 @@ class Frames:
         self._granularity = granularity
         self._made: dict[str, Frame] = {}
         self._slots: dict[tuple[str, str], tuple[int, ...]] = {}
+        self._places: dict[Consumer, tuple[str, Place]] = {}
 
     @property
     def leaves(self) -> tuple[Region, ...]:
@@ -61,9 +64,16 @@ class Frames:
             )
         return self._made[region_id]
 
-    def slot(self, frame: Frame, end: Consumer) -> int:
-        """The canonical slot of an input: its own, unless operands may change places."""
-        return self._slots_of(frame, self.model.by_name[end.node]).index(end.input)
+    def place(self, end: Consumer) -> tuple[str, Place]:
+        """The leaf that an input is in, and its place there. Raises `PlacementError` where it is in none."""
+        if end not in self._places:
+            if end.node not in self.leaf_of:
+                raise PlacementError(f"node '{end.node}' is in no region", where=self.model.where)
+            frame = self.of(self.leaf_of[end.node])
+            # Its own slot, unless operands may change places.
+            slot = self._slots_of(frame, self.model.by_name[end.node]).index(end.input)
+            self._places[end] = frame.region.id, Place("in", frame.position[end.node], slot)
+        return self._places[end]
 
     def input(self, frame: Frame, node: str, slot: int) -> int | None:
         """The input at a canonical slot; ``None`` where the node has none there."""

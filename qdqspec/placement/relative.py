@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from qdqspec.errors import PlacementError
@@ -57,10 +57,6 @@ class Scheme:
     """The pairs of one region. Equal sites are the same scheme, in whatever order they were given."""
 
     sites: frozenset[RelativeSite] = frozenset()
-    _digest: str = field(default="", init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_digest", hashlib.sha256(str(self).encode()).hexdigest()[:16])
 
     def __str__(self) -> str:
         """``in0.0=uint8 in0.1=w:int8/0 out2.0=uint8``; `parse_scheme` reads it back."""
@@ -69,7 +65,7 @@ class Scheme:
     @property
     def digest(self) -> str:
         """Sixteen hex digits, stable over runs, machines and order of sites."""
-        return self._digest
+        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
 
     def distance(self, other: Scheme) -> int:
         """In how many sites two schemes differ: the size of their symmetric difference."""
