@@ -6,11 +6,16 @@ The names below load on first use, so that ``import qdqspec`` stays cheap.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from qdqspec.api import compare, find_regions, measure, render, tune, verify
     from qdqspec.errors import QdqspecError
     from qdqspec.session import Session
+    from qdqspec.session.result import Result
+    from qdqspec.session.study import Study
     from qdqspec.spec.load import load_spec
     from qdqspec.spec.models import Spec
 
@@ -18,12 +23,54 @@ __version__ = "0.1.0"
 
 _HOME = {
     "QdqspecError": "qdqspec.errors",
+    "Result": "qdqspec.session.result",
     "Session": "qdqspec.session",
     "Spec": "qdqspec.spec.models",
+    "Study": "qdqspec.session.study",
+    "compare": "qdqspec.api",
+    "find_regions": "qdqspec.api",
     "load_spec": "qdqspec.spec.load",
+    "measure": "qdqspec.api",
+    "render": "qdqspec.api",
+    "tune": "qdqspec.api",
+    "verify": "qdqspec.api",
 }
 
-__all__ = ["QdqspecError", "Session", "Spec", "__version__", "load_spec"]
+__all__ = [
+    "QdqspecError",
+    "Result",
+    "Session",
+    "Spec",
+    "Study",
+    "__version__",
+    "compare",
+    "find_regions",
+    "load_spec",
+    "measure",
+    "render",
+    "tune",
+    "verify",
+]
+
+
+class _Package(ModuleType):
+    """The package, where ``measure`` is the function, although a room has that name.
+
+    Importing a room sets it as an attribute of the package; that is not let happen for this one. Its modules are
+    found by their full names all the same: ``from qdqspec.measure.bench import Bench``.
+    """
+
+    @property
+    def measure(self) -> object:
+        """`qdqspec.api.measure`."""
+        return __getattr__("measure")
+
+    @measure.setter
+    def measure(self, room: ModuleType) -> None:
+        pass
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

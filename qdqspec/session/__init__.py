@@ -36,7 +36,7 @@ from qdqspec.session.result import Result
 from qdqspec.session.study import AnyStrategy, Study
 from qdqspec.session.tuning import Workbench, trials_of
 from qdqspec.session.work import CaseWork
-from qdqspec.spec.inline import Asked, PathLike, inline_case
+from qdqspec.spec.inline import Asked, AskedWithStrategy, PathLike, inline_case
 from qdqspec.types import (
     Case,
     CaseRecord,
@@ -90,12 +90,12 @@ class Session:
             install=f"choose one of its formats ({', '.join(known)}), or another backend",
         )
 
-    def tune(self, model: PathLike | Case, *, strategy: str | None = None, **asked: Unpack[Asked]) -> Result:
+    def tune(self, model: PathLike | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
         """Search the fastest placement of a model, or of a case of a spec; see `Asked` for what may be said.
 
         A winner that is known and still holds is taken. Raises `QdqspecError` where something is wrong.
         """
-        case = self._asked(model, asked if strategy is None else {**asked, "strategy": strategy})
+        case = self._asked(model, asked)
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
         record = replace(self.record(), cases=(CaseRecord(evidence=evidence),))
         return Result(record=record, kept=self.work(case).kept, given=self.model(case))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock
 
 from qdqspec import __version__
@@ -18,7 +17,6 @@ from qdqspec.baseline.store import Renewal
 from qdqspec.errors import BackendError, DataError, QdqspecError, StateError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model
-from qdqspec.measure.bench import Bench
 from qdqspec.measure.lock import RunLock
 from qdqspec.measure.store import Store
 from qdqspec.parity.compare import compare_outputs
@@ -37,7 +35,8 @@ from qdqspec.session.files import (
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of
 from qdqspec.session.kept import PATTERNS, SCHEME, Kept, data_digest, keep, key_of, recall
 from qdqspec.session.prepare import Prepared, require_path
-from qdqspec.session.tuning import NO_PLACEMENT, MakeStrategy, Tuned, Tuning, Workbench, clock_for, tune
+from qdqspec.session.timing import BUILDS, ROUNDS, time_files
+from qdqspec.session.tuning import MakeStrategy, Tuned, Tuning, Workbench, tune
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
@@ -152,8 +151,12 @@ class CaseWork:
     @cached_property
     def parity(self) -> ParityEvidence:
         """Outputs of the tuned model against the reference's, on evaluation data where there is some."""
+        return self.parity_with(self.tuned_path)
+
+    def parity_with(self, tuned: Path) -> ParityEvidence:
+        """Outputs of another model that takes the same inputs against those of the model given."""
         feeds, kind = self._comparison_data()
-        with self._engine(require_path(self.given)) as ours, self._engine(self.tuned_path) as theirs:
+        with self._engine(require_path(self.given)) as ours, self._engine(tuned) as theirs:
             return compare_outputs(((ours.run(feed), theirs.run(feed)) for feed in feeds), kind)
 
     @cached_property
@@ -340,26 +343,15 @@ class CaseWork:
             )
         return measured
 
-    def _timed(self, kept: Kept, builds: int = 3, rounds: int = 24) -> LatencyEvidence:
+    def _timed(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Reference and what is shipped, from fresh builds, interleaved."""
-        files = {NO_PLACEMENT.digest: require_path(self.given), kept.result.winner.digest: kept.model}
-        work = self._building
-        bench = Bench(
-            work.backend,
-            lambda placement: files[placement.digest] or require_path(self.given),
-            self._timing_feed,
-            clock=clock_for(self.case.tune, work.settings.threads),
-            random=np.random.default_rng(work.settings.seed),
-            options=work.options,
-            exclusive=work.exclusive,
-        )
-        return bench.compare(
-            {"reference": NO_PLACEMENT, "tuned": kept.result.winner}, builds=builds, rounds=rounds
-        )
+        return self.timed_with(kept.model or require_path(self.given), builds, rounds)
 
-    @property
-    def _timing_feed(self) -> Mapping[str, Array]:
-        return self.prepared.sample
+    def timed_with(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+        """The model given and another that takes the same inputs, from fresh builds, interleaved."""
+        files = {"reference": require_path(self.given), "tuned": tuned}
+        sample, rules = self.prepared.sample, self.case.tune
+        return time_files(self._building, files, sample, rules, builds=builds, rounds=rounds)
 
     def _engine(self, path: Path) -> AbstractContextManager[Engine]:
         return closing(self._building.backend.build(path, self._building.options))

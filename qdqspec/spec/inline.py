@@ -57,6 +57,12 @@ class Asked(TypedDict, total=False):
     start_from: Sequence[PathLike]
 
 
+class AskedWithStrategy(Asked, total=False):
+    """The same, with a search strategy by its name."""
+
+    strategy: str
+
+
 class BareSpec(Section):
     """A spec without checks, for one case."""
 

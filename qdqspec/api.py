@@ -1,0 +1,135 @@
+"""What the package offers as functions: each opens a session, has it do one thing, and closes it.
+
+May import everything below it. Whoever does several things with one model opens a `Session` himself, which
+keeps what it found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack, cast, overload
+
+from qdqspec.checks.base import Check
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.regions import search as regions_search
+from qdqspec.registry import resolve
+from qdqspec.report.compare import Comparison, compare_runs
+from qdqspec.report.record import read_record
+from qdqspec.report.write import write_report
+from qdqspec.session import Session
+from qdqspec.session.result import Result
+from qdqspec.spec.inline import AskedWithStrategy, PathLike
+from qdqspec.types import Case, LatencyEvidence, ParityEvidence, Region, RegionRules, RunRecord
+
+_TIMED = frozenset({"latency", "regression"})
+
+
+class Machine(TypedDict, total=False):
+    """Where a function runs: fields of `qdqspec.config.Settings`."""
+
+    backend: str
+    threads: int
+    seed: int
+    output: Path
+    cache_dir: Path
+    no_cache: bool
+    time_limit: float
+
+
+class AskedHere(AskedWithStrategy, Machine, total=False):
+    """What is asked of a model, and where that runs."""
+
+
+def tune(model: PathLike | Case, **asked: Unpack[AskedHere]) -> Result:
+    """Search the fastest Q/DQ placement of a model: ``tune("net.onnx", calibration="data.npz").speedup``.
+
+    Raises `QdqspecError` where something is wrong with model, data or machine.
+    """
+    here, rest = _divided(asked)
+    with Session(**here) as session:
+        return session.tune(model, **rest)
+
+
+def measure(
+    model: PathLike | Case, tuned: PathLike | None = None, **asked: Unpack[AskedHere]
+) -> LatencyEvidence:
+    """Time a model against its known winner, or against ``tuned``: fresh builds of both, interleaved.
+
+    Raises `StateError` where no winner is known for what is asked, `BackendError` where a model does not run.
+    """
+    here, rest = _divided(asked)
+    with Session(mode="measure", **here) as session:
+        if tuned is None:
+            return session.tune(model, **rest).latency
+        work = session.work(session.case(model, rest))
+        measured = work.timed_with(_path(tuned))
+        if "tuned" not in measured.samples:
+            raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=_path(tuned))
+        return measured
+
+
+@overload
+def verify(model: PathLike | Case, tuned: PathLike, **asked: Unpack[AskedHere]) -> ParityEvidence: ...
+
+
+@overload
+def verify(model: PathLike | Case, tuned: None = None, **asked: Unpack[AskedHere]) -> RunRecord: ...
+
+
+def verify(
+    model: PathLike | Case, tuned: PathLike | None = None, **asked: Unpack[AskedHere]
+) -> ParityEvidence | RunRecord:
+    """How close ``tuned`` comes to a model, on its evaluation or calibration data; nothing is timed.
+
+    Without ``tuned``, ``model`` is a case of a spec (``net.qdq.yaml::int8``): its checks that need no timing are
+    judged on its known winner. Raises `StateError` where none is known.
+    """
+    here, rest = _divided(asked)
+    with Session(mode="verify", **here) as session:
+        case = session.case(model, rest)
+        if tuned is not None:
+            return session.work(case).parity_with(_path(tuned))
+        for check in case.checks:
+            kind = cast("Check", resolve("check", check.kind))
+            if not kind.needs & _TIMED:
+                session.judge(case, check)
+        return session.record()
+
+
+def compare(before: RunRecord | PathLike, after: RunRecord | PathLike) -> Comparison:
+    """Two runs, or the JSON records of two runs, case by case: faster, same or slower, with intervals.
+
+    Raises `StateError` where they must not be compared.
+    """
+    return compare_runs(_record(before), _record(after))
+
+
+def render(record: RunRecord, path: PathLike) -> Path:
+    """Write a report; the suffix chooses its format. Raises `ConfigError` for one that nobody knows."""
+    target = _path(path)
+    write_report(record, target)
+    return target
+
+
+def find_regions(
+    model: Model | PathLike, rules: RegionRules | None = None, *, groups: Sequence[Sequence[str]] = ()
+) -> tuple[Region, ...]:
+    """Cut a model into regions, by structure or as ``rules`` say; ``groups`` are what a backend fuses."""
+    loaded = model if isinstance(model, Model) else load_model(_path(model))
+    return regions_search.find_regions(loaded, rules or RegionRules(), groups=groups)
+
+
+def _divided(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Words for the session, and words for the case."""
+    here = Machine.__annotations__
+    return {k: v for k, v in asked.items() if k in here}, {k: v for k, v in asked.items() if k not in here}
+
+
+def _path(path: PathLike) -> Path:
+    return Path(path).absolute()
+
+
+def _record(run: RunRecord | PathLike) -> RunRecord:
+    return run if isinstance(run, RunRecord) else read_record(_path(run))

@@ -1,0 +1,47 @@
+"""Times the model files of a case against each other, whoever made them. Part of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from qdqspec.backends.base import Array
+from qdqspec.measure.bench import Bench
+from qdqspec.session.tuning import Workbench, clock_for
+from qdqspec.types import Consumer, LatencyEvidence, Placement, Site, TuneRules
+
+BUILDS, ROUNDS = 3, 24  # as closely as a search looks in the end
+
+
+def time_files(
+    work: Workbench,
+    files: Mapping[str, Path],
+    feeds: Mapping[str, Array],
+    rules: TuneRules,
+    *,
+    builds: int = BUILDS,
+    rounds: int = ROUNDS,
+) -> LatencyEvidence:
+    """Files by role (``reference`` and ``tuned`` among them), from fresh builds, interleaved.
+
+    Raises `BackendError` when the reference does not run; another role that fails is left out, its reason kept.
+    """
+    roles = {role: _stand_in(path) for role, path in files.items()}
+    written = {roles[role].digest: path for role, path in files.items()}
+    bench = Bench(
+        work.backend,
+        lambda placement: written[placement.digest],
+        feeds,
+        clock=clock_for(rules, work.settings.threads),
+        random=np.random.default_rng(work.settings.seed),
+        options=work.options,
+        exclusive=work.exclusive,
+    )
+    return bench.compare(roles, builds=builds, rounds=rounds)
+
+
+def _stand_in(path: Path) -> Placement:
+    """A placement for the bench to know a file by; equal files share their builds."""
+    return Placement(sites=frozenset({Site(tensor=str(path), consumers=(Consumer("", 0),), format="")}))
