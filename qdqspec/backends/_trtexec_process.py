@@ -29,8 +29,8 @@ from qdqspec.units import without_passwords
 
 NAME = "trtexec"
 INSTALL = (
-    "install TensorRT 10.9 or later with its command-line tools (the tar package, libnvinfer-bin, or the "
-    "container nvcr.io/nvidia/tensorrt), and put trtexec on PATH"
+    "install TensorRT 10.9 or later with its command-line tools (the tar package, libnvinfer-bin, or "
+    "NVIDIA's TensorRT container), and put trtexec on PATH"
 )
 BUILD_SECONDS, CALL_SECONDS = 570.0, 110.0  # a little less than our caller waits, so that the reason is told
 _HELP_SECONDS = 60.0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from qdqspec import registry
 from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, backend_named, say, say_json, settings_from
 from qdqspec.config import OPTIONS, list_settings
+from qdqspec.units import without_passwords
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import Availability
@@ -94,7 +95,7 @@ def _shown(value: object) -> object:
     """A value as JSON knows it."""
     if isinstance(value, tuple):
         return [str(one) for one in value]
-    return value if value is None or isinstance(value, bool | int | float) else str(value)
+    return value if value is None or isinstance(value, bool | int | float) else without_passwords(str(value))
 
 
 def _text(value: object) -> str:

@@ -90,3 +90,11 @@ def test_candidates_that_break_are_failed_trials(install_trtexec, case, settings
     assert result.left_alone
     assert result.failed > 0
     assert any("Could not find any implementation" in (trial.error or "") for trial in result.trials)
+
+
+def test_without_layer_information_regions_follow_structure(install_trtexec, case, settings):
+    install_trtexec(without=["--exportLayerInfo"])
+    with closing(Session(settings)) as session:
+        nodes = {node for region in session.regions(case) for node in region.nodes}
+        assert nodes == {"conv0", "relu0", "conv1"}
+        assert "regions follow structure instead" in " ".join(session.work(case).warnings)

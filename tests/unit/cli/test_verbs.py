@@ -8,7 +8,19 @@ import pytest
 
 import qdqspec.cli as cli
 
-VERBS = ("tune", "inspect", "apply", "strip", "list", "schema", "doctor", "config", "compare", "baseline")
+VERBS = (
+    "tune",
+    "inspect",
+    "apply",
+    "strip",
+    "list",
+    "schema",
+    "doctor",
+    "config",
+    "compare",
+    "baseline",
+    "explain",
+)
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -56,6 +68,12 @@ def test_config_prints_value_and_origin(verb, monkeypatch):
     assert ["require", "device", "--require"] in rows
     assert ["mode", "run", "default"] in rows
     assert ["no-cache", "false", "default"] in rows
+
+
+def test_config_shows_no_password(verb):
+    shown = verb("config", "--trtexec-args=--remoteAutoTuningConfig=ssh://ann:s3cret@orin:22").out
+    assert "ssh://ann:***@orin:22" in shown
+    assert "s3cret" not in shown
 
 
 def test_config_as_json(verb, tmp_path):
