@@ -354,7 +354,13 @@ def test_measure_says_when_the_winner_no_longer_builds(open_session: Open, case:
 
 def test_verify_times_nothing(open_session: Open, case: Case) -> None:
     open_session().search(case)
-    session = open_session({"fake.raise": "time"}, mode="verify")
+    session = open_session(mode="verify")
+    build = session.backend.build
+
+    def untimed(model: Path, options: BuildOptions):
+        return build(model, replace(options, extra={**options.extra, "fake.raise": "time"}))
+
+    session.backend.build = untimed  # type: ignore[method-assign]
     evidence = session.evidence(case, ALL)
     assert evidence.latency is None
     assert evidence.parity is not None
