@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -168,19 +169,7 @@ def _examined(path: str, _changed: int) -> Tool:
 
 def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
     with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_dying_with_us(),
-            )
-        except OSError as error:
-            raise BackendUnavailableError(
-                f"trtexec cannot be run: {error}", where=command[0], cure=INSTALL
-            ) from None
+        process = _start(command, output)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -196,6 +185,25 @@ def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
             cure="give it a smaller model or --builderOptimizationLevel, or leave this candidate out",
         )
     return _Outcome(code=code, log=log, report=read_log(log))
+
+
+def _start(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    with warnings.catch_warnings():
+        # From 3.12 on Python warns of code between fork and exec where there are threads; ours is one system call.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_dying_with_us(),
+            )
+        except OSError as error:
+            raise BackendUnavailableError(
+                f"trtexec cannot be run: {error}", where=command[0], cure=INSTALL
+            ) from None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -102,9 +102,9 @@ class Trtexec:
             return Availability(usable=False, why=why, install=INSTALL, facts=facts)
         return Availability(usable=True, facts=facts)
 
-    def device(self, options: BuildOptions) -> DeviceKey:  # noqa: ARG002 - host threads do not matter to a GPU
-        """GPU, compute capability and TensorRT's major.minor."""
-        facts = _gpu_facts()
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """GPU, compute capability and TensorRT's major.minor; host threads do not matter."""
+        facts = _gpu_facts(_gpu_index(options))
         version = "unknown"
         if find_trtexec() is not None:
             version = _version_text(require_tool())
@@ -225,17 +225,22 @@ class TrtexecEngine:
         if cache:
             cache.parent.mkdir(parents=True, exist_ok=True)
             wanted.append(f"--timingCacheFile={cache}")
-        report = self._tool.run(
-            [*words, *self._words.args], model=where, seconds=BUILD_SECONDS, wanted=wanted
-        )
+        report = self._run(words, wanted, BUILD_SECONDS)
         if not plan.is_file():
             raise BackendError("trtexec passed and wrote no engine", where=where)
         return report
 
     def _call(self, words: list[str], wanted: list[str]) -> Report:
         self._check_open()
-        loaded = [f"--loadEngine={self._folder / 'engine.plan'}", *words, *self._words.args]
-        return self._tool.run(loaded, model=Path(self._model.where), seconds=CALL_SECONDS, wanted=wanted)
+        return self._run([f"--loadEngine={self._folder / 'engine.plan'}", *words], wanted, CALL_SECONDS)
+
+    def _run(self, words: list[str], wanted: list[str], seconds: float) -> Report:
+        """Own arguments stand in place of ours: given twice, trtexec takes whichever it likes."""
+        own = {word.partition("=")[0] for word in self._words.args}
+        words, wanted = ([w for w in ours if w.partition("=")[0] not in own] for ours in (words, wanted))
+        return self._tool.run(
+            [*words, *self._words.args], model=Path(self._model.where), seconds=seconds, wanted=wanted
+        )
 
     def _bound(self) -> list[str]:
         self._check_open()
@@ -282,10 +287,16 @@ def _capability() -> tuple[int, int]:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
 
 
+def _gpu_index(options: BuildOptions) -> str:
+    """The GPU that own arguments choose."""
+    chosen = [word for word in options_from(options.extra).args if word.startswith("--device=")]
+    return chosen[-1].removeprefix("--device=") if chosen else "0"
+
+
 @cache
-def _gpu_facts() -> dict[str, str]:
-    """What nvidia-smi says of the first GPU; nothing where there is none, as on Jetson."""
-    query = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]
+def _gpu_facts(index: str = "0") -> dict[str, str]:
+    """What nvidia-smi says of a GPU; nothing where there is none, as on Jetson."""
+    query = ["nvidia-smi", "-i", index, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -15,6 +15,7 @@ import pytest
 DATA = Path(__file__).parents[1] / "data" / "tensorrt"
 OPTIONS: Mapping[str, list[str]] = json.loads((DATA / "api" / "trtexec-options.json").read_text())
 GPU = "NVIDIA A100 80GB PCIe, 8.0, 550.54.15"
+OTHER_GPU = "NVIDIA L4, 8.9, 550.54.15"  # of any index but 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ def put_trtexec(
     (folder / "standin.json").write_text(json.dumps(config))
     source = (Path(__file__).parent / "trtexec_standin.py").read_text()
     _executable(folder / "trtexec", f"#!{sys.executable}\n{source}")
-    _executable(folder / "nvidia-smi", f"#!/bin/sh\necho {shlex.quote(GPU)}\n")
+    _executable(
+        folder / "nvidia-smi",
+        f"#!/bin/sh\n[ $2 = 0 ] && echo {shlex.quote(GPU)} || echo {shlex.quote(OTHER_GPU)}\n",
+    )
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
     trtexec._gpu_facts.cache_clear()
     return Trtexec(folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import statistics
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +116,9 @@ def test_without_exported_times_the_printed_median_counts(install_trtexec, engin
 def test_without_an_exported_profile_the_printed_table_counts(install_trtexec, engine):
     install_trtexec(without=["--exportProfile"])
     made = engine()
-    assert sum(layer.milliseconds for layer in made.layers()) == pytest.approx(made.time(9).wall_ms[0], rel=0.1)
+    assert sum(layer.milliseconds for layer in made.layers()) == pytest.approx(
+        made.time(9).wall_ms[0], rel=0.1
+    )
 
 
 def test_what_trtexec_says_against_its_measurement_is_kept(install_trtexec, engine):
@@ -130,6 +134,16 @@ def test_own_arguments_reach_every_call(install_trtexec, engine):
     for words in tool.calls():
         assert {"--builderOptimizationLevel=4", "--device=1"} <= set(words)
     assert value(tool.calls()[1], "--warmUp") == "900"
+
+
+def test_own_arguments_replace_ours(install_trtexec, engine):
+    tool = install_trtexec()
+    engine(args="--warmUp=7 --profilingVerbosity=layer_names_only").time(2)
+    built, timed = tool.calls()
+    assert [word for word in timed if word.startswith("--warmUp")] == ["--warmUp=7"]
+    assert [word for word in built if word.startswith("--profilingV")] == [
+        "--profilingVerbosity=layer_names_only"
+    ]
 
 
 def test_types_chosen_by_tensorrt_exclude_strong_typing(install_trtexec, engine):
@@ -242,6 +256,28 @@ def test_a_hang_is_ended(install_trtexec, model, monkeypatch):
         Trtexec().build(model, BuildOptions())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel")
+def test_a_candidate_that_is_given_up_leaves_no_trtexec_behind(install_trtexec, model):
+    tool = install_trtexec(fault={"build": "hang"})
+    with (
+        Isolated("trtexec", build_timeout=3.0) as backend,
+        pytest.raises(BackendError, match="gave no answer"),
+    ):
+        backend.build(model, BuildOptions())
+    pid = (tool.folder / "pid").read_text()
+    deadline = time.monotonic() + 10
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _runs(pid)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def test_profiling_options_that_turn_out_unknown_are_left_out_once_and_for_all(install_trtexec, engine):
     gone = ["--exportLayerInfo", "--profilingVerbosity"]
     tool = install_trtexec(
@@ -309,6 +345,8 @@ def test_device_and_capabilities(install_trtexec, version, minor):
     install_trtexec(version)
     backend = Trtexec()
     assert backend.device(BuildOptions()).key == f"nvidia-a100-80gb-pcie-sm80-trtexec-{minor}"
+    other = BuildOptions(extra={"trtexec.args": "--device=1"})
+    assert backend.device(other).key == f"nvidia-l4-sm89-trtexec-{minor}"
     assert backend.capabilities().formats == ("int8",)  # no fp8 before compute capability 8.9
     assert backend.capabilities().symmetric_activations
     facts = backend.probe().facts
