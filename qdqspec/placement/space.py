@@ -48,7 +48,10 @@ class _Stand:
 
 
 class SchemeSpace:
-    """All placements of one model that the backend can use and the spec allows."""
+    """All placements of one model that the backend can use and the spec allows.
+
+    Units are made of ``allowed`` nodes (all where it is ``None``); ``denied`` ones read nothing quantized.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class SchemeSpace:
         capabilities: Capabilities,
         *,
         allowed: Collection[str] | None = None,
+        denied: Collection[str] = frozenset(),
         rules: QuantizeRules | None = None,
         regions: tuple[Region, ...] = (),
     ) -> None:
@@ -65,7 +69,19 @@ class SchemeSpace:
         self.activation = _activation_format(self.rules, capabilities)
         weight = capabilities.weights.get(self.rules.format, self.rules.format)
         finder = UnitFinder(model, capabilities, self.rules, self.activation, weight)
-        self.units: tuple[Unit, ...] = apply_rules(model, tuple(finder.find(allowed)), capabilities.rules)
+        found = apply_rules(model, tuple(finder.find(allowed)), capabilities.rules)
+        self._denied = frozenset(denied)
+        self.units: tuple[Unit, ...] = tuple(unit for unit in map(self._apart, found) if len(unit.labels) > 1)
+
+    def _apart(self, unit: Unit) -> Unit:
+        """The unit less the outputs that only denied nodes read: these read floating point."""
+        outputs = tuple(
+            t for t in unit.outputs if any(e.node not in self._denied for e in self.model.consumers[t])
+        )
+        out_edges = tuple(edge for edge in unit.out_edges if edge[1].node not in self._denied)
+        if (outputs, out_edges) == (unit.outputs, unit.out_edges):
+            return unit
+        return with_results(unit, outputs, out_edges)
 
     @cached_property
     def by_id(self) -> dict[str, Unit]:
@@ -151,8 +167,8 @@ class SchemeSpace:
 
     def result_edges(self, unit: Unit) -> tuple[tuple[str, Consumer], ...]:
         """The edges after a unit that are quantized under ``in+out``: all that read its outputs, and others."""
-        made = ((tensor, end) for tensor in unit.outputs for end in self.model.consumers[tensor])
-        return (*made, *unit.out_edges)
+        ends = ((tensor, end) for tensor in unit.outputs for end in self.model.consumers[tensor])
+        return (*(edge for edge in ends if edge[1].node not in self._denied), *unit.out_edges)
 
     def uniform(self, wanted: Label) -> dict[str, Label]:
         """Every unit that offers the label gets it; the others stay ``fp``."""

@@ -73,6 +73,15 @@ def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
     )
 
 
+def denied_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
+    """Names of the nodes that ``deny`` and ``exclude`` keep in floating point, inputs included.
+
+    A node that is merely not allowed may still read what an allowed one before it has quantized.
+    """
+    denied = _named(model, rules.deny)
+    return frozenset(denied | {node.name for node in model.nodes if _is_like(node.name, rules.exclude)})
+
+
 def unmatched(model: Model, rules: PatternRules) -> tuple[str, ...]:
     """The expressions and globs of the rules that match no node, as written. Worth a warning, no error."""
     names = [node.name for node in model.nodes]

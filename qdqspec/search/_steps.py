@@ -16,7 +16,7 @@ class Stepwise:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._asked: set[str] = set()
+        self._asked: set[tuple[str, tuple[str, ...]]] = set()
         self._waiting: list[Proposal] = []
         self._answers: list[Trial] = []
         self._open = 0
@@ -41,12 +41,12 @@ class Stepwise:
         return not self._waiting and not self._open
 
     def is_new(self, placement: Placement) -> bool:
-        """Whether a placement was not asked for yet, by any labels."""
-        return placement.digest not in self._asked
+        """Whether a placement of the whole model was not asked for yet, by any labels."""
+        return (placement.digest, ()) not in self._asked
 
     @property
     def asked(self) -> int:
-        """How many placements were asked for."""
+        """How many placements were asked for, those of parts too."""
         return len(self._asked)
 
     def _advance(self, answers: list[Trial] | None) -> None:
@@ -62,7 +62,8 @@ class Stepwise:
     def _unasked(self, proposals: Iterable[Proposal]) -> list[Proposal]:
         fresh = []
         for proposal in proposals:
-            if self.is_new(proposal.placement):
-                self._asked.add(proposal.placement.digest)
+            key = (proposal.placement.digest, proposal.subgraph)
+            if key not in self._asked:
+                self._asked.add(key)
                 fresh.append(proposal)
         return fresh

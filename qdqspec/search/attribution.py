@@ -2,8 +2,9 @@
 
 P1 builds the model with one label everywhere, where neighbours agree as they will in the end, so that each
 operator's time under each label is read off with the least bias. P2 composes the best label of each fusion
-block, with the cost of crossing between float and integer counted not at all, half and full, builds these,
-and learns from their profiles. P3 lets a Bayesian surrogate propose, class by class. P4 flips single blocks
+block, with the cost of crossing between float and integer counted less and more, builds these,
+and learns from their profiles. P3 draws further ones from the doubts of this cost
+model and of a Bayesian surrogate that learns from measured totals. P4 flips single blocks
 out of their class. Where accuracy counts too, each block is heard alone between P2 and P3, and labellings
 that trade latency for accuracy are built. May import floors 0 to 3.
 """
@@ -23,9 +24,10 @@ from qdqspec.search.crossings import FULL, Codes
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.types import NOT_CANDIDATES, Label, Placement, Trial
 
-SHARES = (0.0, 0.5, 1.0)  # how much a crossing counts in a composition
+SHARES = (0.0, 0.5, 1.0, 2.0)  # how much a crossing counts in a composition
 SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
-DRAWS = 20  # models drawn for one proposal that was not built before
+DRAWS = 30  # models drawn for one proposal that was not built before
+HEATING = 10  # draws after which the cost model's doubts have doubled
 HOPE = 0.02  # a proposal expected to be slower than the incumbent by more than this is not built
 FLIPS, FLIP_LOSSES = 8, 5  # builds of P4, and how many losses in a row end it
 MARGINS_DB = (3.0, 6.0, 10.0)  # asked for beyond the target where the noise model proves too hopeful
@@ -44,6 +46,7 @@ class Attribution(Stepwise):
         self._random = random
         self._measured: list[Trial] = []
         self._noise: NoiseModel | None = None
+        self._turn = 0  # whose draw comes first: the cost model's or the surrogate's
         super().__init__(self._phases(setup.space))
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -139,23 +142,31 @@ class Attribution(Stepwise):
             proposal = self._drawn(space, costs, surrogate)
             if proposal is None:
                 return
-            for trial in (yield [Proposal(placement=proposal, phase="surrogate")]):
+            for trial in (yield [_profiled(proposal, "surrogate")]):
                 winless = 0 if trial.incumbent else winless + 1
+                costs.learn([trial])
                 if trial.ok:
                     surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
 
     def _drawn(self, space: SchemeSpace, costs: CostModel, surrogate: Surrogate) -> Placement | None:
-        """A placement not asked before that a drawn model likes; none when the draws keep repeating.
+        """A placement not asked before that a drawn model likes best; none when the draws keep repeating.
 
-        It also ends when even the most hopeful of them is not expected to gain what would count.
+        Cost model and surrogate take turns: the first knows blocks and neighbours from profiles, the second
+        classes from measured totals. The surrogate's are built only where it expects nothing much worse than
+        the incumbent.
         """
         incumbent = _codes(costs, self._incumbent)
         best = self._incumbent.ratio or 1.0
-        for _ in range(DRAWS):
-            codes = surrogate.propose(incumbent, self._random)
+        for number in range(DRAWS):
+            if number % 2 == self._turn:
+                codes = costs.draw(self._random, heat=1 + number / HEATING)  # hotter while nothing new comes
+            else:
+                codes = surrogate.propose(incumbent, self._random)
+                if surrogate.predict(codes) > best * (1 + HOPE):
+                    continue
             placement = self._placed(space, costs, codes)
-            hopeful = surrogate.predict(codes) < best * (1 + HOPE)
-            if hopeful and self.is_new(placement) and self._accurate(codes):
+            if self.is_new(placement) and self._accurate(codes):
+                self._turn = 1 - self._turn
                 return placement
         return None
 

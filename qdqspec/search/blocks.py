@@ -16,6 +16,8 @@ from qdqspec.search.crossings import FP, Codes, Crossings, Edge, Floats, edges_b
 from qdqspec.types import LABELS, Label, LayerTime, Trial
 
 SWEEPS = 20  # coordinate descent settles in a few; this only bounds it
+TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # spread of the logarithms when a model is drawn
+DRAWN_SHARES = (0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,20 @@ class CostModel:
             return min(settled, key=lambda codes: self.predict(codes, share))
         finally:
             self.times = times
+
+    def draw(self, random: np.random.Generator, heat: float = 1.0) -> Codes:
+        """The best labelling of a model that doubts its times and crossing costs, drawn once.
+
+        Profiles are noisy and times depend on the neighbours, so that near its optimum the model cannot tell
+        labellings apart that a build can. ``heat`` multiplies the doubts.
+        """
+        times, costs = self.times, self._costs
+        self.times = times * random.lognormal(0, heat * TIME_DOUBT, times.shape)
+        self._costs = costs * random.lognormal(0, heat * CROSSING_DOUBT, costs.shape)
+        try:
+            return self.compose(float(random.choice(DRAWN_SHARES)))
+        finally:
+            self.times, self._costs = times, costs
 
     def predict(self, codes: Codes, share: float = 1.0) -> float:
         """Predicted milliseconds of the blocks and crossings of a labelling."""

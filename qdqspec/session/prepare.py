@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
-from qdqspec.errors import ModelError
+from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
@@ -19,10 +19,10 @@ from qdqspec.measure.isolate import Isolated
 from qdqspec.parity.data import Dataset, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.quantize.calibrate import Feed, calibrate
+from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges
-from qdqspec.regions.expressions import allowed_nodes, unmatched
+from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
 from qdqspec.regions.fusion import groups_of
 from qdqspec.regions.search import find_regions
 from qdqspec.types import Case, Placement, Region
@@ -83,6 +83,7 @@ class Prepared:
             self.model,
             self.capabilities,
             allowed=allowed_nodes(self.model, self.case.patterns),
+            denied=denied_nodes(self.model, self.case.patterns),
             rules=self.case.quantize,
             regions=self.regions,
         )
@@ -111,6 +112,19 @@ class Prepared:
     def sample(self) -> dict[str, Array]:
         """One input, for timing."""
         return dict(next(iter(self.feeds())))
+
+    def observed(self, tensors: Collection[str]) -> dict[str, Array]:
+        """What these tensors hold when the model runs on `sample`. Raises `BackendError` where that is not seen."""
+        made = [tensor for tensor in tensors if tensor not in self.sample]
+        values: Mapping[str, Array] = {}
+        if made:
+            with ExitStack() as observers:
+                values = self._observe(observers, observer_model(self.model, made))(self.sample)
+        if missing := [tensor for tensor in made if tensor not in values]:
+            raise BackendError(f"no run of the model shows '{missing[0]}'")
+        return {
+            tensor: self.sample[tensor] if tensor in self.sample else values[tensor] for tensor in tensors
+        }
 
     @cached_property
     def _numbered(self) -> tuple[SchemeSpace, Quantizer]:
