@@ -13,7 +13,7 @@ from typing import TypeAlias
 from qdqspec.placement.frames import Frames
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
-from qdqspec.types import LABELS, Label
+from qdqspec.types import LABELS, Label, LayerTime
 
 Choice: TypeAlias = tuple[Label, ...]  # one label a class
 
@@ -86,3 +86,15 @@ def _nearest_of(tied: TiedClass, label: Label) -> Label:
     if label in tied.labels:
         return label
     return tied.labels[-1] if label == "in+out" else "fp"
+
+
+def spent_by_unit(space: SchemeSpace, layers: Sequence[LayerTime]) -> dict[str, float]:
+    """Milliseconds of each unit; a kernel's time is shared by the units in it. Without a profile all count the same."""
+    if not layers:
+        return dict.fromkeys((unit.id for unit in space.units), 1.0)
+    spent = dict.fromkeys((unit.id for unit in space.units), 0.0)
+    for layer in layers:
+        owners = {space.unit_of[node] for node in layer.nodes if node in space.unit_of}
+        for owner in owners:
+            spent[owner] += layer.milliseconds / len(owners)
+    return spent

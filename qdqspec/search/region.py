@@ -14,7 +14,15 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._classes import Choice, TiedClass, gathered, pure_choices, spread, tied_classes
+from qdqspec.search._classes import (
+    Choice,
+    TiedClass,
+    gathered,
+    pure_choices,
+    spent_by_unit,
+    spread,
+    tied_classes,
+)
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.select import reaches
@@ -131,7 +139,7 @@ def _by_share(
     groups: dict[str, list[TiedClass]] = {}
     for tied in classes:
         groups.setdefault(tied.pattern, []).append(tied)
-    spent = _spent(space, next((trial for trial in trials if trial.layers), None))
+    spent = spent_by_unit(space, next((trial.layers for trial in trials if trial.layers), ()))
     shares = {
         pattern: math.fsum(spent[name] for tied in group for name in tied.units)
         for pattern, group in groups.items()
@@ -139,18 +147,6 @@ def _by_share(
     total = math.fsum(shares.values()) or 1.0
     ordered = sorted(groups, key=lambda pattern: -shares[pattern])  # stable: ties in graph order
     return [(groups[pattern], shares[pattern] / total) for pattern in ordered]
-
-
-def _spent(space: SchemeSpace, profiled: Trial | None) -> dict[str, float]:
-    """Milliseconds of each unit; a kernel's time is shared by the units in it."""
-    if profiled is None:
-        return dict.fromkeys((unit.id for unit in space.units), 1.0)
-    spent = dict.fromkeys((unit.id for unit in space.units), 0.0)
-    for layer in profiled.layers:
-        owners = {space.unit_of[node] for node in layer.nodes if node in space.unit_of}
-        for owner in owners:
-            spent[owner] += layer.milliseconds / len(owners)
-    return spent
 
 
 strategy = RegionSearch

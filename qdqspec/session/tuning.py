@@ -29,6 +29,7 @@ from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search, Watch
 from qdqspec.search.select import Choice, choose, finalists, front_of, raw_winner, reaches
 from qdqspec.session.files import BuildLogs
+from qdqspec.session.parts import PartFiles
 from qdqspec.session.prepare import Candidates, Prepared, require_path
 from qdqspec.session.warm import Start, seeds
 from qdqspec.types import (
@@ -262,6 +263,7 @@ def _bench(prepared: Prepared, work: Workbench, folder: Path, random: np.random.
         exclusive=work.exclusive,
         sqnr_db=_gate(prepared, work) if _watches_accuracy(rules) else None,
         min_sqnr_db=rules.min_sqnr_db,
+        extract=PartFiles(prepared, folder, store),
     )
 
 

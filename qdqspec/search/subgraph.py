@@ -1,0 +1,218 @@
+"""Fusion groups timed alone, then put together one after another. For models whose whole build takes minutes.
+
+May import floors 0 to 3. What a runtime runs as one kernel, with the cheap operators that follow, is a group;
+groups alike in operators and shapes are one kind. A few heuristic schemes of each kind are built cut out of the
+model, against the same nodes in float, and compared without the conversions at their borders, which a whole model
+may not have. What wins alone is then added to the whole model, the greatest expected gain first, and stays only
+where the whole model wins its race: gains of parts do not add up. The direction is that of ModelOpt's pull request
+1015; what differs are kinds, races and steps that are large enough to be told from noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from qdqspec.graph.ops import ANCHORS, copies_values
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.units import Unit
+from qdqspec.search._classes import spent_by_unit
+from qdqspec.search._steps import Steps, Stepwise
+from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.blocks import Block, fuse
+from qdqspec.search.surrogate import classes_of
+from qdqspec.types import Label, LayerTime, Trial
+
+MOST_NODES = 12  # in a group, before it takes in no more of what follows
+STEP = 0.02  # expected gain that is added at once: less is not told from noise in a race
+
+Labels: TypeAlias = dict[str, Label]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Win:
+    """What one kind of group gains of the whole time, as expected, with the labels of all groups of the kind."""
+
+    gain: float
+    labels: Mapping[str, Label]
+
+
+class SubgraphSearch(Stepwise):
+    """Parts first, then the whole. Deterministic for a sequence of answers: it draws no lots."""
+
+    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
+        self._setup = setup
+        self._space = setup.space
+        super().__init__(self._search())
+
+    def _search(self) -> Steps:
+        reference = Proposal(placement=self._space.resolve({}), phase="pure", profile=True)
+        seeds = [Proposal(placement=seed, phase="seed") for seed in self._setup.seeds]
+        trials = yield [reference, *seeds]
+        held: Labels = {}
+        for trial in trials:
+            held = dict(trial.placement.labels) if trial.incumbent else held
+        wins: list[Win] = []
+        for groups, share in kinds_of(self._space, trials[0].layers):
+            wins += yield from self._alone(groups, share)
+        yield from self._together(sorted(wins, key=lambda win: -win.gain), held)
+
+    def _alone(
+        self, groups: Sequence[Block], share: float
+    ) -> Generator[list[Proposal], list[Trial], list[Win]]:
+        """Time the schemes of one kind on its first group; the best one, where it gains anything."""
+        nodes = nodes_of(self._space, groups[0])
+        schemes = {
+            self._space.resolve(scheme).digest: name for name, scheme in schemes_of(self._space, groups[0])
+        }
+        placements = [self._space.resolve(dict(scheme)) for _, scheme in schemes_of(self._space, groups[0])]
+        trials = yield [
+            Proposal(placement=placement, phase="isolated", profile=True, subgraph=nodes)
+            for placement in (self._space.resolve({}), *placements)
+        ]
+        reference, *others = trials
+        ratios = {t.placement.digest: inner_ratio(t, reference) for t in others if t.ok and t.ratio}
+        best = min(ratios, key=ratios.__getitem__, default=None)
+        if best is None or not reference.ok or ratios[best] > 1 - self._setup.noise:
+            return []
+        labels: Labels = {}
+        for group in groups:
+            labels |= dict(schemes_of(self._space, group)).get(schemes[best], {})
+        return [Win(gain=share * (1 - ratios[best]), labels=labels)]
+
+    def _together(self, wins: Sequence[Win], held: Labels) -> Steps:
+        """Add what won alone, step by step; then all of it at once, whatever became of the steps."""
+        raw = self._space.resolve({unit: label for win in wins for unit, label in win.labels.items()})
+        for step in steps_of(wins):
+            placement = self._space.resolve({**held, **step})
+            phase = "raw" if placement.digest == raw.digest else "validate"
+            for trial in (yield [Proposal(placement=placement, phase=phase, profile=True)]):
+                held = dict(placement.labels) if trial.incumbent else held
+        if wins:
+            yield [Proposal(placement=raw, phase="raw", profile=True)]
+
+
+def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
+    """The schemes that are tried of a group, by name, beside all float; none twice.
+
+    All of it; only the inputs of what takes integers and gives floats; only the operators that do the work. Where a
+    format is for weights alone, all of it means weights alone.
+    """
+    units = [space.by_id[name] for name in group.units]
+    wanted: dict[str, Labels] = {
+        "full": {unit.id: unit.full for unit in units},
+        "inputs": {unit.id: "in-only" for unit in units if "in-only" in unit.labels},
+        "core": {unit.id: unit.full for unit in units if unit.op_type in ANCHORS},
+    }
+    seen = {space.resolve({}).digest}
+    found: list[tuple[str, Labels]] = []
+    for name, labels in wanted.items():
+        digest = space.resolve(labels).digest
+        if digest not in seen:
+            seen.add(digest)
+            found.append((name, labels))
+    return found
+
+
+def inner_ratio(trial: Trial, reference: Trial) -> float:
+    """A part's time over that of the same part in float, both without their conversions.
+
+    The race tells the ratio of the wholes, the profiles only what share of each is computing. Without profiles the
+    wholes are compared.
+    """
+    assert trial.ratio is not None
+    inner, own = _computing(reference.layers), _computing(trial.layers)
+    return trial.ratio * own / inner if inner and own else trial.ratio
+
+
+def _computing(layers: Sequence[LayerTime]) -> float:
+    whole = math.fsum(layer.milliseconds for layer in layers)
+    return math.fsum(layer.milliseconds for layer in layers if not layer.boundary) / whole if whole else 0.0
+
+
+def steps_of(wins: Sequence[Win]) -> Iterator[Labels]:
+    """What is added at a time: kinds in order of gain, small ones together until they can be told from noise."""
+    labels: Labels = {}
+    gain = 0.0
+    for win in wins:
+        labels |= win.labels
+        gain += win.gain
+        if gain >= STEP:
+            yield labels
+            labels, gain = {}, 0.0
+    if labels:
+        yield labels
+
+
+# ---- groups -------------------------------------------------------------------------------------
+
+
+def kinds_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[tuple[list[Block], float]]:
+    """Groups that are alike, with their share of the whole time, the largest first.
+
+    Without a profile every unit counts the same.
+    """
+    groups = groups_of(space, layers)
+    kinds: dict[int, list[Block]] = {}
+    for group, number in zip(groups, classes_of(space, groups), strict=True):
+        kinds.setdefault(int(number), []).append(group)
+    spent = spent_by_unit(space, layers)
+    total = math.fsum(layer.milliseconds for layer in layers) or math.fsum(spent.values()) or 1.0
+    shares = [
+        (found, math.fsum(spent[unit] for group in found for unit in group.units) / total)
+        for found in kinds.values()
+    ]
+    return sorted(shares, key=lambda kind: -kind[1])  # stable: ties in graph order
+
+
+def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[Block]:
+    """Units that share a kernel, each group with the cheap units that read it last, while there is room."""
+    groups: list[list[Unit]] = []
+    group_of: dict[str, int] = {}
+    for block in fuse(space, [layers]):
+        units = [space.by_id[name] for name in block.units]
+        number = None if any(unit.op_type in ANCHORS for unit in units) else _feeding(space, units, group_of)
+        if number is None or sum(len(unit.nodes) for unit in (*groups[number], *units)) > MOST_NODES:
+            number = len(groups)
+            groups.append([])
+        groups[number] += units
+        group_of.update(dict.fromkeys((unit.id for unit in units), number))
+    return [
+        Block(index=index, units=tuple(unit.id for unit in units), codes=())
+        for index, units in enumerate(groups)
+    ]
+
+
+def _feeding(space: SchemeSpace, units: Sequence[Unit], group_of: Mapping[str, int]) -> int | None:
+    """The last group that makes something these units read."""
+    makers = (_maker(space, tensor) for unit in units for tensor, _ in unit.edges)
+    return max((group_of[maker] for maker in makers if maker in group_of), default=None)
+
+
+def _maker(space: SchemeSpace, tensor: str) -> str:
+    """The unit that makes a tensor, whatever copies of it stand between."""
+    node = space.model.producer.get(tensor)
+    while node is not None and node.name not in space.unit_of and copies_values(node):
+        node = space.model.producer.get(node.inputs[0])
+    return space.unit_of.get(node.name, "") if node is not None else ""
+
+
+def nodes_of(space: SchemeSpace, group: Block) -> tuple[str, ...]:
+    """The nodes of a group in graph order, with the copies between its units."""
+    model = space.model
+    nodes = {name for unit in group.units for name in space.by_id[unit].nodes}
+    for unit in group.units:
+        for tensor, _ in space.by_id[unit].edges:
+            if _maker(space, tensor) in group.units:
+                node = model.producer[tensor]
+                while node.name not in space.unit_of:
+                    nodes.add(node.name)
+                    node = model.producer[node.inputs[0]]
+    return tuple(sorted(nodes, key=lambda name: model.by_name[name].index))
+
+
+strategy = SubgraphSearch
