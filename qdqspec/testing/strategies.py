@@ -1,0 +1,248 @@
+"""The contract suite for search strategies: inherit `StrategyContract`, say which, and pytest does the rest.
+
+May import floors 0 to 4 and pytest::
+
+    class TestMine(StrategyContract):
+        strategy = MyStrategy
+
+A strategy is driven over a small residual network with made-up costs: each operator has a time in floating
+point and one in integers, and every tensor that changes hands between the two costs extra. Nothing is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import Model
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.types import Label, LayerTime, Placement, Race, Samples, Trial
+
+_TEXT = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[1,8,8,8] x) => (float[1,8] y)
+<float[8,8,3,3] w0, float[8,8,3,3] w1, float[8,8,3,3] w2, float[8,8] g> {
+    a = Conv<pads = [1,1,1,1]>(x, w0)
+    b = Relu(a)
+    c = Conv<pads = [1,1,1,1]>(b, w1)
+    d = Add(b, c)
+    e = Relu(d)
+    f = Conv<pads = [1,1,1,1]>(e, w2)
+    h = GlobalAveragePool(f)
+    i = Flatten(h)
+    y = MatMul(i, g)
+}"""
+_MOST = 400  # questions after which a strategy counts as endless
+
+
+def small_space() -> SchemeSpace:
+    """The space of a residual network of nine operators; weights are zero, as nothing runs it."""
+    proto = onnx.parser.parse_model(_TEXT)
+    for tensor in proto.graph.initializer:
+        tensor.ClearField("float_data")
+        tensor.raw_data = np.zeros(list(tensor.dims), np.float32).tobytes()
+    both: tuple[Label, ...] = ("in+out", "in-only")
+    capabilities = Capabilities(
+        formats=("int8",),
+        labels={
+            "Conv": ("in+out",),
+            "Add": ("in+out",),
+            "GlobalAveragePool": ("in+out",),
+            "Flatten": ("in+out",),
+            "MatMul": both,
+        },
+        activations={"int8": "uint8"},
+        weights={"int8": "int8"},
+        absorbs=frozenset({"Relu"}),
+    )
+    return SchemeSpace(Model(proto), capabilities)
+
+
+class Oracle:
+    """Answers a strategy as a device would: made-up times, races won exactly when a placement is faster.
+
+    ``fails`` says which placements do not build. ``seed`` chooses the costs.
+    """
+
+    def __init__(
+        self, space: SchemeSpace, seed: int = 0, fails: Callable[[Placement], bool] = lambda _: False
+    ) -> None:
+        random = np.random.default_rng(seed)
+        self.space = space
+        self._float = {unit.id: random.uniform(0.5, 2) for unit in space.units}
+        self._gain = {unit.id: random.uniform(0.3, 1.2) for unit in space.units}
+        self._crossing = 0.15
+        self._fails = fails
+        self._best: float | None = None
+        self._reference = self.cost(space.resolve({}))
+        self._number = 0
+
+    def cost(self, placement: Placement) -> float:
+        """Milliseconds: integer kernels save or lose, and every pair whose neighbours disagree costs."""
+        labels = dict(placement.labels)
+        total = sum(
+            self._float[u.id] * (self._gain[u.id] if labels.get(u.id, "fp") != "fp" else 1)
+            for u in self.space.units
+        )
+        return total + self._crossing * len(self._crossings(labels))
+
+    def answer(self, proposal: Proposal) -> Trial:
+        """The trial of a proposal."""
+        number, self._number = self._number, self._number + 1
+        blank = Trial(number=number, phase=proposal.phase, placement=proposal.placement)
+        if number and self._fails(proposal.placement):
+            return Trial(
+                number=number, phase=proposal.phase, placement=proposal.placement, status="failed", error="no"
+            )
+        cost = self.cost(proposal.placement)
+        won = self._best is None or cost < 0.99 * self._best
+        race = None
+        if self._best is not None:
+            verdict = "faster" if won else "no difference" if cost <= 1.01 * self._best else "slower"
+            race = Race(opponent="best", ratio=cost / self._best, p_value=0.001, pairs=12, verdict=verdict)
+        self._best = cost if won or self._best is None else self._best
+        return Trial(
+            number=blank.number,
+            phase=blank.phase,
+            placement=blank.placement,
+            samples=Samples(wall_ms=(cost,), cpu_ms=(cost,)),
+            layers=self._layers(proposal.placement) if proposal.profile else (),
+            race=race,
+            incumbent=won,
+            ratio=cost / self._reference,
+        )
+
+    def _crossings(self, labels: Mapping[str, Label]) -> list[str]:
+        """Tensors that are made in one world and read in the other."""
+        made = {t: labels.get(u.id) == "in+out" for u in self.space.units for t in u.outputs}
+        read = [(t, labels.get(u.id, "fp") != "fp") for u in self.space.units for t, _ in u.edges]
+        return sorted({tensor for tensor, integer in read if integer != made.get(tensor, False)})
+
+    def _layers(self, placement: Placement) -> tuple[LayerTime, ...]:
+        labels = dict(placement.labels)
+        kernels = [
+            LayerTime(
+                name=u.id,
+                op_type=u.op_type,
+                milliseconds=self._float[u.id] * (self._gain[u.id] if labels.get(u.id, "fp") != "fp" else 1),
+                nodes=u.nodes,
+                integer=labels.get(u.id, "fp") != "fp",
+            )
+            for u in self.space.units
+        ]
+        conversions = [
+            LayerTime(
+                name=f"q {t}", op_type="Quantize", milliseconds=self._crossing, tensors=(t,), boundary=True
+            )
+            for t in self._crossings(labels)
+        ]
+        return (*kernels, *conversions)
+
+
+def drive(strategy: Strategy, oracle: Oracle, *, trials: int = _MOST, batch: int = 1) -> list[Trial]:
+    """Ask, answer and tell until the strategy is done or so many trials were made."""
+    made: list[Trial] = []
+    while len(made) < trials and (proposals := strategy.ask(min(batch, trials - len(made)))):
+        answers = [oracle.answer(proposal) for proposal in proposals]
+        made += answers
+        strategy.tell(answers)
+    return made
+
+
+class StrategyContract:
+    """What every strategy must do. Set ``strategy`` to the class."""
+
+    strategy: ClassVar[type[Strategy]]
+    __test__ = False
+
+    def __init_subclass__(cls) -> None:
+        """Only subclasses are collected."""
+        cls.__test__ = True
+
+    @pytest.fixture
+    def space(self) -> SchemeSpace:
+        """The space that is searched; override it for a strategy that wants another."""
+        return small_space()
+
+    def make(self, space: SchemeSpace, seed: int = 0, trials: int = 60) -> Strategy:
+        """A strategy at its beginning."""
+        return self.strategy(
+            SearchSetup(space=space, clock="cpu", trials=trials), np.random.default_rng(seed)
+        )
+
+    def test_it_begins_with_the_reference(self, space: SchemeSpace) -> None:
+        """All ratios are to it, so it must be built first."""
+        first = self.make(space).ask(1)
+        assert [proposal.placement.sites for proposal in first] == [frozenset()]
+
+    def test_it_never_asks_twice(self, space: SchemeSpace) -> None:
+        """No placement is built twice, whatever labels it was thought of in."""
+        digests = [trial.placement.digest for trial in drive(self.make(space), Oracle(space))]
+        assert len(digests) == len(set(digests))
+
+    def test_it_comes_to_an_end(self, space: SchemeSpace) -> None:
+        """It ends by itself, and says so from then on."""
+        strategy = self.make(space)
+        assert len(drive(strategy, Oracle(space))) < _MOST
+        assert strategy.done()
+        assert not strategy.ask(1)
+        assert strategy.done()
+
+    def test_it_is_not_done_while_it_waits(self, space: SchemeSpace) -> None:
+        """With a question open, there may be more to come."""
+        strategy = self.make(space)
+        strategy.ask(1)
+        assert not strategy.done()
+
+    def test_it_is_deterministic(self, space: SchemeSpace) -> None:
+        """The same seed and the same answers lead to the same questions."""
+        runs: list[list[str]] = []
+        for _ in range(2):
+            runs.append([t.placement.digest for t in drive(self.make(space, seed=7), Oracle(space))])
+        assert runs[0] == runs[1]
+
+    @pytest.mark.parametrize("batch", [1, 3])
+    def test_it_gives_no_more_than_was_asked_for(self, space: SchemeSpace, batch: int) -> None:
+        """Who asks for n gets at most n."""
+        strategy = self.make(space)
+        oracle = Oracle(space)
+        while proposals := strategy.ask(batch):
+            assert len(proposals) <= batch
+            strategy.tell([oracle.answer(proposal) for proposal in proposals])
+
+    def test_it_stays_in_its_space(self, space: SchemeSpace) -> None:
+        """Only units of the space are labelled, and with labels they offer."""
+        for trial in drive(self.make(space), Oracle(space)):
+            assert _belongs(space, trial.placement)
+
+    def test_failures_do_not_stop_it(self, space: SchemeSpace) -> None:
+        """A candidate that does not build is an answer like any other."""
+        oracle = Oracle(space, fails=lambda placement: int(placement.digest, 16) % 3 == 0)
+        trials = drive(self.make(space), oracle)
+        assert any(not trial.ok for trial in trials)
+        assert trials[-1].number == len(trials) - 1
+
+    def test_all_but_the_reference_may_fail(self, space: SchemeSpace) -> None:
+        """Even then it ends without an exception."""
+        strategy = self.make(space)
+        drive(strategy, Oracle(space, fails=lambda _: True))
+        assert strategy.done()
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_it_finds_what_pure_labels_find(self, space: SchemeSpace, seed: int) -> None:
+        """It is no worse than the better of nothing and everything quantized."""
+        oracle = Oracle(space, seed)
+        found = min(oracle.cost(t.placement) for t in drive(self.make(space), oracle) if t.ok)
+        pure = [space.resolve({}), space.resolve(space.everything())]
+        assert found <= min(map(oracle.cost, pure)) + 1e-9
+
+
+def _belongs(space: SchemeSpace, placement: Placement) -> bool:
+    offered: dict[str, Sequence[Label]] = {unit.id: unit.labels for unit in space.units}
+    known = all(label in offered.get(name, ()) for name, label in placement.labels)
+    return known and space.resolve(dict(placement.labels)).digest == placement.digest

@@ -1,0 +1,27 @@
+"""Runs the shipped strategy contract over everything registered."""
+
+from __future__ import annotations
+
+from qdqspec.registry import names, resolve
+from qdqspec.testing.strategies import StrategyContract
+
+
+class TestAttribution(StrategyContract):
+    strategy = resolve("strategy", "attribution")
+
+
+class TestRegion(StrategyContract):
+    strategy = resolve("strategy", "region")
+
+
+class TestExhaustive(StrategyContract):
+    strategy = resolve("strategy", "exhaustive")
+
+
+class TestOptuna(StrategyContract):
+    strategy = resolve("strategy", "optuna")
+
+
+def test_every_strategy_has_a_contract() -> None:
+    covered = {cls.strategy for cls in StrategyContract.__subclasses__()}
+    assert covered == {resolve("strategy", name) for name in names("strategy")}
