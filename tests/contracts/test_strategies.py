@@ -22,6 +22,10 @@ class TestOptuna(StrategyContract):
     strategy = resolve("strategy", "optuna")
 
 
+class TestSubgraph(StrategyContract):
+    strategy = resolve("strategy", "subgraph")
+
+
 def test_every_strategy_has_a_contract() -> None:
     covered = {cls.strategy for cls in StrategyContract.__subclasses__()}
     assert covered == {resolve("strategy", name) for name in names("strategy")}
