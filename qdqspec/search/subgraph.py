@@ -85,13 +85,23 @@ class SubgraphSearch(Stepwise):
         return [Win(gain=share * (1 - ratios[best]), labels=labels)]
 
     def _together(self, wins: Sequence[Win], held: Labels) -> Steps:
-        """Add what won alone, step by step; then all of it at once, whatever became of the steps."""
+        """Add what won alone, step by step; then all of it at once, whatever became of the steps.
+
+        A step that lost is tried again while others win: beside integer neighbours it needs fewer conversions.
+        """
         raw = self._space.resolve({unit: label for win in wins for unit, label in win.labels.items()})
-        for step in steps_of(wins):
-            placement = self._space.resolve({**held, **step})
-            phase = "raw" if placement.digest == raw.digest else "validate"
-            for trial in (yield [Proposal(placement=placement, phase=phase, profile=True)]):
-                held = dict(placement.labels) if trial.incumbent else held
+        waiting, before = list(steps_of(wins)), -1
+        while waiting and len(waiting) != before:
+            before, rejected = len(waiting), []
+            for step in waiting:
+                placement = self._space.resolve({**held, **step})
+                phase = "raw" if placement.digest == raw.digest else "validate"
+                trials = yield [Proposal(placement=placement, phase=phase, profile=True)]
+                if any(trial.incumbent for trial in trials):
+                    held = dict(placement.labels)
+                else:
+                    rejected.append(step)
+            waiting = rejected
         if wins:
             yield [Proposal(placement=raw, phase="raw", profile=True)]
 
