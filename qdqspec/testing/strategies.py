@@ -26,7 +26,7 @@ from qdqspec.types import NOT_CANDIDATES, Label, LayerTime, Placement, Race, Sam
 
 _TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1,8,8,8] x) => (float[1,8] y)
-<float[8,8,3,3] w0, float[8,8,3,3] w1, float[8,8,3,3] w2, float[8,8] g> {
+{
     a = Conv<pads = [1,1,1,1]>(x, w0)
     b = Relu(a)
     c = Conv<pads = [1,1,1,1]>(b, w1)
@@ -37,15 +37,15 @@ net (float[1,8,8,8] x) => (float[1,8] y)
     i = Flatten(h)
     y = MatMul(i, g)
 }"""
+_WEIGHTS = {"w0": (8, 8, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 3, 3), "g": (8, 8)}
 _MOST = 400  # questions after which a strategy counts as endless
 
 
 def small_space() -> SchemeSpace:
     """The space of a residual network of nine operators; weights are zero, as nothing runs it."""
     proto = onnx.parser.parse_model(_TEXT)
-    for tensor in proto.graph.initializer:
-        tensor.ClearField("float_data")
-        tensor.raw_data = np.zeros(list(tensor.dims), np.float32).tobytes()
+    for name, shape in _WEIGHTS.items():
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
     both: tuple[Label, ...] = ("in+out", "in-only")
     capabilities = Capabilities(
         formats=("int8",),

@@ -14,7 +14,10 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.search import find_regions
-from qdqspec.search.base import SearchSetup
+from qdqspec.search.attribution import pure_placements
+from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.blocks import CostModel, fuse
+from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import LayerTime, Placement, Trial
 
 Cost = Callable[[Placement], float | None]
@@ -89,3 +92,19 @@ def layers(space: SchemeSpace) -> tuple[LayerTime, ...]:
         LayerTime(name=node.name, op_type=node.op_type, milliseconds=1.0 + node.index, nodes=(node.name,))
         for node in space.model.nodes
     )
+
+
+@pytest.fixture
+def learnt() -> Callable[[int], tuple[CostModel, Oracle]]:
+    """A cost model that has seen the pure builds of a made-up device, with that device, by seed."""
+
+    def make(seed: int = 0) -> tuple[CostModel, Oracle]:
+        space = small_space()
+        oracle = Oracle(space, seed)
+        asked = [Proposal(placement=p, phase="pure", profile=True) for p in pure_placements(space)]
+        trials = [oracle.answer(proposal) for proposal in asked]
+        costs = CostModel(space, fuse(space, (trial.layers for trial in trials)))
+        costs.learn(trials)
+        return costs, oracle
+
+    return make

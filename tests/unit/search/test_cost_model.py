@@ -1,0 +1,105 @@
+"""Blocks, their cost model, and what it composes."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from qdqspec.search.blocks import Block, block_codes, flips, fuse, unit_labels
+from qdqspec.search.crossings import FP, FULL, Crossings, edges_between
+from qdqspec.testing.strategies import small_space
+from qdqspec.types import LABELS, LayerTime
+
+
+def test_units_in_one_kernel_are_one_block_in_graph_order() -> None:
+    space = small_space()
+    names = [unit.id for unit in space.units]
+    kernels = [
+        LayerTime(name="k1", op_type="Fused", milliseconds=1, nodes=(names[3], names[1])),
+        LayerTime(name="k2", op_type="Fused", milliseconds=1, nodes=(names[1], names[0])),
+        LayerTime(name="q", op_type="Quantize", milliseconds=1, nodes=(names[0], names[4]), boundary=True),
+    ]
+    blocks = fuse(space, [kernels])
+    assert blocks[0].units == (names[0], names[1], names[3])
+    assert [block.index for block in blocks] == list(range(len(names) - 2))
+    assert sorted(name for block in blocks for name in block.units) == sorted(names)
+
+
+def test_codes_and_labels_are_inverse_where_blocks_are_units() -> None:
+    space = small_space()
+    blocks = fuse(space, [])
+    for code in range(len(LABELS)):
+        codes = np.array([code if code in block.codes else FP for block in blocks], dtype=np.int8)
+        assert np.array_equal(block_codes(blocks, unit_labels(space, blocks, codes)), codes)
+
+
+def test_crossings_as_arrays_are_those_of_single_edges() -> None:
+    space = small_space()
+    blocks = fuse(space, [])
+    edges = edges_between(space, {n: b.index for b in blocks for u in b.units for n in space.by_id[u].nodes})
+    random = np.random.default_rng(0)
+    for _ in range(100):
+        codes = np.array([random.choice(block.codes) for block in blocks], dtype=np.int8)
+        assert Crossings(edges).of(codes).tolist() == [edge.crosses(codes) for edge in edges]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_model_predicts_what_was_never_built(seed: int, learnt) -> None:
+    costs, oracle = learnt(seed)
+    random = np.random.default_rng(seed)
+    constant = oracle.cost(costs.space.resolve({})) - costs.predict(np.zeros(len(costs.blocks), np.int8))
+    for _ in range(20):
+        codes = np.array(
+            [random.choice([c for c in b.codes if c in (FP, FULL)]) for b in costs.blocks], np.int8
+        )
+        placement = costs.space.resolve(unit_labels(costs.space, costs.blocks, codes))
+        assert costs.predict(codes) + constant == pytest.approx(oracle.cost(placement), abs=0.2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_composed_is_near_the_best_of_all_labellings(seed: int, learnt) -> None:
+    costs, oracle = learnt(seed)
+
+    def cost(codes: np.ndarray) -> float:
+        return oracle.cost(costs.space.resolve(unit_labels(costs.space, costs.blocks, codes)))
+
+    everything = itertools.product(*(block.codes for block in costs.blocks))
+    best = min(cost(np.array(codes, dtype=np.int8)) for codes in everything)
+    composed = min(cost(costs.compose(share)) for share in (0.0, 0.5, 1.0, 2.0))
+    assert composed <= 1.1 * best
+
+
+def test_a_price_on_a_block_takes_it_out(learnt) -> None:
+    costs, _ = learnt(0)
+    free = costs.compose(1.0)
+    quantized = int(np.flatnonzero(free != FP)[0])
+    penalty = np.zeros_like(costs.times)
+    penalty[quantized, FP + 1 :] = 1e6
+    assert costs.compose(1.0, penalty)[quantized] == FP
+    assert np.array_equal(costs.compose(1.0), free)  # and the price is gone afterwards
+
+
+def test_draws_differ_and_leave_the_model_alone(learnt) -> None:
+    costs, _ = learnt(3)
+    times = costs.times.copy()
+    random = np.random.default_rng(0)
+    drawn = {costs.draw(random, heat=4).tobytes() for _ in range(40)}
+    assert len(drawn) > 1
+    assert np.array_equal(costs.times, times)
+
+
+def test_flips_change_one_block_each_and_come_in_order_of_promise(learnt) -> None:
+    costs, _ = learnt(0)
+    codes = costs.compose(1.0)
+    flipped = flips(costs, codes)
+    assert all((other != codes).sum() == 1 for other in flipped)
+    assert len(flipped) == sum(len(block.codes) - 1 for block in costs.blocks)
+    promised = [costs.predict(other) for other in flipped]
+    assert promised == sorted(promised)
+
+
+def test_an_empty_space_has_no_blocks() -> None:
+    assert fuse(small_space().known(()), []) == ()
+    assert Block(index=0, units=(), codes=(0,)).codes == (0,)

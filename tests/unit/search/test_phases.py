@@ -1,0 +1,166 @@
+"""The default strategy on a made-up device: its phases, and accuracy as a constraint and an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._accuracy import NoiseModel, noisiest_first, power, priced
+from qdqspec.search.attribution import Attribution
+from qdqspec.search.base import SearchSetup
+from qdqspec.search.crossings import FP
+from qdqspec.search.select import front_of, reaches
+from qdqspec.search.surrogate import Surrogate, classes_of
+from qdqspec.testing.strategies import Oracle, drive, small_space
+from qdqspec.types import Placement, Trial
+
+
+def noise_of(space: SchemeSpace) -> Callable[[Placement], float]:
+    """SQNR by placement: every quantized unit adds noise of its own, the second convolution most of it."""
+    powers = {unit.id: power(45.0 - 4 * (index == 1) * 3) for index, unit in enumerate(space.units)}
+
+    def sqnr_db(placement: Placement) -> float:
+        noise = sum(powers[name] for name, _ in placement.labels)
+        return 200.0 if noise == 0 else -10 * float(np.log10(noise))
+
+    return sqnr_db
+
+
+class Listening(Oracle):
+    """An oracle that tells accuracy too, and lets nobody win who is below the least."""
+
+    def __init__(self, space: SchemeSpace, seed: int, least: float | None) -> None:
+        super().__init__(space, seed)
+        self._sqnr, self._least = noise_of(space), least
+
+    def answer(self, proposal):  # type: ignore[no-untyped-def] # as in the base class
+        from dataclasses import replace
+
+        best = self._best
+        trial = replace(super().answer(proposal), sqnr_db=self._sqnr(proposal.placement))
+        if not proposal.timed or (self._least is not None and not reaches(trial, self._least)):
+            self._best = best
+            return replace(trial, incumbent=False, race=None)
+        return trial
+
+
+def searched(seed: int, **setup: object) -> tuple[list[Trial], Listening]:
+    space = small_space()
+    least = setup.get("min_sqnr_db")
+    oracle = Listening(space, seed, least if isinstance(least, float) else None)
+    strategy = Attribution(SearchSetup(space=space, clock="cpu", **setup), np.random.default_rng(seed))  # type: ignore[arg-type] # keyword words of the setup
+    return drive(strategy, oracle), oracle
+
+
+def test_phases_come_in_their_order() -> None:
+    space = small_space()
+    strategy = Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(0))
+    phases = [trial.phase for trial in drive(strategy, Oracle(space))]
+    order = ["pure", "compose", "surrogate", "refine"]
+    assert phases == sorted(phases, key=order.index)
+    assert phases.count("pure") >= 3
+    assert "sensitivity" not in phases
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_finds_the_best_of_all_labellings_or_nearly_so(seed: int) -> None:
+    import itertools
+
+    space = small_space()
+    oracle = Oracle(space, seed)
+    strategy = Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(seed))
+    found = min(oracle.cost(t.placement) for t in drive(strategy, oracle, trials=40))
+    names = [unit.id for unit in space.units]
+    all_labels = itertools.product(*(unit.labels for unit in space.units))
+    best = min(oracle.cost(space.resolve(dict(zip(names, labels, strict=True)))) for labels in all_labels)
+    assert found <= 1.05 * best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_with_a_constraint_the_winner_is_accurate_enough(seed: int) -> None:
+    trials, oracle = searched(seed, min_sqnr_db=38.0)
+    winner = [trial for trial in trials if trial.incumbent][-1]
+    assert winner.sqnr_db is not None
+    assert winner.sqnr_db >= 38.0
+    assert winner.placement.sites
+    assert oracle.cost(winner.placement) < oracle.cost(oracle.space.resolve({}))
+
+
+def test_blocks_are_heard_alone_once_and_are_no_candidates() -> None:
+    trials, oracle = searched(0, min_sqnr_db=38.0)
+    alone = [trial for trial in trials if trial.phase == "sensitivity"]
+    assert 0 < len(alone) <= len(oracle.space.units)
+    assert not any(trial.incumbent for trial in alone)
+
+
+def test_two_objectives_give_a_front() -> None:
+    trials, _ = searched(1, pareto=True)
+    front = front_of(trials, 8)
+    assert len(front) >= 3
+    times = [trial.ratio or 0.0 for trial in front]
+    accuracies = [trial.sqnr_db or 0.0 for trial in front]
+    assert times == sorted(times)
+    assert accuracies == sorted(accuracies)
+    beaten = [
+        t
+        for t in trials
+        for f in front
+        if (t.ratio or 9) < (f.ratio or 0) and (t.sqnr_db or 0) > (f.sqnr_db or 0)
+    ]
+    assert not beaten
+
+
+def test_a_long_front_is_thinned_and_keeps_its_ends() -> None:
+    space = small_space()
+    trials = [
+        Trial(number=n, phase="trade", placement=space.resolve({}), ratio=0.5 + n / 100, sqnr_db=20.0 + n)
+        for n in range(30)
+    ]
+    thin = front_of(trials, 5)
+    assert [thin[0].number, thin[-1].number, len(thin)] == [0, 29, 5]
+
+
+def test_noise_adds_up_and_is_calibrated_by_the_whole() -> None:
+    noise = NoiseModel([30.0, 30.0, 40.0], together_db=None)
+    codes = np.array([1, 1, 0], dtype=np.int8)
+    assert noise.sqnr_db(codes) == pytest.approx(27.0, abs=0.02)
+    assert noise.sqnr_db(np.zeros(3, dtype=np.int8)) == float("inf")
+    calibrated = NoiseModel([30.0, 30.0, 40.0], together_db=29.0)
+    assert calibrated.sqnr_db(np.ones(3, dtype=np.int8)) == pytest.approx(29.0)
+
+
+def test_the_noisiest_blocks_go_first() -> None:
+    noise = NoiseModel([20.0, 40.0, 30.0], together_db=None)
+    kept = noisiest_first(np.ones(3, dtype=np.int8), noise, 35.0)
+    assert kept.tolist() == [FP, 1, FP]
+
+
+def test_dearer_noise_never_makes_more_of_it(learnt) -> None:
+    costs, _ = learnt(2)
+    noise = NoiseModel([30.0 + 2 * i for i in range(len(costs.blocks))], together_db=None)
+    heard = [noise.sqnr_db(codes) for codes in priced(costs, noise)]
+    assert heard[-1] == float("inf")
+    assert heard[0] <= heard[len(heard) // 2] <= heard[-1]
+
+
+def test_the_surrogate_learns_a_class_from_totals(learnt) -> None:
+    costs, _ = learnt(4)
+    surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.01)
+    codes = costs.compose(1.0)
+    before = surrogate.predict(codes)
+    for _ in range(30):
+        surrogate.observe(codes, before + 0.2)
+    assert surrogate.predict(codes) == pytest.approx(before + 0.2, abs=0.02)
+
+
+def test_alike_blocks_are_one_class(learnt) -> None:
+    costs, _ = learnt(0)
+    classes = classes_of(costs.space, costs.blocks)
+    kinds = [costs.space.by_id[block.units[0]].op_type for block in costs.blocks]
+    assert len(set(classes.tolist())) < len(costs.blocks)
+    assert (
+        len({c for c, kind in zip(classes.tolist(), kinds, strict=True) if kind == "Conv"}) == 2
+    )  # one has a Relu
