@@ -85,7 +85,7 @@ class SubgraphSearch(Stepwise):
         return [Win(gain=share * (1 - ratios[best]), labels=labels)]
 
     def _together(self, wins: Sequence[Win], held: Labels) -> Steps:
-        """Add what won alone, step by step; then all of it at once, whatever became of the steps.
+        """Add what won alone, step by step; then all of it at once, and everything, whatever became of the steps.
 
         A step that lost is tried again while others win: beside integer neighbours it needs fewer conversions.
         """
@@ -102,8 +102,12 @@ class SubgraphSearch(Stepwise):
                 else:
                     rejected.append(step)
             waiting = rejected
-        if wins:
-            yield [Proposal(placement=raw, phase="raw", profile=True)]
+        everything = self._space.resolve(self._space.everything())
+        last = [Proposal(placement=raw, phase="raw", profile=True)] if wins else []
+        yield [*last, Proposal(placement=everything, phase="pure", profile=True)]
+        # One build more, and nobody need wonder whether quantizing all of it would have been better.
+        everything = self._space.resolve(self._space.everything())
+        yield [Proposal(placement=everything, phase="validate", profile=True)]
 
 
 def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
