@@ -1,0 +1,278 @@
+"""Blocks and crossings one by one: what is joined, which tensors are converted, what a profile teaches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import Model
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.search.attribution import Attribution, pure_placements
+from qdqspec.search.base import SearchSetup
+from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels
+from qdqspec.search.crossings import Crossings, Edge, edges_between
+from qdqspec.testing.strategies import Oracle
+from qdqspec.types import LABELS, LayerTime, Placement, Trial
+
+FP, FULL, IN = (LABELS.index(label) for label in ("fp", "in+out", "in-only"))
+CAPABILITIES = Capabilities(
+    formats=("int8",),
+    labels={
+        **dict.fromkeys(("Conv", "Add", "GlobalAveragePool"), ("in+out",)),
+        "Gemm": ("in+out", "in-only"),
+    },
+    activations={"int8": "uint8"},
+    weights={"int8": "int8"},
+    absorbs=frozenset({"Relu"}),
+)
+
+
+def residual_space() -> SchemeSpace:
+    """Two convolutions with a residual, pooled, and two products: six units."""
+    shapes = {"w1": (8, 4, 3, 3), "w2": (8, 8, 3, 3), "fc1": (8, 16), "fc2": (16, 4)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("Conv", ["b", "w2"], ["c"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["b", "c"], ["d"], "add"),
+        helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
+        helper.make_node("Flatten", ["e"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "fc1"], ["g"], "gemm1"),
+        helper.make_node("Gemm", ["g", "fc2"], ["y"], "gemm2"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "residual",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 4, 8, 8))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 4))],
+        [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in shapes.items()],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return SchemeSpace(Model(proto), CAPABILITIES)
+
+
+SPACE = residual_space()
+UNITS = [unit.id for unit in SPACE.units]
+
+
+def kernel(*nodes: str, ms: float = 1.0) -> LayerTime:
+    return LayerTime(name="+".join(nodes), op_type="K", milliseconds=ms, nodes=nodes)
+
+
+def conversion(*tensors: str, ms: float) -> LayerTime:
+    return LayerTime(name="q", op_type="Q", milliseconds=ms, tensors=tensors, boundary=True)
+
+
+def trial(placement: Placement, *layers: LayerTime) -> Trial:
+    return Trial(number=0, phase="p", placement=placement, layers=layers)
+
+
+# ---- fusion -------------------------------------------------------------------------------------
+
+
+def test_kernels_of_all_profiles_join_units() -> None:
+    profiles = [[kernel("conv1", "relu"), kernel("conv2", "add")], [kernel("add", "pool")]]
+    blocks = fuse(SPACE, profiles)
+    assert [block.units for block in blocks] == [("conv1",), ("conv2", "add", "pool"), ("gemm1",), ("gemm2",)]
+
+
+def test_conversions_and_nodes_that_are_no_units_join_nothing() -> None:
+    reorder = LayerTime(name="r", op_type="R", milliseconds=1, nodes=("conv1", "conv2"), boundary=True)
+    assert len(fuse(SPACE, [[reorder, kernel("flatten", "gemm1"), kernel("nobody")]])) == len(UNITS)
+
+
+@given(st.lists(st.lists(st.sampled_from(UNITS), min_size=1, max_size=3), max_size=6))
+def test_blocks_are_the_connected_components_in_graph_order(kernels: list[list[str]]) -> None:
+    blocks = fuse(SPACE, [[kernel(*nodes) for nodes in kernels]])
+    assert sorted(unit for block in blocks for unit in block.units) == sorted(UNITS)
+    home = {unit: block.index for block in blocks for unit in block.units}
+    assert all(len({home[unit] for unit in nodes}) == 1 for nodes in kernels)
+    assert len(blocks) >= len(UNITS) - sum(len({*nodes}) - 1 for nodes in kernels)
+    firsts = [UNITS.index(block.units[0]) for block in blocks]
+    assert firsts == sorted(firsts)
+
+
+def test_in_only_reaches_the_units_of_a_block_that_offer_it() -> None:
+    (block,) = fuse(SPACE, [[kernel(*UNITS)]])
+    assert block.codes == (FP, FULL, IN)
+    assert unit_labels(SPACE, [block], np.array([FULL], dtype=np.int8)) == SPACE.everything()
+    partly = unit_labels(SPACE, [block], np.array([IN], dtype=np.int8))
+    assert {name for name, label in partly.items() if label == "in-only"} == {"gemm1", "gemm2"}
+    assert block_codes([block], partly).tolist() == [IN]
+
+
+# ---- crossings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("producer", "reader", "crosses"),
+    [
+        (FP, FP, False),
+        (FP, FULL, True),
+        (FP, IN, True),
+        (FULL, FP, True),
+        (FULL, FULL, False),
+        (FULL, IN, False),
+        (IN, FP, False),  # it makes floats
+        (IN, FULL, True),
+        (IN, IN, True),
+    ],
+)
+def test_a_tensor_is_converted_where_it_changes_worlds(producer: int, reader: int, crosses: bool) -> None:
+    edge = Edge("t", 1.0, 0, (1,), outside=False)
+    assert edge.crosses(np.array([producer, reader], dtype=np.int8)) == crosses
+
+
+def test_a_tensor_is_converted_once_for_all_who_read_it() -> None:
+    edges = (Edge("t", 1.0, 0, (1, 2), outside=False),)
+    assert Crossings(edges).of(np.array([FP, FULL, FULL], dtype=np.int8)).sum() == 1
+
+
+def test_an_integer_tensor_that_is_read_outside_is_converted() -> None:
+    edge = Edge("t", 1.0, 0, (), outside=True)
+    assert edge.crosses(np.array([FULL], dtype=np.int8))
+    assert not edge.crosses(np.array([IN], dtype=np.int8))
+
+
+def test_an_input_of_the_graph_is_made_as_float() -> None:
+    edge = Edge("x", 1.0, -1, (0,), outside=False)
+    assert edge.crosses(np.array([FULL], dtype=np.int8))
+    assert not edge.crosses(np.array([FP], dtype=np.int8))
+
+
+EDGES = st.builds(
+    Edge,
+    st.just("t"),
+    st.just(1.0),
+    st.integers(-1, 4),
+    st.lists(st.integers(0, 4), max_size=3, unique=True).map(tuple),
+    st.booleans(),
+).filter(lambda edge: edge.consumers or edge.producer >= 0)
+
+
+@given(st.lists(EDGES, max_size=6), st.lists(st.integers(0, 2), min_size=5, max_size=5))
+def test_all_edges_at_once_are_as_each_alone(edges: list[Edge], codes: list[int]) -> None:
+    labelling = np.array(codes, dtype=np.int8)
+    assert Crossings(edges).of(labelling).tolist() == [edge.crosses(labelling) for edge in edges]
+
+
+def test_edges_run_between_blocks_and_know_who_else_reads() -> None:
+    block_of = {"conv1": 0, "relu": 0, "conv2": 1, "add": 1}
+    edges = {edge.tensor: edge for edge in edges_between(SPACE, block_of)}
+    assert edges["x"].producer == -1
+    assert edges["b"].blocks == (0, 1)
+    assert "c" not in edges  # inside block 1
+    assert edges["d"].outside  # read by pool, which is in no block
+    assert edges["b"].elements == 8 * 8 * 8
+
+
+# ---- what profiles teach ------------------------------------------------------------------------
+
+
+def costs_of(*trials: Trial) -> CostModel:
+    costs = CostModel(SPACE, fuse(SPACE, []))
+    costs.learn(trials)
+    return costs
+
+
+def test_a_block_costs_what_its_label_was_seen_to_cost() -> None:
+    reference = trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("conv2", ms=2.0))
+    full = trial(SPACE.resolve({"conv1": "in+out"}), kernel("conv1", ms=1.0), kernel("conv2", ms=2.2))
+    times = costs_of(reference, full).times
+    assert times[0].tolist() == [4.0, 1.0, 4.0]  # in-only was never seen: as the float kernel
+    assert times[1] == pytest.approx([2.1, 2.1, 2.1])
+
+
+def test_a_kernel_of_two_blocks_is_shared_between_them() -> None:
+    costs = costs_of(trial(SPACE.resolve({}), kernel("conv1", "conv2", ms=3.0)))
+    assert costs.times[:2, FP].tolist() == [1.5, 1.5]
+
+
+def test_the_reference_is_the_first_that_was_learnt() -> None:
+    costs = costs_of(
+        trial(SPACE.resolve({}), kernel("conv1", ms=4.0), kernel("flatten", ms=1.0)),
+        trial(SPACE.resolve(SPACE.everything()), kernel("conv1", ms=2.0)),
+    )
+    assert costs.reference_ms == 5.0
+
+
+def test_a_build_without_a_profile_teaches_nothing() -> None:
+    costs = costs_of(trial(SPACE.resolve({})))
+    assert not costs.times.any()
+    assert costs.predict(costs.compose(1.0)) == 0.0
+
+
+def test_conversions_cost_what_was_seen_else_what_their_size_says() -> None:
+    costs = costs_of(
+        trial(SPACE.resolve({}), kernel("conv1", ms=1.0)),
+        trial(SPACE.resolve({"conv2": "in+out"}), conversion("b", ms=0.512)),
+    )
+    only_first = np.array([FULL, FP, FP, FP, FP, FP], dtype=np.int8)
+    only_second = np.array([FP, FULL, FP, FP, FP, FP], dtype=np.int8)
+    assert costs.crossing_ms(only_first) == pytest.approx(0.512 + 4 * 64 / 1000)  # b seen, x by its size
+    assert costs.crossing_ms(only_second) == pytest.approx(0.512 + 8 * 64 / 1000)  # b seen, c by its size
+
+
+@given(st.integers(0, 4), st.data())
+def test_what_one_block_costs_is_what_changing_it_changes(seed: int, data: st.DataObject) -> None:
+    random = np.random.default_rng(seed)
+    costs = costs_of(
+        *(
+            trial(
+                SPACE.resolve(labels),
+                *(kernel(unit, ms=float(random.uniform(1, 3))) for unit in UNITS),
+                *(conversion(tensor, ms=float(random.uniform(0, 1))) for tensor in SPACE.tensors),
+            )
+            for labels in ({}, SPACE.everything(), SPACE.uniform("in-only"))
+        )
+    )
+    codes = np.array([data.draw(st.sampled_from(block.codes)) for block in costs.blocks], dtype=np.int8)
+    block = data.draw(st.sampled_from(costs.blocks))
+    other = codes.copy()
+    other[block.index] = data.draw(st.sampled_from(block.codes))
+    before = codes.copy()
+    ours, theirs = (costs.local_ms(block, int(c[block.index]), codes) for c in (other, codes))
+    assert ours - theirs == pytest.approx(costs.predict(other) - costs.predict(codes), abs=1e-9)
+    assert codes.tolist() == before.tolist()
+
+
+# ---- the search on top --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7])
+def test_answers_may_come_one_by_one_and_in_any_order(batch: int) -> None:
+    """A step is thought of when all of the one before is told."""
+    oracle = Oracle(SPACE, 1)
+    strategy = Attribution(SearchSetup(space=SPACE, clock="cpu"), np.random.default_rng(1))
+    seen: list[str] = []
+    while proposals := strategy.ask(batch):
+        answers = [oracle.answer(proposal) for proposal in proposals]
+        for answer in reversed(answers):
+            assert not strategy.done()
+            strategy.tell([answer])
+        seen += [answer.placement.digest for answer in answers]
+    assert strategy.done()
+    assert len(seen) == len({*seen}) > len(pure_placements(SPACE))
+
+
+def test_without_profiles_it_still_searches() -> None:
+    """A backend that tells no layer times."""
+
+    class Blind(Oracle):
+        def _layers(self, placement: Placement) -> tuple[LayerTime, ...]:
+            return ()
+
+    oracle = Blind(SPACE, 0)
+    strategy = Attribution(SearchSetup(space=SPACE, clock="cpu"), np.random.default_rng(0))
+    found: list[float] = []
+    while proposals := strategy.ask(1):
+        answers = [oracle.answer(proposal) for proposal in proposals]
+        strategy.tell(answers)
+        found += [answer.ratio for answer in answers if answer.ratio is not None]
+    assert len(found) > len(pure_placements(SPACE))
+    pure = [oracle.cost(placement) for placement in pure_placements(SPACE)]
+    assert min(found) <= min(pure) / oracle.cost(SPACE.resolve({})) + 1e-9
