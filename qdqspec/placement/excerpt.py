@@ -115,7 +115,8 @@ class Excerpts:
         for node in model.nodes:
             if node.name not in inside:
                 outside.update(node.inputs, node.body_reads)
-        return tuple(out for node in self._in_order(nodes) for out in node.outputs if out and out in outside)
+        made = (out for node in self._in_order(nodes) for out in node.outputs)
+        return tuple(out for out in made if out in outside and out not in model.constants)
 
     def _in_order(self, nodes: Collection[str]) -> list[Node]:
         return sorted((self._model.by_name[name] for name in nodes), key=lambda node: node.index)

@@ -420,3 +420,94 @@ def test_what_is_ten_per_cent_faster_nearly_always_does(make_lab: MakeLab) -> No
     trials = challenges(make_lab, 0.9, 60)
     assert np.mean([trial.incumbent for trial in trials]) >= 0.95
     assert np.mean([trial.ratio for trial in trials]) == pytest.approx(0.9, abs=0.01)
+
+
+# ---- parts of the model ---------------------------------------------------------------------------
+
+PART = ("n1", "n2")
+
+
+def with_parts(lab: Lab) -> Bench:
+    """A bench that writes a part as the candidate called ``part``, or with pairs as the placement's."""
+
+    def extract(what: Placement, nodes: tuple[str, ...]) -> tuple[Path, Mapping[str, Array]]:
+        if nodes != PART:
+            raise BackendError("these nodes cannot be built alone")
+        return (lab.write(what) if what.sites else Path("part")), FEEDS
+
+    return started(lab, extract=extract)
+
+
+def part_of(bench: Bench, what: Placement, nodes: tuple[str, ...] = PART) -> Trial:
+    return bench.trial(1, what, "isolated", profile=True, subgraph=nodes)
+
+
+def test_a_part_races_the_same_part_in_float(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET, part=Candidate(scale=0.2), half=Candidate(scale=0.1))
+    bench = with_parts(lab)
+    floats, trial = part_of(bench, REFERENCE), part_of(bench, placement("half"))
+    assert (floats.ratio, floats.race, floats.subgraph) == (1.0, None, PART)
+    assert trial.ratio == pytest.approx(0.5)
+    assert trial.race is not None
+    assert trial.race.verdict == "faster"
+    assert trial.layers
+    assert [engine.name for engine in lab.open] == ["reference", "part"]
+    bench.close()
+    assert lab.open == []
+
+
+def test_a_part_never_becomes_the_one_to_beat(make_lab: MakeLab) -> None:
+    bench = with_parts(make_lab(QUIET, part=Candidate(), fast=Candidate(scale=0.1)))
+    assert not part_of(bench, placement("fast")).incumbent
+    assert bench.best == 1.0
+    whole = bench.trial(2, placement("fast"), "pure")
+    assert whole.incumbent
+    assert whole.race is not None
+
+
+def test_the_float_part_is_built_where_a_resumed_run_needs_it(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET, part=Candidate(), fast=Candidate(scale=0.5))
+    bench = with_parts(lab)
+    floats = Trial(number=1, phase="isolated", placement=REFERENCE, ratio=1.0, subgraph=PART)
+    bench.recall(floats)
+    assert part_of(bench, placement("fast")).ratio == pytest.approx(0.5)
+    assert lab.built.count("part") == 1
+
+
+def test_what_cannot_be_cut_out_is_a_failed_trial(make_lab: MakeLab) -> None:
+    lab = make_lab(part=Candidate())
+    trial = part_of(with_parts(lab), REFERENCE, ("elsewhere",))
+    assert not trial.ok
+    assert "alone" in (trial.error or "")
+    assert [engine.name for engine in lab.open] == ["reference"]
+
+
+def test_a_part_that_breaks_in_its_race_leaves_nothing_open(make_lab: MakeLab) -> None:
+    lab = make_lab(part=Candidate(), weak=Candidate(fails=lambda stage, count: stage == "time"))
+    bench = with_parts(lab)
+    part_of(bench, REFERENCE)
+    assert not part_of(bench, placement("weak")).ok
+    assert [engine.name for engine in lab.open] == ["reference"]
+    lab.candidates["weak"] = Candidate()
+    assert part_of(bench, placement("weak")).ok
+
+
+# ---- build apart from measure -----------------------------------------------------------------------
+
+
+def test_what_is_built_waits_to_be_measured(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET, fast=Candidate(scale=0.5))
+    bench = started(lab)
+    built = bench.build(1, placement("fast"), "own")
+    assert built.ok
+    assert [engine.name for engine in lab.open] == ["reference", "fast"]
+    assert bench.measure(built).incumbent
+    assert [engine.name for engine in lab.open] == ["fast"]
+
+
+def test_what_did_not_build_measures_as_failed(make_lab: MakeLab) -> None:
+    bench = started(make_lab(bad=Candidate(fails=lambda stage, count: stage == "build")))
+    built = bench.build(1, placement("bad"), "own")
+    assert not built.ok
+    assert bench.measure(built) == built.trial
+    assert not built.trial.ok

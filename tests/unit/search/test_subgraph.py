@@ -1,0 +1,193 @@
+"""Parts first, then the whole: which groups, which schemes, in what order, and what stays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.subgraph import (
+    MOST_NODES,
+    STEP,
+    SubgraphSearch,
+    Win,
+    groups_of,
+    inner_ratio,
+    kinds_of,
+    nodes_of,
+    schemes_of,
+    steps_of,
+)
+from qdqspec.types import LayerTime, Placement, Trial
+
+NOTHING = Placement(sites=frozenset())
+
+
+def layer(name: str, milliseconds: float, *nodes: str, boundary: bool = False) -> LayerTime:
+    return LayerTime(
+        name=name, op_type="x", milliseconds=milliseconds, nodes=nodes or (name,), boundary=boundary
+    )
+
+
+def profile(space: SchemeSpace) -> tuple[LayerTime, ...]:
+    return tuple(layer(node.name, 1.0) for node in space.model.nodes)
+
+
+class Device:
+    """Parts win alone by ``alone``; whole models race by ``whole``, a ratio to the reference."""
+
+    def __init__(
+        self, space: SchemeSpace, alone: float = 0.5, whole: Callable[[Placement], float] | None = None
+    ) -> None:
+        self.space = space
+        self.alone = alone
+        self.whole = whole or (lambda placement: 1 - 0.01 * placement.pairs)
+        self.best = float("inf")
+        self.asked: list[Proposal] = []
+
+    def answer(self, proposal: Proposal) -> Trial:
+        self.asked.append(proposal)
+        blank = {"number": len(self.asked), "phase": proposal.phase, "placement": proposal.placement}
+        if proposal.subgraph:
+            ratio = self.alone if proposal.placement.sites else 1.0
+            return Trial(**blank, ratio=ratio, subgraph=proposal.subgraph)
+        ratio = self.whole(proposal.placement)
+        won = ratio < 0.99 * self.best
+        self.best = min(ratio, self.best)
+        return Trial(**blank, ratio=ratio, incumbent=won, layers=profile(self.space))
+
+    def run(self, **setup) -> list[Proposal]:
+        words = SearchSetup(space=self.space, clock="cpu", **setup)
+        strategy = SubgraphSearch(words, np.random.default_rng(0))
+        while proposals := strategy.ask(4):
+            strategy.tell([self.answer(proposal) for proposal in proposals])
+        assert strategy.done()
+        return self.asked
+
+
+def test_every_unit_is_in_one_group_of_bounded_size(space_of) -> None:
+    for name in ("digits_resnet", "squeezenet10", "ultraface_rfb320"):
+        space = space_of(name)
+        groups = groups_of(space, profile(space))
+        assert sorted(u for group in groups for u in group.units) == sorted(u.id for u in space.units)
+        assert all(len(nodes_of(space, group)) <= MOST_NODES for group in groups)
+        assert len(groups) < len(space.units)
+
+
+def test_units_in_one_kernel_are_one_group(space_of) -> None:
+    space = space_of("digits_resnet")
+    convs = [unit.nodes[0] for unit in space.units if unit.op_type == "Conv"][:2]
+    (group,) = (g for g in groups_of(space, [layer("fused", 1.0, *convs)]) if convs[0] in g.units)
+    assert convs[1] in group.units
+
+
+def test_a_cheap_operator_joins_what_it_reads_last(space_of) -> None:
+    space = space_of("digits_resnet")
+    added = next(unit for unit in space.units if unit.op_type == "Add")
+    (group,) = (g for g in groups_of(space, ()) if added.id in g.units)
+    heads = {space.by_id[name].op_type for name in group.units}
+    assert "Conv" in heads
+    assert set(added.nodes) < set(nodes_of(space, group))
+
+
+def test_the_nodes_of_a_group_stand_in_graph_order_without_gaps_of_copies(space_of) -> None:
+    space = space_of("digits_resnet")
+    for group in groups_of(space, ()):
+        places = [space.model.by_name[name].index for name in nodes_of(space, group)]
+        assert places == sorted(places)
+
+
+def test_alike_groups_are_one_kind_and_shares_add_up(space_of) -> None:
+    space = space_of("digits_resnet")
+    kinds = kinds_of(space, profile(space))
+    assert sum(len(groups) for groups, _ in kinds) == len(groups_of(space, profile(space)))
+    assert len(kinds) < sum(len(groups) for groups, _ in kinds)
+    shares = [share for _, share in kinds]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 1 + 1e-9
+
+
+def test_no_scheme_of_a_group_is_tried_twice(space_of) -> None:
+    space = space_of("digits_resnet")
+    for group in groups_of(space, ()):
+        digests = [space.resolve(labels).digest for _, labels in schemes_of(space, group)]
+        assert len({*digests, NOTHING.digest}) == len(digests) + 1 <= 4
+
+
+def test_conversions_at_the_borders_of_a_part_do_not_count() -> None:
+    reference = Trial(number=0, phase="isolated", placement=NOTHING, ratio=1.0, layers=(layer("conv", 4.0),))
+    layers = (layer("conv", 2.0), layer("q", 2.0, boundary=True))
+    trial = Trial(number=1, phase="isolated", placement=NOTHING, ratio=1.0, layers=layers)
+    assert inner_ratio(trial, reference) == pytest.approx(0.5)
+
+
+def test_without_profiles_the_parts_are_compared_as_they_are() -> None:
+    reference, trial = (Trial(number=n, phase="isolated", placement=NOTHING, ratio=0.8) for n in range(2))
+    assert inner_ratio(trial, reference) == 0.8
+
+
+@pytest.mark.parametrize(
+    ("gains", "sizes"),
+    [((0.1, 0.05), (1, 1)), ((0.1, 0.01, 0.01, 0.005), (1, 2, 1)), ((0.001,), (1,)), ((), ())],
+)
+def test_steps_are_large_enough_to_be_told_from_noise(gains: Sequence[float], sizes: Sequence[int]) -> None:
+    wins = [Win(gain=gain, labels={f"u{n}": "in+out"}) for n, gain in enumerate(gains)]
+    assert STEP == 0.02
+    assert tuple(map(len, steps_of(wins))) == sizes
+
+
+def test_parts_come_before_the_whole_and_each_kind_once(space_of) -> None:
+    space = space_of("digits_resnet")
+    asked = Device(space).run()
+    assert [p.phase for p in asked[:1]] == ["pure"]
+    phases = [p.phase for p in asked[1:]]
+    first = phases.index("validate")
+    assert {*phases[:first]} == {"isolated"}
+    assert "isolated" not in phases[first:]
+    parts = {p.subgraph for p in asked if p.subgraph}
+    assert len(parts) == len(kinds_of(space, profile(space)))
+    for nodes in parts:
+        floats = [p for p in asked if p.subgraph == nodes and not p.placement.sites]
+        assert len(floats) == 1
+
+
+def test_what_wins_together_stays_and_all_of_it_is_the_raw_winner(space_of) -> None:
+    space = space_of("digits_resnet")
+    every = Device(space, whole=lambda placement: 0.9 ** len(placement.labels))
+    asked = [p for p in every.run() if not p.subgraph]
+    grown = [set(p.placement.labels) for p in asked if p.phase in ("validate", "raw")]
+    assert all(a < b for a, b in itertools.pairwise(grown))
+    assert [p.phase for p in asked].count("raw") == 1
+
+
+def test_what_loses_together_goes_though_it_won_alone(space_of) -> None:
+    space = space_of("digits_resnet")
+    bad = next(unit for unit in space.units if unit.op_type == "Conv").id
+    asked = Device(
+        space, whole=lambda p: 1 - 0.02 * p.pairs + (9 if dict(p.labels).get(bad, "fp") != "fp" else 0)
+    ).run()
+    validated = [p for p in asked if p.phase == "validate"]
+    with_bad = [p for p in validated if dict(p.placement.labels).get(bad, "fp") != "fp"]
+    assert 0 < len(with_bad) < len(validated)
+    (raw,) = (p for p in asked if p.phase == "raw")
+    assert dict(raw.placement.labels).get(bad, "fp") != "fp"
+
+
+def test_what_loses_alone_is_not_tried_in_the_whole(space_of) -> None:
+    space = space_of("digits_resnet")
+    asked = Device(space, alone=1.2).run()
+    assert [p.phase for p in asked if not p.subgraph] == ["pure", "pure"]
+    assert asked[-1].placement.digest == space.resolve(space.everything()).digest
+
+
+def test_it_starts_from_a_seed_that_wins(space_of) -> None:
+    space = space_of("digits_resnet")
+    seed = space.resolve(space.uniform("in-only"))
+    asked = Device(space, whole=lambda p: 1 - 0.01 * len(p.sites)).run(seeds=(seed,))
+    assert asked[1].phase == "seed"
+    validated = [p for p in asked if p.phase == "validate"]
+    assert dict(seed.labels).keys() <= dict(validated[0].placement.labels).keys()
