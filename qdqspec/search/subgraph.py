@@ -105,9 +105,6 @@ class SubgraphSearch(Stepwise):
         everything = self._space.resolve(self._space.everything())
         last = [Proposal(placement=raw, phase="raw", profile=True)] if wins else []
         yield [*last, Proposal(placement=everything, phase="pure", profile=True)]
-        # One build more, and nobody need wonder whether quantizing all of it would have been better.
-        everything = self._space.resolve(self._space.everything())
-        yield [Proposal(placement=everything, phase="validate", profile=True)]
 
 
 def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
