@@ -13,6 +13,7 @@ from __future__ import annotations
 import onnx
 
 from qdqspec.graph.model import Model, Node
+from qdqspec.types import Consumer
 
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -127,3 +128,18 @@ def data_inputs(node: Node) -> tuple[int, ...]:
 def is_float(model: Model, tensor: str) -> bool:
     """Whether a tensor is known to hold floating-point numbers that a Q/DQ pair can stand on."""
     return model.elem_type(tensor) in FLOATS
+
+
+def reads_data(model: Model, end: Consumer) -> bool:
+    """Whether a node reads an activation or weight there, and not a bound, scale, shape or statistic."""
+    return end.input in data_inputs(model.by_name[end.node])
+
+
+def made_of_shapes(model: Model) -> frozenset[str]:
+    """Tensors that are computed from shapes and constants alone, also in floating point."""
+    found: set[str] = set()
+    for node in model.nodes:
+        operands = [name for name in node.inputs if name and name not in model.constants]
+        if node.op_type in SHAPE_SOURCES or (operands and found.issuperset(operands)):
+            found.update(name for name in node.outputs if name)
+    return frozenset(found)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import NEVER, data_inputs, is_default, is_float
+from qdqspec.graph.ops import NEVER, data_inputs, is_default, is_float, made_of_shapes, reads_data
 from qdqspec.placement.ops import bias_input, channel_axis, summed_axis, weight_input
 from qdqspec.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.types import Consumer, Label, QuantizeRules, Site
@@ -64,6 +64,7 @@ class UnitFinder:
         self._activation = activation
         self._weight = weight
         self._block = number_format(weight).block
+        self._of_shapes = made_of_shapes(model)
 
     def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
         """The units in graph order, of ``allowed`` nodes (all where it is ``None``)."""
@@ -80,7 +81,7 @@ class UnitFinder:
         if self._block:
             return self._blocked(node)
         operands = self._operands(node)
-        if operands is None:
+        if operands is None or not self._of_shapes.isdisjoint(node.outputs):
             return None
         chain = self._chain(node)
         outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t))
@@ -223,5 +224,6 @@ class UnitFinder:
     def _can_quantize(self, tensor: str) -> bool:
         """Whether a tensor can be made integer where it is made: all who see it must be able to take that."""
         seen_outside = tensor in self._model.outputs or tensor in self._model.subgraph_reads
-        read = bool(tensor) and bool(self._model.consumers.get(tensor))
+        readers = self._model.consumers.get(tensor, ()) if tensor else ()
+        read = bool(readers) and all(reads_data(self._model, end) for end in readers)
         return read and not seen_outside and is_float(self._model, tensor)

@@ -1,0 +1,110 @@
+"""Whatever labels are chosen, what they come to is a model: it inserts, is valid, and runs as labelled."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import Model
+from qdqspec.placement.insert import Inserter
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import tie_ranges
+from qdqspec.registry import resolve
+from qdqspec.testing.graphs import onnx_models, random_inputs, ranges_for
+from qdqspec.types import Label, QuantizeRules
+
+BACKENDS: dict[str, Capabilities] = {
+    name: resolve("backend", name)().capabilities() for name in ("onnxruntime", "fake")
+}
+MODELS = onnx_models(max_nodes=10)
+WEIGHTS = st.sampled_from(["per-channel", "per-tensor"])
+
+
+def labels_of(data: st.DataObject, space: SchemeSpace) -> dict[str, Label]:
+    return {unit.id: data.draw(st.sampled_from(unit.labels)) for unit in space.units}
+
+
+def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, feeds)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=40)
+@given(MODELS, WEIGHTS, st.data())
+def test_every_labelling_inserts_checks_and_loads(
+    backend: str, proto: onnx.ModelProto, weights: str, data: st.DataObject
+) -> None:
+    model = Model(proto)
+    space = SchemeSpace(model, BACKENDS[backend], rules=QuantizeRules(weights=weights))
+    placement = space.resolve(labels_of(data, space))
+    numbers = Quantizer(model, tie_ranges(model, ranges_for(model)), biases=space.bias_sources)
+    inserted = Inserter(model, numbers).insert(placement).proto
+    onnx.checker.check_model(inserted, full_check=True)
+    feeds = random_inputs(model)
+    for ours, theirs in zip(run(inserted, feeds), run(proto, feeds), strict=True):
+        assert ours.shape == theirs.shape
+        assert np.isfinite(ours).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(MODELS, WEIGHTS, st.data())
+def test_sites_are_what_may_be_quantized(
+    backend: str, proto: onnx.ModelProto, weights: str, data: st.DataObject
+) -> None:
+    model = Model(proto)
+    space = SchemeSpace(model, BACKENDS[backend], rules=QuantizeRules(weights=weights))
+    labels = labels_of(data, space)
+    placement = space.resolve(labels)
+    seen: set[tuple[str, int]] = set()
+    for site in placement.sites:
+        assert model.elem_type(site.tensor) == onnx.TensorProto.FLOAT
+        assert site.weight == (site.tensor in model.constants)
+        assert set(site.consumers) <= set(model.consumers[site.tensor])
+        assert seen.isdisjoint(site.consumers)
+        assert site.weight or site.tensor in space.tensors
+        seen.update(site.consumers)
+    assert dict(placement.labels) == {name: label for name, label in labels.items() if label != "fp"}
+
+
+@given(MODELS)
+def test_units_share_no_node_and_begin_with_float(proto: onnx.ModelProto) -> None:
+    space = SchemeSpace(Model(proto), BACKENDS["onnxruntime"])
+    nodes = [node for unit in space.units for node in unit.nodes]
+    assert len(nodes) == len({*nodes})
+    for unit in space.units:
+        assert unit.labels[0] == "fp"
+        assert len(unit.labels) > 1
+        assert unit.full in unit.labels
+        assert unit.edges
+
+
+@given(MODELS, st.data())
+def test_only_allowed_nodes_head_a_unit(proto: onnx.ModelProto, data: st.DataObject) -> None:
+    model = Model(proto)
+    allowed = {node.name for node in model.nodes if data.draw(st.booleans())}
+    space = SchemeSpace(model, BACKENDS["onnxruntime"], allowed=allowed)
+    assert {unit.id for unit in space.units} <= allowed
+    assert not SchemeSpace(model, BACKENDS["onnxruntime"], allowed=()).units
+
+
+@given(MODELS, st.data())
+def test_what_was_not_calibrated_is_not_touched(proto: onnx.ModelProto, data: st.DataObject) -> None:
+    space = SchemeSpace(Model(proto), BACKENDS["onnxruntime"])
+    known = {tensor for tensor in sorted(space.tensors) if data.draw(st.booleans())}
+    smaller = space.known(known)
+    assert smaller.tensors <= known
+    for labels in (smaller.everything(), smaller.uniform("in+out"), smaller.uniform("in-only")):
+        placement = smaller.resolve(labels)
+        assert {site.tensor for site in placement.sites if not site.weight} <= known
+    assert len(space.known(space.tensors).units) == len(space.units)
