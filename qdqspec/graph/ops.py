@@ -139,7 +139,7 @@ def made_of_shapes(model: Model) -> frozenset[str]:
     """Tensors that are computed from shapes and constants alone, also in floating point."""
     found: set[str] = set()
     for node in model.nodes:
-        operands = [name for name in node.inputs if name and name not in model.constants]
+        operands = [name for name in (*node.inputs, *node.body_reads) if name and name not in model.constants]
         if node.op_type in SHAPE_SOURCES or (operands and found.issuperset(operands)):
             found.update(name for name in node.outputs if name)
     return frozenset(found)

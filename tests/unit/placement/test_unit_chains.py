@@ -135,6 +135,20 @@ def test_scales_that_come_from_shapes_are_not_offered() -> None:
     assert space_of(model).tensors <= {"x", "e", "y"}
 
 
+def test_what_a_body_computes_is_not_made_of_shapes_for_its_condition_is() -> None:
+    text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) <int64[1] most = {100}> {
+      s = Size(x)
+      less = Less(s, most)
+      i = If (less) <
+        then_branch = then () => (float[1,4,6,6] p) { p = Neg(x) },
+        else_branch = other () => (float[1,4,6,6] q) { q = Relu(x) }
+      >
+      c = Conv(i, w)
+      y = Neg(c)
+    }"""
+    assert [unit.id for unit in space_of(model_of(text, w=(4, 4, 1, 1))).units] == ["c"]
+
+
 # ---- biases -------------------------------------------------------------------------------------
 
 GEMM = "g (float[3,8] x) => (float[3,5] y) { y = Gemm(x, w, b) }"
