@@ -85,12 +85,25 @@ def _attributes(node: Node) -> dict[str, bytes]:
 
 def _constants(a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfSteps) -> Iterator[str]:
     reads = (model.by_name[name].inputs for model in (a, b))
-    for index, (left, right) in enumerate(zip(*reads, strict=False)):
+    for left, right in zip(*reads, strict=False):
         if left in a.constants and right in b.constants:
-            end = Consumer(name, index)
-            words = _apart(a, left, b, right, [s for s in (steps_a(end), steps_b(end)) if s is not None])
+            steps = [_coarsest(a, left, steps_a), _coarsest(b, right, steps_b)]
+            words = _apart(a, left, b, right, [step for step in steps if step is not None])
             if words:
                 yield f"'{left}': {words}"
+
+
+def _coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[np.generic] | None:
+    """Half a step of the coarsest pair on a tensor: its readers may have pairs of their own, and what a float
+    weight was restored from is one of them.
+    """
+    found = [step for end in model.consumers.get(tensor, ()) if (step := half_steps(end)) is not None]
+    if not found:
+        return None
+    coarsest = found[0]
+    for step in found[1:]:
+        coarsest = np.maximum(coarsest, step)
+    return coarsest
 
 
 def _apart(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np.generic]]) -> str:
