@@ -27,6 +27,7 @@ from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import names
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.search.loop import Search
 from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placement
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.tuning import MakeStrategy, Tuned, named
@@ -82,6 +83,7 @@ class Study:
             if self._journal.trials():
                 self._tuning.search.resume()
             self._opened = opened.pop_all()
+        self._is_closed = False
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -110,30 +112,32 @@ class Study:
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """What the strategy wants built, at most ``n``; nothing when it is done or the budget is spent."""
-        return self._tuning.search.ask(n)
+        return self._search.ask(n)
 
     def build(self, what: Proposed) -> Built:
         """Build a candidate in a process of its own. A failure is in its ``trial``."""
-        return self._tuning.search.build(self._proposal(what))
+        return self._search.build(self._proposal(what))
 
     def measure(self, built: Built) -> Trial:
         """Race a built candidate against the best so far, and journal it."""
-        return self._tuning.search.measure(built)
+        return self._search.measure(built)
 
     def evaluate(self, what: Proposed) -> Trial:
         """Build and measure; what is known already is not built again."""
-        return self._tuning.search.evaluate(self._proposal(what))
+        return self._search.evaluate(self._proposal(what))
 
     def tell(self, trials: Trial | Iterable[Trial]) -> None:
         """Give the strategy the answers to its questions, failed ones too."""
-        self._tuning.search.tell([trials] if isinstance(trials, Trial) else list(trials))
+        self._search.tell([trials] if isinstance(trials, Trial) else list(trials))
 
     def commit(self, what: Placement | Mapping[str, Label]) -> Trial:
         """Make a placement the one to beat, whatever its races said. Raises `BackendError` where it fails."""
-        return self._tuning.search.commit(self._proposal(what).placement)
+        return self._search.commit(self._proposal(what).placement)
 
     def confirm(self) -> Tuned:
         """Build best, runner-up, everything quantized and reference afresh, and choose what to ship."""
+        if not self._search.trials:
+            self.evaluate({})
         tuned = self._tuning.confirm()
         for role, trial in tuned.confirmed:
             self._logs.append(trial, role=role)
@@ -179,11 +183,12 @@ class Study:
         )
 
     def close(self) -> None:
-        """End the child processes. Closing twice does no harm."""
+        """End the child processes. Closing twice does no harm; what was found can still be looked at."""
+        self._is_closed = True
         self._opened.close()
 
     def __iter__(self) -> Iterator[Trial]:
-        yield from self._tuning.search
+        yield from self._search
         self._tuning.rest()
 
     def __enter__(self) -> Self:
@@ -193,6 +198,14 @@ class Study:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _search(self) -> Search:
+        if self._is_closed:
+            raise StateError(
+                "the study is closed", where=self._folder, cure="load it, or keep it open longer"
+            )
+        return self._tuning.search
 
     def _proposal(self, what: Proposed) -> Proposal:
         if isinstance(what, Proposal):

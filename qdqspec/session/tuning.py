@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -117,17 +117,20 @@ class Tuning:
         make = make or named(rules.strategy)
         self._name = name or rules.strategy
         trials = trials_of(rules, space, make)
-        self._folder = TemporaryDirectory(prefix="qdqspec-")
-        self._bench = _bench(prepared, work, Path(self._folder.name), order)
-        self.search = Search(
-            make(_setup(prepared, work, self._bench.clock, trials), lots),
-            self._bench,
-            _budget(rules, trials, work.settings),
-            journal,
-            case=prepared.case.name,
-            replay=journal.trials(),
-            watch=work.watch,
-        )
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(TemporaryDirectory(prefix="qdqspec-")))
+            self._bench = _bench(prepared, work, folder, order)
+            opened.callback(self._bench.close)
+            self.search = Search(
+                make(_setup(prepared, work, self._bench.clock, trials), lots),
+                self._bench,
+                _budget(rules, trials, work.settings),
+                journal,
+                case=prepared.case.name,
+                replay=journal.trials(),
+                watch=work.watch,
+            )
+            self._opened = opened.pop_all()
 
     def confirm(self) -> Tuned:
         """Build the finalists afresh, time them together, and choose what is shipped."""
@@ -178,8 +181,7 @@ class Tuning:
 
     def close(self) -> None:
         """End what runs, and remove the candidates' files. Closing twice does no harm."""
-        self.rest()
-        self._folder.cleanup()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,356 @@
+"""A study on the simulated device: each step by itself, own strategies and regions, saved and gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.errors import BackendError, ConfigError, SpecError, StateError
+from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.session import Session
+from qdqspec.session.study import Study
+from qdqspec.types import Placement, Trial
+
+TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,8] y) {
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
+  d = Add(b, c)  e = Conv<pads = [1, 1, 1, 1]>(d, w)  h = GlobalAveragePool(e)  i = Flatten(h)  y = MatMul(i, g) }"""
+Open = Callable[..., Study]
+NOTHING = Placement(sites=frozenset())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    proto = onnx.parser.parse_model(TEXT)
+    random = np.random.default_rng(0)
+    for name, shape in (("w", (8, 8, 3, 3)), ("g", (8, 8))):
+        weight = random.normal(0, 0.2, shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
+    onnx.save(proto, tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    quiet = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002")
+    with Session(backend="fake", root=tmp_path / "root", backend_option=quiet) as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_study(session: Session, model: Path) -> Iterator[Open]:
+    opened: list[Study] = []
+
+    def open_it(**words) -> Study:
+        study = session.study(model, **{"trials": 6, **words})
+        opened.append(study)
+        return study
+
+    yield open_it
+    for study in opened:
+        study.close()
+
+
+class Everything:
+    """Asks for everything quantized, and then for nothing more."""
+
+    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
+        self.waiting = [Proposal(placement=setup.space.resolve(setup.space.everything()), phase="all")]
+        self.told: list[Trial] = []
+
+    def ask(self, n: int = 1) -> Sequence[Proposal]:
+        batch, self.waiting = self.waiting[:n], self.waiting[n:]
+        return batch
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self.told += trials
+
+    def done(self) -> bool:
+        return not self.waiting
+
+
+# ---- the loop -----------------------------------------------------------------------------------
+
+
+def test_iterating_is_the_search_that_tune_runs(session: Session, model: Path, open_study: Open) -> None:
+    tuned = session.tune(model, trials=6)
+    trials = tuple(open_study())
+    assert [t.placement for t in trials] == [t.placement for t in tuned.trials]
+    assert [t.phase for t in trials] == [t.phase for t in tuned.trials]
+
+
+def test_the_steps_make_the_same_loop(open_study: Open) -> None:
+    study = open_study()
+    while proposals := study.ask():
+        built = study.build(proposals[0])
+        assert built.ok
+        trial = study.measure(built)
+        study.tell(trial)
+    assert [t.placement for t in study.trials] == [t.placement for t in open_study()]
+    assert [t.number for t in study.trials] == list(range(6))
+
+
+def test_several_may_be_asked_for_at_once(open_study: Open) -> None:
+    study = open_study()
+    proposals = study.ask(3)
+    assert 1 < len(proposals) <= 3
+    study.tell([study.evaluate(proposal) for proposal in proposals])
+    assert len(study.trials) == len(proposals)
+    assert study.ask()
+
+
+def test_the_budget_ends_it(open_study: Open) -> None:
+    study = open_study(trials=2)
+    assert len(list(study)) == 2
+    assert study.ask() == ()
+    assert list(study) == []
+
+
+def test_the_loop_may_be_left_and_entered_again(open_study: Open) -> None:
+    study = open_study()
+    for trial in study:
+        if trial.number == 2:
+            break
+    assert len(study.trials) == 3
+    assert len(list(study)) == 3
+
+
+# ---- what the caller asks for --------------------------------------------------------------------
+
+
+def test_labels_of_ones_own_are_measured_after_the_reference(open_study: Open) -> None:
+    study = open_study()
+    unit = study.space.units[0]
+    trial = study.evaluate({unit.id: unit.full})
+    assert [t.phase for t in study.trials] == ["own", "own"]
+    assert study.trials[0].placement == NOTHING
+    assert trial.placement == study.space.resolve({unit.id: unit.full})
+
+
+def test_what_is_known_is_not_built_again(open_study: Open) -> None:
+    study = open_study()
+    everything = study.space.everything()
+    assert study.evaluate(everything) is study.evaluate(everything)
+    asked = {t.placement.digest for t in study}
+    assert study.space.resolve(everything).digest in {t.placement.digest for t in study.trials}
+    assert len(asked) == len({t.placement.digest for t in study.trials})
+
+
+def test_a_strategy_is_told_of_its_own_questions_only(open_study: Open) -> None:
+    study = open_study(strategy=Everything)
+    own = study.evaluate(study.space.uniform("in-only"))
+    study.tell(own)
+    told = [*study]
+    assert [t.phase for t in told] == ["all"]
+    assert [t.phase for t in study.trials] == ["own", "own", "all"]
+
+
+def test_a_committed_placement_is_the_one_to_beat(open_study: Open) -> None:
+    study = open_study()
+    list(study)
+    trial = study.commit({})
+    assert study.best is trial
+    assert (trial.phase, trial.placement, trial.ratio) == ("commit", NOTHING, 1.0)
+    again = study.evaluate(study.space.resolve(study.space.everything()))
+    assert again.number < trial.number  # measured before: not raced anew
+
+
+def test_what_does_not_build_cannot_be_committed(open_study: Open, session: Session) -> None:
+    study = open_study()
+    study.evaluate({})
+
+    def refuse(model: Path, options: BuildOptions) -> NoReturn:
+        raise BackendError("the compiler refuses this")
+
+    session.backend.build = refuse  # type: ignore[method-assign]
+    with pytest.raises(BackendError, match="cannot be the one to beat: the compiler refuses this"):
+        study.commit(study.space.everything())
+    assert [t.ok for t in study.trials] == [True, False]
+
+
+def test_the_best_is_exported_as_model_and_as_scheme(open_study: Open, tmp_path: Path, model: Path) -> None:
+    study = open_study()
+    list(study)
+    assert study.best is not None
+    onnx.checker.check_model(study.export(tmp_path / "out" / "best.onnx"), full_check=True)
+    scheme = json.loads(study.export(tmp_path / "best.json").read_text())
+    assert scheme["digest"] == study.best.placement.digest
+    assert onnx.load(study.export(tmp_path / "none.onnx", NOTHING)) == onnx.load(model)
+
+
+def test_it_is_confirmed_by_fresh_builds(open_study: Open) -> None:
+    study = open_study()
+    list(study)
+    tuned = study.confirm()
+    assert study.best is not None
+    assert tuned.result.winner.digest in {study.best.placement.digest, NOTHING.digest, *tuned.intervals}
+    assert tuned.latency.builds == 3
+
+
+# ---- own strategy, own regions, filters ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["class", "object", "function"])
+def test_any_object_that_asks_and_is_told_is_a_strategy(open_study: Open, kind: str) -> None:
+    made: list[Everything] = []
+
+    def make(setup: SearchSetup, random: np.random.Generator) -> Everything:
+        made.append(Everything(setup, random))
+        return made[0]
+
+    space = open_study().space
+    setup = SearchSetup(space=space, clock="cpu")
+    given = {"class": Everything, "object": Everything(setup, np.random.default_rng(0)), "function": make}
+    study = open_study(strategy=given[kind])
+    assert [t.phase for t in study] == ["all"]
+    assert study.trials[0].placement == NOTHING
+    assert study.confirm().result.strategy == {"class": "Everything", "object": "Everything"}.get(
+        kind, make.__qualname__
+    )
+
+
+def test_a_strategy_may_be_named(open_study: Open) -> None:
+    assert {t.phase for t in open_study(strategy="exhaustive", trials=4)} >= {"pure", "exhaustive"}
+    with pytest.raises(ConfigError, match="did you mean 'region'"):
+        open_study(strategy="regoin")
+
+
+def test_regions_may_be_given(open_study: Open) -> None:
+    study = open_study(regions=[["Conv#0", "Relu#1"], ["Conv#2"]])
+    leaves = [region.nodes for region in study.regions if region.type == "LEAF"]
+    assert ("Conv#0", "Relu#1") in leaves
+    assert ("Conv#2",) in leaves
+
+
+def test_filters_hold_for_whatever_is_tried(open_study: Open) -> None:
+    study = open_study(deny=["MatMul"], exclude=["Conv#0"])
+    touched = {node for unit in study.space.units for node in unit.nodes}
+    assert touched
+    assert not touched & {"MatMul#7", "Conv#0"}
+    for trial in study:
+        weights = [site for site in trial.placement.sites if site.weight]
+        assert not {end.node for site in weights for end in site.consumers} & {"MatMul#7", "Conv#0"}
+
+
+def test_a_wrong_word_is_told(open_study: Open) -> None:
+    with pytest.raises(ConfigError, match=r"unknown word 'trails' \(did you mean 'trials'"):
+        open_study(trails=3)
+    with pytest.raises(SpecError, match="per-channel"):
+        open_study(weights="per-chanel")
+    with pytest.raises(SpecError, match="name"):
+        open_study(name="../elsewhere")
+
+
+# ---- kept, loaded, refused -------------------------------------------------------------------------
+
+
+def test_a_saved_study_goes_on_where_it_was(session: Session, open_study: Open, tmp_path: Path) -> None:
+    whole = [t.placement for t in open_study()]
+    study = open_study()
+    for trial in study:
+        if trial.number == 2:
+            break
+    own = study.evaluate({study.space.units[1].id: study.space.units[1].full})
+    committed = study.commit({})
+    folder = study.save(tmp_path / "saved")
+    study.close()
+    with Study.load(folder, session=session) as loaded:
+        assert [t.placement for t in loaded.trials] == [*whole[:3], own.placement, committed.placement]
+        assert loaded.best is not None
+        assert loaded.best.placement == NOTHING
+        asked = [t.placement for t in loaded]
+        assert not set(asked) & set(whole[:3])
+    assert len((folder / "trials.jsonl").read_text().splitlines()) == len(loaded.trials) + 1  # and the noise
+
+
+def test_a_study_in_a_folder_outlives_a_kill(session: Session, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    with session.study(model, trials=6, folder=folder) as study:
+        for trial in study:
+            if trial.number == 3:
+                break
+    before = (folder / "trials.jsonl").read_bytes()
+    with session.study(model, trials=6, folder=folder) as again:
+        assert len(again.trials) == 4
+        assert len(list(again)) == 2
+    assert (folder / "trials.jsonl").read_bytes().startswith(before)
+
+
+def test_two_studies_do_not_share_a_folder(session: Session, model: Path, tmp_path: Path) -> None:
+    with (
+        session.study(model, folder=tmp_path / "kept"),
+        pytest.raises(StateError, match="another run is writing here"),
+    ):
+        session.study(model, folder=tmp_path / "kept")
+
+
+def test_a_study_of_another_model_is_refused(
+    open_study: Open, session: Session, model: Path, tmp_path: Path
+) -> None:
+    study = open_study()
+    next(iter(study))
+    folder = study.save(tmp_path / "saved")
+    proto = onnx.load(model)
+    proto.graph.initializer[0].raw_data = bytes(len(proto.graph.initializer[0].raw_data))[:-1] + b"\x01"
+    onnx.save(proto, model)
+    with Session(session.settings) as other, pytest.raises(StateError, match="another run: model_sha256 was"):
+        Study.load(folder, session=other)
+
+
+def test_a_study_of_another_seed_or_strategy_is_refused(
+    open_study: Open, session: Session, tmp_path: Path
+) -> None:
+    study = open_study()
+    study.evaluate({})
+    folder = study.save(tmp_path / "saved")
+    with Session(session.settings, seed=9) as other, pytest.raises(StateError, match="seed was 0 and is 9"):
+        Study.load(folder, session=other)
+    with pytest.raises(StateError, match="strategy was attribution and is Everything"):
+        Study.load(folder, session=session, strategy=Everything)
+
+
+def test_ones_own_strategy_is_given_again(open_study: Open, session: Session, tmp_path: Path) -> None:
+    study = open_study(strategy=Everything)
+    list(study)
+    folder = study.save(tmp_path / "saved")
+    with pytest.raises(StateError, match="strategy was Everything"):
+        Study.load(folder, session=session)
+    with Study.load(folder, session=session, strategy=Everything) as loaded:
+        assert len(loaded.trials) == 2
+        assert list(loaded) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "garbage", "version", "case"])
+def test_a_damaged_study_is_told(open_study: Open, tmp_path: Path, damage: str) -> None:
+    folder = open_study().save(tmp_path / "saved")
+    file = folder / "study.json"
+    said = json.loads(file.read_text())
+    if damage == "missing":
+        file.unlink()
+    else:
+        bad = {
+            "garbage": "{",
+            "version": json.dumps({**said, "schema_version": 9}),
+            "case": '{"schema_version": 1}',
+        }
+        file.write_text(bad[damage])
+    with pytest.raises(StateError, match="study"):
+        Study.load(folder)
+
+
+def test_closing_ends_the_processes(session: Session, model: Path) -> None:
+    with session.study(model, trials=3) as study:
+        list(study)
+    study.close()
+    assert len(study.trials) == 3
+    assert study.best is not None
+    for use in (study.ask, lambda: next(iter(study)), lambda: study.evaluate({}), study.confirm):
+        with pytest.raises(StateError, match="the study is closed"):
+            use()
