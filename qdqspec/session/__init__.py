@@ -261,7 +261,13 @@ class Session:
             settings=self.settings,
             exclusive=lambda: DeviceLock(self._device.key),
             watch=self._tell,
+            seconds_left=self._seconds_left,
         )
+
+    def _seconds_left(self) -> float | None:
+        """What is left of the time limit, which holds for the whole run; later cases get less."""
+        limit = self.settings.time_limit
+        return None if limit is None else max(0.0, limit - (time.monotonic() - self._started[1]))
 
     def _tell(self, progress: Progress) -> None:
         if self.watch is not None:

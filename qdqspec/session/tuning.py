@@ -79,6 +79,7 @@ class Workbench:
     settings: Settings
     exclusive: Callable[[], AbstractContextManager[object]]
     watch: Watch | None
+    seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
 
 
 def clock_for(rules: TuneRules, threads: int) -> Clock:
@@ -124,7 +125,7 @@ class Tuning:
             self.search = Search(
                 make(_setup(prepared, work, self._bench.clock, trials), lots),
                 self._bench,
-                _budget(rules, trials, work.settings),
+                _budget(rules, trials, work.seconds_left()),
                 journal,
                 case=prepared.case.name,
                 replay=journal.trials(),
@@ -312,7 +313,7 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
     return TRIALS[rules.preset] if own is None else own(rules.preset, space)
 
 
-def _budget(rules: TuneRules, trials: int, settings: Settings) -> Budget:
-    limits = [60 * rules.minutes if rules.minutes is not None else None, settings.time_limit]
+def _budget(rules: TuneRules, trials: int, seconds_left: float | None) -> Budget:
+    limits = [60 * rules.minutes if rules.minutes is not None else None, seconds_left]
     seconds = min((limit for limit in limits if limit is not None), default=None)
     return Budget(trials=trials, seconds=seconds)
