@@ -259,7 +259,10 @@ class CaseWork:
         write_patterns(
             self.prepared, result.trials, tuned.intervals, folder / PATTERNS, backend, self.device.key
         )
-        if self._work.settings.no_cache:
+        cut_short = (
+            self._work.seconds_left() == 0
+        )  # of a search that the run's time limit ended, nothing is kept
+        if self._work.settings.no_cache or cut_short:
             return Kept(result=result, folder=folder, raw_winner=raw_winner)
         self.store.discard(self._key)
         return keep(self.store, self._key, result, raw_winner, folder)
