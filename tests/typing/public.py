@@ -1,0 +1,40 @@
+"""What a type checker makes of the public names. Not run: `test_public.py` reads what mypy reveals of it."""
+
+from __future__ import annotations
+
+from typing import reveal_type
+
+from qdqspec import Session, Study, compare, find_regions, load_spec, measure, render, tune, verify
+
+result = tune("net.onnx", trials=30, quant="int8", calibration="data.npz", backend="onnxruntime")
+reveal_type(result)  # qdqspec.session.result.Result
+reveal_type(result.speedup.low)  # float
+reveal_type(result.model)  # pathlib.Path
+reveal_type(result.scheme)  # qdqspec.types.placed.Placement
+reveal_type(result.trials)  # tuple[qdqspec.types.measured.Trial, ...]
+reveal_type(result.left_alone)  # bool
+reveal_type(result.front)  # tuple[qdqspec.types.measured.FrontPoint, ...]
+reveal_type(result.save("folder"))  # pathlib.Path
+
+reveal_type(measure("net.onnx", "tuned.onnx"))  # qdqspec.types.evidence.LatencyEvidence
+reveal_type(verify("net.onnx", "tuned.onnx"))  # qdqspec.types.evidence.ParityEvidence
+reveal_type(verify("net.qdq.yaml::default"))  # qdqspec.types.judged.RunRecord
+reveal_type(compare("a.json", result.record))  # qdqspec.report.compare.Comparison
+reveal_type(render(result.record, "run.html"))  # pathlib.Path
+reveal_type(find_regions("net.onnx"))  # tuple[qdqspec.types.placed.Region, ...]
+
+with Session(backend="onnxruntime") as session, session.study("net.onnx", trials=3) as study:
+    reveal_type(study)  # qdqspec.session.study.Study
+    for trial in study:
+        reveal_type(trial)  # qdqspec.types.measured.Trial
+    reveal_type(study.ask(2))  # typing.Sequence[qdqspec.search.base.Proposal]
+    reveal_type(study.best)  # qdqspec.types.measured.Trial | None
+    reveal_type(study.evaluate({"conv": "in+out"}))  # qdqspec.types.measured.Trial
+    reveal_type(study.build(study.ask()[0]))  # qdqspec.measure.bench.Built
+reveal_type(Study.load("folder"))  # qdqspec.session.study.Study
+reveal_type([case.name for case in load_spec(result.model).cases()])  # list[str]
+
+tune("net.onnx", trails=30)  # error: Unexpected keyword argument "trails"
+tune("net.onnx", trials="many")  # error: Argument "trials" to "tune" has incompatible type "str"
+tune("net.onnx", weights="per-chanel")  # error: Argument "weights" to "tune" has incompatible type
+study.evaluate({"conv": "int8"})  # error: Dict entry 0 has incompatible type

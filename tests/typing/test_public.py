@@ -1,0 +1,42 @@
+"""Runs mypy over `public.py`: each line must reveal, or be refused for, what its comment says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+FILE = Path(__file__).with_name("public.py")
+ROOT = Path(__file__).parents[2]
+
+
+def test_types_are_what_the_comments_say() -> None:
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-pretty", "--cache-dir"]
+    done = subprocess.run(
+        [
+            *command,
+            str(ROOT / ".mypy_cache" / "public"),
+            "--config-file",
+            str(ROOT / "pyproject.toml"),
+            str(FILE),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told: dict[int, str] = {}
+    for line in done.stdout.splitlines():
+        found = re.match(r".*public\.py:(\d+): (error|note): (.*)", line)
+        assert found, f"mypy says: {line}{done.stderr}"
+        told.setdefault(int(found[1]), found[3])
+    wanted = {
+        number: line.split("  # ", 1)[1]
+        for number, line in enumerate(FILE.read_text(encoding="utf-8").splitlines(), 1)
+        if "  # " in line
+    }
+    assert told.keys() == wanted.keys()
+    for number, said in wanted.items():
+        kind = said.removeprefix("error: ") if said.startswith("error: ") else f'Revealed type is "{said}"'
+        assert told[number].replace("builtins.", "").startswith(kind), f"line {number}: {told[number]}"

@@ -1,0 +1,180 @@
+"""The package's functions on the simulated device: what they give back, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import qdqspec
+import qdqspec.measure.bench  # importing the room of that name must not hide the function
+from qdqspec import QdqspecError, Spec, compare, find_regions, measure, render, tune, verify
+from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
+from qdqspec.session import Session
+
+TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,8,12,12] y) {
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
+  d = Add(b, c)  y = Conv<pads = [1, 1, 1, 1]>(d, w) }"""
+SPEC = """qdqspec: 1
+model: net.onnx
+tune: {trials: 5}
+checks:
+  - {kind: speedup, min: 1.01}
+  - {kind: parity, min_sqnr_db: 10}
+  - {kind: size, max_bytes: 1MiB}
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    proto = onnx.parser.parse_model(TEXT)
+    weight = np.random.default_rng(0).normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+HERE: dict[str, Any] = {"backend": "fake"}
+
+
+def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -> None:
+    result = tune("net.onnx", trials=6, **HERE)
+    assert result.record.cases[0].evidence is result.evidence
+    assert result.search.total == len([t for t in result.trials if t.phase != "confirm"]) <= 6
+    assert result.speedup == result.latency.speedup
+    assert not result.left_alone
+    assert result.speedup.low > 1
+    assert result.scheme.pairs > 0
+    assert result.model.is_file()
+    assert result.parity.sqnr_db > 10
+    saved = result.save(tmp_path / "saved")
+    assert (saved / "tuned.onnx").read_bytes() == result.model.read_bytes()
+    assert onnx.load(saved / "reference.onnx") == onnx.load(model)
+    assert (saved / "scheme.json").is_file()
+
+
+def test_a_model_left_alone_is_its_own_tuned_model(model: Path, tmp_path: Path) -> None:
+    result = tune(model, trials=1, **HERE)
+    assert result.left_alone
+    assert result.model == model
+    assert result.scheme.sites == frozenset()
+    assert onnx.load(result.save(tmp_path / "saved") / "tuned.onnx") == onnx.load(model)
+
+
+def test_what_was_tuned_is_measured_anew(model: Path) -> None:
+    with pytest.raises(StateError, match="no winner is known"):
+        measure(model, trials=6, **HERE)
+    result = tune(model, trials=6, **HERE)
+    known = measure(model, trials=6, **HERE)
+    given = measure(model, result.model, **HERE)
+    for latency in (known, given):
+        assert latency.builds == 3
+        assert latency.speedup.median == pytest.approx(result.speedup.median, rel=0.15)
+        assert set(latency.samples) >= {"reference", "tuned"}
+
+
+def test_a_model_against_itself_is_as_fast(model: Path) -> None:
+    assert measure(model, model, **HERE).speedup.median == pytest.approx(1, abs=0.05)
+
+
+def test_a_model_that_does_not_run_is_named(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    with pytest.raises(BackendError, match=r"broken\.onnx: the model does not run"):
+        measure(model, "broken.onnx", **HERE)
+
+
+def test_two_models_are_verified_without_timing(model: Path) -> None:
+    result = tune(model, trials=6, **HERE)
+    parity = verify(model, result.model, **HERE)
+    assert parity.sqnr_db == pytest.approx(result.parity.sqnr_db)
+    assert verify(model, model, **HERE).max_abs == 0
+
+
+def test_a_specs_untimed_checks_are_judged(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.qdq.yaml").write_text(SPEC)
+    tune("net.qdq.yaml", **HERE)
+    record = verify("net.qdq.yaml::default", **HERE)
+    assert {result.id: result.verdict.outcome for result in record.cases[0].results} == {
+        "parity": "pass",
+        "size": "pass",
+    }
+
+
+def test_a_case_of_a_spec_says_all_that_is_asked(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "net.qdq.yaml").write_text(SPEC + "matrix: {weights: [per-channel, per-tensor]}\n")
+    with pytest.raises(ConfigError, match="this spec has 2 cases"):
+        tune("net.qdq.yaml", **HERE)
+    with pytest.raises(ConfigError, match="says what is asked"):
+        tune("net.qdq.yaml::per-tensor", trials=3, **HERE)
+    (case,) = Spec(model="net.onnx", tune={"trials": 1}, checks=[{"kind": "speedup", "min": 1.1}]).cases()
+    assert tune(case, **HERE).left_alone
+
+
+def test_runs_are_rendered_and_compared(model: Path, tmp_path: Path) -> None:
+    result = tune(model, trials=1, **HERE)
+    assert render(result.record, "run.json") == tmp_path / "run.json"
+    assert "net" in render(result.record, "run.md").read_text()
+    assert [case.word for case in compare("run.json", result.record).cases] == ["same"]
+    with pytest.raises(ConfigError, match="no report format"):
+        render(result.record, "run.docx")
+
+
+def test_regions_of_a_file(model: Path) -> None:
+    leaves = [region for region in find_regions("net.onnx") if region.type == "LEAF"]
+    assert sorted(node for leaf in leaves for node in leaf.nodes) == [
+        "Add#3",
+        "Conv#0",
+        "Conv#2",
+        "Conv#4",
+        "Relu#1",
+    ]
+
+
+def test_parts_are_searched_on_the_simulated_device(model: Path, tmp_path: Path) -> None:
+    result = tune(model, strategy="subgraph", trials=12, **HERE)
+    parts = [trial for trial in result.trials if trial.subgraph]
+    assert parts
+    assert all(trial.ok and trial.phase == "isolated" and not trial.incumbent for trial in parts)
+    assert result.search.total == len(result.trials) - len(parts)
+    assert result.search.strategy == "subgraph"
+    saved = result.save(tmp_path / "saved")
+    onnx.checker.check_model(saved / "tuned_raw.onnx", full_check=True)
+    again = Session(**HERE, no_cache=True, output=tmp_path / "again")
+    with again:
+        assert [t.placement for t in again.tune(model, strategy="subgraph", trials=12).trials][:3] == [
+            t.placement for t in result.trials
+        ][:3]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ({"backend": "fake", "trails": 3}, ConfigError),
+        ({"backend": "fake", "quant": "int7"}, QdqspecError),
+        ({"backend": "fake", "strategy": "regoin"}, QdqspecError),
+        ({"backend": "fake", "calibration": "nowhere.npz"}, QdqspecError),
+        ({"backend": "fak"}, QdqspecError),
+    ],
+)
+def test_what_is_wrong_is_one_error(model: Path, words: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        tune(model, **words)
+
+
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(ModelError, match=r"nowhere\.onnx: there is no such model file"):
+        tune("nowhere.onnx", **HERE)
+
+
+def test_the_package_offers_what_it_lists() -> None:
+    for name in qdqspec.__all__:
+        assert getattr(qdqspec, name) is not None
+    assert callable(qdqspec.measure)
+    assert qdqspec.measure is measure
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = qdqspec.nothing
