@@ -203,6 +203,15 @@ def test_from_where_the_strategy_asks_otherwise_it_is_built() -> None:
     assert names_of(trials) == list(NAMES)
 
 
+def test_a_part_is_no_answer_to_the_whole() -> None:
+    """A placement may be asked for in a part of the model and in all of it."""
+    bench = Bench()
+    part = Trial(number=1, phase="isolated", placement=placement("a"), ratio=0.5, subgraph=("n",))
+    trials, _ = run(bench, replay=[*journal("reference"), part])
+    assert bench.built == list(NAMES[1:])
+    assert not any(trial.subgraph for trial in trials)
+
+
 def test_replayed_trials_count_towards_the_budget() -> None:
     bench = Bench()
     trials, _ = run(bench, trials=4, replay=journal("reference", "a", "b"))
