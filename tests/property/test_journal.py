@@ -67,6 +67,7 @@ trials = st.builds(
     race=st.none() | races,
     incumbent=st.booleans(),
     ratio=st.none() | numbers,
+    subgraph=some_names,
 )
 
 
