@@ -1,12 +1,12 @@
-"""The default search: whole-model builds with pure labels, compositions, a surrogate, single flips.
+"""The default search: whole-model builds with pure labels, compositions, draws, flips.
 
 P1 builds the model with one label everywhere, where neighbours agree as they will in the end, so that each
 operator's time under each label is read off with the least bias. P2 composes the best label of each fusion
-block, with the cost of crossing between float and integer counted less and more, builds these,
-and learns from their profiles. P3 draws further ones from the doubts of this cost
-model and of a Bayesian surrogate that learns from measured totals. P4 flips single blocks
-out of their class. Where accuracy counts too, each block is heard alone between P2 and P3, and labellings
-that trade latency for accuracy are built. May import floors 0 to 3.
+block, with the cost of crossing between float and integer counted less and more, builds these, and learns
+from their profiles. P3 draws further ones from the doubts of this cost model and of a Bayesian surrogate
+that learns from measured totals. P4 flips single blocks and small groups of neighbours out of their class.
+Where accuracy counts too, each block is heard alone between P2 and P3, and labellings that trade latency for
+accuracy are built. May import floors 0 to 3.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
 DRAWS = 30  # models drawn for one proposal that was not built before
 HEATING = 10  # draws after which the cost model's doubts have doubled
 HOPE = 0.02  # a proposal expected to be slower than the incumbent by more than this is not built
-FLIPS, FLIP_LOSSES = 8, 5  # builds of P4, and how many losses in a row end it
+FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
 MARGINS_DB = (3.0, 6.0, 10.0)  # asked for beyond the target where the noise model proves too hopeful
 DOUBT_DB = 1.0  # how far below the target a prediction may lie and still be tried
 UNHEARD_DB = 20.0  # what a block counts as that could not be heard alone
@@ -171,7 +171,7 @@ class Attribution(Stepwise):
         return None
 
     def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """P4: flip single blocks, the most promising first; what wins is the new start."""
+        """P4: flip single blocks and small groups, the most promising first; what wins is the new start."""
         losses = builds = 0
         while losses < FLIP_LOSSES and builds < FLIPS:
             for codes in flips(costs, _codes(costs, self._incumbent)):

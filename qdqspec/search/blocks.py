@@ -6,7 +6,7 @@ not be torn apart, so units that share a kernel in any profiled build form one b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from qdqspec.types import LABELS, Label, LayerTime, Trial
 SWEEPS = 20  # coordinate descent settles in a few; this only bounds it
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # spread of the logarithms when a model is drawn
 DRAWN_SHARES = (0.5, 1.0, 2.0)
+MOST_TOGETHER, MOST_SEEDS = 4, 64  # blocks flipped together, and how many groups are grown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +151,27 @@ class CostModel:
         """Predicted milliseconds of the conversions of a labelling."""
         return float(self._costs @ self._crossings.of(codes))
 
+    def grown(self, codes: Codes, index: int, code: int, most: int) -> Iterator[Codes]:
+        """The labelling with one block flipped, then with one neighbour more at a time, up to ``most`` in all."""
+        group, current = {index}, codes.copy()
+        current[index] = code
+        yield current
+        while len(group) < most:
+            around = {
+                b for member in group for n in self._touching[member] for b in self._edges[n].blocks
+            } - group
+            able = sorted(b for b in around if code in self.blocks[b].codes and current[b] != code)
+            if not able:
+                return
+            options = []
+            for neighbour in able:
+                option = current.copy()
+                option[neighbour] = code
+                options.append((self.predict(option), neighbour, option))
+            _, chosen, current = min(options, key=lambda option: option[:2])
+            group.add(chosen)
+            yield current
+
     def _learn(self, trial: Trial) -> None:
         spent = np.zeros(len(self.blocks))
         for layer in trial.layers:
@@ -219,15 +241,18 @@ class CostModel:
 
 
 def flips(costs: CostModel, codes: Codes) -> list[Codes]:
-    """Every labelling that differs in one block, the most promising by the cost model first."""
-    found: list[tuple[float, int, int]] = []
+    """Labellings that differ in one block, or in a few neighbours, the most promising by the cost model first.
+
+    Neighbours matter where one block alone would only move a conversion: from each of the most promising single
+    flips a group grows along the tensors, by the block that promises most, as long as `MOST_TOGETHER` says.
+    """
+    singles: list[tuple[float, int, int]] = []
     for block in costs.blocks:
         current = costs.local_ms(block, int(codes[block.index]), codes)
         others = (code for code in block.codes if code != codes[block.index])
-        found += [(costs.local_ms(block, code, codes) - current, block.index, code) for code in others]
-    flipped = []
-    for _, index, code in sorted(found):
-        other = codes.copy()
-        other[index] = code
-        flipped.append(other)
-    return flipped
+        singles += [(costs.local_ms(block, code, codes) - current, block.index, code) for code in others]
+    flipped: dict[bytes, tuple[float, Codes]] = {}
+    for number, (_, index, code) in enumerate(sorted(singles)):
+        for other in costs.grown(codes, index, code, MOST_TOGETHER if number < MOST_SEEDS else 1):
+            flipped.setdefault(other.tobytes(), (costs.predict(other), other))
+    return [other for _, other in sorted(flipped.values(), key=lambda pair: pair[0])]

@@ -90,14 +90,24 @@ def test_draws_differ_and_leave_the_model_alone(learnt) -> None:
     assert np.array_equal(costs.times, times)
 
 
-def test_flips_change_one_block_each_and_come_in_order_of_promise(learnt) -> None:
+def test_flips_change_one_block_or_neighbours_and_come_in_order_of_promise(learnt) -> None:
     costs, _ = learnt(0)
     codes = costs.compose(1.0)
     flipped = flips(costs, codes)
-    assert all((other != codes).sum() == 1 for other in flipped)
-    assert len(flipped) == sum(len(block.codes) - 1 for block in costs.blocks)
+    changed = [int((other != codes).sum()) for other in flipped]
+    assert set(changed) <= {1, 2, 3, 4}
+    assert changed.count(1) == sum(len(block.codes) - 1 for block in costs.blocks)
+    assert max(changed) > 1
     promised = [costs.predict(other) for other in flipped]
     assert promised == sorted(promised)
+
+
+def test_a_group_grows_along_tensors_and_takes_one_label(learnt) -> None:
+    costs, _ = learnt(0)
+    start = np.array([FULL if FULL in b.codes else FP for b in costs.blocks], dtype=np.int8)
+    groups = list(costs.grown(start, 0, FP, 4))
+    assert [int((other != start).sum()) for other in groups] == list(range(1, len(groups) + 1))
+    assert all(set(other[other != start].tolist()) == {FP} for other in groups)
 
 
 def test_an_empty_space_has_no_blocks() -> None:
