@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +45,8 @@ class Isolated:
     An instance answers `probe`, `device` and `capabilities` itself; children find theirs by its name.
     ``build_timeout`` and ``call_timeout`` are in seconds; several runs in one call get more, by what a
     run has taken so far. ``fork`` chooses the launcher: by default a process that has the library loaded
-    is forked where that is safe, and a fresh interpreter is started elsewhere.
+    is forked where that is safe, and a fresh interpreter is started elsewhere. ``cpu_seconds`` adds up what
+    engines have used for ``build``, ``bind``, ``run``, ``time`` and ``layers``.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Isolated:
         self._launcher: Zygote | Interpreters | None = None
         self._close_launcher: weakref.finalize[[], Isolated] | None = None
         self._builds = 0
+        self.cpu_seconds: Counter[str] = Counter()  # that engines have used, by what was asked of them
         self.name = self._local.name
         self.target = self._local.target
 
@@ -86,7 +89,7 @@ class Isolated:
         """
         serial, self._builds = self._builds, self._builds + 1
         child = self._open_launcher().start()
-        engine = IsolatedEngine(child, model, self._call_timeout)
+        engine = IsolatedEngine(child, model, self._call_timeout, self.cpu_seconds)
         words = options_to_json(replace(options, serial=options.serial + serial))
         request = {"do": "build", "model": str(model.absolute()), "options": words}
         answer, _ = engine.ask(request, timeout=self._build_timeout)
@@ -120,8 +123,10 @@ class IsolatedEngine:
 
     graph_hash: str = ""
 
-    def __init__(self, child: Child, model: Path, call_timeout: float) -> None:
-        self.cpu_seconds = 0.0  # processor time that the child has used, as of its last answer
+    def __init__(self, child: Child, model: Path, call_timeout: float, spent: Counter[str]) -> None:
+        """``spent`` is where the processor time of its answers is added up, in seconds by kind of request."""
+        self._cpu_seconds = 0.0  # that the child has used, as of its last answer
+        self._spent = spent
         self._child = child
         self._model = model
         self._call_timeout = call_timeout
@@ -176,7 +181,8 @@ class IsolatedEngine:
         if "error" in answer:
             self.close()
             raise _error_from_json(answer["error"], self._model)
-        self.cpu_seconds = float(answer["cpu_seconds"])
+        self._spent[request["do"]] += answer["cpu_seconds"] - self._cpu_seconds
+        self._cpu_seconds = answer["cpu_seconds"]
         return answer, outputs
 
     def _patience(self, runs: int) -> float:

@@ -9,6 +9,7 @@ soon as the rank test allows.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,8 +119,8 @@ def settle(engine: Engine, clock: Clock) -> Turn:
 
 def median_sample(samples: Samples) -> Samples:
     """Several runs of one turn as one sample: the median on each clock."""
-    cpu = (float(np.median(samples.cpu_ms)),) if samples.cpu_ms else ()
-    return Samples(wall_ms=(float(np.median(samples.wall_ms)),), cpu_ms=cpu, notes=samples.notes)
+    cpu = (statistics.median(samples.cpu_ms),) if samples.cpu_ms else ()
+    return Samples(wall_ms=(statistics.median(samples.wall_ms),), cpu_ms=cpu, notes=samples.notes)
 
 
 def _pair(turn: Turn, ours: Engine, theirs: Engine, ours_first: bool) -> tuple[Samples, Samples]:

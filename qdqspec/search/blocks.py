@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search.crossings import FP, Codes, Crossings, Edge, Floats, edges_between
+from qdqspec.search._descent import Descent
+from qdqspec.search.crossings import FP, Codes, Crossings, Floats, edges_between
 from qdqspec.types import LABELS, Label, LayerTime, Trial
 
-SWEEPS = 20  # coordinate descent settles in a few; this only bounds it
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # spread of the logarithms when a model is drawn
 DRAWN_SHARES = (0.5, 1.0, 2.0)
 MOST_TOGETHER, MOST_SEEDS = 4, 64  # blocks flipped together, and how many groups are grown
@@ -102,10 +102,7 @@ class CostModel:
         self._seen_crossings: dict[str, list[float]] = {}
         self.times = np.zeros((len(blocks), len(LABELS)))
         self._costs = np.zeros(len(self._edges))
-        self._touching: list[list[int]] = [[] for _ in blocks]
-        for number, edge in enumerate(self._edges):
-            for index in edge.blocks:
-                self._touching[index].append(number)
+        self._descent = Descent([block.codes for block in self.blocks], self._edges)
 
     def learn(self, trials: Iterable[Trial]) -> None:
         """Add profiled builds. The first one learnt is the reference."""
@@ -124,7 +121,7 @@ class CostModel:
         try:
             starts = [self._uniform(code) for code in range(len(LABELS))]
             starts.append(np.array([self._quickest(block) for block in self.blocks], dtype=np.int8))
-            settled = [self._descend(start, share) for start in starts]
+            settled = [self._descent.settle(start, self.times, share * self._costs) for start in starts]
             return min(settled, key=lambda codes: self.predict(codes, share))
         finally:
             self.times = times
@@ -149,7 +146,7 @@ class CostModel:
 
     def crossing_ms(self, codes: Codes) -> float:
         """Predicted milliseconds of the conversions of a labelling."""
-        return float(self._costs @ self._crossings.of(codes))
+        return float(self._costs[self._crossings.of(codes)].sum())
 
     def grown(self, codes: Codes, index: int, code: int, most: int) -> Iterator[Codes]:
         """The labelling with one block flipped, then with one neighbour more at a time, up to ``most`` in all."""
@@ -157,9 +154,7 @@ class CostModel:
         current[index] = code
         yield current
         while len(group) < most:
-            around = {
-                b for member in group for n in self._touching[member] for b in self._edges[n].blocks
-            } - group
+            around = {b for member in group for b in self._descent.neighbours[member]} - group
             able = sorted(b for b in around if code in self.blocks[b].codes and current[b] != code)
             if not able:
                 return
@@ -214,30 +209,12 @@ class CostModel:
     def _quickest(self, block: Block) -> int:
         return min(block.codes, key=lambda code: float(self.times[block.index, code]))
 
-    def _descend(self, start: Codes, share: float) -> Codes:
-        """Change one block at a time to its best label among its neighbours' until nothing improves."""
-        codes = start.copy()
-        for _ in range(SWEEPS):
-            before = codes.copy()
-            for block in self.blocks:
-                codes[block.index] = self._best_code(block, codes, share)
-            if np.array_equal(codes, before):
-                break
-        return codes
-
-    def _best_code(self, block: Block, codes: Codes, share: float) -> int:
-        current = int(codes[block.index])
-        costs = {code: self.local_ms(block, code, codes, share) for code in block.codes}
-        best = min(block.codes, key=costs.__getitem__)
-        return best if costs[best] < costs[current] else current
-
     def local_ms(self, block: Block, code: int, codes: Codes, share: float = 1.0) -> float:
         """What a block and the tensors around it would cost under a label, all else as it is."""
         kept, codes[block.index] = codes[block.index], code
-        edges: Iterable[tuple[int, Edge]] = ((n, self._edges[n]) for n in self._touching[block.index])
-        crossing = sum(float(self._costs[number]) for number, edge in edges if edge.crosses(codes))
+        crossing = self._descent.crossing(block.index, codes, self._costs)
         codes[block.index] = kept
-        return float(self.times[block.index, code]) + share * crossing
+        return float(self.times[block.index, code] + share * crossing)
 
 
 def flips(costs: CostModel, codes: Codes) -> list[Codes]:

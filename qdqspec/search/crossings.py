@@ -36,12 +36,15 @@ class Edge:
         """Indexes of the blocks it touches."""
         return self.consumers if self.producer < 0 else (self.producer, *self.consumers)
 
-    def crosses(self, codes: Codes) -> bool:
+    def crosses(self, codes: Codes | Sequence[int]) -> bool:
         """Whether it is made in one world and read in the other."""
-        made_integer = self.producer >= 0 and codes[self.producer] == FULL
+        made_integer = bool(self.producer >= 0 and codes[self.producer] == FULL)
         if self.outside and made_integer:
             return True
-        return any((codes[index] != FP) != made_integer for index in self.consumers)
+        for index in self.consumers:  # noqa: SIM110 - a search does this a million times; any() takes twice as long
+            if (codes[index] != FP) != made_integer:
+                return True
+        return False
 
 
 def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge, ...]:

@@ -4,7 +4,10 @@ May import floors 0 to 3, `blocks` and `crossings`. Pure but for the generator i
 are alike in operators, attributes and shapes; the model learns one time for each class under each label and
 one factor for the conversions between float and integer, starting from what profiles said (the cost model)
 and trusting that only so far. Thompson sampling (Thompson 1933) proposes: draw one model from the posterior,
-take its best labelling.
+take its best labelling. A model is drawn from the prior and then corrected by each observation with noise of its
+own (Papandreou and Yuille, "Gaussian sampling by local perturbations", NeurIPS 2010). Nothing here calls BLAS or
+LAPACK: on matrices of this size their threads cost more than they save, and go on spinning while candidates are
+timed.
 """
 
 from __future__ import annotations
@@ -48,34 +51,35 @@ class Surrogate:
         self._costs = costs
         self._classes = classes
         self._codes = self._codes_of_classes()
-        prior = self._prior()
-        doubt = np.maximum(LEAST_DOUBT, PRIOR_DOUBT * np.abs(prior))
-        self._precision: Floats = np.diag(1 / doubt**2)
-        self._weighted: Floats = prior / doubt**2
         self._noise = noise
+        self._prior = self._prior_mean()
+        self._doubt: Floats = np.maximum(LEAST_DOUBT, PRIOR_DOUBT * np.abs(self._prior))
+        self._mean = self._prior
+        self._covariance: Floats = np.diag(self._doubt**2)
+        self._learnt: list[tuple[Floats, Floats, float]] = []  # features, gain and ratio of each observation
 
     def observe(self, codes: Codes, ratio: float) -> None:
         """Learn from one measured labelling."""
         features = self._features(codes)
-        self._precision += np.outer(features, features) / self._noise**2
-        self._weighted += features * ratio / self._noise**2
+        doubted = np.einsum("ij,j->i", self._covariance, features)
+        spread = self._noise**2 + float((features * doubted).sum())
+        self._covariance -= doubted[:, None] * doubted / spread
+        self._learnt.append((features, doubted / spread, ratio))
+        self._mean = _corrected(self._mean, *self._learnt[-1])
 
     def predict(self, codes: Codes) -> float:
         """The expected ratio of a labelling."""
-        return float(self._features(codes) @ self._mean())
+        return float((self._features(codes) * self._mean).sum())
 
     def propose(self, start: Codes, random: np.random.Generator) -> Codes:
         """The best labelling of a model drawn from the posterior, found from ``start`` a class at a time."""
-        lower = np.linalg.cholesky(self._precision)
-        drawn = self._mean() + np.linalg.solve(lower.T, random.standard_normal(len(self._weighted)))
-        return self._descend(start, drawn)
+        return self._descend(start, self._drawn(random))
 
-    def best(self, start: Codes) -> Codes:
-        """The labelling with the least expected ratio, found from ``start``."""
-        return self._descend(start, self._mean())
-
-    def _mean(self) -> Floats:
-        return np.asarray(np.linalg.solve(self._precision, self._weighted), dtype=np.float64)
+    def _drawn(self, random: np.random.Generator) -> Floats:
+        drawn = self._prior + self._doubt * random.standard_normal(len(self._prior))
+        for features, gain, ratio in self._learnt:
+            drawn = _corrected(drawn, features, gain, ratio + self._noise * random.standard_normal())
+        return drawn
 
     def _codes_of_classes(self) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = [(FP,)] * (int(self._classes.max(initial=-1)) + 1)
@@ -83,7 +87,7 @@ class Surrogate:
             found[number] = block.codes
         return found
 
-    def _prior(self) -> Floats:
+    def _prior_mean(self) -> Floats:
         """The cost model's times as shares of the reference's; blocks of one class share their mean."""
         whole = max(self._costs.reference_ms, 1e-9)
         sums = np.zeros((len(self._codes), len(LABELS)))
@@ -100,15 +104,20 @@ class Surrogate:
 
     def _descend(self, start: Codes, weights: Floats) -> Codes:
         """Change one class at a time to its best label until nothing improves."""
-        codes, value = start.copy(), float(self._features(start) @ weights)
+        codes, value = start.copy(), float((self._features(start) * weights).sum())
         for _ in range(SWEEPS):
             before = value
             for number, offered in enumerate(self._codes):
                 for code in offered:
                     changed = np.where(self._classes == number, np.int8(code), codes)
-                    found = float(self._features(changed) @ weights)
+                    found = float((self._features(changed) * weights).sum())
                     if found < value:
                         codes, value = changed, found
             if value >= before:
                 break
         return codes
+
+
+def _corrected(model: Floats, features: Floats, gain: Floats, ratio: float) -> Floats:
+    """The model after an observation: moved along the gain by what it mispredicts (Kalman 1960)."""
+    return model + gain * (ratio - float((features * model).sum()))

@@ -315,3 +315,18 @@ def _wait_until(true: object, otherwise: str) -> None:
     while not true():  # type: ignore[operator]
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.02)
+
+
+def test_what_engines_use_of_the_processor_is_added_up_by_request(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    before = fake.cpu_seconds.copy()
+    for _ in range(2):
+        engine = build(fake, model)
+        engine.bind(feeds)
+        engine.run(feeds)
+        engine.close()
+    spent = fake.cpu_seconds - before
+    assert spent["build"] > 0
+    assert spent["run"] > 0
+    assert not spent["layers"]

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._descent import Descent
 from qdqspec.search.attribution import Attribution, pure_placements
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels
@@ -168,6 +169,26 @@ def test_edges_run_between_blocks_and_know_who_else_reads() -> None:
     assert "c" not in edges  # inside block 1
     assert edges["d"].outside  # read by pool, which is in no block
     assert edges["b"].elements == 8 * 8 * 8
+
+
+@given(st.lists(EDGES, max_size=8), st.integers(0, 2**32 - 1))
+def test_where_a_descent_ends_no_single_block_is_better_otherwise(edges: list[Edge], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    offered = [tuple(random.permutation(3)[: random.integers(1, 4)].tolist()) for _ in range(5)]
+    times, costs = random.uniform(0, 2, (5, 3)), random.uniform(0, 1, len(edges))
+
+    def cost(codes: np.ndarray) -> float:
+        return float(times[np.arange(5), codes].sum() + costs[Crossings(edges).of(codes)].sum())
+
+    start = np.array([codes[0] for codes in offered], dtype=np.int8)
+    settled = Descent(offered, edges).settle(start, times, costs)
+    assert cost(settled) <= cost(start) + 1e-12
+    for index, codes in enumerate(offered):
+        assert settled[index] in codes
+        for code in codes:
+            other = settled.copy()
+            other[index] = code
+            assert cost(settled) <= cost(other) + 1e-9
 
 
 # ---- what profiles teach ------------------------------------------------------------------------

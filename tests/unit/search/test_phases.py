@@ -156,6 +156,29 @@ def test_the_surrogate_learns_a_class_from_totals(learnt) -> None:
     assert surrogate.predict(codes) == pytest.approx(before + 0.2, abs=0.02)
 
 
+def test_the_surrogate_is_the_bayesian_linear_model_of_the_textbook(learnt) -> None:
+    """Mean and spread of its draws are those of the normal equations, solved directly."""
+    costs, _ = learnt(1)
+    surrogate = Surrogate(costs, classes_of(costs.space, costs.blocks), noise=0.02)
+    random = np.random.default_rng(0)
+    mean, precision = surrogate._prior, np.diag(surrogate._doubt**-2)
+    weighted = precision @ mean
+    for _ in range(12):
+        codes = np.array([random.choice(block.codes) for block in costs.blocks], dtype=np.int8)
+        ratio = surrogate.predict(codes) + random.normal(0, 0.1)
+        features = surrogate._features(codes)
+        precision += np.outer(features, features) / 0.02**2
+        weighted += features * ratio / 0.02**2
+        surrogate.observe(codes, ratio)
+    assert surrogate._mean == pytest.approx(np.linalg.solve(precision, weighted), abs=1e-9)
+    drawn = np.array([surrogate._drawn(random) for _ in range(4000)])
+    covariance = np.linalg.inv(precision)
+    sigma = np.sqrt(np.diag(covariance))
+    assert np.abs((drawn.mean(axis=0) - surrogate._mean) / sigma).max() < 0.08
+    found = np.cov(drawn.T) / np.outer(sigma, sigma)
+    assert np.abs(found - covariance / np.outer(sigma, sigma)).max() < 0.12
+
+
 def test_alike_blocks_are_one_class(learnt) -> None:
     costs, _ = learnt(0)
     classes = classes_of(costs.space, costs.blocks)
