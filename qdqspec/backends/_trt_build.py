@@ -87,6 +87,7 @@ class Build:
             self._shared.keep(config)
         return plan, {
             "build_route": route,
+            "timing_cache": self._shared.kind,
             "profiles": count,
             "short_of_memory": self._log.dropped_kernels,  # kernels were left out: its latency proves little
         }

@@ -2,7 +2,8 @@
 
 With one cache, layers that two candidates have in common get the same kernels, and are not timed twice
 (3473 to 182 ms in a recorded build). It is keyed by device and exact version, since TensorRT merges no
-others, and lies with the results, because a noisy entry stays in it for the whole run.
+others, and lies with the results, because a noisy entry stays in it for the whole run. That is why a fresh
+build, which is to show how much builds differ, begins with an empty one and leaves the run's as it was.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ _ROUTE = "build_route"  # of IBuilderConfig, since 11
 class Shared:
     """The files of one run for one device and version; nothing is kept where there is no folder."""
 
-    def __init__(self, folder: Path | None, key: str) -> None:
+    def __init__(self, folder: Path | None, key: str, *, fresh: bool = False) -> None:
         self._folder = folder
         self._key = key
+        self._fresh = fresh
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def kind(self) -> str:
+        """What a build begins with: ``shared``, or ``empty`` where it is fresh or nothing is kept."""
+        return "empty" if self._fresh or self._folder is None else "shared"
 
     def attach(self, config: trt.IBuilderConfig) -> trt.ITimingCache | None:
         """Give a build what earlier ones learnt. The answer must live until the build is done.
@@ -40,7 +47,7 @@ class Shared:
         What lies there of another driver, or damaged, TensorRT refuses: then it starts anew.
         """
         with self._lock():
-            known = self._read(self._cache_file)
+            known = b"" if self._fresh else self._read(self._cache_file)
         for content in dict.fromkeys((known, b"")):
             cache = config.create_timing_cache(content)
             if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
@@ -50,7 +57,7 @@ class Shared:
     def keep(self, config: trt.IBuilderConfig) -> None:
         """Merge what a build learnt into the file, with what others wrote since."""
         learnt = config.get_timing_cache()
-        if self._folder is None or learnt is None:
+        if self._folder is None or self._fresh or learnt is None:
             return
         with self._lock():
             others = self._read(self._cache_file)

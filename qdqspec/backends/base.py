@@ -68,6 +68,8 @@ class BuildOptions:
     ``serial`` counts the builds of a run; a simulated device draws the deviation of a build from it.
     ``profiles`` are the shapes that inputs with dynamic dimensions will have. ``state`` is a folder in which
     a backend keeps what the builds of one run share, such as a timing cache; it stays with the results.
+    A ``fresh`` build takes nothing from there that could make it like an earlier one: it is to show how much two
+    builds differ.
     """
 
     threads: int = 1
@@ -75,6 +77,7 @@ class BuildOptions:
     serial: int = 0
     profiles: tuple[ShapeProfile, ...] = ()
     state: Path | None = None
+    fresh: bool = False
 
 
 class Engine(Protocol):

@@ -114,7 +114,8 @@ class TensorRtEngine:
         self._log.clear()
         gpu = _cuda.describe(self._words.device)
         found = Found(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
-        self._shared = Shared(options.state, f"{found.slug}-tensorrt-{trt.__version__}")
+        key = f"{found.slug}-tensorrt-{trt.__version__}"
+        self._shared = Shared(options.state, key, fresh=options.fresh)
         build = Build(model, self._words, self._shared, self._log, logger)
         self._built: Built | None = build.run(options.profiles)
         with refusals(self._log, "the engine could not be read", model):

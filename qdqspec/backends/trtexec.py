@@ -7,7 +7,8 @@ mean the same: strongly typed, CUDA graph, spin wait, no transfers, profile in a
 words from configuration, all optional:
 
 - ``trtexec.args``: more arguments, as a shell splits them: ``--builderOptimizationLevel=4``.
-- ``trtexec.timing-cache``: the file that all builds of a run share; by default one in the folder of the run.
+- ``trtexec.timing-cache``: the file that builds of a run share; by default one in the folder of the run. Fresh
+  builds, which are to show how much builds differ, take none.
 - ``trtexec.warmup-ms``: how long an engine runs before it is timed (500).
 """
 
@@ -222,7 +223,7 @@ class TrtexecEngine:
         if not _WEAK.intersection(self._words.args):
             wanted.append(_STRONG)
         cache = self._words.timing_cache or (options.state and options.state / "trtexec.timing-cache")
-        if cache:
+        if cache and not options.fresh:
             cache.parent.mkdir(parents=True, exist_ok=True)
             wanted.append(f"--timingCacheFile={cache}")
         report = self._run(words, wanted, BUILD_SECONDS)

@@ -62,6 +62,7 @@ def options_to_json(options: BuildOptions) -> dict[str, Any]:
         "serial": options.serial,
         "profiles": profiles,
         "state": None if options.state is None else str(options.state.absolute()),
+        "fresh": options.fresh,
     }
 
 
@@ -74,6 +75,7 @@ def options_from_json(data: Json) -> BuildOptions:
         serial=data["serial"],
         profiles=tuple(_profile_from_json(profile) for profile in data["profiles"]),
         state=None if state is None else Path(state),
+        fresh=data["fresh"],
     )
 
 

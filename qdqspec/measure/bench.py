@@ -230,9 +230,9 @@ class Bench:
             self._incumbent.engine.close()
             self._incumbent.engine = None
 
-    def _open(self, placement: Placement, subgraph: tuple[str, ...] = ()) -> Engine:
+    def _open(self, placement: Placement, subgraph: tuple[str, ...] = (), *, fresh: bool = False) -> Engine:
         model, feeds, options = self._files(placement, subgraph)
-        engine = self._backend.build(model, options)
+        engine = self._backend.build(model, replace(options, fresh=fresh))
         try:
             engine.bind(feeds)
         except BaseException:
@@ -352,7 +352,7 @@ class Bench:
                 opened: list[Engine] = []
                 engines[name] = opened
                 try:
-                    opened.extend(self._open(placement) for placement in placements)
+                    opened.extend(self._open(placement, fresh=True) for placement in placements)
                 except BackendError as error:
                     self._broken[name] = str(error)
             sound = {name: opened for name, opened in engines.items() if name not in self._broken}

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,28 @@ def test_one_timing_cache_for_all_builds(model: Path, tmp_path: Path, tensorrt_v
     assert first < set(json.loads(cache.read_bytes()))
 
 
+def test_builds_that_share_a_cache_hide_what_fresh_ones_show(
+    model: Path, tmp_path: Path, tensorrt_version: str
+):
+    state = tmp_path / "state"
+
+    def milliseconds(*, fresh: bool) -> float:
+        engine = TensorRt().build(model, BuildOptions(state=state, fresh=fresh))
+        assert engine._built is not None
+        with closing(engine):
+            return engine._built.engine._cost.milliseconds
+
+    shared = {milliseconds(fresh=False) for _ in range(3)}
+    (cache,) = state.glob("*.timing-cache")
+    before = cache.read_bytes()
+    fresh = {milliseconds(fresh=True) for _ in range(3)}
+    assert len(shared) == 1
+    assert len(fresh) == 3
+    assert not shared & fresh
+    assert cache.read_bytes() == before, "a fresh build teaches the run nothing"
+    assert [record["timing_cache"] for record in records(state)] == ["shared"] * 3 + ["empty"] * 3
+
+
 def test_a_damaged_timing_cache_is_started_anew(model: Path, tmp_path: Path, newest: None):
     state = tmp_path / "state"
     TensorRt().build(model, BuildOptions(state=state)).close()
@@ -208,7 +231,7 @@ def test_builds_side_by_side_lose_nothing(tmp_path: Path, newest: None):
     def build(name: str) -> None:
         config, shared = trt.IBuilderConfig(), Shared(tmp_path, "key")
         cache = shared.attach(config)
-        cache._known.add(name)
+        cache._known[name] = 1.0
         shared.keep(config)
 
     threads = [threading.Thread(target=build, args=(f"layer{index}",)) for index in range(8)]
@@ -216,7 +239,8 @@ def test_builds_side_by_side_lose_nothing(tmp_path: Path, newest: None):
         thread.start()
     for thread in threads:
         thread.join()
-    assert json.loads((tmp_path / "key.timing-cache").read_bytes()) == [f"layer{index}" for index in range(8)]
+    known = json.loads((tmp_path / "key.timing-cache").read_bytes())
+    assert sorted(known) == [f"layer{index}" for index in range(8)]
     assert not list(tmp_path.glob(".key*"))
 
 

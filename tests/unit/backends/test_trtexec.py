@@ -159,6 +159,13 @@ def test_builds_share_a_timing_cache_where_the_run_keeps_state(install_trtexec, 
     assert (tmp_path / "state").is_dir()
 
 
+@pytest.mark.parametrize("own", [{}, {"trtexec.timing-cache": "own.cache"}])
+def test_a_fresh_build_takes_no_timing_cache(install_trtexec, model, tmp_path, own):
+    tool = install_trtexec()
+    Trtexec().build(model, BuildOptions(state=tmp_path / "state", fresh=True, extra=own)).close()
+    assert "--timingCacheFile" not in names(tool.calls()[0])
+
+
 def test_options_that_are_no_options():
     with pytest.raises(ConfigError, match=r"did you mean 'args'"):
         options_from({"trtexec.arg": "--fp16"})

@@ -46,6 +46,7 @@ class Lab:
     words: Mapping[str, str]
     device: FakeDevice = field(default_factory=FakeDevice)
     built: list[str] = field(default_factory=list)
+    fresh: list[bool] = field(default_factory=list)  # of each build
     open: list[WatchedEngine] = field(default_factory=list)
     stages: Counter[tuple[str, str]] = field(default_factory=Counter)
     file: Path = Path()
@@ -59,6 +60,7 @@ class Lab:
         words = {**self.words, "fake.scale": str(self.candidates[name].scale)}
         engine = self.device.build(self.file, BuildOptions(extra=words))
         self.built.append(name)
+        self.fresh.append(options.fresh)
         watched = WatchedEngine(self, name, engine)
         self.open.append(watched)
         return watched
@@ -359,6 +361,19 @@ def test_confirmation_times_fresh_builds_of_every_role(make_lab: MakeLab) -> Non
     assert found.ratios["tuned"].low <= 0.5 <= found.ratios["tuned"].high
     assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.1)
     assert found.speedup.low <= 2 <= found.speedup.high
+
+
+def test_what_repeats_a_build_to_see_it_differ_is_built_fresh(make_lab: MakeLab) -> None:
+    """And nothing else: candidates of a search share what builds learn, so that only what differs is told apart."""
+    lab = make_lab(QUIET, fast=Candidate(scale=0.5))
+    bench = started(lab)
+    assert bench.trial(1, placement("fast"), "p").incumbent
+    assert not any(lab.fresh)
+    searched = len(lab.fresh)
+    bench.measure_noise(REFERENCE)
+    bench.compare(roles(reference="reference", tuned="fast"), rounds=2)
+    assert all(lab.fresh[searched:])
+    assert len(lab.fresh) == searched + NOISE_BUILDS + 6
 
 
 def test_equal_placements_share_their_builds(make_lab: MakeLab) -> None:

@@ -24,6 +24,7 @@ options = st.builds(
     serial=st.integers(0, 999),
     profiles=st.lists(profiles, max_size=3).map(tuple),
     state=st.none() | st.just(Path("/some/folder")),
+    fresh=st.booleans(),
 )
 
 

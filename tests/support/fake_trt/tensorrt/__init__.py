@@ -8,10 +8,12 @@ to refuse (asymmetric or unsigned quantization, missing files), and breaks down 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import enum
 import importlib.metadata
 import json
 import math
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import onnx
 from fake_gpu import break_down, fault, gpu
 from onnx import TensorProto, numpy_helper
 
-from qdqspec.backends._fake_cost import cost_of
+from qdqspec.backends._fake_cost import Cost, cost_of
 from qdqspec.graph.model import Model
 
 __version__ = importlib.metadata.version("tensorrt")
@@ -120,15 +122,19 @@ class IOptimizationProfile:
 
 class ITimingCache:
     def __init__(self, serialized: bytes) -> None:
-        self._known: set[str] = set(json.loads(serialized)) if serialized else set()
+        self._known: dict[str, float] = json.loads(serialized) if serialized else {}
 
     def combine(self, input_cache: ITimingCache, ignore_mismatch: bool) -> bool:
         assert not ignore_mismatch
-        self._known |= input_cache._known
+        self._known = input_cache._known | self._known
         return True
 
     def serialize(self) -> IHostMemory:
-        return IHostMemory(json.dumps(sorted(self._known)).encode())
+        return IHostMemory(json.dumps(self._known, sort_keys=True).encode())
+
+    def _tactic(self, layer: str) -> float:
+        """What the kernel that is chosen for a layer takes, over its cost: luck, unless it is known."""
+        return self._known.setdefault(layer, math.exp(0.01 * random.gauss(0, 1)))
 
 
 class IBuilderConfig:
@@ -224,9 +230,9 @@ class Builder:
                 "WARNING", "Skipping tactic 0x2 due to insufficient memory on requested size of 456 detected."
             )
         model = Model(network._model, path=network._path)
-        if config._cache is not None:
-            config._cache._known |= {layer.name for layer in cost_of(model, 0).layers}
+        cache = config._cache or ITimingCache(b"")
         plan = {
+            "tactics": {layer.name: cache._tactic(layer.name) for layer in cost_of(model, 0).layers},
             "path": str(network._path),
             "profiles": [profile._shapes for profile in config._profiles],
             "detailed": config.profiling_verbosity is ProfilingVerbosity.DETAILED,
@@ -313,6 +319,14 @@ class Runtime:
         return ICudaEngine(json.loads(bytes(serialized_engine)))
 
 
+def _with_tactics(cost: Cost, tactics: dict[str, float]) -> Cost:
+    layers = (
+        dataclasses.replace(layer, milliseconds=layer.milliseconds * tactics[layer.name])
+        for layer in cost.layers
+    )
+    return dataclasses.replace(cost, layers=tuple(layers))
+
+
 class ICudaEngine:
     def __init__(self, plan: dict[str, Any]) -> None:
         import onnxruntime as ort
@@ -322,9 +336,7 @@ class ICudaEngine:
         settings = ort.SessionOptions()
         settings.log_severity_level = 4
         self._session = ort.InferenceSession(plan["path"], settings, providers=["CPUExecutionProvider"])
-        seed = abs(hash(plan["path"])) % 2**32
-        self._build = math.exp(0.004 * np.random.default_rng(seed).standard_normal())
-        self._cost = cost_of(self._model, 0, 0.05)
+        self._cost = _with_tactics(cost_of(self._model, 0, 0.05), plan["tactics"])
         graph = self._model.proto.graph
         constants = {tensor.name for tensor in graph.initializer}
         self._tensors = {v.name: ITensor(v) for v in (*graph.input, *graph.output) if v.name not in constants}
@@ -423,7 +435,7 @@ class IExecutionContext:
     def _run(self) -> None:
         for layer in self._engine._cost.layers:
             noise = math.exp(0.01 * self._random.standard_normal())
-            milliseconds = layer.milliseconds * self._engine._build * noise
+            milliseconds = layer.milliseconds * noise
             gpu.now_ms += milliseconds
             if self.profiler is not None:
                 self.profiler.report_layer_time(layer.name, milliseconds * 1.2)
