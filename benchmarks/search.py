@@ -90,24 +90,24 @@ def _row(case: Case, session: Session, folder: Path) -> tuple[object, ...]:
 
 def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict[str, Interval], float]:
     """Reference, tuned, everything and static from fresh builds, interleaved."""
-    everything = work.prepared.space.resolve(work.prepared.space.everything())
-    files = {"reference": work.case.model, "tuned": work.tuned_path}
+    everything = work.bench.prepared.space.resolve(work.bench.prepared.space.everything())
+    files = {"reference": work.bench.case.model, "tuned": work.finder.tuned_path}
     if static is not None:
         files["static"] = static
     if everything.digest != work.search.winner.digest:
-        files["everything"] = work.output / "everything.onnx"
+        files["everything"] = work.bench.output / "everything.onnx"
         from qdqspec.graph.save import save_model
         from qdqspec.placement.insert import insert_qdq
 
-        inserted = insert_qdq(work.prepared.model, everything, work.prepared.numbers)
-        save_model(inserted.proto, files["everything"], base=work.case.model.parent)
+        inserted = insert_qdq(work.bench.prepared.model, everything, work.bench.prepared.numbers)
+        save_model(inserted.proto, files["everything"], base=work.bench.case.model.parent)
     stand_ins = {role: NO_PLACEMENT if role == "reference" else _stand_in(role) for role in files}
     paths = {stand_ins[role].digest: path for role, path in files.items()}
     bench = Bench(
         session.backend,
         lambda placement: paths[placement.digest],
-        work.prepared.sample,
-        clock=clock_for(work.case.tune, 1),
+        work.bench.prepared.sample,
+        clock=clock_for(work.bench.case.tune, 1),
         random=np.random.default_rng(0),
     )
     measured = bench.compare(stand_ins)
@@ -128,7 +128,7 @@ def _quantize_static(work: CaseWork, output: Path) -> str | None:
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self.feeds = iter(work.prepared.feeds())
+            self.feeds = iter(work.bench.prepared.feeds())
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.feeds, None)
@@ -139,7 +139,7 @@ def _quantize_static(work: CaseWork, output: Path) -> str | None:
     prepared = output.with_name("preprocessed.onnx")
     try:
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-            quant_pre_process(str(work.case.model), str(prepared), skip_symbolic_shape=True)
+            quant_pre_process(str(work.bench.case.model), str(prepared), skip_symbolic_shape=True)
             quantize_static(
                 str(prepared),
                 str(output),

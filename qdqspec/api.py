@@ -63,8 +63,8 @@ def measure(
     with Session(mode="measure", **here) as session:
         if tuned is None:
             return session.tune(model, **rest).latency
-        work = session.work(session.case(model, rest))
-        measured = work.timed_with(_path(tuned))
+        bench = session.work(session.case(model, rest)).bench
+        measured = bench.timed(_path(tuned))
         if "tuned" not in measured.samples:
             raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=_path(tuned))
         return measured

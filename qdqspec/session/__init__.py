@@ -98,7 +98,7 @@ class Session:
         case = self._asked(model, asked)
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
         record = replace(self.record(), cases=(CaseRecord(evidence=evidence),))
-        return Result(record=record, kept=self.work(case).kept, given=self.model(case))
+        return Result(record=record, kept=self.work(case).finder.kept, given=self.model(case))
 
     def study(
         self,
@@ -116,7 +116,7 @@ class Session:
         case = self._asked(model, asked)
         settings = {name: getattr(self.settings, name) for name in ("backend", "threads", "seed")}
         return Study(
-            self.work(case),
+            self.work(case).bench,
             settings,
             strategy=strategy,
             folder=None if folder is None else Path(folder).absolute(),
@@ -153,11 +153,11 @@ class Session:
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and checked."""
-        return self.work(case).given
+        return self.work(case).bench.given
 
     def regions(self, case: Case) -> tuple[Region, ...]:
         """The regions the model is cut into."""
-        return self.work(case).prepared.regions
+        return self.work(case).bench.prepared.regions
 
     def search(self, case: Case) -> SearchResult:
         """Tune the case, or take the winner that is known and still holds."""
@@ -172,9 +172,9 @@ class Session:
             backend=self.backend.name,
             target=self.backend.target,
             device=self._device,
-            model_sha256=work.given.sha256,
+            model_sha256=work.bench.given.sha256,
             search=search,
-            pairs=work.pairs,
+            pairs=work.finder.pairs,
             latency=work.latency if "latency" in needs else None,
             parity=work.parity if "parity" in needs else None,
             accuracy=work.accuracy if "accuracy" in needs else {},
@@ -182,8 +182,8 @@ class Session:
             regression=work.gate.evidence if "regression" in needs else {},
             survival=work.survival if "survival" in needs else {},
             lint=work.lint if "lint" in needs else {},
-            node_ops={node.name: node.op_type for node in work.given.nodes},
-            output=work.output,
+            node_ops={node.name: node.op_type for node in work.bench.given.nodes},
+            output=work.bench.output,
             warnings=work.warnings,
         )
 
@@ -200,7 +200,7 @@ class Session:
 
     def plan(self, case: Case) -> str:
         """What a search would try and what it would cost at most, without building anything."""
-        space = self.work(case).prepared.candidates
+        space = self.work(case).bench.prepared.candidates
         pairs = space.resolve(space.everything()).pairs
         return (
             f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
@@ -209,13 +209,15 @@ class Session:
 
     def output(self, case: Case) -> Path:
         """The folder of the case's files."""
-        return self.work(case).output
+        return self.work(case).bench.output
 
     def record(self) -> RunRecord:
         """Everything judged so far, with all evidence that was gathered on the way."""
         started, clock = self._started
         cases = tuple(
-            CaseRecord(evidence=self._gathered(self._works[key].case, judged), results=tuple(judged.values()))
+            CaseRecord(
+                evidence=self._gathered(self._works[key].bench.case, judged), results=tuple(judged.values())
+            )
             for key, judged in self._results.items()
             if judged
         )

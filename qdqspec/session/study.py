@@ -28,10 +28,10 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import names
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
+from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placement
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.tuning import MakeStrategy, Tuned, named
-from qdqspec.session.work import CaseWork
 from qdqspec.types import Case, Label, Placement, Region, Trial
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Study:
 
     def __init__(
         self,
-        work: CaseWork,
+        bench: CaseBench,
         settings: Mapping[str, Any],
         *,
         strategy: AnyStrategy | None = None,
@@ -65,20 +65,20 @@ class Study:
 
         ``settings`` are those of the session that it is loaded with again; ``close`` ends that session.
         """
-        self.case: Case = work.case
-        self._prepared: Prepared = work.prepared
-        self._target = work.target
-        make, name = _strategy(strategy, work.case)
+        self.case: Case = bench.case
+        self._prepared: Prepared = bench.prepared
+        self._target = bench.target
+        make, name = _strategy(strategy, bench.case)
         self._about = {"schema_version": SCHEMA_VERSION, "settings": dict(settings), "strategy": name}
         with ExitStack() as opened:
             if close is not None:
                 opened.callback(close)
             self._folder = folder or Path(opened.enter_context(TemporaryDirectory(prefix="qdqspec-")))
             opened.enter_context(RunLock(self._folder))
-            header = {**work.journal_header, "strategy": name}
+            header = {**bench.journal_header, "strategy": name}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
             self._logs = BuildLogs(self._journal, self._folder)
-            self._tuning = opened.enter_context(work.tuning(self._logs, make, name))
+            self._tuning = opened.enter_context(bench.tuning(self._logs, make, name))
             self._describe(self._folder)
             if self._journal.trials():
                 self._tuning.search.resume()
@@ -179,7 +179,7 @@ class Study:
         own = session or Session(**settings)
         known = strategy if strategy is not None else name if name in names("strategy") else None
         return cls(
-            own.work(case), settings, strategy=known, folder=path, close=None if session else own.close
+            own.work(case).bench, settings, strategy=known, folder=path, close=None if session else own.close
         )
 
     def close(self) -> None:

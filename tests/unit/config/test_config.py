@@ -22,7 +22,7 @@ from qdqspec.config import (
 )
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
-from qdqspec.values import duration
+from qdqspec.config.values import duration
 
 
 def project(folder: Path, text: str) -> Path:

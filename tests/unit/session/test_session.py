@@ -478,7 +478,7 @@ def test_a_search_that_could_not_be_written_is_not_repeated(
 
     session = open_session()
     with monkeypatch.context() as patch:
-        patch.setattr("qdqspec.session.work.write_results", full)
+        patch.setattr("qdqspec.session.finder.write_results", full)
         with pytest.raises(OutputError):
             session.search(case)
     resumed = open_session()

@@ -1,0 +1,21 @@
+"""Where and how a run happens: options, environment, ``[tool.qdqspec]``, defaults, in this order.
+
+`options` holds the table of them, `layers` reads them, `settings` are their values. Floor 0 only. What must
+hold of a model is never said here: that is the spec's business.
+"""
+
+from qdqspec.config.layers import Setting, find_root, list_settings, load_settings
+from qdqspec.config.options import OPTIONS, Option, add_options, flags_given
+from qdqspec.config.settings import Settings
+
+__all__ = [
+    "OPTIONS",
+    "Option",
+    "Setting",
+    "Settings",
+    "add_options",
+    "find_root",
+    "flags_given",
+    "list_settings",
+    "load_settings",
+]

@@ -1,0 +1,70 @@
+"""The values of a run. Floor 0 only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from qdqspec.types import Case
+
+Mode = Literal["run", "measure", "verify", "plan"]
+BaselinePolicy = Literal["require", "warn", "off"]
+Update = Literal["new", "changed", "all"]
+
+MODES: tuple[Mode, ...] = ("run", "measure", "verify", "plan")
+REQUIREMENTS = ("device", "conclusive")
+BASELINE_POLICIES: tuple[BaselinePolicy, ...] = ("require", "warn", "off")
+UPDATES: tuple[Update, ...] = ("new", "changed", "all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The values of a run. Relative paths are taken from ``root``.
+
+    ``time_limit`` is in seconds. ``require`` turns skips into failures: ``device`` those for a missing
+    backend, ``conclusive`` those for an undecided measurement. ``baseline`` says what becomes of a missing
+    baseline. ``origins`` tells for each option that was given where it came from; ``layout`` is how `folder`
+    divides ``output``.
+    """
+
+    root: Path = field(default_factory=Path.cwd)
+    backend: str = "onnxruntime"
+    mode: Mode = "run"
+    cache_dir: Path = Path(".qdqspec/cache")
+    no_cache: bool = False
+    seed: int = 0
+    threads: int = 1
+    time_limit: float | None = None
+    require: tuple[str, ...] = ()
+    scheme: str | None = None
+    output: Path = Path("reports")
+    report: tuple[Path, ...] = ()
+    json: Path | None = None
+    allow_path: tuple[Path, ...] = ()
+    baseline: BaselinePolicy = "warn"
+    update: Update | None = None
+    update_in_ci: bool = False
+    backend_option: tuple[str, ...] = ()
+    plugin: tuple[Path, ...] = ()
+    trtexec_args: str = ""
+    layout: Literal["spec/case", "case", ""] = "spec/case"
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("cache_dir", "output"):
+            object.__setattr__(self, name, self.root / getattr(self, name))
+
+    @property
+    def extra(self) -> dict[str, str]:
+        """The words for backends: the options given as such, and those that have a flag of their own."""
+        words = dict(option.split("=", 1) for option in self.backend_option)
+        own = {"tensorrt.plugins": os.pathsep.join(map(str, self.plugin)), "trtexec.args": self.trtexec_args}
+        return words | {word: text for word, text in own.items() if text}
+
+    def folder(self, case: Case) -> Path:
+        """Where the files of a case go: ``output/<spec>/<case>``, or as ``layout`` says."""
+        levels = {"spec/case": (case.spec_name, case.id), "case": (case.id,), "": ()}[self.layout]
+        return self.output.joinpath(*levels)

@@ -1,0 +1,118 @@
+"""One case on its backend: model, data, folder, and how files of it are run and timed. Part of the session."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from filelock import FileLock
+
+from qdqspec import __version__
+from qdqspec.backends.base import Array, Engine
+from qdqspec.graph.model import Model, load_model
+from qdqspec.measure.lock import RunLock
+from qdqspec.parity.shapes import shape_profiles
+from qdqspec.session.files import BuildLogs, make_folder
+from qdqspec.session.kept import data_digest, key_of
+from qdqspec.session.prepare import Prepared, require_path
+from qdqspec.session.timing import BUILDS, ROUNDS, time_files
+from qdqspec.session.tuning import MakeStrategy, Tuning, Workbench
+from qdqspec.types import Case, DeviceKey, LatencyEvidence
+
+
+class CaseBench:
+    """What all work on a case starts from. Reading an attribute does the work it takes, once."""
+
+    def __init__(self, case: Case, bench: Workbench, device: DeviceKey) -> None:
+        self.case = case
+        self.device = device
+        self.settings = bench.settings
+        self.backend = bench.backend
+        self._given_bench = bench
+
+    @cached_property
+    def given(self) -> Model:
+        """The user's model."""
+        return load_model(self.case.model)
+
+    @cached_property
+    def work(self) -> Workbench:
+        """The workbench, with the shapes of this case and a folder beside its results for what builds share."""
+        options = replace(
+            self._given_bench.options,
+            profiles=shape_profiles(self.given, self.case.inputs),
+            state=self.output / self.backend.name,
+        )
+        return replace(self._given_bench, options=options)
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The model with what tuning needs."""
+        return Prepared(self.case, self.given, self.backend, self.work.options, self.settings.seed)
+
+    @property
+    def output(self) -> Path:
+        """The folder of the case's files."""
+        return self.settings.folder(self.case)
+
+    @property
+    def target(self) -> str:
+        """Backend and variant that the case runs on."""
+        return self.backend.target
+
+    @cached_property
+    def key(self) -> str:
+        """What a finished search of this case is kept by."""
+        words = sorted(self._given_bench.options.extra.items())  # another way to build is another search
+        return key_of(
+            self.case,
+            self.given.sha256,
+            data_digest(self.case.inputs.calibration),
+            " ".join([self.device.key, *(f"{word}={text}" for word, text in words)]),
+            self.settings.seed,
+        )
+
+    @property
+    def journal_header(self) -> dict[str, object]:
+        """What makes a search of this case another one: a journal with another header is not gone on with."""
+        return {
+            "model_sha256": self.given.sha256,
+            "search": self.key,
+            "backend": self.target,
+            "device": self.device.key,
+            "seed": self.settings.seed,
+            "qdqspec": __version__,
+        }
+
+    def alone(self) -> AbstractContextManager[object]:
+        """One run in the folder. Workers of one test run wait for each other, and find the work done."""
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            make_folder(self.output)
+            return FileLock(self.output / ".lock", thread_local=False)
+        return RunLock(self.output)
+
+    def tuning(self, journal: BuildLogs, make: MakeStrategy, name: str) -> Tuning:
+        """The search of this case by a strategy, to be stepped through."""
+        return Tuning(self.prepared, self.work, journal, make=make, name=name)
+
+    def timed(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+        """The model given and another that takes the same inputs, from fresh builds, interleaved."""
+        files = {"reference": require_path(self.given), "tuned": tuned}
+        sample, rules = self.prepared.sample, self.case.tune
+        return time_files(self.work, files, sample, rules, builds=builds, rounds=rounds)
+
+    def engine(self, path: Path) -> AbstractContextManager[Engine]:
+        """A model file, built to be run; closed at the end of the block."""
+        return closing(self.backend.build(path, self.work.options))
+
+    def comparison_data(self) -> tuple[Iterable[Mapping[str, Array]], str]:
+        """Inputs to compare outputs on, and what they are: the best data there is."""
+        if self.prepared.evaluation is not None:
+            return self.prepared.evaluation, "evaluation"
+        if self.prepared.calibration is not None:
+            return self.prepared.calibration, "calibration"
+        return self.prepared.feeds(), "random"

@@ -1,0 +1,172 @@
+"""The finished search of a case: recalled where it still holds, asked for by digest, or made now.
+
+Part of the session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from qdqspec.errors import BackendError, QdqspecError, StateError
+from qdqspec.measure.store import Store
+from qdqspec.placement.scheme import read_scheme
+from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.files import make_folder, open_journal, take_results, write_patterns, write_results
+from qdqspec.session.kept import PATTERNS, SCHEME, Kept, keep, recall
+from qdqspec.session.prepare import require_path
+from qdqspec.session.timing import BUILDS, ROUNDS
+from qdqspec.session.tuning import Tuned, tune
+from qdqspec.types import LatencyEvidence, PlacedPair, Placement
+
+VERIFY_BUILDS, VERIFY_ROUNDS = 2, 12  # how thoroughly a cached winner is timed at first
+
+
+class Finder:
+    """Finds the winner of a case once. ``latency`` is what was measured of it on the way, if anything."""
+
+    def __init__(self, bench: CaseBench, store: Store) -> None:
+        self.bench = bench
+        self.store = store
+        self.latency: LatencyEvidence | None = None
+        self._failure: QdqspecError | None = None
+
+    @cached_property
+    def kept(self) -> Kept:
+        """The finished search: from the cache where it still verifies, else made now.
+
+        What went wrong once is not tried again in this session: every check of the case says the same.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            with self.bench.alone():
+                return self._found()
+        except StateError:
+            raise  # another run in the folder may have ended by the next time
+        except QdqspecError as error:
+            self._failure = error
+            raise
+
+    @cached_property
+    def tuned_path(self) -> Path:
+        """The file of what is shipped: the tuned model, or the user's own where it was left alone."""
+        return self.kept.model or require_path(self.bench.given)
+
+    @cached_property
+    def pairs(self) -> tuple[PlacedPair, ...]:
+        """The shipped Q/DQ pairs with their numbers."""
+        kept = self.kept
+        return () if kept.result.left_alone else read_scheme(kept.folder / SCHEME).pairs
+
+    def measured(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+        """Reference and what is shipped, timed from fresh builds, interleaved.
+
+        Raises `BackendError` where the tuned model does not run any more.
+        """
+        if kept.model is None:
+            return self._timed(kept, builds=VERIFY_BUILDS, rounds=VERIFY_ROUNDS)
+        measured = self._timed(kept, builds, rounds)
+        if "tuned" not in measured.samples:
+            raise BackendError(
+                f"the tuned model could not be built and run again: {measured.failures['tuned']}",
+                where=kept.model,
+                cure="tune it anew with --qdq-mode=run",
+            )
+        return measured
+
+    def _found(self) -> Kept:
+        settings = self.bench.settings
+        known = None if settings.no_cache else recall(self.store, self.bench.key)
+        if settings.scheme is not None:
+            return self._chosen(settings.scheme, known)
+        if settings.mode in ("measure", "verify"):
+            return self._required(known)
+        if known is not None and self._still_holds(known):
+            take_results(known, self.bench.given, self.bench.output)
+            return known
+        return self._tuned()
+
+    def _tuned(self) -> Kept:
+        with open_journal(
+            self.bench.output, self.bench.journal_header, self.bench.prepared.warnings
+        ) as journal:
+            tuned = tune(self.bench.prepared, self.bench.work, journal)
+            self.latency = tuned.latency
+            kept = self._written(tuned)
+            # Last, as they mark the journal as finished: what could not be written is not searched again.
+            for role, trial in tuned.confirmed:
+                journal.append(trial, role=role)
+        return kept
+
+    def _written(self, tuned: Tuned) -> Kept:
+        """The result in its folder and, where one is wanted, in the cache."""
+        bench, result, raw_winner = self.bench, tuned.result, tuned.raw_winner
+        folder, target = bench.output, bench.target
+        write_results(bench.prepared, result, raw_winner, folder, target)
+        patterns = folder / PATTERNS
+        write_patterns(bench.prepared, result.trials, tuned.intervals, patterns, target, bench.device.key)
+        cut_short = bench.work.seconds_left() == 0  # by the run's time limit: such a search is not kept
+        if bench.settings.no_cache or cut_short:
+            return Kept(result=result, folder=folder, raw_winner=raw_winner)
+        self.store.discard(bench.key)
+        return keep(self.store, bench.key, result, raw_winner, folder)
+
+    def _still_holds(self, known: Kept) -> bool:
+        """Time a cached winner anew; where a short look proves nothing, look as closely as a search would."""
+        if known.model is None:
+            return True
+        self.latency = self._timed(known, VERIFY_BUILDS, VERIFY_ROUNDS)
+        if self.latency.speedup.low <= 1:
+            self.latency = self._timed(known)
+        if self.latency.speedup.low <= 1:
+            self.bench.prepared.warnings.append(
+                "the cached winner is no longer faster than the reference: tuned anew"
+            )
+            return False
+        return True
+
+    def _required(self, known: Kept | None) -> Kept:
+        case, mode = self.bench.case, self.bench.settings.mode
+        if known is None:
+            raise StateError(
+                f"no winner is known for {case.name} on this device, and mode '{mode}' does not search",
+                where=case.spec or case.model,
+                cure="run it once with --qdq-mode=run",
+            )
+        return known
+
+    def _chosen(self, digest: str, known: Kept | None) -> Kept:
+        """The placement of a known trial whose digest begins so, built again from its labels."""
+        case, trials = self.bench.case, known.result.trials if known else ()
+        found = {t.placement.digest: t.placement for t in trials if t.ok}
+        meant = [placement for name, placement in found.items() if name.startswith(digest)]
+        if known is None or len(meant) != 1:
+            raise StateError(
+                f"several trials of {case.name} have a scheme that begins with '{digest}'"
+                if meant
+                else f"no trial of {case.name} on this device has scheme {digest}",
+                where=case.spec or case.model,
+                cure="run the case once without --qdq-scheme, and take a digest from its trials.jsonl",
+            )
+        if meant[0].digest == known.result.winner.digest:
+            return known
+        return self._rebuilt(known, meant[0])
+
+    def _rebuilt(self, known: Kept, placement: Placement) -> Kept:
+        result = replace(
+            known.result,
+            winner=placement,
+            left_alone=not placement.sites,
+            reason=f"scheme {placement.digest} was asked for",
+            provenance=replace(known.result.provenance, source="replayed"),
+        )
+        folder = self.bench.output / placement.digest
+        make_folder(folder)
+        write_results(self.bench.prepared, result, placement, folder, self.bench.target)
+        return Kept(result=result, folder=folder, raw_winner=placement)
+
+    def _timed(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+        """Reference and what is shipped, from fresh builds, interleaved."""
+        return self.bench.timed(kept.model or require_path(self.bench.given), builds, rounds)
