@@ -20,9 +20,9 @@ from qdqspec.config import (
     list_settings,
     load_settings,
 )
+from qdqspec.config.values import duration
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
-from qdqspec.config.values import duration
 
 
 def project(folder: Path, text: str) -> Path:
