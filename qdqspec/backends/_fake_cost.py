@@ -14,15 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.types import Label, LayerTime
+from qdqspec.types import Kind, LayerTime
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 FUSED = frozenset({"Relu", "Clip"})
 FREE = frozenset({"Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Shape", "Dropout"})
 
-_FULL: tuple[Label, ...] = ("in+out",)
-_BOTH: tuple[Label, ...] = ("in+out", "in-only")
-LABELS: dict[str, tuple[Label, ...]] = {
+_FULL: tuple[Kind, ...] = ("in+out",)
+_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
+LABELS: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(("Conv", "Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"), _FULL),
     **dict.fromkeys(("Gemm", "MatMul"), _BOTH),
 }

@@ -17,10 +17,10 @@ activations, int8 weights) and verified entry by entry against whatever version 
 
 from __future__ import annotations
 
-from qdqspec.types import Label
+from qdqspec.types import Kind
 
-_BOTH: tuple[Label, ...] = ("in+out", "in-only")
-_FULL: tuple[Label, ...] = ("in+out",)
+_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
+_FULL: tuple[Kind, ...] = ("in+out",)
 
 LINEAR = ("Gemm", "MatMul")
 COMPUTING = (
@@ -31,7 +31,7 @@ MOVING = (
     "Squeeze", "Tile", "Transpose", "Unsqueeze",
 )  # fmt: skip
 
-LABELS: dict[str, tuple[Label, ...]] = {
+LABELS: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(LINEAR, _BOTH),
     **dict.fromkeys(COMPUTING + MOVING, _FULL),
 }

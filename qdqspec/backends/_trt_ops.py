@@ -14,10 +14,10 @@ measured by us. What an operator type cannot express:
 
 from __future__ import annotations
 
-from qdqspec.types import Label
+from qdqspec.types import Kind
 
-_BOTH: tuple[Label, ...] = ("in+out", "in-only")
-_FULL: tuple[Label, ...] = ("in+out",)
+_BOTH: tuple[Kind, ...] = ("in+out", "in-only")
+_FULL: tuple[Kind, ...] = ("in+out",)
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 POOLING = ("AveragePool", "GlobalAveragePool")
@@ -27,7 +27,7 @@ MOVING = (
     "Transpose", "Unsqueeze",
 )  # fmt: skip
 
-LABELS: dict[str, tuple[Label, ...]] = {
+LABELS: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(WEIGHTED + POOLING, _BOTH),
     **dict.fromkeys(COMPUTING + MOVING, _FULL),
 }
@@ -38,6 +38,7 @@ ABSORBED = frozenset({"BatchNormalization", "Clip", "Dropout", "Identity", "Relu
 RULES = frozenset({"conv-to-layernorm", "q-before-pad", "skip-side-of-residual-add"})
 
 # Weights alone in blocks lie along the axis that products are summed over, the last or the last but one.
+BLOCKED = frozenset({"int4", "mxfp8", "nvfp4"})
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
 
 # Format: the first compute capability that computes in it, and the first TensorRT of those we support.

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.types import DeviceKey, Label, LayerTime, Samples, ShapeProfile
+from qdqspec.types import DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
 Array = npt.NDArray[np.generic]
 
@@ -34,9 +34,11 @@ class Availability:
 class Capabilities:
     """What a backend can do with Q/DQ on this device.
 
-    ``labels[op_type]`` lists the labels (besides ``fp``) under which an op runs in integers;
+    ``labels[op_type]`` lists the kinds of labels (besides ``fp``) under which an op runs in integers, and
+    ``labels_of[format]`` the same for a format that is offered on other ops;
     ``activations[format]`` and ``weights[format]`` give the dtypes that a format is stored in, as names of
-    `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on ONNX Runtime);
+    `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on ONNX Runtime); a format in
+    blocks without activations here is for weights alone;
     ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q stands after them;
     ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias behind a DQ;
     ``since_opset`` names ops that are left in float in models of an older opset;
@@ -46,9 +48,10 @@ class Capabilities:
     """
 
     formats: tuple[str, ...]
-    labels: Mapping[str, tuple[Label, ...]]
+    labels: Mapping[str, tuple[Kind, ...]]
     activations: Mapping[str, str]
     weights: Mapping[str, str]
+    labels_of: Mapping[str, Mapping[str, tuple[Kind, ...]]] = field(default_factory=dict)
     absorbs: frozenset[str] = frozenset()
     reduce_range: bool = False  # 7-bit weights: 8-bit products would saturate on this CPU
     symmetric_activations: bool = False
@@ -59,6 +62,10 @@ class Capabilities:
     per_layer_profile: bool = True
     dynamic_shapes: bool = True
     observes: bool = True
+
+    def kinds(self, number_format: str, op_type: str) -> tuple[Kind, ...]:
+        """The kinds of labels under which an op runs in a format that has no blocks."""
+        return self.labels_of.get(number_format, self.labels).get(op_type, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,7 @@ class OnnxRuntime:
         return Capabilities(
             formats=("int8", "uint8", *BLOCKED),
             labels=LABELS,
-            activations={"int8": "uint8", "uint8": "uint8"} | dict.fromkeys(BLOCKED, "uint8"),
+            activations={"int8": "uint8", "uint8": "uint8"},
             weights={"int8": "int8", "uint8": "int8"} | {name: name for name in BLOCKED},
             absorbs=ABSORBED,
             reduce_range=_cpu.detect().saturates,

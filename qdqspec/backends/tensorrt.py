@@ -24,7 +24,7 @@ from qdqspec.backends._trt_cache import Shared
 from qdqspec.backends._trt_device import Found, look
 from qdqspec.backends._trt_layers import parse_layers
 from qdqspec.backends._trt_log import open_log, refusals
-from qdqspec.backends._trt_ops import ABSORBED, BLOCKED_AXES, LABELS, RULES, formats_for
+from qdqspec.backends._trt_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, RULES, formats_for
 from qdqspec.backends._trt_options import options_from
 from qdqspec.backends._trt_profiles import Shape
 from qdqspec.backends._trt_run import Session, check_feeds, ports_of
@@ -79,7 +79,7 @@ class TensorRt:
         return Capabilities(
             formats=formats,
             labels=LABELS,
-            activations={name: name for name in formats},
+            activations={name: name for name in formats if name not in BLOCKED},
             weights={name: name for name in formats},
             absorbs=ABSORBED,
             symmetric_activations=True,

@@ -122,7 +122,7 @@ class Trtexec:
         return Capabilities(
             formats=formats,
             labels=_trt_ops.LABELS,
-            activations={name: name for name in formats},
+            activations={name: name for name in formats if name not in _trt_ops.BLOCKED},
             weights={name: name for name in formats},
             absorbs=_trt_ops.ABSORBED,
             symmetric_activations=True,

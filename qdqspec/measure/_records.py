@@ -12,7 +12,6 @@ from typing import Any
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.types import (
-    LABELS,
     Consumer,
     InputShape,
     LayerTime,
@@ -22,6 +21,7 @@ from qdqspec.types import (
     ShapeProfile,
     Site,
     Trial,
+    kind_of,
 )
 
 Json = Mapping[str, Any]
@@ -131,8 +131,8 @@ def placement_to_json(placement: Placement) -> dict[str, Any]:
 def placement_from_json(data: Json) -> Placement:
     """The inverse of `placement_to_json`."""
     labels = tuple((block, label) for block, label in data["labels"])
-    if unknown := [label for _, label in labels if label not in LABELS]:
-        raise ValueError(f"unknown label {unknown[0]!r}")
+    for _, label in labels:
+        kind_of(label)
     return Placement(sites=frozenset(_site_from_json(site) for site in data["sites"]), labels=labels)
 
 

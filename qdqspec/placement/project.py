@@ -6,9 +6,12 @@ quantized. Projected, it is a choice of labels like any other, with this case's 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+from qdqspec.placement.forms import Form
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
-from qdqspec.types import Consumer, Label, Placement
+from qdqspec.types import Consumer, Kind, Label, Placement, label_of
 
 
 def project(space: SchemeSpace, placement: Placement) -> Placement:
@@ -17,21 +20,35 @@ def project(space: SchemeSpace, placement: Placement) -> Placement:
 
 
 def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
-    """The label of each unit that is quantized whole: all its inputs, its weight, and for ``in+out`` its outputs.
+    """The label of each unit that is quantized whole: all its inputs, its weight, and for integers out its outputs.
 
-    Several placements count together. Formats and axes do not count: they are the space's.
+    Several placements count together. Of the formats a unit has, it gets the one that its sites look most like;
+    otherwise formats and axes do not count: they are the space's.
     """
-    covered = {end for placement in placements for site in placement.sites for end in site.consumers}
+    covered = {end: site.format for p in placements for site in p.sites for end in site.consumers}
     found = {unit.id: _label(space, unit, covered) for unit in space.units}
     return {name: label for name, label in found.items() if label != "fp"}
 
 
-def _label(space: SchemeSpace, unit: Unit, covered: set[Consumer]) -> Label:
-    ends = [end for _, end in unit.edges] + [end for site in unit.constants for end in site.consumers]
-    if not covered.issuperset(ends):
+def _label(space: SchemeSpace, unit: Unit, covered: Mapping[Consumer, str]) -> Label:
+    fitting = [form for form in unit.forms if covered.keys() >= set(_ends(unit, form))]
+    if not fitting:
         return "fp"
-    has_integer_bias = any(end in covered for site in unit.biases for end in site.consumers)
-    is_result_covered = covered.issuperset(end for _, end in space.result_edges(unit))
-    if "in+out" in unit.labels and is_result_covered and not has_integer_bias:
-        return "in+out"
-    return "in-only" if "in-only" in unit.labels else "fp"
+    form = max(fitting, key=lambda form: _likeness(unit, form, covered))
+    has_integer_bias = any(end in covered for site in form.biases for end in site.consumers)
+    is_result_covered = covered.keys() >= {end for _, end in space.result_edges(unit)}
+    wanted: Kind = "in+out" if is_result_covered and not has_integer_bias else "in-only"
+    kind = wanted if wanted in form.kinds else "in-only"
+    return label_of(form.choice.name, kind) if kind in form.kinds else "fp"
+
+
+def _ends(unit: Unit, form: Form) -> Iterator[Consumer]:
+    """Who reads what is quantized of a unit's inputs in one format."""
+    yield from form.ends
+    yield from (end for _, end in unit.edges if form.choice.activation is not None)
+
+
+def _likeness(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int]:
+    """How many constants are stored as in this format; then, how much of the unit it quantizes."""
+    alike = sum(covered[end] == site.format for site in form.constants for end in site.consumers)
+    return alike, len(list(_ends(unit, form)))

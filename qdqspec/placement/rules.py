@@ -16,12 +16,12 @@ from typing import TypeAlias
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
-from qdqspec.placement.units import Unit, with_results
+from qdqspec.placement.forms import Form
+from qdqspec.placement.units import Edge, Unit, with_results
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Consumer
 
 Units: TypeAlias = tuple[Unit, ...]
-Edge: TypeAlias = tuple[str, Consumer]
 Rule: TypeAlias = Callable[[Model, Units], Units]
 
 # What may stand between a convolution and its LayerNormalization: channels go last there and back.
@@ -105,7 +105,7 @@ def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
     for name, rule in RULES.items():
         if name in wanted:
             units = rule(model, units)
-    return tuple(unit for unit in units if len(unit.labels) > 1)
+    return tuple(unit for unit in units if unit.forms)
 
 
 # ---- residual Add -------------------------------------------------------------------------------
@@ -166,16 +166,22 @@ def _with_edges(unit: Unit, gained: Iterable[Edge], passed: set[str]) -> Unit:
     edges = tuple(gained)
     if not edges:
         return unit
-    full = unit if "in+out" in unit.labels else replace(unit, labels=("fp", "in+out", *unit.labels[1:]))
+    full = replace(unit, forms=tuple(map(_giving, unit.forms)))
     outputs = tuple(tensor for tensor in unit.outputs if tensor not in passed)
     return with_results(full, outputs, (*unit.out_edges, *edges))
+
+
+def _giving(form: Form) -> Form:
+    """The form with integers out as one of its kinds; of weights alone, as it is."""
+    gives = "in+out" in form.kinds or form.choice.activation is None
+    return form if gives else replace(form, kinds=("in+out", *form.kinds))
 
 
 # ---- shared -------------------------------------------------------------------------------------
 
 
 def _is_weighted(unit: Unit) -> bool:
-    return unit.op_type in WEIGHT_INPUT and bool(unit.constants)
+    return unit.op_type in WEIGHT_INPUT and any(form.constants for form in unit.forms)
 
 
 def _is_private(model: Model, tensor: str) -> bool:

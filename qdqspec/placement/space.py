@@ -1,19 +1,26 @@
 """What may be chosen: the units of a model with the labels each may carry, and what a choice comes to.
 
-Given one label a unit, `resolve` says where the Q/DQ pairs stand. May import floors 0 to 2; knows nothing of
-search or measurement.
+Given one label a unit, `resolve` says where the Q/DQ pairs stand. Where two formats meet on one edge, the reader's
+pair stands: its kernel cannot run without, and the maker hands out floats there. May import floors 0 to 2; knows
+nothing of search or measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 from qdqspec.backends.base import Capabilities
+from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
+from qdqspec.placement.forms import format_choices
 from qdqspec.placement.rules import apply_rules
-from qdqspec.placement.units import Unit, UnitFinder, with_results
-from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Site
+from qdqspec.placement.units import Edge, Unit, UnitFinder, with_results
+from qdqspec.quantize.formats import number_format
+from qdqspec.registry import did_you_mean
+from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Site, kind_of
 
 # Tensor, format, axis; and for a constant the unit that a bias belongs to, or "".
 _Key = tuple[str, str, int | None, str | None]
@@ -36,6 +43,11 @@ class _Stand:
         self._sites: dict[int, Site] = {}
         self.place = {end: i for i, end in enumerate(ends)}
 
+    @property
+    def tensor(self) -> str:
+        """The tensor that the pair stands on."""
+        return self._key[0]
+
     def site(self, ends: int) -> Site:
         """The site that these consumers read."""
         known = self._sites.get(ends)
@@ -45,6 +57,13 @@ class _Stand:
             known = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
             self._sites[ends] = known
         return known
+
+
+class _Cover(NamedTuple):
+    """What a unit covers under a label: what it reads so, and what it makes so; consumers are bits of a number."""
+
+    read: tuple[tuple[_Stand, int], ...]
+    made: tuple[tuple[_Stand, int], ...]
 
 
 class SchemeSpace:
@@ -66,12 +85,15 @@ class SchemeSpace:
         self.model = model
         self.regions = regions
         self.rules = rules or QuantizeRules()
-        self.activation = _activation_format(self.rules, capabilities)
-        weight = capabilities.weights.get(self.rules.format, self.rules.format)
-        finder = UnitFinder(model, capabilities, self.rules, self.activation, weight)
+        self.choices = format_choices(self.rules, capabilities)
+        self.labels: tuple[Label, ...] = (
+            "fp",
+            *(label for choice in self.choices for label in choice.labels),
+        )
+        finder = UnitFinder(model, capabilities, self.rules, self.choices)
         found = apply_rules(model, tuple(finder.find(allowed)), capabilities.rules)
         self._denied = frozenset(denied)
-        self.units: tuple[Unit, ...] = tuple(unit for unit in map(self._apart, found) if len(unit.labels) > 1)
+        self.units: tuple[Unit, ...] = tuple(unit for unit in map(self._apart, found) if unit.forms)
 
     def _apart(self, unit: Unit) -> Unit:
         """The unit less the outputs that only denied nodes read: these read floating point."""
@@ -98,11 +120,16 @@ class SchemeSpace:
         """For the consumer of each int32 bias, the sites of the activation and the weight of its product."""
         return {
             bias.consumers[0]: (
-                Site(tensor=unit.edges[0][0], consumers=(unit.edges[0][1],), format=self.activation),
-                unit.constants[0],
+                Site(
+                    tensor=unit.edges[0][0],
+                    consumers=(unit.edges[0][1],),
+                    format=form.choice.activation or "",
+                ),
+                form.constants[0],
             )
             for unit in self.units
-            for bias in unit.biases
+            for form in unit.forms
+            for bias in form.biases
         }
 
     @property
@@ -115,32 +142,41 @@ class SchemeSpace:
         )
 
     def known(self, tensors: Collection[str]) -> SchemeSpace:
-        """The same space less the units that touch an activation without a calibrated range."""
+        """The same space less what touches an activation without a calibrated range."""
         smaller = SchemeSpace.__new__(SchemeSpace)
         smaller.__dict__.update({k: v for k, v in self.__dict__.items() if k not in _OF_UNITS})
-        units = []
-        for unit in self.units:
-            if all(tensor in tensors for tensor, _ in unit.edges):
-                outputs = tuple(t for t in unit.outputs if t in tensors)
-                out_edges = tuple(edge for edge in unit.out_edges if edge[0] in tensors)
-                smaller_unit = with_results(unit, outputs, out_edges)
-                if len(smaller_unit.labels) > 1:
-                    units.append(smaller_unit)
-        smaller.units = tuple(units)
+        known = (_known(unit, tensors) for unit in self.units)
+        smaller.units = tuple(unit for unit in known if unit.forms)
         return smaller
 
     def resolve(self, labels: Mapping[str, Label]) -> Placement:
-        """Where the pairs stand when each unit carries its label; units not named stay ``fp``."""
+        """Where the pairs stand when each unit carries its label; units not named stay ``fp``.
+
+        Raises `PlacementError` for a unit that is none, or a label that it does not offer.
+        """
         covered: dict[_Stand, int] = {}
+        read: dict[_Stand, int] = {}
         chosen = sorted((name, label) for name, label in labels.items() if label != "fp")
         for choice in chosen:
-            for stand, ends in self._covers.get(choice) or self._cover(*choice):
+            cover = self._covers.get(choice) or self._cover(*choice)
+            for stand, ends in cover.read:
+                read[stand] = read.get(stand, 0) | ends
+            for stand, ends in cover.made:
                 covered[stand] = covered.get(stand, 0) | ends
+        if self._meet:
+            covered = _without(covered, read)
+        for stand, ends in read.items():
+            covered[stand] = covered.get(stand, 0) | ends
         sites = frozenset([stand.site(ends) for stand, ends in covered.items()])
         return Placement(sites=sites, labels=tuple(chosen))
 
     @cached_property
-    def _covers(self) -> dict[tuple[str, Label], tuple[tuple[_Stand, int], ...]]:
+    def _meet(self) -> bool:
+        """Whether two formats of activations can meet on one edge."""
+        return len({choice.activation for choice in self.choices} - {None}) > 1
+
+    @cached_property
+    def _covers(self) -> dict[tuple[str, Label], _Cover]:
         """What each unit covers under each label, found when first asked for."""
         return {}
 
@@ -148,16 +184,41 @@ class SchemeSpace:
     def _stands(self) -> dict[_Key, _Stand]:
         return {}
 
-    def _cover(self, name: str, label: Label) -> tuple[tuple[_Stand, int], ...]:
-        unit = self.by_id[name]
-        edges = (*unit.edges, *(self.result_edges(unit) if label == "in+out" else ()))
-        biases = unit.biases if label == "in-only" else ()
-        owned = [*((site, "") for site in unit.constants), *((site, unit.id) for site in biases)]
-        self._covers[name, label] = (
-            *(self._covered((tensor, self.activation, None, None), [end]) for tensor, end in edges),
-            *(self._covered((s.tensor, s.format, s.axis, owner), s.consumers) for s, owner in owned),
+    def _cover(self, name: str, label: Label) -> _Cover:
+        unit = self._offering(name, label)
+        form = unit.form_of(label)
+        made = self.result_edges(unit) if kind_of(label) == "in+out" else ()
+        biases = form.biases if kind_of(label) == "in-only" else ()
+        owned = [*((site, "") for site in form.constants), *((site, unit.id) for site in biases)]
+        fmt = form.choice.activation
+        self._covers[name, label] = _Cover(
+            (
+                *(self._activation(edge, fmt) for edge in unit.edges if fmt is not None),
+                *(self._covered((s.tensor, s.format, s.axis, owner), s.consumers) for s, owner in owned),
+            ),
+            tuple(self._activation(edge, fmt) for edge in made if fmt is not None),
         )
         return self._covers[name, label]
+
+    def _offering(self, name: str, label: Label) -> Unit:
+        """The unit of that name, which must offer the label."""
+        unit = self.by_id.get(name)
+        if unit is None:
+            near = did_you_mean(name, tuple(self.by_id))
+            raise PlacementError(f"'{name}' is no unit that can be labelled{near}", where=self.model.where)
+        if label not in unit.labels:
+            raise PlacementError(
+                f"unit '{name}' cannot be '{label}'{did_you_mean(label, unit.labels)}",
+                where=self.model.where,
+                cure=f"it can be {', '.join(unit.labels)}",
+            )
+        return unit
+
+    def _activation(self, edge: Edge, fmt: str) -> tuple[_Stand, int]:
+        """An edge in a format of activations; blocks of one run along the last axis, that products sum over."""
+        tensor, end = edge
+        axis = len(self.model.shape(tensor) or ()) - 1 if number_format(fmt).block else None
+        return self._covered((tensor, fmt, axis, None), [end])
 
     def _covered(self, key: _Key, ends: Iterable[Consumer]) -> tuple[_Stand, int]:
         if key not in self._stands:
@@ -165,7 +226,7 @@ class SchemeSpace:
         stand = self._stands[key]
         return stand, sum(1 << stand.place[end] for end in ends)
 
-    def result_edges(self, unit: Unit) -> tuple[tuple[str, Consumer], ...]:
+    def result_edges(self, unit: Unit) -> tuple[Edge, ...]:
         """The edges after a unit that are quantized under ``in+out``: all that read its outputs, and others."""
         ends = ((tensor, end) for tensor in unit.outputs for end in self.model.consumers[tensor])
         return (*(edge for edge in ends if edge[1].node not in self._denied), *unit.out_edges)
@@ -174,12 +235,32 @@ class SchemeSpace:
         """Every unit that offers the label gets it; the others stay ``fp``."""
         return {unit.id: wanted for unit in self.units if wanted in unit.labels}
 
-    def everything(self) -> dict[str, Label]:
-        """Every unit quantized as far as it can be."""
-        return {unit.id: unit.full for unit in self.units}
+    def everything(self, name: str | None = None) -> dict[str, Label]:
+        """Every unit quantized as far as it can be: in the first format it has, or in that of this name in labels."""
+        if name is None:
+            return {unit.id: unit.full for unit in self.units}
+        full = {unit.id: unit.full_in(name) for unit in self.units}
+        return {unit: label for unit, label in full.items() if label != "fp"}
 
 
-def _activation_format(rules: QuantizeRules, capabilities: Capabilities) -> str:
-    if rules.activations != "auto":
-        return rules.activations
-    return capabilities.activations.get(rules.format, rules.format)
+def _known(unit: Unit, tensors: Collection[str]) -> Unit:
+    """The unit with what of it was calibrated: without its edges, weights alone are left."""
+    if not all(tensor in tensors for tensor, _ in unit.edges):
+        alone = tuple(form for form in unit.forms if form.choice.activation is None)
+        return replace(unit, edges=(), outputs=(), out_edges=(), forms=alone)
+    outputs = tuple(tensor for tensor in unit.outputs if tensor in tensors)
+    return with_results(unit, outputs, tuple(edge for edge in unit.out_edges if edge[0] in tensors))
+
+
+def _without(made: Mapping[_Stand, int], read: Mapping[_Stand, int]) -> dict[_Stand, int]:
+    """What makers cover less what readers want in another format."""
+    wanted: dict[str, dict[_Stand, int]] = {}
+    for stand, ends in read.items():
+        wanted.setdefault(stand.tensor, {})[stand] = ends
+    kept: dict[_Stand, int] = {}
+    for stand, ends in made.items():
+        for other, theirs in wanted.get(stand.tensor, {}).items():
+            ends &= ~theirs if other is not stand else -1
+        if ends:
+            kept[stand] = ends
+    return kept

@@ -6,14 +6,17 @@ May import floors 0 to 2. It asks the backend's capabilities what fuses and know
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import NEVER, data_inputs, is_default, is_float, made_of_shapes, reads_data
+from qdqspec.placement.forms import Form, FormatChoice
 from qdqspec.placement.ops import bias_input, channel_axis, summed_axis, weight_input
-from qdqspec.quantize.formats import BIAS_FORMAT, number_format
-from qdqspec.types import Consumer, Label, QuantizeRules, Site
+from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.types import Consumer, Kind, Label, QuantizeRules, Site
+
+Edge = tuple[str, Consumer]
 
 _NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})  # no integer kernel takes a computed one
 
@@ -22,48 +25,70 @@ _NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})  # no integer kerne
 class Unit:
     """An operator with what fuses into it.
 
-    ``edges`` are its activation inputs, ``constants`` its weight and constant operands, ``biases`` what must be
-    int32 under ``in-only``, ``outputs`` the tensors that get a pair under ``in+out``, and ``out_edges`` single
-    edges that do. ``labels`` begins with ``fp``.
+    ``forms`` say what is quantized of it in each format. The rest is alike in all of them: ``edges`` are its
+    activation inputs (none where only weights can be quantized), ``outputs`` the tensors that get a pair where it
+    gives integers, and ``out_edges`` single edges that do. ``labels`` begins with ``fp``.
     """
 
     id: str
     op_type: str
     nodes: tuple[str, ...]
-    labels: tuple[Label, ...]
-    edges: tuple[tuple[str, Consumer], ...]
-    constants: tuple[Site, ...]
-    biases: tuple[Site, ...]
+    forms: tuple[Form, ...]
+    edges: tuple[Edge, ...]
     outputs: tuple[str, ...]
-    out_edges: tuple[tuple[str, Consumer], ...] = ()
+    out_edges: tuple[Edge, ...] = ()
+    labels: tuple[Label, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        labels = [label for form in self.forms for label in form.labels]
+        object.__setattr__(self, "labels", ("fp", *labels))
 
     @property
     def full(self) -> Label:
-        """The label that quantizes most of it."""
-        return "in+out" if "in+out" in self.labels else self.labels[-1]
+        """The label that quantizes most of it, in the first format it has."""
+        return self.forms[0].full
+
+    def full_in(self, name: str) -> Label:
+        """The label that quantizes most of it in a format, by its name in labels; ``fp`` where it has none."""
+        return next((form.full for form in self.forms if form.choice.name == name), "fp")
+
+    def form_of(self, label: Label) -> Form:
+        """The form that a label other than ``fp`` is of."""
+        return next(form for form in self.forms if label in form.labels)
 
 
-def with_results(
-    unit: Unit, outputs: tuple[str, ...], out_edges: tuple[tuple[str, Consumer], ...] = ()
-) -> Unit:
-    """The unit with other results. Without any it cannot be ``in+out``."""
-    keeps = bool(outputs or out_edges)
-    labels = tuple(label for label in unit.labels if label != "in+out" or keeps)
-    return replace(unit, outputs=outputs, out_edges=out_edges, labels=labels)
+def with_results(unit: Unit, outputs: tuple[str, ...], out_edges: tuple[Edge, ...] = ()) -> Unit:
+    """The unit with other results. Without any it cannot give integers."""
+    forms = unit.forms
+    if not outputs and not out_edges:
+        forms = tuple(form for form in (form.without("in+out") for form in forms) if form.kinds)
+    return replace(unit, outputs=outputs, out_edges=out_edges, forms=forms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """What an operator is like whatever the format: its chain, activation edges, constant operands, outputs."""
+
+    chain: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    constants: tuple[int, ...]  # inputs
+    outputs: tuple[str, ...]
 
 
 class UnitFinder:
-    """Finds the units of a model for one backend."""
+    """Finds the units of a model for one backend, in the formats that a case may choose among."""
 
     def __init__(
-        self, model: Model, capabilities: Capabilities, rules: QuantizeRules, activation: str, weight: str
+        self,
+        model: Model,
+        capabilities: Capabilities,
+        rules: QuantizeRules,
+        choices: tuple[FormatChoice, ...],
     ) -> None:
         self._model = model
         self._capabilities = capabilities
         self._per_channel = rules.weights == "per-channel"
-        self._activation = activation
-        self._weight = weight
-        self._block = number_format(weight).block
+        self._choices = choices
         self._of_shapes = made_of_shapes(model)
 
     def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
@@ -78,85 +103,101 @@ class UnitFinder:
                 yield unit
 
     def _unit(self, node: Node) -> Unit | None:
-        if self._block:
-            return self._blocked(node)
-        operands = self._operands(node)
-        if operands is None or not self._of_shapes.isdisjoint(node.outputs):
+        shape = self._shape(node) if any(self._computes(node, choice) for choice in self._choices) else None
+        forms = tuple(form for form in self._forms(node, shape) if form.kinds)
+        if not forms:
             return None
-        chain = self._chain(node)
-        outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t))
-        biases = self._biases(chain)
-        labels = self._labels(node, bool(outputs), biases)
-        if not labels:
-            return None
+        whole = shape is not None and any(form.choice.activation for form in forms)
+        gives = any("in+out" in form.kinds for form in forms)
         return Unit(
             id=node.name,
             op_type=node.op_type,
-            nodes=tuple(n.name for n in chain),
-            labels=("fp", *labels),
-            edges=operands[0],
-            constants=operands[1],
-            biases=biases or (),
-            outputs=outputs if "in+out" in labels else (),
+            nodes=tuple(n.name for n in shape.chain) if shape and whole else (node.name,),
+            forms=forms,
+            edges=shape.edges if shape and whole else (),
+            outputs=shape.outputs if shape and gives else (),
         )
 
-    def _blocked(self, node: Node) -> Unit | None:
-        """A unit of which the weight is stored in blocks and nothing else is quantized."""
+    def _forms(self, node: Node, shape: _Shape | None) -> Iterator[Form]:
+        """What can be quantized of an operator, format by format. An int32 bias has the scale of one of them only."""
+        taken = False
+        for choice in self._choices:
+            if choice.block:
+                form = self._blocked(node, choice, shape)
+            else:
+                form = None if shape is None else self._plain(node, choice, shape)
+            if form is not None:
+                yield form.without("in-only") if form.biases and taken else form
+                taken = taken or bool(form.biases)
+
+    def _plain(self, node: Node, choice: FormatChoice, shape: _Shape) -> Form:
+        """Activations with one scale a tensor, weights with one a channel or tensor."""
+        biases = self._biases(shape.chain)
+        possible = {"in+out": bool(shape.outputs), "in-only": biases is not None}
+        return Form(
+            choice=choice,
+            kinds=tuple(kind for kind in self._kinds(node, choice) if possible[kind]),
+            constants=tuple(self._constant(node, index, choice) for index in shape.constants),
+            biases=biases or (),
+        )
+
+    def _blocked(self, node: Node, choice: FormatChoice, shape: _Shape | None) -> Form | None:
+        """The weight in blocks; where the format has activations too, the data operand as well."""
         index = weight_input(self._model, node) if is_default(node) else None
         if index is None or not is_float(self._model, node.inputs[index]):
             return None
         axis = summed_axis(self._model, node, index)
-        whole = axis is not None and self._model.constants[node.inputs[index]].dims[axis] % self._block == 0
+        whole = axis is not None and self._model.constants[node.inputs[index]].dims[axis] % choice.block == 0
         if not whole or axis not in self._capabilities.blocked_axes.get(node.op_type, ()):
             return None
-        site = replace(self._constant(node, index, is_weight=True), axis=axis)
-        return Unit(
-            id=node.name,
-            op_type=node.op_type,
-            nodes=(node.name,),
-            labels=("fp", "in-only"),
-            edges=(),
-            constants=(site,),
-            biases=(),
-            outputs=(),
+        if choice.activation and (shape is None or len(shape.edges) != 1):
+            return None
+        site = replace(self._constant(node, index, choice), axis=axis)
+        return Form(choice=choice, kinds=("in-only",), constants=(site,))
+
+    def _computes(self, node: Node, choice: FormatChoice) -> bool:
+        """Whether the backend computes this operator in that format, its activations included."""
+        if choice.activation is None:
+            return False
+        return bool(
+            self._capabilities.blocked_axes.get(node.op_type) if choice.block else self._kinds(node, choice)
         )
 
-    def _labels(self, node: Node, has_outputs: bool, biases: tuple[Site, ...] | None) -> tuple[Label, ...]:
-        possible = {"in+out": has_outputs, "in-only": biases is not None}
-        return tuple(label for label in self._offered(node) if possible[label])
+    def _kinds(self, node: Node, choice: FormatChoice) -> tuple[Kind, ...]:
+        return self._capabilities.kinds(choice.format, node.op_type)
 
-    def _offered(self, node: Node) -> tuple[Label, ...]:
-        too_old = self._model.opset < self._capabilities.since_opset.get(node.op_type, 0)
-        if too_old or node.op_type in NEVER or not is_default(node):
-            return ()
-        return self._capabilities.labels.get(node.op_type, ())
-
-    def _operands(self, node: Node) -> tuple[tuple[tuple[str, Consumer], ...], tuple[Site, ...]] | None:
-        """Activation edges and constant sites of a node; ``None`` where one of them cannot be quantized."""
+    def _shape(self, node: Node) -> _Shape | None:
+        """``None`` where the operator, or one of its operands, is never quantized."""
         weight = weight_input(self._model, node)
-        if not self._offered(node) or (weight is None and node.op_type in _NEEDS_WEIGHT):
+        if not self._can_compute(node) or (weight is None and node.op_type in _NEEDS_WEIGHT):
             return None
-        edges, constants = [], []
-        for index in data_inputs(node):
-            tensor, end = node.inputs[index], Consumer(node.name, index)
-            if not is_float(self._model, tensor):
-                return None
-            if tensor in self._model.constants:
-                constants.append(self._constant(node, index, is_weight=index == weight))
-            else:
-                edges.append((tensor, end))
-        return (tuple(edges), tuple(constants)) if edges else None
+        indexes = data_inputs(node)
+        if not all(is_float(self._model, node.inputs[index]) for index in indexes):
+            return None
+        constants = tuple(index for index in indexes if node.inputs[index] in self._model.constants)
+        edges = tuple((node.inputs[i], Consumer(node.name, i)) for i in indexes if i not in constants)
+        if not edges or not self._of_shapes.isdisjoint(node.outputs):
+            return None
+        chain = tuple(self._chain(node))
+        outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t))
+        return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
 
-    def _constant(self, node: Node, index: int, *, is_weight: bool) -> Site:
+    def _can_compute(self, node: Node) -> bool:
+        too_old = self._model.opset < self._capabilities.since_opset.get(node.op_type, 0)
+        return not too_old and node.op_type not in NEVER and is_default(node)
+
+    def _constant(self, node: Node, index: int, choice: FormatChoice) -> Site:
+        """The site of a constant operand: the weight as the format stores weights, others as it stores activations."""
+        is_weight = index == weight_input(self._model, node)
         return Site(
             tensor=node.inputs[index],
             consumers=(Consumer(node.name, index),),
-            format=self._weight if is_weight else self._activation,
+            format=choice.weight if is_weight else choice.activation or choice.weight,
             axis=channel_axis(self._model, node, index) if is_weight and self._per_channel else None,
             weight=True,
         )
 
-    def _biases(self, chain: list[Node]) -> tuple[Site, ...] | None:
+    def _biases(self, chain: tuple[Node, ...]) -> tuple[Site, ...] | None:
         """The bias that must be int32 for a float output; ``None`` where there is one that cannot be."""
         head = chain[0]
         if head.op_type not in self._capabilities.integer_bias:
@@ -176,7 +217,7 @@ class UnitFinder:
         )
         return (site,)
 
-    def _adder(self, chain: list[Node]) -> Node | None:
+    def _adder(self, chain: tuple[Node, ...]) -> Node | None:
         return next((node for node in chain[1:] if node.op_type == "Add"), None)
 
     def _channels(self, head: Node) -> int:

@@ -14,7 +14,7 @@ from qdqspec.graph.ops import FLOATS, is_default
 from qdqspec.regions.bodies import Body
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.forecast import Forecast
-from qdqspec.types import Label, Region, RegionType
+from qdqspec.types import Kind, Region, RegionType
 
 CONTROL = frozenset({"If", "Loop", "Scan"})
 
@@ -52,7 +52,7 @@ class Inspection:
 class Abilities:
     """What a backend says of operators: labels and the opset that each needs, and which fuse into others."""
 
-    labels: Mapping[str, tuple[Label, ...]]
+    labels: Mapping[str, tuple[Kind, ...]]
     since_opset: Mapping[str, int] = field(default_factory=dict)
     absorbs: Collection[str] = frozenset()
 
@@ -110,7 +110,7 @@ def _refusal(model: Model, node: Node, abilities: Abilities, is_carried: bool) -
     return ""
 
 
-def _offered(op_type: str, labels: Mapping[str, tuple[Label, ...]]) -> bool:
+def _offered(op_type: str, labels: Mapping[str, tuple[Kind, ...]]) -> bool:
     return any(label != "fp" for label in labels.get(op_type, ()))
 
 

@@ -167,8 +167,9 @@ class BackendContract:
         """Formats have stored types; labels are those of the search, ``fp`` being understood."""
         capabilities = backend.capabilities()
         assert capabilities.formats
+        assert set(capabilities.weights) >= set(capabilities.formats)
+        assert {f for f in capabilities.formats if not FORMATS[f].block} <= set(capabilities.activations)
         for stored in (capabilities.activations, capabilities.weights):
-            assert set(stored) >= set(capabilities.formats)
             assert set(stored.values()) <= set(FORMATS)
         for labels in capabilities.labels.values():
             assert labels

@@ -22,7 +22,7 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
-from qdqspec.types import NOT_CANDIDATES, Label, LayerTime, Placement, Race, Samples, Trial
+from qdqspec.types import NOT_CANDIDATES, Kind, Label, LayerTime, Placement, Race, Samples, Trial
 
 _TEXT = """<ir_version: 8, opset_import: ["" : 17]>
 net (float[1,8,8,8] x) => (float[1,8] y)
@@ -46,7 +46,7 @@ def small_space() -> SchemeSpace:
     proto = onnx.parser.parse_model(_TEXT)
     for name, shape in _WEIGHTS.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
-    both: tuple[Label, ...] = ("in+out", "in-only")
+    both: tuple[Kind, ...] = ("in+out", "in-only")
     capabilities = Capabilities(
         formats=("int8",),
         labels={

@@ -49,12 +49,16 @@ from qdqspec.types.words import (
     Clock,
     EvidenceKind,
     FindingSeverity,
+    Kind,
     Label,
     LintTarget,
     Optimizer,
     Outcome,
     RegionType,
     Severity,
+    format_of,
+    kind_of,
+    label_of,
 )
 
 __all__ = [
@@ -78,6 +82,7 @@ __all__ = [
     "InputShape",
     "Inputs",
     "Interval",
+    "Kind",
     "Label",
     "LatencyEvidence",
     "LayerTime",
@@ -109,4 +114,7 @@ __all__ = [
     "Trial",
     "TuneRules",
     "Verdict",
+    "format_of",
+    "kind_of",
+    "label_of",
 ]

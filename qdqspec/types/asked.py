@@ -62,12 +62,20 @@ class RegionRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizeRules:
-    """Number formats and calibration. ``activations="auto"`` lets the backend choose the dtype."""
+    """Number formats and calibration. ``activations="auto"`` lets the backend choose the dtype.
+
+    ``format`` is one format, or several between which the search may choose block by block: ``int8+int4``.
+    """
 
     format: str = "int8"
     calibration: Literal["max", "percentile", "entropy", "mse"] = "max"
     weights: Literal["per-channel", "per-tensor"] = "per-channel"
     activations: str = "auto"
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats one by one, in the order given."""
+        return tuple(self.format.split("+"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

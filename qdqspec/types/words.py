@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-Label: TypeAlias = Literal["fp", "in+out", "in-only"]
+Kind: TypeAlias = Literal["fp", "in+out", "in-only"]
+Label: TypeAlias = str  # a kind; in another than the case's first format with that before it: "int4:in-only"
 Clock: TypeAlias = Literal["cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 Severity: TypeAlias = Literal["error", "warn"]
@@ -23,4 +24,23 @@ Optimizer: TypeAlias = Literal[
 ]
 RegionType: TypeAlias = Literal["LEAF", "COMPOSITE", "ROOT"]
 
-LABELS: tuple[Label, ...] = ("fp", "in+out", "in-only")
+LABELS: tuple[Kind, ...] = ("fp", "in+out", "in-only")
+
+
+def label_of(number_format: str, kind: Kind) -> Label:
+    """``int4:in-only``; the kind alone where the format is ``""``, which stands for the case's first."""
+    return f"{number_format}:{kind}" if number_format and kind != "fp" else kind
+
+
+def format_of(label: Label) -> str:
+    """The format a label names; ``""`` for the case's first one, and for float."""
+    return label.rpartition(":")[0]
+
+
+def kind_of(label: Label) -> Kind:
+    """The kind of a label; raises ``ValueError`` where it is none."""
+    kind = label.rpartition(":")[2]
+    for known in LABELS:
+        if kind == known:
+            return known
+    raise ValueError(f"unknown label {label!r}")

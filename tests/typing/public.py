@@ -37,4 +37,4 @@ reveal_type([case.name for case in load_spec(result.model).cases()])  # list[str
 tune("net.onnx", trails=30)  # error: Unexpected keyword argument "trails"
 tune("net.onnx", trials="many")  # error: Argument "trials" to "tune" has incompatible type "str"
 tune("net.onnx", weights="per-chanel")  # error: Argument "weights" to "tune" has incompatible type
-study.evaluate({"conv": "int8"})  # error: Dict entry 0 has incompatible type
+study.evaluate({"conv": 8})  # error: Dict entry 0 has incompatible type

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.errors import PlacementError
 from qdqspec.graph.model import load_model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.types import Placement, Site
@@ -34,6 +35,16 @@ def test_a_smaller_space_does_not_remember_the_larger_one(models: Path) -> None:
     missing = sorted(space.tensors)[0]
     assert any(site.tensor == missing for site in everything.sites)
     assert not any(site.tensor == missing for site in smaller.resolve(smaller.everything()).sites)
+
+
+def test_what_cannot_be_chosen_is_refused_with_what_can(models: Path) -> None:
+    space = SchemeSpace(load_model(models / "digits_resnet.onnx"), OnnxRuntime().capabilities())
+    conv = next(unit for unit in space.units if unit.op_type == "Conv")
+    with pytest.raises(PlacementError, match="is no unit that can be labelled") as unknown:
+        space.resolve({conv.id + "x": "in+out"})
+    assert f"did you mean '{conv.id}'" in str(unknown.value)
+    with pytest.raises(PlacementError, match=r"cannot be 'in-only'(.|\n)*it can be fp, in\+out"):
+        space.resolve({conv.id: "in-only"})
 
 
 def test_equal_sites_are_one_site() -> None:

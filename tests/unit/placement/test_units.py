@@ -46,7 +46,9 @@ def test_shape_inputs_and_indices_are_not_offered() -> None:
     """
     model = model_of(text)
     offered = set(space_of(model).tensors)
-    offered |= {site.tensor for unit in space_of(model).units for site in unit.constants}
+    offered |= {
+        site.tensor for unit in space_of(model).units for form in unit.forms for site in form.constants
+    }
     assert offered.isdisjoint({"to", "at"})
     assert {"x", "c", "f"} <= offered
 

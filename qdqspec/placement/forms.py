@@ -1,0 +1,93 @@
+"""The formats that a case may choose among, and what of a unit is quantized in each.
+
+May import floors 0 to 2. What the backend stores a format in is the backend's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.quantize.formats import NumberFormat, number_format
+from qdqspec.types import Consumer, Kind, Label, QuantizeRules, Site, label_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatChoice:
+    """One of a case's formats as its backend stores it.
+
+    ``name`` is what labels say before the kind, ``""`` for the case's first format. ``activation`` and ``weight`` are
+    names of `qdqspec.quantize.formats`; without an activation, weights alone are quantized.
+    """
+
+    format: str
+    name: str
+    weight: str
+    activation: str | None
+
+    @property
+    def block(self) -> int:
+        """How many elements of a weight share a scale along the summed axis; 0 where a channel does."""
+        return number_format(self.weight).block
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The labels that a unit may have in it, whatever the unit."""
+        return label_of(self.name, "in+out"), label_of(self.name, "in-only")
+
+
+def format_choices(rules: QuantizeRules, capabilities: Capabilities) -> tuple[FormatChoice, ...]:
+    """The formats of a case that the backend has, in the case's order; of those stored alike, the first.
+
+    A case of one format gets it, whether the backend names it or not: who asks has looked before.
+    """
+    known = [name for name in rules.formats if name in capabilities.formats] or [rules.formats[0]]
+    found: dict[tuple[str, str | None], FormatChoice] = {}
+    for name in known:
+        stored = _stored(name, rules, capabilities)
+        label = "" if not found else name
+        choice = FormatChoice(format=name, name=label, weight=stored[0], activation=stored[1])
+        found.setdefault(stored, choice)
+    return tuple(found.values())
+
+
+def _stored(name: str, rules: QuantizeRules, capabilities: Capabilities) -> tuple[str, str | None]:
+    weight = capabilities.weights.get(name, name)
+    activation = capabilities.activations.get(name, None if number_format(weight).block else name)
+    return weight, activation if activation is None or rules.activations == "auto" else rules.activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What is quantized of a unit in one format: how its kinds are labelled, its constants and int32 biases."""
+
+    choice: FormatChoice
+    kinds: tuple[Kind, ...]
+    constants: tuple[Site, ...]
+    biases: tuple[Site, ...] = ()
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The labels of a unit in this format."""
+        return tuple(label_of(self.choice.name, kind) for kind in self.kinds)
+
+    @property
+    def full(self) -> Label:
+        """The label that quantizes most."""
+        return self.labels[self.kinds.index("in+out") if "in+out" in self.kinds else -1]
+
+    @property
+    def activation(self) -> NumberFormat | None:
+        """What its activations are stored in; ``None`` where only the weight is quantized."""
+        return None if self.choice.activation is None else number_format(self.choice.activation)
+
+    @property
+    def ends(self) -> Iterator[Consumer]:
+        """Who reads its constants."""
+        return (end for site in self.constants for end in site.consumers)
+
+    def without(self, unwanted: Kind) -> Form:
+        """The form less one kind; an int32 bias goes with ``in-only``, which alone needs it."""
+        kinds = tuple(kind for kind in self.kinds if kind != unwanted)
+        return replace(self, kinds=kinds, biases=() if unwanted == "in-only" else self.biases)
