@@ -56,6 +56,16 @@ def share_text(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+def fraction(value: object) -> object:
+    """``5%`` as 0.05; whatever is no text stays as it is. Raises ``ValueError`` for other text with a percent sign."""
+    if not isinstance(value, str) or not value.strip().endswith("%"):
+        return value
+    try:
+        return float(value.strip()[:-1]) / 100
+    except ValueError:
+        raise ValueError(f"'{value}' is not a percentage such as 5%") from None
+
+
 def db_text(decibel: float) -> str:
     """Decibels; ``exact`` where there is no noise at all."""
     if math.isnan(decibel):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,8 +11,8 @@ from pydantic import Field, model_validator
 from qdqspec.checks._params import require_a_limit
 from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
-from qdqspec.types import AccuracyEvidence, Evidence, EvidenceKind, Section, Verdict
-from qdqspec.units import plain
+from qdqspec.types import AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
+from qdqspec.units import percent_text, plain, share_text
 
 
 class AccuracyParams(CheckParams):
@@ -18,7 +20,9 @@ class AccuracyParams(CheckParams):
 
     kind: Literal["accuracy"]
     metric: str = Field(
-        "top1", min_length=1, description="top1, top5, or the name of a metric that a fixture provides."
+        "top1",
+        min_length=1,
+        description="top1, top5, any top<k>, miou, or the name of a metric of fixture qdq_metrics.",
     )
     min: Annotated[Fraction, Field(allow_inf_nan=False)] | None = Field(
         None, description="Smallest value of the tuned model: 0.97 or 97%."
@@ -58,6 +62,7 @@ class AccuracyCheck:
 
 
 _Limit = tuple[str, bool, tuple[str, str, str]]  # headline, whether it holds, table row
+_SHARE = re.compile(r"top\d+|miou")
 _SLACK = 1e-9  # 0.97 - 0.96 is 0.010000000000000009: the limit itself must pass
 
 
@@ -79,8 +84,8 @@ def _compare(params: AccuracyParams, measured: AccuracyEvidence) -> Verdict:
             "drop": measured.reference - measured.tuned,
             "samples": measured.samples,
         },
-        advice="Exclude the most sensitive nodes (patterns.nodes.exclude), set tune.min_sqnr_db, try another "
-        "quantize.calibration, or accept a lower limit.",
+        advice="Give the search the same limit (tune.accuracy), exclude the most sensitive nodes "
+        "(patterns.nodes.exclude), try another quantize.calibration, or accept a lower limit.",
     )
 
 
@@ -104,7 +109,7 @@ def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[_Limit]:
 
 def _text(params: AccuracyParams, value: float, more: int = 0) -> str:
     """Shares are percentages; what a custom metric means is not known, so that it stays a number."""
-    if params.metric in ("top1", "top5"):
+    if _SHARE.fullmatch(params.metric):
         return f"{100 * value:.{1 + more}f} %"
     return f"{value:.{4 + more}g}"
 
@@ -118,19 +123,48 @@ def _texts_apart(params: AccuracyParams, value: float, limit: float) -> tuple[st
     return texts
 
 
+def drop_interval(lost: int, gained: int, samples: int) -> Interval:
+    """The drop on the samples, with the 95 % interval of what it is on others like them.
+
+    For matched pairs, after Agresti and Min ("Simple improved confidence intervals for comparing matched
+    proportions", Statistics in Medicine 24, 2005): Wald's interval with half a sample added to each kind.
+    """
+    count, down, up = samples + 2, lost + 0.5, gained + 0.5
+    center = (down - up) / count
+    reach = 1.96 * math.sqrt(down + up - (down - up) ** 2 / count) / count
+    return Interval(median=(lost - gained) / samples, low=center - reach, high=center + reach)
+
+
 def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
+    facts = [
+        ("metric", plain(params.evidence_key)),
+        ("reference", _text(params, measured.reference)),
+        ("tuned", _text(params, measured.tuned)),
+    ]
+    if measured.lost is not None and measured.gained is not None:
+        drop = drop_interval(measured.lost, measured.gained, measured.samples)
+        facts += [
+            ("became wrong", str(measured.lost)),
+            ("became right", str(measured.gained)),
+            ("drop on like data (95 %)", f"{percent_text(drop.low)} to {percent_text(drop.high)}"),
+        ]
     return Section(
         title=f"Measured on {measured.samples} samples",
-        headers=("metric", "reference", "tuned", "one sample"),
-        rows=(
-            (
-                plain(params.evidence_key),
-                _text(params, measured.reference),
-                _text(params, measured.tuned),
-                f"{100 / measured.samples:.2g} %",
-            ),
-        ),
+        headers=tuple(name for name, _ in facts),
+        rows=(tuple(value for _, value in facts),),
+        text=_resolution(params, measured),
     )
+
+
+def _resolution(params: AccuracyParams, measured: AccuracyEvidence) -> str:
+    """What one sample is worth, where the metric counts samples."""
+    if measured.lost is None:
+        return ""
+    step = 1 / measured.samples
+    said = f"One sample of {measured.samples} is {100 * step:.2g} %"
+    if params.max_drop is not None and params.max_drop < step - _SLACK:
+        return f"{said}: within {share_text(params.max_drop)} not a single one may be lost."
+    return f"{said}."
 
 
 check = AccuracyCheck()

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Protocol
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from qdqspec.types import Evidence, EvidenceKind, Severity, Verdict
+from qdqspec.units import fraction
 
 
 class CheckParams(BaseModel):
@@ -29,16 +30,6 @@ class Check(Protocol):
         ...
 
 
-def _fraction(value: object) -> object:
-    """``5%`` or ``0.05`` as a fraction."""
-    if isinstance(value, str) and value.strip().endswith("%"):
-        try:
-            return float(value.strip()[:-1]) / 100
-        except ValueError:
-            raise ValueError(f"'{value}' is not a percentage such as 5%") from None
-    return value
-
-
 _BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -55,7 +46,7 @@ def _bytes(value: object) -> object:
     return value
 
 
-Fraction = Annotated[float, BeforeValidator(_fraction, json_schema_input_type=float | str)]
+Fraction = Annotated[float, BeforeValidator(fraction, json_schema_input_type=float | str)]
 ByteSize = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str)]
 
 

@@ -1,100 +1,173 @@
-"""Task metrics on labelled data. Higher is better. May import floor 0 and numpy."""
+"""Task metrics on labelled data: those that are built in, and those that the caller brings. Higher is better.
+
+May import floor 0 and numpy.
+"""
 
 from __future__ import annotations
 
+import numbers
+import traceback
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from qdqspec.errors import DataError
+from qdqspec.errors import ConfigError, DataError
+from qdqspec.parity.tallies import BUILT_IN, Tally, tally_named
 from qdqspec.registry import did_you_mean
+from qdqspec.types import Metric
 
 Array = npt.NDArray[np.generic]
-Labels = npt.NDArray[np.int64]
-Metric = Callable[[Array, Labels], npt.NDArray[np.bool_]]  # which samples of a batch are right
+Batches = Iterable[Mapping[str, Array]]
+
+_HOW = (
+    "define it in a fixture qdq_metrics of a conftest.py: return {{'{name}': function}}, called as "
+    "function(outputs, labels); from Python: Session(metrics={{...}})"
+)
 
 
-def accuracy(
-    metric: str, outputs: Iterable[Mapping[str, Array]], labels: Array, *, output: str | None = None
-) -> float:
-    """The share of samples the model gets right, by ``top1`` or ``top5``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A metric's value over ``samples``; ``right`` tells sample by sample, where the metric does."""
 
-    ``outputs`` are those of consecutive feeds, first axis the batch; ``labels`` one class number a sample.
-    ``output`` names the one with the class scores, the first where it is None; trailing axes are
-    flattened. Raises `DataError` for an unknown metric or output, and for labels that do not fit.
+    value: float
+    samples: int
+    right: npt.NDArray[np.bool_] | None = None
+
+
+def require_metric(name: str, own: Mapping[str, Metric]) -> None:
+    """Raise `ConfigError` with the nearest name where a metric is neither the caller's nor built in."""
+    if name in own or tally_named(name) is not None:
+        return
+    known = (*own, *BUILT_IN)
+    raise ConfigError(
+        f"unknown metric '{name}'{did_you_mean(name, known)}",
+        cure=f"known: {', '.join(known)}; {_HOW.format(name=name)}",
+    )
+
+
+def evaluate(
+    name: str,
+    outputs: Batches,
+    labels: Array,
+    *,
+    output: str | None = None,
+    own: Mapping[str, Metric] | None = None,
+) -> Score:
+    """Score a model's outputs with the caller's metric of that name, else with the one that is built in.
+
+    ``outputs`` are those of consecutive feeds, first axis the batch; ``labels`` has one entry a sample. ``output``
+    names the one that is scored: where it is None a built-in metric takes the first, the caller's gets them all.
+    Raises `ConfigError` for an unknown metric, `DataError` for outputs, labels or a metric that do not fit.
     """
-    right_ones = _metric(metric)
-    classes = _class_numbers(labels)
-    right = done = 0
+    require_metric(name, own or {})
+    if own and name in own:
+        return _of_own(name, own[name], outputs, labels, output)
+    begin = tally_named(name)
+    assert begin is not None  # require_metric has looked
+    return _counted(begin(), outputs, labels, output)
+
+
+def _counted(tally: Tally, outputs: Batches, labels: Array, output: str | None) -> Score:
+    """Batch by batch, so that outputs need not be in memory together."""
+    tally.require(labels)
+    done = 0
     for batch in outputs:
         scores = _scores(batch, output)
-        chosen = classes[done : done + len(scores)]
-        _check_fit(scores, chosen, len(classes))
-        right += int(right_ones(scores, chosen).sum())
+        chosen = labels[done : done + len(scores)]
+        if len(chosen) < len(scores):
+            raise DataError(
+                f"the model gave more outputs than the {len(labels)} labels", cure="give every sample one"
+            )
+        tally.add(scores, chosen)
         done += len(scores)
-    if done != len(classes) or done == 0:
+    if done != len(labels) or done == 0:
         raise DataError(
-            f"the model gave {done} outputs for {len(classes)} labels",
+            f"the model gave {done} outputs for {len(labels)} labels",
             cure="give every sample one label",
         )
-    return right / done
-
-
-def top_k(k: int) -> Metric:
-    """Right where the label is among the ``k`` highest scores; earlier classes win ties, NaN is wrong."""
-
-    def judge(scores: Array, labels: Labels) -> npt.NDArray[np.bool_]:
-        order = np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :k]
-        known = ~np.isnan(scores.astype(np.float64)).any(axis=1)
-        return np.asarray((order == labels[:, None]).any(axis=1) & known)
-
-    return judge
-
-
-METRICS: dict[str, Metric] = {"top1": top_k(1), "top5": top_k(5)}
-
-
-def _metric(name: str) -> Metric:
-    if name not in METRICS:
-        raise DataError(
-            f"unknown metric '{name}'{did_you_mean(name, tuple(METRICS))}",
-            cure=f"known: {', '.join(METRICS)}",
-        )
-    return METRICS[name]
-
-
-def _class_numbers(labels: Array) -> Labels:
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(
-            f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers",
-            cure="give one integer a sample",
-        )
-    return np.asarray(labels, dtype=np.int64)
+    return Score(value=tally.value, samples=done, right=tally.right)
 
 
 def _scores(batch: Mapping[str, Array], output: str | None) -> Array:
-    name = next(iter(batch)) if output is None else output
+    found = batch[_named(batch, next(iter(batch)) if output is None else output)]
+    if found.ndim < 2:
+        name = output or next(iter(batch))
+        raise DataError(
+            f"output '{name}' has shape {list(found.shape)}, which are no class scores a sample",
+            cure="name the output with the scores",
+        )
+    return found
+
+
+def _named(batch: Mapping[str, Array], name: str) -> str:
     if name not in batch:
         raise DataError(
             f"the model has no output '{name}'{did_you_mean(name, [*batch])}",
             cure=f"its outputs: {', '.join(batch)}",
         )
-    found = batch[name]
-    if found.ndim < 2:
-        raise DataError(
-            f"output '{name}' has shape {list(found.shape)}, which are no class scores a sample",
-            cure="name the output with the scores",
-        )
-    return found.reshape(len(found), -1)
+    return name
 
 
-def _check_fit(scores: Array, labels: Labels, total: int) -> None:
-    if len(labels) < len(scores):
-        raise DataError(f"the model gave more outputs than the {total} labels", cure="give every sample one")
-    if len(labels) and (labels.min() < 0 or labels.max() >= scores.shape[1]):
-        worst = labels.min() if labels.min() < 0 else labels.max()
+# ---- the caller's own ---------------------------------------------------------------------------
+
+
+def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: str | None) -> Score:
+    gathered = _gathered(outputs, len(labels), output)
+    given = labels.view()
+    given.flags.writeable = False  # the same labels are judged by again
+    try:
+        value: object = metric(gathered, given)
+    except Exception as error:  # whatever the caller's code raises is told by its name and place
         raise DataError(
-            f"label {worst} is no class of a model with {scores.shape[1]} scores",
-            cure="number classes from 0, as the model does",
-        )
+            f"metric '{name}' raised {type(error).__name__}: {error}",
+            where=_place(error, metric),
+            cure=_called(gathered, labels),
+        ) from error
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if isinstance(value, numbers.Real):
+        return Score(value=float(value), samples=len(labels))
+    raise DataError(
+        f"metric '{name}' gave {_kind(value)}, and one number is wanted", cure=_called(gathered, labels)
+    )
+
+
+def _gathered(outputs: Batches, samples: int, output: str | None) -> dict[str, Array]:
+    """Every output over all samples, or the one that is named."""
+    parts: dict[str, list[Array]] = {}
+    for batch in outputs:
+        for name in batch if output is None else (_named(batch, output),):
+            parts.setdefault(name, []).append(batch[name])
+    return {name: _joined(values, samples) for name, values in parts.items()}
+
+
+def _joined(values: list[Array], samples: int) -> Array:
+    """Joined along the first axis where that counts samples, else an array of arrays, one for each feed."""
+    shapes = {(value.shape[1:], value.dtype) for value in values if value.ndim}
+    if len(shapes) == 1 and all(v.ndim for v in values) and sum(map(len, values)) == samples:
+        return np.concatenate(values)
+    apart = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        apart[index] = value
+    return apart
+
+
+def _place(error: Exception, metric: Callable[..., object]) -> str | None:
+    """The last line of the metric's own file that was running."""
+    own = getattr(getattr(metric, "__code__", None), "co_filename", None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if own is None or f.filename == own]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if own is not None and frames else None
+
+
+def _called(outputs: Mapping[str, Array], labels: Array) -> str:
+    """What a metric was called with, for who wrote it."""
+    shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in outputs.items())
+    return (
+        f"it is called with outputs by name ({shapes}) and labels {list(labels.shape)}, and gives one number"
+    )
+
+
+def _kind(value: object) -> str:
+    return f"an array of shape {list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)[:40]

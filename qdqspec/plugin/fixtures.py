@@ -1,14 +1,14 @@
 """Fixtures of the plugin. Any of them may be overridden in a conftest, for specs and plain tests alike.
 
-``qdq_session``, ``qdq_backend``, ``qdq_calibration`` and ``qdq_model`` decide what the checks of specs
-judge; the others show what was found. Those about one case are function-scoped, because pytest has no
+``qdq_session``, ``qdq_backend``, ``qdq_calibration``, ``qdq_metrics`` and ``qdq_model`` decide what the checks
+of specs judge; the others show what was found. Those about one case are function-scoped, because pytest has no
 scope for a case; the session remembers what it did, so asking again costs nothing. On a plain test,
 ``@pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")`` says which case they are about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,6 +26,7 @@ from qdqspec.types import (
     Evidence,
     EvidenceKind,
     LatencyEvidence,
+    Metric,
     ParityEvidence,
     Region,
     RunRecord,
@@ -57,8 +58,22 @@ def qdq_session(pytestconfig: pytest.Config, qdq_backend: str) -> Iterator[Sessi
 
 
 @pytest.fixture
-def _qdq_the_case(request: pytest.FixtureRequest) -> Case:
+def qdq_metrics() -> Mapping[str, Metric]:
+    """Task metrics of your own, by the name that specs give them: none, until a conftest defines some.
+
+    Each is called as ``metric(outputs, labels)``, with arrays over all evaluation samples, and gives a number of
+    which more is better.
+    """
+    return {}
+
+
+@pytest.fixture
+def _qdq_the_case(request: pytest.FixtureRequest, qdq_metrics: Mapping[str, Metric]) -> Case:
     """The case a fixture is about: the one of the check, or the one that marker ``qdq`` names."""
+    return replace(_asked_case(request), metrics=qdq_metrics)
+
+
+def _asked_case(request: pytest.FixtureRequest) -> Case:
     if isinstance(request.node, CheckItem):
         return request.node.case
     marker = request.node.get_closest_marker("qdq")
@@ -110,13 +125,14 @@ def qdq_latency(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.
 
 
 @pytest.fixture
-def qdq_case(qdq_session: Session, pytestconfig: pytest.Config) -> Callable[[str], CaseView]:
+def qdq_case(
+    qdq_session: Session, qdq_metrics: Mapping[str, Metric], pytestconfig: pytest.Config
+) -> Callable[[str], CaseView]:
     """Return ``qdq_case("specs/a.qdq.yaml::int8-b8")``: a `CaseView`; the file is relative to the root."""
 
     def view(reference: str) -> CaseView:
-        return CaseView(
-            case=_one_case(reference, pytestconfig), session=qdq_session, _pytest_config=pytestconfig
-        )
+        case = replace(_one_case(reference, pytestconfig), metrics=qdq_metrics)
+        return CaseView(case=case, session=qdq_session, _pytest_config=pytestconfig)
 
     return view
 

@@ -6,6 +6,7 @@ May import floor 0, `qdqspec.config` and the plugin; the session arrives as a fi
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -18,7 +19,7 @@ from qdqspec.plugin.distribute import note_session
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
 from qdqspec.plugin.render import CheckFailed, VerdictWarning, failure_text, reproduction
-from qdqspec.types import Case, CheckResult, Evidence
+from qdqspec.types import Case, CheckResult, Evidence, Metric
 
 if TYPE_CHECKING:
     from qdqspec.plugin.collect import CheckItem
@@ -26,14 +27,19 @@ if TYPE_CHECKING:
 
 
 def run_check(
-    request: pytest.FixtureRequest, qdq_session: Session, qdq_backend: str, qdq_calibration: Path | None
+    request: pytest.FixtureRequest,
+    qdq_session: Session,
+    qdq_backend: str,
+    qdq_calibration: Path | None,
+    qdq_metrics: Mapping[str, Metric],
 ) -> None:
     """Judge the check of the requesting item."""
     item: CheckItem = request.node
     settings = settings_of(item.config)
     note_session(item.config, qdq_session)
     _skip_unless(item.case, qdq_backend, qdq_session)
-    case = replace(item.case, inputs=replace(item.case.inputs, calibration=qdq_calibration))
+    inputs = replace(item.case.inputs, calibration=qdq_calibration)
+    case = replace(item.case, inputs=inputs, metrics=qdq_metrics)
     if settings.mode == "plan":
         pytest.skip(f"plan: {qdq_session.plan(case)}")
     _require_device(case, qdq_session, qdq_backend, settings)

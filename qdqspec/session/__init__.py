@@ -33,6 +33,7 @@ from qdqspec.measure.lock import DeviceLock
 from qdqspec.measure.store import Store
 from qdqspec.registry import resolve
 from qdqspec.session.result import Result
+from qdqspec.session.scores import joined_metrics
 from qdqspec.session.study import AnyStrategy, Study
 from qdqspec.session.tuning import Workbench, trials_of
 from qdqspec.session.work import CaseWork
@@ -45,6 +46,7 @@ from qdqspec.types import (
     DeviceKey,
     Evidence,
     EvidenceKind,
+    Metric,
     Progress,
     Region,
     RunRecord,
@@ -58,7 +60,8 @@ class Session:
     """Tunes, measures and judges. What is wrong with input or machine is raised as `QdqspecError`.
 
     ``overrides`` are fields of `Settings`, such as ``backend="onnxruntime"`` or ``seed=7``. ``watch`` is told
-    how far a search is. Close a session when done: it holds child processes.
+    how far a search is. ``metrics`` are task metrics by the names that specs give them; see `Metric`. Close a
+    session when done: it holds child processes.
     """
 
     def __init__(
@@ -66,10 +69,12 @@ class Session:
         settings: Settings | None = None,
         *,
         watch: Callable[[Progress], None] | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         **overrides: Any,
     ) -> None:
         self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
         self.watch = watch
+        self.metrics = joined_metrics(metrics or {})
         self.backend = Isolated(self.settings.backend)
         self._options = BuildOptions(threads=self.settings.threads, extra=self.settings.extra)
         self._store = Store(self.settings.cache_dir)
@@ -132,8 +137,16 @@ class Session:
             )
         return case
 
-    def case(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
-        """A model with what is asked of it; ``spec.qdq.yaml::id`` is the case of a spec, which says it all."""
+    def case(self, model: PathLike | Case, asked: Mapping[str, Any]) -> Case:
+        """A model with what is asked of it; ``spec.qdq.yaml::id`` is the case of a spec, which says it all.
+
+        Only ``metrics`` may stand beside a spec: it names them, and holds no code.
+        """
+        words = {word: value for word, value in asked.items() if word != "metrics"}
+        case = self._case(model, words)
+        return replace(case, metrics=joined_metrics(case.metrics, asked.get("metrics", {})))
+
+    def _case(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
         if not isinstance(model, Case) and SPEC_SUFFIXES[0] not in str(model):
             return inline_case(model, asked)
         if asked:
@@ -192,6 +205,7 @@ class Session:
         judged = self._results.setdefault(_key(case), {})
         if check.id not in judged:
             kind = cast("Check", resolve("check", check.kind))
+            self.work(case).require(check)
             verdict = kind.judge(check.params, self.evidence(case, kind.needs))
             judged[check.id] = CheckResult(
                 id=check.id, kind=check.kind, severity=check.severity, verdict=verdict
@@ -253,6 +267,7 @@ class Session:
         """Everything that is known of a case, each thing found when first asked for."""
         key = _key(case)
         if key not in self._works:
+            case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
             self._works[key] = CaseWork(case, self._workbench(), self._store, self._device)
         return self._works[key]
 

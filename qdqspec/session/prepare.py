@@ -25,6 +25,7 @@ from qdqspec.quantize.ranges import tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
 from qdqspec.regions.fusion import groups_of
 from qdqspec.regions.search import find_regions
+from qdqspec.session.scores import Scores
 from qdqspec.types import Case, Placement, Region
 
 RANDOM_SAMPLES = 8
@@ -99,6 +100,12 @@ class Prepared:
         """The evaluation data, or ``None`` where the case names none."""
         path = self.case.inputs.evaluation
         return None if path is None else open_data(path, self.inputs)
+
+    @cached_property
+    def scores(self) -> Scores:
+        """Task metrics on the evaluation data."""
+        build = partial(self._backend.build, options=self._options)
+        return Scores(self.case, require_path(self.given), lambda: self.evaluation, build)
 
     def feeds(self) -> Iterator[Feed]:
         """Calibration inputs: the user's, or seeded random ones with a warning that they prove little."""

@@ -214,7 +214,7 @@ class Study:
         return Proposal(placement=placement, phase="own")
 
     def _describe(self, folder: Path) -> None:
-        case = TypeAdapter(Case).dump_python(self.case, mode="json", exclude={"checks"})
+        case = TypeAdapter(Case).dump_python(self.case, mode="json", exclude={"checks", "metrics"})
         write_text(folder / STUDY, json.dumps({**self._about, "case": case}, indent=2) + "\n")
 
 

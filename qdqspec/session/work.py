@@ -6,21 +6,22 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from qdqspec.baseline.store import Renewal
-from qdqspec.errors import DataError
+from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model
 from qdqspec.measure.store import Store
 from qdqspec.parity.compare import compare_outputs
-from qdqspec.parity.metrics import accuracy
 from qdqspec.placement.survival import check_survival
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.finder import Finder
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of
 from qdqspec.session.prepare import require_path
+from qdqspec.session.scores import accuracy_evidence
 from qdqspec.session.tuning import Workbench
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
+    CheckSpec,
     DeviceKey,
     Finding,
     LatencyEvidence,
@@ -69,15 +70,30 @@ class CaseWork:
         with bench.engine(require_path(bench.given)) as ours, bench.engine(tuned) as theirs:
             return compare_outputs(((ours.run(feed), theirs.run(feed)) for feed in feeds), kind)
 
+    def require(self, check: CheckSpec) -> None:
+        """Raise where a check could never be judged: before a search, and not after it."""
+        if check.kind == "accuracy":
+            scores, params = self.bench.prepared.scores, check.params
+            scores.require(params.metric, line=check.line)
+            scores.of_reference(params.metric, params.output)
+
     @cached_property
     def accuracy(self) -> dict[str, AccuracyEvidence]:
-        """The task metrics that the case's checks name, for reference and tuned model."""
-        wanted = {
-            check.params.evidence_key: check.params
-            for check in self.bench.case.checks
-            if check.kind == "accuracy"
-        }
-        return {key: self._accuracy(params.metric, params.output) for key, params in wanted.items()}
+        """The task metrics that the case's checks name, for reference and tuned model.
+
+        What cannot be taken of the reference is left out; `require` tells the check that wants it.
+        """
+        scores, found = self.bench.prepared.scores, {}
+        for check in self.bench.case.checks:
+            if check.kind == "accuracy":
+                metric, output = check.params.metric, check.params.output
+                try:
+                    reference = scores.of_reference(metric, output)
+                except QdqspecError:
+                    continue
+                tuned = scores.of_file(self.finder.tuned_path, metric, output)
+                found[check.params.evidence_key] = accuracy_evidence(metric, reference, tuned)
+        return found
 
     @cached_property
     def lint(self) -> dict[LintTarget, tuple[Finding, ...]]:
@@ -133,27 +149,6 @@ class CaseWork:
             return ()
         drifted = f"the machine's speed drifted by {measured.drift:+.0%} while it was measured"
         return (f"{drifted}: ratios were taken round by round and hold, milliseconds hold less",)
-
-    def _accuracy(self, metric: str, output: str | None) -> AccuracyEvidence:
-        bench, data = self.bench, self.bench.prepared.evaluation
-        if data is None:
-            raise DataError(
-                "accuracy is asked for, and there is no evaluation data",
-                where=bench.case.spec or bench.case.model,
-                cure="name an .npz file with inputs and labels in inputs.evaluation",
-            )
-        labels = data.require_labels()
-
-        def score(path: Path) -> float:
-            with bench.engine(path) as engine:
-                return accuracy(metric, (engine.run(feed) for feed in data), labels, output=output)
-
-        return AccuracyEvidence(
-            metric=metric,
-            reference=score(require_path(bench.given)),
-            tuned=score(self.finder.tuned_path),
-            samples=len(labels),
-        )
 
 
 def _size(path: Path, model: Model | None = None) -> int:

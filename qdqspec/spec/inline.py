@@ -20,7 +20,7 @@ from qdqspec.spec.fields import Section
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.place import SpecPath
 from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
-from qdqspec.types import Case
+from qdqspec.types import Case, Metric
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Shape: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
@@ -30,7 +30,8 @@ class Asked(TypedDict, total=False):
     """What may be said of a model. Paths are relative to the working directory.
 
     ``regions`` is ``structure``, ``names``, ``fusion``, or groups of node names (wildcards as in a spec), one a
-    region. ``name`` is the case's id, and its folder below ``reports/<model>/``.
+    region. ``name`` is the case's id, and its folder below ``reports/<model>/``. ``metrics`` are task metrics of the
+    caller's own by the name that ``accuracy`` or a spec gives them; no spec holds them, so that it holds no code.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Asked(TypedDict, total=False):
     min_sqnr_db: float
     clock: Literal["auto", "cpu", "wall"]
     start_from: Sequence[PathLike]
+    metrics: Mapping[str, Metric]
 
 
 class AskedWithStrategy(Asked, total=False):
@@ -92,7 +94,8 @@ _PLACES = {
     **{
         word: ("tune", word)
         for word in (
-            "strategy", "preset", "trials", "minutes", "objective", "min_sqnr_db", "clock", "start_from",
+            "strategy", "preset", "trials", "minutes", "objective", "min_sqnr_db", "clock",
+            "start_from",
         )
     },
 }  # fmt: skip

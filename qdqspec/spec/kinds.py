@@ -26,6 +26,11 @@ def params_of(kind: str) -> type[BaseModel]:
     return params
 
 
+def needs_labels(kind: str) -> bool:
+    """Whether checks of a kind judge by a task metric, for which there must be evaluation data."""
+    return "accuracy" in getattr(registry.resolve("check", kind), "needs", ())
+
+
 def unknown_name(what: str, name: object, known: tuple[str, ...]) -> PydanticCustomError:
     """The error for a name that is not registered; message and hints are made where it is shown."""
     return PydanticCustomError(
@@ -63,7 +68,7 @@ def _entry(value: object, info: ValidationInfo) -> CheckEntry:
     if kind is None:
         raise PydanticCustomError("check", "a check without a 'kind'", {"known": known})
     if kind not in known:
-        raise _refused({("kind",): unknown_name("check kind", kind, known)})
+        raise refused({("kind",): unknown_name("check kind", kind, known)})
     model = params_of(str(kind))
     asked = value if "kind" in model.model_fields else {k: v for k, v in value.items() if k != "kind"}
     params = model.model_validate(asked, context=info.context)
@@ -71,11 +76,11 @@ def _entry(value: object, info: ValidationInfo) -> CheckEntry:
     if own is not None and not is_id(own):
         hint = "lower-case letters, digits and . _ - only, a letter or digit first"
         error = PydanticCustomError("id", "'{name}' cannot be an id", {"name": own, "hint": hint})
-        raise _refused({("id",): error})
+        raise refused({("id",): error})
     return CheckEntry(str(kind), params)
 
 
-def _refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> ValidationError:
+def refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> ValidationError:
     """Errors with their places below the value that is validated; pydantic puts its own place before."""
     details = [InitErrorDetails(type=error, loc=loc, input=None) for loc, error in errors.items()]
     return ValidationError.from_exception_data("checks", details)
@@ -116,7 +121,7 @@ def _named_apart(entries: tuple[CheckEntry, ...]) -> tuple[CheckEntry, ...]:
             twice[(index, "id") if own else (index,)] = error
         seen.add(name)
     if twice:
-        raise _refused(twice)
+        raise refused(twice)
     return entries
 
 

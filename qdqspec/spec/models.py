@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from qdqspec.spec.choices import MatrixSection
+from qdqspec.spec.evaluation import require_evaluation
 from qdqspec.spec.expand import cases_of
 from qdqspec.spec.explain import error_without_file
 from qdqspec.spec.fields import Listed, Section, Words
@@ -73,7 +74,9 @@ class Spec(Section):
     ) -> Self:
         """Outside a file, say what is wrong in our own words and class."""
         try:
-            return handler(value)
+            spec = handler(value)
+            require_evaluation(spec.inputs, spec.checks)
+            return spec
         except ValidationError as error:
             if isinstance(info.context, Place) and info.context.from_file:
                 raise

@@ -162,7 +162,7 @@ def cached_case() -> CaseRecord:
             sample_latency({"reference": 0.0663, "tuned": 0.0421, "everything": 0.0458}), provenance=cached
         ),
         parity=_parity(("logits", 28.2)),
-        accuracy={"top1": AccuracyEvidence(metric="top1", reference=0.9833, tuned=0.9806, samples=360)},
+        accuracy={"top1": sample_accuracy()},
         size_bytes={"reference": 311_296, "tuned": 86_016},
     )
     return judged(evidence)
@@ -231,6 +231,13 @@ def sample_search(
         blocks=11,
         regions=14,
         patterns=6,
+    )
+
+
+def sample_accuracy() -> AccuracyEvidence:
+    """354 of 360 samples right before, 353 after: two became wrong, and one right."""
+    return AccuracyEvidence(
+        metric="top1", reference=354 / 360, tuned=353 / 360, samples=360, lost=2, gained=1
     )
 
 

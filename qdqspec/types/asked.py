@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from qdqspec.types.words import Severity
+
+# A task metric of the caller's own: outputs by name, then labels, all samples at once; gives a number, higher is
+# better. An output whose first axis does not count samples is an array of arrays, one for each feed.
+Metric: TypeAlias = Callable[[Mapping[str, Any], Any], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,10 @@ class SkipRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One model under one choice of the matrix, with everything asked of it. Paths are absolute."""
+    """One model under one choice of the matrix, with everything asked of it. Paths are absolute.
+
+    ``metrics`` are task metrics that the caller brings, by the name that a spec gives them.
+    """
 
     id: str
     model: Path
@@ -131,6 +138,7 @@ class Case:
     tune: TuneRules = TuneRules()
     checks: tuple[CheckSpec, ...] = ()
     skipping: SkipRules = SkipRules()
+    metrics: Mapping[str, Metric] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def spec_name(self) -> str:

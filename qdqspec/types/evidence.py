@@ -86,12 +86,18 @@ class ParityEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyEvidence:
-    """A task metric of reference and tuned model on labelled data. Higher is better."""
+    """A task metric of reference and tuned model on labelled data. Higher is better.
+
+    Of metrics that judge sample by sample, ``lost`` are the samples that the reference has right and the tuned model
+    has wrong, ``gained`` those the other way round.
+    """
 
     metric: str
     reference: float
     tuned: float
     samples: int
+    lost: int | None = None
+    gained: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,3 +73,53 @@ def test_fixtures_of_a_real_case(real):
         "    assert case.parity.sqnr_db > 10\n"
     )
     real.runpytest_subprocess("test_case.py").assert_outcomes(passed=1)
+
+
+ACCURACY = """\
+qdqspec: 1
+model: digits_resnet.onnx
+inputs:
+  shapes: {input: [60, 1, 16, 16]}
+  calibration: calibration.npz
+  evaluation: evaluation.npz
+tune: {trials: 2}
+checks:
+  - {kind: accuracy, metric: mean_rank, max_drop: 1}
+  - {kind: accuracy, metric: mean_rang, min: 0, id: unknown}
+  - {kind: accuracy, metric: top3, min: 97%, id: top3}
+"""
+
+MEAN_RANK = """\
+import numpy as np
+import pytest
+
+
+def mean_rank(outputs, labels):
+    scores = outputs["logits"]
+    own = scores[np.arange(len(labels)), labels]
+    return -(scores > own[:, None]).sum(axis=1).mean()
+
+
+@pytest.fixture(scope="session")
+def qdq_metrics():
+    return {"mean_rank": mean_rank}
+"""
+
+
+def test_a_metric_of_a_fixture_judges_a_real_model(real, models):
+    for name in ("calibration", "evaluation"):
+        shutil.copy(models.parent / "data" / f"digits_{name}.npz", real.path / "specs" / f"{name}.npz")
+    (real.path / "specs" / "a.qdq.yaml").write_text(ACCURACY)
+    (real.path / "conftest.py").write_text(MEAN_RANK)
+    result = real.runpytest_subprocess("specs", "--qdq-json=record.json")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*a.qdq.yaml:10: unknown metric 'mean_rang' (did you mean 'mean_rank'?)",
+            "*known: mean_rank, top1, top5, miou; define it in a fixture qdq_metrics of a conftest.py*",
+        ]
+    )
+    accuracy = json.loads((real.path / "record.json").read_text())["cases"][0]["accuracy"]
+    assert accuracy["mean_rank"]["reference"] <= 0
+    assert accuracy["mean_rank"]["lost"] is None
+    assert accuracy["top3"]["lost"] is not None

@@ -18,6 +18,24 @@ def test_overriding_calibration_changes_what_is_judged(project):
     assert project.calls()[0] == "judge int8-b8::parity mine.npz squeezenet.onnx"
 
 
+METRICS = """
+
+@pytest.fixture
+def qdq_metrics():
+    return {"recall": lambda outputs, labels: 1.0}
+"""
+
+
+def test_overriding_the_metrics_reaches_specs_and_plain_tests(project):
+    add_to_conftest(project, METRICS)
+    (project.path / "test_case.py").write_text(
+        "def test_case(qdq_case):\n"
+        "    assert list(qdq_case('specs/a.qdq.yaml::int8-b8').case.metrics) == ['recall']\n"
+    )
+    project.run(CHECK, "test_case.py").assert_outcomes(passed=2)
+    assert (project.path / "metrics.txt").read_text() == "recall"
+
+
 OTHER_MODEL = """
 
 from pathlib import Path

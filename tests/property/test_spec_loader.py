@@ -21,6 +21,7 @@ tags: [vision, smoke]
 inputs:
   shapes: [{x: [8, 3, 224, 224]}, {x: {min: [1, 64], opt: [8, 128], max: [16, 512], weight: 0.7}}]
   calibration: data/calibration.npz
+  evaluation: data/evaluation.npz
 matrix: {quant: [int8, uint8], batch: [1, 8], exclude: [{quant: int8, batch: 8}], include: [{preset: quick}]}
 patterns: {allow: [Conv, "Conv > Relu?"], deny: [Softmax], nodes: {exclude: ["/head/*"]}}
 regions: {by: manual, max_nodes: 10, manual: [[a, b], [c]]}

@@ -3,10 +3,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec.checks.accuracy import drop_interval
 from qdqspec.checks.latency import percentile
 from qdqspec.checks.speedup import judge_interval
 from qdqspec.testing.records import (
@@ -200,6 +202,47 @@ def test_an_output_has_its_own_accuracy() -> None:
 
 def test_custom_metrics_are_no_percentages() -> None:
     assert judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33).headline == "psnr 33.5 >= 33"
+
+
+@pytest.mark.parametrize(
+    ("lost", "gained", "low", "high"),
+    [(0, 0, -0.0192, 0.0192), (2, 1, -0.0286, 0.0482), (10, 0, 0.0372, 0.1589)],
+)
+def test_a_drop_on_like_data_is_bounded(lost: int, gained: int, low: float, high: float) -> None:
+    """By hand, after Agresti and Min: 100 samples and two more, half a sample more of each kind."""
+    found = drop_interval(lost, gained, 100)
+    assert found.median == (lost - gained) / 100
+    assert (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
+
+
+@pytest.mark.parametrize(("samples", "down", "up"), [(60, 0.02, 0.0), (90, 0.05, 0.03), (360, 0.01, 0.01)])
+def test_the_bounds_hold_the_true_drop_as_often_as_they_say(samples: int, down: float, up: float) -> None:
+    draws = np.random.default_rng(1).multinomial(samples, [down, up, 1 - down - up], size=2000)
+    bounds = [drop_interval(int(lost), int(gained), samples) for lost, gained, _ in draws]
+    assert np.mean([b.low <= down - up <= b.high for b in bounds]) >= 0.94
+
+
+def test_a_verdict_tells_what_one_sample_is_worth() -> None:
+    few = replace(scored(1.0, 1.0).accuracy["top1"], samples=90, lost=0, gained=0)
+    verdict = judge("accuracy", replace(DIGITS, accuracy={"top1": few}), max_drop="1%")
+    assert (
+        verdict.sections[-1].text == "One sample of 90 is 1.1 %: within 1.0 % not a single one may be lost."
+    )
+    assert (
+        judge("accuracy", replace(DIGITS, accuracy={"top1": few}), max_drop="2%").sections[-1].text
+        == "One sample of 90 is 1.1 %."
+    )
+
+
+def test_a_metric_that_does_not_count_samples_says_nothing_of_them() -> None:
+    assert judge("accuracy", scored(34.0, 33.5, "psnr"), metric="psnr", min=33).sections[-1].text == ""
+
+
+@pytest.mark.parametrize("limits", [{"min": 0.1}, {"max_drop": 1e9}])
+def test_a_metric_that_is_no_number_keeps_no_limit(limits: dict) -> None:
+    verdict = judge("accuracy", scored(34.0, math.nan, "psnr"), metric="psnr", **limits)
+    assert verdict.outcome == "fail"
+    assert "nan" in verdict.headline
 
 
 # ---- placement and size -------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
 
-from qdqspec.errors import DataError
+from qdqspec.errors import ConfigError, DataError
 from qdqspec.parity.data import open_data
-from qdqspec.parity.metrics import accuracy
+from qdqspec.parity.metrics import evaluate
 from qdqspec.parity.shapes import InputSpec
 
 SCORES = np.array([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2], [0.0, 0.1, 0.9]], np.float32)
@@ -19,45 +20,44 @@ def test_top1_of_a_real_model_on_held_out_images(models: Path) -> None:
     data = open_data(models.parent / "data" / "digits_evaluation.npz", inputs)
     session = onnxruntime.InferenceSession(models / "digits_resnet.onnx")
     outputs = ({"logits": session.run(None, feed)[0]} for feed in data)
-    assert accuracy("top1", outputs, data.require_labels()) == pytest.approx(534 / 540)
+    assert evaluate("top1", outputs, data.require_labels()).value == pytest.approx(534 / 540)
 
 
 def test_top1_counts_over_batches_of_any_size() -> None:
     batches = [{"y": SCORES[:2]}, {"y": SCORES[2:]}]
-    assert accuracy("top1", batches, np.array([1, 1, 2])) == pytest.approx(2 / 3)
+    assert evaluate("top1", batches, np.array([1, 1, 2])).value == pytest.approx(2 / 3)
 
 
 def test_top5_accepts_the_five_highest() -> None:
     scores = np.arange(10, dtype=np.float32)[None]
-    assert accuracy("top5", [{"y": scores}], np.array([5])) == 1
-    assert accuracy("top5", [{"y": scores}], np.array([4])) == 0
+    assert evaluate("top5", [{"y": scores}], np.array([5])).value == 1
+    assert evaluate("top5", [{"y": scores}], np.array([4])).value == 0
 
 
 def test_trailing_axes_of_one_are_no_obstacle() -> None:
-    assert accuracy("top1", [{"y": SCORES[:, :, None, None]}], np.array([1, 0, 2])) == 1
+    assert evaluate("top1", [{"y": SCORES[:, :, None, None]}], np.array([1, 0, 2])).value == 1
 
 
 def test_an_output_can_be_named() -> None:
     batch = {"other": SCORES[:, ::-1], "y": SCORES}
-    assert accuracy("top1", [batch], np.array([1, 0, 2]), output="y") == 1
-    assert accuracy("top1", [batch], np.array([1, 2, 0])) == 1
+    assert evaluate("top1", [batch], np.array([1, 0, 2]), output="y").value == 1
+    assert evaluate("top1", [batch], np.array([1, 2, 0])).value == 1
 
 
 def test_a_model_that_gives_nan_is_never_right() -> None:
     scores = np.full((2, 3), np.nan, np.float32)
     scores[1, 0] = 9
-    assert accuracy("top1", [{"y": scores}], np.array([0, 0])) == 0
+    assert evaluate("top1", [{"y": scores}], np.array([0, 0])).value == 0
 
 
 def test_equal_scores_do_not_make_every_class_right() -> None:
     flat = np.zeros((3, 3), np.float32)
-    assert accuracy("top1", [{"y": flat}], np.array([0, 1, 2])) == pytest.approx(1 / 3)
+    assert evaluate("top1", [{"y": flat}], np.array([0, 1, 2])).value == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
     ("metric", "labels", "output", "problem"),
     [
-        ("top-1", [1, 0, 2], None, r"unknown metric 'top-1' \(did you mean 'top1'\?\)"),
         ("top1", [1, 0, 2], "logit", "no output 'logit'"),
         ("top1", [1, 0], None, "more outputs than the 2 labels"),
         ("top1", [1, 0, 2, 2], None, "3 outputs for 4 labels"),
@@ -72,9 +72,165 @@ def test_what_cannot_be_scored_is_said(
     metric: str, labels: list[object], output: str | None, problem: str
 ) -> None:
     with pytest.raises(DataError, match=problem):
-        accuracy(metric, [{"y": SCORES}], np.array(labels), output=output)
+        evaluate(metric, [{"y": SCORES}], np.array(labels), output=output)
 
 
 def test_no_sample_is_an_error() -> None:
     with pytest.raises(DataError, match="0 outputs for 0 labels"):
-        accuracy("top1", [], np.array([], np.int64))
+        evaluate("top1", [], np.array([], np.int64))
+
+
+def test_every_top_k_is_known() -> None:
+    scores = np.arange(10, dtype=np.float32)[None]
+    assert evaluate("top3", [{"y": scores}], np.array([7])).value == 1
+    assert evaluate("top3", [{"y": scores}], np.array([6])).value == 0
+
+
+def test_top_k_tells_which_samples_are_right() -> None:
+    found = evaluate("top1", [{"y": SCORES[:2]}, {"y": SCORES[2:]}], np.array([1, 1, 2]))
+    assert found.right is not None
+    assert found.right.tolist() == [True, False, True]
+    assert found.samples == 3
+
+
+@pytest.mark.parametrize("name", ["top-1", "top0", "top", "TOP1", "top01", "iou"])
+def test_an_unknown_metric_is_told_from_the_known_and_how_to_bring_one(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown metric '{name}'") as caught:
+        evaluate(name, [{"y": SCORES}], np.array([1, 0, 2]), own={"recall": recall})
+    assert "known: recall, top1, top5, miou" in (caught.value.cure or "")
+    assert "qdq_metrics" in (caught.value.cure or "")
+
+
+def test_the_nearest_metric_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"\(did you mean 'recall'\?\)"):
+        evaluate("recal", [{"y": SCORES}], np.array([1, 0, 2]), own={"recall": recall})
+
+
+# ---- mean intersection over union ---------------------------------------------------------------
+
+
+def test_mean_iou_of_a_map_worked_out_by_hand() -> None:
+    # Class 0: 2 right of 3 wanted or seen; class 1: 1 of 2; class 2 neither wanted nor seen.
+    wanted = np.array([[[0, 0], [1, 1]]])
+    seen = np.array([[[0, 0], [0, 1]]])
+    assert evaluate("miou", [{"y": one_hot(seen, 3)}], wanted).value == pytest.approx((2 / 3 + 1 / 2) / 2)
+
+
+def test_void_pixels_do_not_count() -> None:
+    wanted = np.array([[[0, 255], [-1, 1]]])
+    seen = np.array([[[0, 1], [0, 1]]])
+    assert evaluate("miou", [{"y": one_hot(seen, 2)}], wanted).value == 1
+
+
+def test_batches_count_together_not_one_by_one() -> None:
+    wanted = np.array([[[0, 0, 0, 0]], [[0, 1, 1, 1]]])
+    seen = np.array([[[0, 0, 0, 0]], [[1, 1, 1, 1]]])
+    batches = [{"y": one_hot(seen[:1], 2)}, {"y": one_hot(seen[1:], 2)}]
+    assert evaluate("miou", batches, wanted).value == pytest.approx((4 / 5 + 3 / 4) / 2)
+
+
+def test_a_pixel_without_scores_is_of_no_class() -> None:
+    scores = one_hot(np.array([[[0, 1]]]), 2)
+    scores[0, :, 0, 1] = np.nan
+    assert evaluate("miou", [{"y": scores}], np.array([[[0, 1]]])).value == 0.5
+
+
+def test_an_image_of_void_has_no_mean() -> None:
+    assert math.isnan(evaluate("miou", [{"y": one_hot(np.array([[[0]]]), 2)}], np.array([[[255]]])).value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        (np.array([0]), "not class numbers of pixels"),
+        (np.array([[0.5, 1.0]]), "labels are float64"),
+        (np.array([[[0, 1, 1]]]), r"places \[1, 1, 2\], and the labels have \[1, 1, 3\]"),
+        (np.array([[[0, 7]]]), "label 7 is no class of a model with 2 scores"),
+    ],
+)
+def test_labels_that_are_no_maps_are_refused(labels, problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
+        evaluate("miou", [{"y": one_hot(np.array([[[0, 1]]]), 2)}], labels)
+
+
+def one_hot(classes: np.ndarray, count: int) -> np.ndarray:
+    """Scores ``[batch, count, ...]`` that say these classes."""
+    return np.moveaxis(np.eye(count, dtype=np.float32)[classes], -1, 1)
+
+
+# ---- the caller's own ---------------------------------------------------------------------------
+
+
+def recall(outputs, labels) -> float:
+    return float((outputs["y"].argmax(axis=1) == labels).mean())
+
+
+def own(metric, labels=(1, 0, 2), **words):
+    batches = [{"y": SCORES[:2], "z": np.zeros((2, 4))}, {"y": SCORES[2:], "z": np.zeros((1, 5))}]
+    return evaluate("mine", batches, np.array(labels), own={"mine": metric}, **words)
+
+
+def test_ones_own_metric_sees_all_outputs_and_labels_at_once() -> None:
+    seen: dict = {}
+
+    def metric(outputs, labels):
+        seen.update(outputs, labels=labels)
+        return recall(outputs, labels)
+
+    assert own(metric).value == 1
+    assert own(metric).right is None
+    assert seen["y"].shape == (3, 3)
+    assert seen["labels"].tolist() == [1, 0, 2]
+    assert [part.shape for part in seen["z"]] == [(2, 4), (1, 5)]  # no two feeds agree: kept apart
+
+
+def test_an_output_that_counts_no_samples_comes_feed_by_feed() -> None:
+    batches = [{"boxes": np.zeros((7, 4))}, {"boxes": np.ones((7, 4))}]
+    shapes: list = []
+
+    def metric(outputs, labels):
+        shapes.append([boxes.shape for boxes in outputs["boxes"]])
+        return 1.0
+
+    evaluate("mine", batches, np.zeros(2), own={"mine": metric})
+    assert shapes == [[(7, 4), (7, 4)]]
+
+
+def test_a_named_output_is_all_that_ones_own_metric_sees() -> None:
+    assert own(lambda outputs, _: len(outputs), output="y").value == 1
+    with pytest.raises(DataError, match="no output 'x'"):
+        own(recall, output="x")
+
+
+def test_ones_own_metric_comes_before_a_built_in_of_that_name() -> None:
+    assert evaluate("top1", [{"y": SCORES}], np.array([0, 0, 0]), own={"top1": lambda *_: 7}).value == 7
+
+
+def test_labels_cannot_be_spoilt() -> None:
+    def metric(outputs, labels):
+        labels[0] = 9
+        return 1.0
+
+    with pytest.raises(DataError, match="metric 'mine' raised ValueError: assignment destination"):
+        own(metric)
+
+
+def test_what_ones_own_metric_raises_is_told_with_its_place() -> None:
+    with pytest.raises(DataError, match="metric 'mine' raised KeyError: 'logits'") as caught:
+        own(lambda outputs, labels: outputs["logits"])
+    assert __file__ in str(caught.value.where)
+    assert "outputs by name (y [3, 3], z [2]) and labels [3]" in (caught.value.cure or "")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(None, "None"), ("good", "'good'"), (np.ones(2), r"shape \[2\]")]
+)
+def test_a_metric_gives_one_number(value, said: str) -> None:
+    with pytest.raises(DataError, match=f"metric 'mine' gave .*{said}.*one number is wanted"):
+        own(lambda *_: value)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), np.array(0.5), True])
+def test_numbers_of_any_kind_are_taken(value) -> None:
+    assert own(lambda *_: value).value == float(value)

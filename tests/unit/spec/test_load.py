@@ -399,3 +399,12 @@ def test_the_facts_are_attributes_too(write: Write) -> None:
         (4, 9, "'checks' is empty: a spec without a check would prove nothing"),
     )
     assert error.where == "specs/a.qdq.yaml:3:8"
+
+
+def test_accuracy_without_evaluation_data_is_refused_where_it_is_asked_for(write: Write) -> None:
+    text = HEAD + "checks:\n  - {kind: speedup, min: 1}\n  - {kind: accuracy, min: 97%}\n"
+    with pytest.raises(SpecError) as caught:
+        load_spec(write(text))
+    (problem,) = caught.value.problems
+    assert problem == (5, 5, "check 'accuracy' needs inputs.evaluation, which is not given")
+    assert "add inputs: {evaluation: data.npz}" in str(caught.value)

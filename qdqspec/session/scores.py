@@ -1,0 +1,120 @@
+"""Task metrics of the models of one case, on its evaluation data. Part of the session.
+
+Data and metrics are looked at before anything is built, so that a wrong word costs a second and not a search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+
+from qdqspec.backends.base import Array, Engine
+from qdqspec.errors import ConfigError, DataError, QdqspecError
+from qdqspec.parity.data import Dataset
+from qdqspec.parity.metrics import Score, evaluate, require_metric
+from qdqspec.types import AccuracyEvidence, Case, Metric
+
+
+class Scores:
+    """Scores engines by the metrics of a case: its caller's own, and those that are built in.
+
+    ``reference`` is the user's model, ``open_data`` gives the evaluation data or ``None``, ``build`` an engine.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        reference: Path,
+        open_data: Callable[[], Dataset | None],
+        build: Callable[[Path], Engine],
+    ) -> None:
+        self._case = case
+        self._reference = reference
+        self._open_data = open_data
+        self._build = build
+        self._known: dict[tuple[Path, str, str | None], Score] = {}
+
+    def require(self, metric: str, *, line: int | None = None) -> None:
+        """Raise `QdqspecError` where a metric cannot be taken; ``line`` is where the spec asks for it."""
+        try:
+            require_metric(metric, self._case.metrics)
+        except QdqspecError as error:
+            raise type(error)(error.what, where=self._place(line), cure=error.cure) from None
+        if self._data is None:
+            raise DataError(
+                "accuracy is asked for, and there is no evaluation data",
+                where=self._place(line),
+                cure="name an .npz file with inputs and labels in inputs.evaluation",
+            )
+        self._data.require_labels()
+
+    @property
+    def samples(self) -> int:
+        """How many samples a score is taken over; nothing where there is no data."""
+        return 0 if self._data is None else self._data.samples
+
+    def of_engine(self, engine: Engine, metric: str, output: str | None = None) -> Score:
+        """Run an engine on all samples. Raises as `evaluate` does, and `BackendError` where it does not run."""
+        self.require(metric)
+        assert self._data is not None
+        outputs = (engine.run(feed) for feed in self._data)
+        try:
+            return evaluate(metric, outputs, self._labels, output=output, own=self._case.metrics)
+        except DataError as error:
+            raise DataError(error.what, where=error.where or self._data.path, cure=error.cure) from error
+
+    def of_file(self, path: Path, metric: str, output: str | None = None) -> Score:
+        """Build a model and score it; each file once."""
+        key = path, metric, output
+        if key not in self._known:
+            self.require(metric)
+            with closing(self._build(path)) as engine:
+                self._known[key] = self.of_engine(engine, metric, output)
+        return self._known[key]
+
+    def of_reference(self, metric: str, output: str | None = None) -> Score:
+        """The score of the user's own model."""
+        return self.of_file(self._reference, metric, output)
+
+    @cached_property
+    def _data(self) -> Dataset | None:
+        return self._open_data()
+
+    @cached_property
+    def _labels(self) -> Array:
+        assert self._data is not None
+        return self._data.require_labels()
+
+    def _place(self, line: int | None) -> str:
+        where = self._case.spec or self._case.model
+        return f"{where}:{line}" if line is not None and self._case.spec else str(where)
+
+
+def accuracy_evidence(metric: str, reference: Score, tuned: Score) -> AccuracyEvidence:
+    """Two scores side by side; sample by sample, where the metric tells."""
+    lost = gained = None
+    if reference.right is not None and tuned.right is not None:
+        lost = int((reference.right & ~tuned.right).sum())
+        gained = int((tuned.right & ~reference.right).sum())
+    return AccuracyEvidence(
+        metric=metric,
+        reference=reference.value,
+        tuned=tuned.value,
+        samples=reference.samples,
+        lost=lost,
+        gained=gained,
+    )
+
+
+def joined_metrics(*given: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Metrics of several callers, those of the last first. Raises `ConfigError` for what is no metric."""
+    for metrics in given:
+        # A fixture may have returned anything, whatever its annotation says.
+        if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
+            raise ConfigError(
+                f"metrics are a mapping of names to functions, and these are {metrics!r:.60}",
+                cure="return {'name': function} from fixture qdq_metrics, or give metrics={...} to the session",
+            )
+    return {name: metric for metrics in given for name, metric in metrics.items()}

@@ -1,0 +1,29 @@
+"""Refuses what asks for a task metric and names no data for it. May import floor 0 and pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic_core import PydanticCustomError
+
+from qdqspec.spec.inputs import InputsSection
+from qdqspec.spec.kinds import CheckEntry, needs_labels, refused
+from qdqspec.spec.locate import Loc
+
+_HINT = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels'"
+
+
+def require_evaluation(inputs: InputsSection, checks: Sequence[CheckEntry]) -> None:
+    """Raise pydantic's ``ValidationError`` at each place that needs evaluation data, where there is none."""
+    if inputs.evaluation is not None:
+        return
+    asking: dict[Loc, str] = {
+        ("checks", n): f"check '{entry.kind}'" for n, entry in enumerate(checks) if needs_labels(entry.kind)
+    }
+    if asking:
+        raise refused({loc: _missing(what) for loc, what in asking.items()})
+
+
+def _missing(what: str) -> PydanticCustomError:
+    context = {"what": what, "hint": _HINT}
+    return PydanticCustomError("evaluation", "{what} needs inputs.evaluation, which is not given", context)
