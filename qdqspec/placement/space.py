@@ -235,11 +235,12 @@ class SchemeSpace:
         """Every unit that offers the label gets it; the others stay ``fp``."""
         return {unit.id: wanted for unit in self.units if wanted in unit.labels}
 
-    def everything(self, name: str | None = None) -> dict[str, Label]:
-        """Every unit quantized as far as it can be: in the first format it has, or in that of this name in labels."""
-        if name is None:
-            return {unit.id: unit.full for unit in self.units}
-        full = {unit.id: unit.full_in(name) for unit in self.units}
+    def everything(self, name: str = "") -> dict[str, Label]:
+        """Every unit quantized as far as it can be, in the format of that name in labels.
+
+        In the case's first format, units that do not offer it take the next one that they do.
+        """
+        full = {unit.id: unit.full_in(name) if name else unit.full for unit in self.units}
         return {unit: label for unit, label in full.items() if label != "fp"}
 
 

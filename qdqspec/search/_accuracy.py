@@ -7,12 +7,13 @@ the whole, measured too, calibrates the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import FP, Codes, Floats
+from qdqspec.types import Label, format_of
 
 PRICES = 12  # prices of noise that are tried between free and prohibitive
 TARGETS_DB = (15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0)  # accuracies a front is sampled at
@@ -24,37 +25,55 @@ def power(sqnr_db: float) -> float:
 
 
 class NoiseModel:
-    """Noise of a labelling as the sum over its quantized blocks, whatever their label."""
+    """Noise of a labelling as the sum over its blocks, whatever their kind: it depends on the format alone."""
 
-    def __init__(self, alone_db: Sequence[float], together_db: float | None) -> None:
-        """``alone_db`` is the SQNR with one block quantized, by block; ``together_db`` with all of them."""
-        self.powers: Floats = np.array([power(value) for value in alone_db], dtype=np.float64)
-        total = float(self.powers.sum())
-        if together_db is not None and total > 0:
-            self.powers *= power(together_db) / total
+    def __init__(
+        self,
+        labels: Sequence[Label],
+        alone_db: Sequence[Mapping[str, float]],
+        together_db: Mapping[str, float],
+    ) -> None:
+        """``alone_db`` is, by block, the SQNR with it alone quantized, by the format's name in ``labels``.
+
+        ``together_db`` is that with all of them. A label that was not heard counts as the block's loudest.
+        """
+        alone = [{name: power(value) for name, value in heard.items()} for heard in alone_db]
+        for name, value in together_db.items():
+            total = sum(heard.get(name, 0.0) for heard in alone)
+            for heard in alone if total else ():
+                heard |= {name: heard[name] * power(value) / total} if name in heard else {}
+        self.powers: Floats = np.zeros((len(alone), len(labels)))
+        for block, heard in zip(self.powers, alone, strict=True):
+            loudest = max(heard.values(), default=0.0)
+            block[FP + 1 :] = [heard.get(format_of(label), loudest) for label in labels[FP + 1 :]]
 
     def sqnr_db(self, codes: Codes) -> float:
         """The predicted SQNR of a labelling, in dB."""
-        noise = float(self.powers[codes != FP].sum())
+        noise = float(self.powers[np.arange(len(codes)), codes].sum())
         return float("inf") if noise <= 0 else -10 * float(np.log10(noise))
 
 
 def priced(costs: CostModel, noise: NoiseModel) -> Iterator[Codes]:
     """Labellings that are quickest at rising prices of noise: the convex part of the model's front."""
-    if not noise.powers.sum():
+    loudest = float(noise.powers.max(axis=1, initial=0.0).sum())
+    if not loudest:
         return
-    rate = float(costs.times[:, FP].sum()) / float(noise.powers.sum())
+    rate = float(costs.times[:, FP].sum()) / loudest
     for exponent in np.linspace(-2, 4, PRICES):
-        penalty = np.zeros_like(costs.times)
-        penalty[:, FP + 1 :] = (rate * 10**exponent * noise.powers)[:, None]
-        yield costs.compose(1.0, penalty)
+        yield costs.compose(1.0, rate * 10**exponent * noise.powers)
 
 
-def noisiest_first(start: Codes, noise: NoiseModel, target_db: float) -> Codes:
-    """The labelling left when the noisiest blocks go back to float until the target is reached."""
+def noisiest_first(
+    start: Codes, offered: Sequence[Sequence[int]], noise: NoiseModel, target_db: float
+) -> Codes:
+    """The labelling left when the noisiest blocks turn quieter until the target is reached.
+
+    A block goes over to its loudest format that is quieter, and last to float.
+    """
     codes = start.copy()
-    for index in np.argsort(-noise.powers):
-        if noise.sqnr_db(codes) >= target_db:
-            break
-        codes[index] = FP
+    while noise.sqnr_db(codes) < target_db:
+        index = int(np.argmax(noise.powers[np.arange(len(codes)), codes]))
+        powers = noise.powers[index]
+        quieter = [code for code in offered[index] if powers[code] < powers[codes[index]]]
+        codes[index] = max(quieter, key=lambda code: powers[code], default=FP)
     return codes

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from qdqspec.placement.frames import Frames
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
-from qdqspec.types import LABELS, Label, LayerTime
+from qdqspec.types import Label, LayerTime, format_of, kind_of
 
 Choice: TypeAlias = tuple[Label, ...]  # one label a class
 
@@ -34,7 +34,7 @@ def tied_classes(space: SchemeSpace) -> tuple[TiedClass, ...]:
     for unit in space.units:
         groups.setdefault(_place(frames, unit), []).append(unit)
     return tuple(
-        TiedClass(pattern=pattern, units=tuple(unit.id for unit in units), labels=_offered(units))
+        TiedClass(pattern=pattern, units=tuple(unit.id for unit in units), labels=_offered(space, units))
         for (pattern, _), units in groups.items()
     )
 
@@ -46,9 +46,9 @@ def _place(frames: Frames, unit: Unit) -> tuple[str, int]:
     return frame.pattern, frame.position[unit.id]
 
 
-def _offered(units: Iterable[Unit]) -> tuple[Label, ...]:
+def _offered(space: SchemeSpace, units: Iterable[Unit]) -> tuple[Label, ...]:
     offered = {label for unit in units for label in unit.labels}
-    return tuple(label for label in LABELS if label in offered)
+    return tuple(label for label in space.labels if label in offered)
 
 
 def spread(space: SchemeSpace, classes: Sequence[TiedClass], choice: Choice) -> dict[str, Label]:
@@ -63,7 +63,7 @@ def spread(space: SchemeSpace, classes: Sequence[TiedClass], choice: Choice) -> 
 def _nearest(unit: Unit, label: Label) -> Label:
     if label in unit.labels:
         return label
-    return unit.full if label == "in+out" else "fp"
+    return unit.full_in(format_of(label)) if kind_of(label) == "in+out" else "fp"
 
 
 def gathered(classes: Sequence[TiedClass], labels: Mapping[str, Label]) -> Choice:
@@ -72,10 +72,10 @@ def gathered(classes: Sequence[TiedClass], labels: Mapping[str, Label]) -> Choic
     return tuple(count.most_common(1)[0][0] for count in counts)
 
 
-def pure_choices(classes: Sequence[TiedClass]) -> Iterator[Choice]:
+def pure_choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[Choice]:
     """One label everywhere, float first; a class without the label gets what is nearest to it."""
     seen: set[Choice] = set()
-    for wanted in LABELS:
+    for wanted in space.labels:
         choice = tuple(_nearest_of(tied, wanted) for tied in classes)
         if choice not in seen:
             seen.add(choice)
@@ -85,7 +85,8 @@ def pure_choices(classes: Sequence[TiedClass]) -> Iterator[Choice]:
 def _nearest_of(tied: TiedClass, label: Label) -> Label:
     if label in tied.labels:
         return label
-    return tied.labels[-1] if label == "in+out" else "fp"
+    alike = [offered for offered in tied.labels[1:] if format_of(offered) == format_of(label)]
+    return alike[-1] if alike and kind_of(label) == "in+out" else "fp"
 
 
 def spent_by_unit(space: SchemeSpace, layers: Sequence[LayerTime]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqspec.search.crossings import Codes, Edge, Floats
+from qdqspec.search.crossings import Codes, Edge, Floats, Worlds
 
 SWEEPS = 20  # it settles in a few; this only bounds it
 
@@ -18,9 +18,10 @@ SWEEPS = 20  # it settles in a few; this only bounds it
 class Descent:
     """Blocks with the codes each may take, and the edges between them."""
 
-    def __init__(self, offered: Sequence[tuple[int, ...]], edges: Sequence[Edge]) -> None:
+    def __init__(self, offered: Sequence[tuple[int, ...]], edges: Sequence[Edge], worlds: Worlds) -> None:
         self._offered = offered
         self._edges = edges
+        self._worlds = worlds
         self._touching: tuple[tuple[int, ...], ...] = _touching(len(offered), edges)  # edges by block
         self.neighbours = tuple(
             {block for number in numbers for block in edges[number].blocks} - {index}
@@ -30,7 +31,7 @@ class Descent:
     def settle(self, start: Codes, times: Floats, costs: Floats) -> Codes:
         """Change one block at a time to its best code until nothing improves.
 
-        ``times`` holds milliseconds by block and code, ``costs`` those of converting each edge.
+        ``times`` holds milliseconds by block and code, ``costs`` those of converting each edge between two worlds.
         """
         codes, spent, converting = start.tolist(), times.tolist(), costs.tolist()
         stale = {index for index, offered in enumerate(self._offered) if len(offered) > 1}
@@ -46,12 +47,20 @@ class Descent:
                         stale |= self.neighbours[index]
         return np.array(codes, dtype=np.int8)
 
-    def crossing(self, index: int, codes: Codes | Sequence[int], costs: Floats | Sequence[float]) -> float:
+    def crossing(
+        self, index: int, codes: Codes | Sequence[int], costs: Floats | Sequence[Sequence[float]]
+    ) -> float:
         """What converting the tensors around a block costs."""
-        around = (number for number in self._touching[index] if self._edges[number].crosses(codes))
-        return sum(costs[number] for number in around)
+        edges, worlds = self._edges, self._worlds
+        return sum(
+            costs[number][kind]
+            for number in self._touching[index]
+            for kind in edges[number].converted(codes, worlds)
+        )
 
-    def _best(self, index: int, codes: list[int], times: Sequence[float], costs: Sequence[float]) -> int:
+    def _best(
+        self, index: int, codes: list[int], times: Sequence[float], costs: Sequence[Sequence[float]]
+    ) -> int:
         """The best code of a block, all else as it is; the one that it has where none is better."""
         best = current = codes[index]
         least = times[current] + self.crossing(index, codes, costs)

@@ -11,7 +11,7 @@ accuracy are built. May import floors 0 to 3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from qdqspec.search._accuracy import TARGETS_DB, NoiseModel, noisiest_first, pri
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, flips, fuse, unit_labels
-from qdqspec.search.crossings import FULL, Codes
+from qdqspec.search.crossings import FP, Codes
 from qdqspec.search.surrogate import Surrogate, classes_of
-from qdqspec.types import NOT_CANDIDATES, Label, Placement, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
 
 SHARES = (0.0, 0.5, 1.0, 2.0)  # how much a crossing counts in a composition
 SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
@@ -87,16 +87,28 @@ class Attribution(Stepwise):
                 return
 
     def _listen(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """Quantize each block alone, untimed, to hear what noise it makes; and take all of them together."""
-        alone = [self._placed(space, costs, _single(costs, index)) for index in range(len(costs.blocks))]
+        """Quantize each block alone in each format, untimed, to hear what noise it makes; and take all together."""
+        alone = [
+            {
+                name: self._placed(space, costs, _single(costs, block.index, code))
+                for name, code in fullest(space, block.codes).items()
+            }
+            for block in costs.blocks
+        ]
         heard: dict[str, float] = {
             t.placement.digest: t.sqnr_db for t in self._measured if t.sqnr_db is not None
         }
-        trials = yield [Proposal(placement=p, phase="sensitivity", timed=False) for p in alone]
+        trials = yield [
+            Proposal(placement=placement, phase="sensitivity", timed=False)
+            for placements in alone
+            for placement in placements.values()
+        ]
         heard |= {t.placement.digest: t.sqnr_db for t in trials if t.sqnr_db is not None}
-        everything = space.resolve(space.everything())
+        together = {c.name: heard.get(space.resolve(space.everything(c.name)).digest) for c in space.choices}
         self._noise = NoiseModel(
-            [heard.get(placement.digest, UNHEARD_DB) for placement in alone], heard.get(everything.digest)
+            space.labels,
+            [{name: heard.get(p.digest, UNHEARD_DB) for name, p in placed.items()} for placed in alone],
+            {name: known for name, known in together.items() if known is not None},
         )
 
     def _trade(self, space: SchemeSpace, costs: CostModel) -> Steps:
@@ -110,7 +122,7 @@ class Attribution(Stepwise):
         costs.learn(trials)
         if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
             for margin in MARGINS_DB:  # the model was too hopeful: ask for more than is needed
-                codes = noisiest_first(costs.compose(1.0), self._known_noise, least + margin)
+                codes = noisiest_first(costs.compose(1.0), _offered(costs), self._known_noise, least + margin)
                 costs.learn((yield [_profiled(self._placed(space, costs, codes), "trade")]))
 
     def _trades(self, costs: CostModel) -> Iterator[Codes]:
@@ -119,8 +131,8 @@ class Attribution(Stepwise):
             TARGETS_DB if self._setup.pareto else () if least is None else (least, least + MARGINS_DB[0])
         )
         yield from priced(costs, noise)
-        quickest = costs.compose(1.0)
-        yield from (noisiest_first(quickest, noise, target) for target in targets)
+        quickest, offered = costs.compose(1.0), _offered(costs)
+        yield from (noisiest_first(quickest, offered, noise, target) for target in targets)
 
     @property
     def _known_noise(self) -> NoiseModel:
@@ -189,22 +201,40 @@ class Attribution(Stepwise):
 
 
 def pure_placements(space: SchemeSpace) -> list[Placement]:
-    """The reference, everything quantized, linear operators alone with float and with integer outputs."""
-    linear: dict[str, Label] = {unit.id: unit.full for unit in space.units if unit.op_type in LINEAR}
-    choices: list[Mapping[str, Label]] = [{}, space.everything(), space.uniform("in-only"), linear]
-    return [space.resolve(labels) for labels in choices]
+    """The reference; then in each format everything, what gives floats, and linear operators alone."""
+    placements = [space.resolve({})]
+    for choice in space.choices:
+        everything = space.everything(choice.name)
+        linear = {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
+        choices = (everything, space.uniform(choice.labels[1]), linear)
+        placements += [space.resolve(labels) for labels in choices]
+    return placements
 
 
-def _single(costs: CostModel, index: int) -> Codes:
-    """One block quantized as far as it can be, all others float."""
-    codes = np.zeros(len(costs.blocks), dtype=np.int8)
-    offered = costs.blocks[index].codes
-    codes[index] = FULL if FULL in offered else offered[-1]
+def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:
+    """The code that quantizes most, for each format that the codes are of."""
+    found: dict[str, int] = {}
+    for code in codes:
+        if code != FP:
+            name = format_of(space.labels[code])
+            if name not in found or kind_of(space.labels[code]) == "in+out":
+                found[name] = code
+    return found
+
+
+def _offered(costs: CostModel) -> list[tuple[int, ...]]:
+    return [block.codes for block in costs.blocks]
+
+
+def _single(costs: CostModel, index: int, code: int) -> Codes:
+    """One block quantized, all others float."""
+    codes = np.full(len(costs.blocks), FP, dtype=np.int8)
+    codes[index] = code
     return codes
 
 
 def _codes(costs: CostModel, trial: Trial) -> Codes:
-    return block_codes(costs.blocks, dict(trial.placement.labels))
+    return block_codes(costs.space, costs.blocks, dict(trial.placement.labels))
 
 
 def _profiled(placement: Placement, phase: str) -> Proposal:

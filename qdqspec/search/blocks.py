@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._conversions import Conversions
 from qdqspec.search._descent import Descent
-from qdqspec.search.crossings import FP, Codes, Crossings, Floats, edges_between
-from qdqspec.types import LABELS, Label, LayerTime, Trial
+from qdqspec.search.crossings import FP, Codes, Crossings, Floats, edges_between, worlds_of
+from qdqspec.types import Label, LayerTime, Trial, format_of, kind_of
 
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # spread of the logarithms when a model is drawn
 DRAWN_SHARES = (0.5, 1.0, 2.0)
@@ -55,40 +56,38 @@ def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[B
 
 
 def _offered(space: SchemeSpace, names: Sequence[str]) -> tuple[int, ...]:
-    return tuple(sorted({LABELS.index(label) for name in names for label in space.by_id[name].labels}))
+    return tuple(sorted({space.labels.index(label) for name in names for label in space.by_id[name].labels}))
 
 
 def unit_labels(space: SchemeSpace, blocks: Sequence[Block], codes: Codes) -> dict[str, Label]:
-    """Labels of units from codes of blocks. ``in-only`` touches only the units that offer it."""
+    """Labels of units from codes of blocks. Integers out is as much as a unit can be; others touch who offers them."""
     labels: dict[str, Label] = {}
     for block in blocks:
-        label = LABELS[codes[block.index]]
+        label = space.labels[codes[block.index]]
         for name in block.units:
             unit = space.by_id[name]
-            if label == "in+out":
-                labels[name] = unit.full
-            elif label in unit.labels:
-                labels[name] = label
+            wanted = unit.full_in(format_of(label)) if kind_of(label) == "in+out" else label
+            if wanted in unit.labels:
+                labels[name] = wanted
     return labels
 
 
-def block_codes(blocks: Sequence[Block], labels: Mapping[str, Label]) -> Codes:
+def block_codes(space: SchemeSpace, blocks: Sequence[Block], labels: Mapping[str, Label]) -> Codes:
     """Codes of blocks from labels of units: the fullest label in a block stands for it."""
-    codes = np.zeros(len(blocks), dtype=np.int8)
+    ranked = sorted(range(len(space.labels)), key=lambda code: kind_of(space.labels[code]) != "in+out")
+    codes = np.full(len(blocks), FP, dtype=np.int8)
     for block in blocks:
         given = {labels.get(name, "fp") for name in block.units}
-        label: Label = "in+out" if "in+out" in given else "in-only" if "in-only" in given else "fp"
-        codes[block.index] = LABELS.index(label)
+        codes[block.index] = next((code for code in ranked if code != FP and space.labels[code] in given), FP)
     return codes
 
 
 class CostModel:
-    """Time of each block under each label, plus what it costs to cross between float and integer.
+    """Time of each block under each label, plus what it costs to cross between float and narrow formats.
 
     A block's time is the mean of what profiles showed of it under that label; a label never seen costs what
     the float kernel costs. Times are in milliseconds of one run. A tensor that is made in one world and read
-    in the other costs a conversion, whose time comes from the conversion kernels in the profiles: its own
-    where seen, else the median per element.
+    in another costs a conversion (`_conversions`).
     """
 
     def __init__(self, space: SchemeSpace, blocks: Sequence[Block]) -> None:
@@ -97,12 +96,13 @@ class CostModel:
         self.reference_ms = 0.0  # all kernels of the float model together
         self._block_of = {node: b.index for b in blocks for u in b.units for node in space.by_id[u].nodes}
         self._edges = edges_between(space, self._block_of)
-        self._crossings = Crossings(self._edges)
+        worlds = worlds_of(space)
+        self._crossings = Crossings(self._edges, worlds)
+        self._conversions = Conversions(self._edges, worlds)
         self._seen_times: list[dict[int, list[float]]] = [{} for _ in blocks]
-        self._seen_crossings: dict[str, list[float]] = {}
-        self.times = np.zeros((len(blocks), len(LABELS)))
-        self._costs = np.zeros(len(self._edges))
-        self._descent = Descent([block.codes for block in self.blocks], self._edges)
+        self.times = np.zeros((len(blocks), len(space.labels)))
+        self._costs = self._conversions.costs()
+        self._descent = Descent([block.codes for block in self.blocks], self._edges, worlds)
 
     def learn(self, trials: Iterable[Trial]) -> None:
         """Add profiled builds. The first one learnt is the reference."""
@@ -119,7 +119,7 @@ class CostModel:
         times = self.times
         self.times = times if penalty is None else times + penalty
         try:
-            starts = [self._uniform(code) for code in range(len(LABELS))]
+            starts = [self._uniform(code) for code in range(len(self.space.labels))]
             starts.append(np.array([self._quickest(block) for block in self.blocks], dtype=np.int8))
             settled = [self._descent.settle(start, self.times, share * self._costs) for start in starts]
             return min(settled, key=lambda codes: self.predict(codes, share))
@@ -146,7 +146,12 @@ class CostModel:
 
     def crossing_ms(self, codes: Codes) -> float:
         """Predicted milliseconds of the conversions of a labelling."""
-        return float(self._costs[self._crossings.of(codes)].sum())
+        return float(self.crossings_ms(codes).sum())
+
+    def crossings_ms(self, codes: Codes) -> Floats:
+        """The same apart for each two worlds."""
+        costs: Floats = np.where(self._crossings.of(codes), self._costs, 0.0).sum(axis=0)
+        return costs
 
     def grown(self, codes: Codes, index: int, code: int, most: int) -> Iterator[Codes]:
         """The labelling with one block flipped, then with one neighbour more at a time, up to ``most`` in all."""
@@ -169,17 +174,15 @@ class CostModel:
 
     def _learn(self, trial: Trial) -> None:
         spent = np.zeros(len(self.blocks))
+        codes = block_codes(self.space, self.blocks, dict(trial.placement.labels))
         for layer in trial.layers:
             if layer.boundary:
                 for tensor in layer.tensors:
-                    self._seen_crossings.setdefault(tensor, []).append(
-                        layer.milliseconds / len(layer.tensors)
-                    )
+                    self._conversions.learn(tensor, codes, layer.milliseconds / len(layer.tensors))
                 continue
             owners = {self._block_of[node] for node in layer.nodes if node in self._block_of}
             for owner in owners:
                 spent[owner] += layer.milliseconds / len(owners)
-        codes = block_codes(self.blocks, dict(trial.placement.labels))
         for seen, code, milliseconds in zip(self._seen_times, codes, spent, strict=True):
             seen.setdefault(int(code), []).append(float(milliseconds))
         if not self.reference_ms:
@@ -187,21 +190,10 @@ class CostModel:
 
     def _refit(self) -> None:
         for index, seen in enumerate(self._seen_times):
-            for code in range(len(LABELS)):
+            for code in range(self.times.shape[1]):
                 values = seen.get(code) or seen.get(FP) or [0.0]
                 self.times[index, code] = np.mean(values)
-        typical = self._per_element()
-        for number, edge in enumerate(self._edges):
-            own = self._seen_crossings.get(edge.tensor)
-            self._costs[number] = np.mean(own) if own else typical * edge.elements
-
-    def _per_element(self) -> float:
-        rates = [
-            float(np.mean(own)) / edge.elements
-            for edge in self._edges
-            if (own := self._seen_crossings.get(edge.tensor)) and edge.elements
-        ]
-        return float(np.median(rates)) if rates else 0.0
+        self._costs = self._conversions.costs()
 
     def _uniform(self, code: int) -> Codes:
         return np.array([code if code in block.codes else FP for block in self.blocks], dtype=np.int8)

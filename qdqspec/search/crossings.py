@@ -1,24 +1,63 @@
-"""Tensors between blocks, and what converting them between float and integer costs. Pure, on numpy.
+"""Tensors between blocks, and what converting them between float and narrow formats costs. Pure, on numpy.
 
-A labelling is an array with one code a block: the index of its label in `qdqspec.types.LABELS`. May import
-floors 0 to 3.
+A labelling is an array with one code a block: the index of its label in `SchemeSpace.labels`. What a label reads and
+makes is a world: float, or one format of activations. May import floors 0 to 3.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.types import LABELS
+from qdqspec.types import LABELS, kind_of
 
 Codes = npt.NDArray[np.int8]
 Floats = npt.NDArray[np.float64]
 
 FP, FULL = LABELS.index("fp"), LABELS.index("in+out")
+FLOAT = 0  # the world of floats
+
+
+@dataclass(frozen=True, slots=True)
+class Worlds:
+    """The worlds of a space: what each code reads and makes, and a number for each two of them in either direction."""
+
+    reads: tuple[int, ...] = (FLOAT, 1, 1)
+    makes: tuple[int, ...] = (FLOAT, 1, FLOAT)
+    pairs: tuple[tuple[int, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        table = np.zeros((self.count, self.count), dtype=int)
+        for number, (one, other) in enumerate(self.ordered):
+            table[one, other] = table[other, one] = number
+        object.__setattr__(self, "pairs", tuple(map(tuple, table.tolist())))
+
+    @property
+    def count(self) -> int:
+        """How many worlds there are."""
+        return max(*self.reads, *self.makes, 1) + 1
+
+    @property
+    def ordered(self) -> list[tuple[int, int]]:
+        """Each two worlds in the order of their numbers; those with float come first."""
+        return [(one, other) for one in range(self.count) for other in range(one + 1, self.count)]
+
+
+def worlds_of(space: SchemeSpace) -> Worlds:
+    """The worlds of a space: float, and each format of activations."""
+    numbers: dict[str, int] = {}
+    reads, makes = [FLOAT], [FLOAT]
+    for choice in space.choices:
+        fmt = choice.activation
+        world = FLOAT if fmt is None else numbers.setdefault(fmt, len(numbers) + 1)
+        for label in choice.labels:
+            reads.append(world)
+            makes.append(world if kind_of(label) == "in+out" else FLOAT)
+    return Worlds(tuple(reads), tuple(makes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +75,14 @@ class Edge:
         """Indexes of the blocks it touches."""
         return self.consumers if self.producer < 0 else (self.producer, *self.consumers)
 
-    def crosses(self, codes: Codes | Sequence[int]) -> bool:
-        """Whether it is made in one world and read in the other."""
-        made_integer = bool(self.producer >= 0 and codes[self.producer] == FULL)
-        if self.outside and made_integer:
-            return True
-        for index in self.consumers:  # noqa: SIM110 - a search does this a million times; any() takes twice as long
-            if (codes[index] != FP) != made_integer:
-                return True
-        return False
+    def converted(self, codes: Codes | Sequence[int], worlds: Worlds) -> list[int]:
+        """Which conversions it takes, once each for all who read it, as numbers of two worlds."""
+        made = worlds.makes[codes[self.producer]] if self.producer >= 0 else FLOAT
+        wanted = {worlds.reads[codes[index]] for index in self.consumers}
+        if self.outside:
+            wanted.add(FLOAT)
+        wanted.discard(made)
+        return [worlds.pairs[made][world] for world in wanted]
 
 
 def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge, ...]:
@@ -65,16 +103,24 @@ def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge
 class Crossings:
     """All edges at once, as arrays: what a labelling converts is one pass without a loop."""
 
-    def __init__(self, edges: Sequence[Edge]) -> None:
+    def __init__(self, edges: Sequence[Edge], worlds: Worlds) -> None:
         self._producer = np.array([edge.producer for edge in edges], dtype=np.int64)
         self._outside = np.array([edge.outside for edge in edges], dtype=bool)
         self._reader = np.array([c for edge in edges for c in edge.consumers], dtype=np.int64)
         self._edge = np.repeat(np.arange(len(edges)), [len(edge.consumers) for edge in edges])
+        self._reads, self._makes = np.array(worlds.reads), np.array(worlds.makes)
+        self._pairs = np.array(worlds.pairs)
+        self._shape = len(edges), worlds.count
+        self._kinds = len(worlds.ordered)
 
     def of(self, codes: Codes) -> npt.NDArray[np.bool_]:
-        """For each edge, whether the labelling makes it cross."""
-        made = (self._producer >= 0) & (codes[self._producer] == FULL)
-        crossing: npt.NDArray[np.bool_] = made & self._outside
-        differs = (codes[self._reader] != FP) != made[self._edge]
-        crossing[self._edge[differs]] = True
-        return crossing
+        """For each edge and each two worlds, whether the labelling converts the one from one to the other."""
+        made = np.where(self._producer >= 0, self._makes[codes[self._producer]], FLOAT)
+        wanted = np.zeros(self._shape, dtype=bool)
+        wanted[self._edge, self._reads[codes[self._reader]]] = True
+        wanted[self._outside, FLOAT] = True
+        wanted[np.arange(len(made)), made] = False
+        edge, world = np.nonzero(wanted)
+        converted = np.zeros((len(made), self._kinds), dtype=bool)
+        converted[edge, self._pairs[made[edge], world]] = True
+        return converted

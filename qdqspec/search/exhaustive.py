@@ -51,14 +51,14 @@ def _all(setup: SearchSetup, classes: Sequence[TiedClass]) -> Steps:
     yield [reference, *seeds]
     proposals = (
         Proposal(placement=setup.space.resolve(spread(setup.space, classes, choice)), phase=phase)
-        for phase, choice in _choices(classes)
+        for phase, choice in _choices(setup.space, classes)
     )
     while batch := list(itertools.islice(proposals, BATCH)):
         yield batch
 
 
-def _choices(classes: Sequence[TiedClass]) -> Iterator[tuple[str, Choice]]:
-    pure = list(pure_choices(classes))
+def _choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[tuple[str, Choice]]:
+    pure = list(pure_choices(space, classes))
     yield from (("pure", choice) for choice in pure)
     for choice in itertools.product(*(tied.labels for tied in classes)):
         if choice not in pure:

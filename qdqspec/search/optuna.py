@@ -41,7 +41,7 @@ class OptunaSearch(Stepwise):
         if not self._classes:
             return
         starts = (gathered(self._classes, dict(seed.labels)) for seed in seeds)
-        study.enqueue([*pure_choices(self._classes), *starts])
+        study.enqueue([*pure_choices(space, self._classes), *starts])
         for choice in study.choices():
             placement = space.resolve(spread(space, self._classes, choice))
             is_new = self.is_new(placement)

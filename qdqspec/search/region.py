@@ -56,7 +56,7 @@ class RegionSearch(Stepwise):
 
     def _search(self) -> Steps:
         space = self._space
-        first = [{}, space.everything()]
+        first = [{}, *(space.everything(choice.name) for choice in space.choices)]
         proposals = [_proposal(space, labels, "pure", profile=True) for labels in first]
         proposals += [Proposal(placement=seed, phase="seed") for seed in self._setup.seeds]
         trials = yield proposals
@@ -100,7 +100,7 @@ class RegionSearch(Stepwise):
     ) -> Iterator[Choice]:
         """Pure schemes first, then drawn ones; none twice. ``measured`` grows while this runs."""
         seen = {held}
-        for choice in pure_choices(classes):
+        for choice in pure_choices(self._space, classes):
             if choice not in seen:
                 seen.add(choice)
                 yield choice

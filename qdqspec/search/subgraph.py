@@ -102,30 +102,33 @@ class SubgraphSearch(Stepwise):
                 else:
                     rejected.append(step)
             waiting = rejected
-        everything = self._space.resolve(self._space.everything())
+        pure = [self._space.resolve(self._space.everything(choice.name)) for choice in self._space.choices]
         last = [Proposal(placement=raw, phase="raw", profile=True)] if wins else []
-        yield [*last, Proposal(placement=everything, phase="pure", profile=True)]
+        yield [*last, *(Proposal(placement=placement, phase="pure", profile=True) for placement in pure)]
 
 
 def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
     """The schemes that are tried of a group, by name, beside all float; none twice.
 
-    All of it; only the inputs of what takes integers and gives floats; only the operators that do the work. Where a
-    format is for weights alone, all of it means weights alone.
+    In each format all of it; only the inputs of what takes integers and gives floats; only the operators that do the
+    work. Where a format is for weights alone, all of it means weights alone.
     """
     units = [space.by_id[name] for name in group.units]
-    wanted: dict[str, Labels] = {
-        "full": {unit.id: unit.full for unit in units},
-        "inputs": {unit.id: "in-only" for unit in units if "in-only" in unit.labels},
-        "core": {unit.id: unit.full for unit in units if unit.op_type in ANCHORS},
-    }
     seen = {space.resolve({}).digest}
     found: list[tuple[str, Labels]] = []
-    for name, labels in wanted.items():
-        digest = space.resolve(labels).digest
-        if digest not in seen:
-            seen.add(digest)
-            found.append((name, labels))
+    for choice in space.choices:
+        full = {unit.id: label for unit in units if (label := unit.full_in(choice.name)) != "fp"}
+        narrow = choice.labels[1]
+        wanted: dict[str, Labels] = {
+            "full": full,
+            "inputs": {unit.id: narrow for unit in units if narrow in unit.labels},
+            "core": {name: label for name, label in full.items() if space.by_id[name].op_type in ANCHORS},
+        }
+        for name, labels in wanted.items():
+            digest = space.resolve(labels).digest
+            if digest not in seen:
+                seen.add(digest)
+                found.append((f"{choice.name} {name}".strip(), labels))
     return found
 
 

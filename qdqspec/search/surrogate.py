@@ -2,10 +2,10 @@
 
 May import floors 0 to 3, `blocks` and `crossings`. Pure but for the generator it is given. Blocks of one class
 are alike in operators, attributes and shapes; the model learns one time for each class under each label and
-one factor for the conversions between float and integer, starting from what profiles said (the cost model)
-and trusting that only so far. Thompson sampling (Thompson 1933) proposes: draw one model from the posterior,
-take its best labelling. A model is drawn from the prior and then corrected by each observation with noise of its
-own (Papandreou and Yuille, "Gaussian sampling by local perturbations", NeurIPS 2010). Nothing here calls BLAS or
+one factor for the conversions between each two worlds (float and integer, say), starting from what profiles said
+(the cost model) and trusting that only so far. Thompson sampling (Thompson 1933) proposes: draw one model from the
+posterior, take its best labelling. A model is drawn from the prior and then corrected by each observation with noise
+of its own (Papandreou and Yuille, "Gaussian sampling by local perturbations", NeurIPS 2010). Nothing here calls BLAS or
 LAPACK: on matrices of this size their threads cost more than they save, and go on spinning while candidates are
 timed.
 """
@@ -22,7 +22,6 @@ from qdqspec.regions.flow import flow_of
 from qdqspec.regions.pattern import PatternMaker
 from qdqspec.search.blocks import Block, CostModel
 from qdqspec.search.crossings import FP, Codes, Floats
-from qdqspec.types import LABELS
 
 PRIOR_DOUBT = 0.5  # standard deviation of a prior, as a share of it
 LEAST_DOUBT = 0.002  # and at least so much of the reference's time
@@ -44,13 +43,15 @@ def classes_of(space: SchemeSpace, blocks: Sequence[Block]) -> npt.NDArray[np.in
 class Surrogate:
     """Predicts a labelling's time over the reference's. Observations are such ratios.
 
-    Its columns are one for every class under every label, then one for the conversions, then a constant.
+    Its columns are one for every class under every label, then one for the conversions between each two worlds, then
+    a constant.
     """
 
     def __init__(self, costs: CostModel, classes: npt.NDArray[np.int64], noise: float) -> None:
         self._costs = costs
         self._classes = classes
         self._codes = self._codes_of_classes()
+        self._labels = costs.times.shape[1]
         self._noise = noise
         self._prior = self._prior_mean()
         self._doubt: Floats = np.maximum(LEAST_DOUBT, PRIOR_DOUBT * np.abs(self._prior))
@@ -90,17 +91,18 @@ class Surrogate:
     def _prior_mean(self) -> Floats:
         """The cost model's times as shares of the reference's; blocks of one class share their mean."""
         whole = max(self._costs.reference_ms, 1e-9)
-        sums = np.zeros((len(self._codes), len(LABELS)))
+        sums = np.zeros((len(self._codes), self._labels))
         np.add.at(sums, self._classes, self._costs.times / whole)
         members = np.bincount(self._classes, minlength=len(self._codes)).reshape(-1, 1)
         unexplained = max(0.0, 1 - float(self._costs.times[:, FP].sum()) / whole)
-        return np.append((sums / np.maximum(members, 1)).ravel(), [1.0, unexplained])
+        factors = np.ones_like(self._costs.crossings_ms(np.full(len(self._classes), FP, np.int8)))
+        return np.concatenate([(sums / np.maximum(members, 1)).ravel(), factors, [unexplained]])
 
     def _features(self, codes: Codes) -> Floats:
-        columns = self._classes * len(LABELS) + codes
-        counts = np.bincount(columns, minlength=len(self._codes) * len(LABELS))
-        crossing = self._costs.crossing_ms(codes) / max(self._costs.reference_ms, 1e-9)
-        return np.append(counts, [crossing, 1.0])
+        columns = self._classes * self._labels + codes
+        counts = np.bincount(columns, minlength=len(self._codes) * self._labels)
+        crossings = self._costs.crossings_ms(codes) / max(self._costs.reference_ms, 1e-9)
+        return np.concatenate([counts, crossings, [1.0]])
 
     def _descend(self, start: Codes, weights: Floats) -> Codes:
         """Change one class at a time to its best label until nothing improves."""

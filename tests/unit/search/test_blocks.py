@@ -15,11 +15,16 @@ from qdqspec.search._descent import Descent
 from qdqspec.search.attribution import Attribution, pure_placements
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels
-from qdqspec.search.crossings import Crossings, Edge, edges_between
+from qdqspec.search.crossings import Crossings, Edge, Worlds, edges_between
 from qdqspec.testing.strategies import Oracle
 from qdqspec.types import LABELS, LayerTime, Placement, Trial
 
 FP, FULL, IN = (LABELS.index(label) for label in ("fp", "in+out", "in-only"))
+OTHER_FULL, OTHER_IN, WEIGHTS = 3, 4, 6
+WORLDS = Worlds()
+THREE = Worlds(
+    (0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0)
+)  # two formats of activations, and one of weights alone
 CAPABILITIES = Capabilities(
     formats=("int8",),
     labels={
@@ -103,7 +108,7 @@ def test_in_only_reaches_the_units_of_a_block_that_offer_it() -> None:
     assert unit_labels(SPACE, [block], np.array([FULL], dtype=np.int8)) == SPACE.everything()
     partly = unit_labels(SPACE, [block], np.array([IN], dtype=np.int8))
     assert {name for name, label in partly.items() if label == "in-only"} == {"gemm1", "gemm2"}
-    assert block_codes([block], partly).tolist() == [IN]
+    assert block_codes(SPACE, [block], partly).tolist() == [IN]
 
 
 # ---- crossings ----------------------------------------------------------------------------------
@@ -125,24 +130,24 @@ def test_in_only_reaches_the_units_of_a_block_that_offer_it() -> None:
 )
 def test_a_tensor_is_converted_where_it_changes_worlds(producer: int, reader: int, crosses: bool) -> None:
     edge = Edge("t", 1.0, 0, (1,), outside=False)
-    assert edge.crosses(np.array([producer, reader], dtype=np.int8)) == crosses
+    assert bool(edge.converted(np.array([producer, reader], dtype=np.int8), WORLDS)) == crosses
 
 
 def test_a_tensor_is_converted_once_for_all_who_read_it() -> None:
     edges = (Edge("t", 1.0, 0, (1, 2), outside=False),)
-    assert Crossings(edges).of(np.array([FP, FULL, FULL], dtype=np.int8)).sum() == 1
+    assert Crossings(edges, WORLDS).of(np.array([FP, FULL, FULL], dtype=np.int8)).sum() == 1
 
 
 def test_an_integer_tensor_that_is_read_outside_is_converted() -> None:
     edge = Edge("t", 1.0, 0, (), outside=True)
-    assert edge.crosses(np.array([FULL], dtype=np.int8))
-    assert not edge.crosses(np.array([IN], dtype=np.int8))
+    assert edge.converted(np.array([FULL], dtype=np.int8), WORLDS)
+    assert not edge.converted(np.array([IN], dtype=np.int8), WORLDS)
 
 
 def test_an_input_of_the_graph_is_made_as_float() -> None:
     edge = Edge("x", 1.0, -1, (0,), outside=False)
-    assert edge.crosses(np.array([FULL], dtype=np.int8))
-    assert not edge.crosses(np.array([FP], dtype=np.int8))
+    assert edge.converted(np.array([FULL], dtype=np.int8), WORLDS)
+    assert not edge.converted(np.array([FP], dtype=np.int8), WORLDS)
 
 
 EDGES = st.builds(
@@ -157,10 +162,31 @@ EDGES = st.builds(
 )  # no tensor runs from a block to itself
 
 
-@given(st.lists(EDGES, max_size=6), st.lists(st.integers(0, 2), min_size=5, max_size=5))
+@given(st.lists(EDGES, max_size=6), st.lists(st.integers(0, 6), min_size=5, max_size=5))
 def test_all_edges_at_once_are_as_each_alone(edges: list[Edge], codes: list[int]) -> None:
     labelling = np.array(codes, dtype=np.int8)
-    assert Crossings(edges).of(labelling).tolist() == [edge.crosses(labelling) for edge in edges]
+    alone = [sorted(edge.converted(labelling, THREE)) for edge in edges]
+    assert [np.flatnonzero(row).tolist() for row in Crossings(edges, THREE).of(labelling)] == alone
+
+
+@pytest.mark.parametrize(
+    ("producer", "readers", "kinds"),
+    [
+        (FULL, (OTHER_FULL,), [(1, 2)]),  # made in one format, read in the other
+        (FULL, (FULL, OTHER_FULL), [(1, 2)]),
+        (FULL, (FP, OTHER_IN), [(0, 1), (1, 2)]),
+        (IN, (FULL, OTHER_FULL), [(0, 1), (0, 2)]),  # made in float, converted to each
+        (OTHER_FULL, (WEIGHTS,), [(0, 2)]),  # weights alone: it reads and makes floats
+        (WEIGHTS, (FP, WEIGHTS), []),
+        (WEIGHTS, (IN,), [(0, 1)]),
+    ],
+)
+def test_where_two_formats_meet_is_a_conversion_of_its_own(
+    producer: int, readers: tuple[int, ...], kinds: list[tuple[int, int]]
+) -> None:
+    edge = Edge("t", 1.0, 0, tuple(range(1, 1 + len(readers))), outside=False)
+    converted = edge.converted(np.array([producer, *readers], dtype=np.int8), THREE)
+    assert sorted(THREE.ordered[kind] for kind in converted) == kinds
 
 
 def test_edges_run_between_blocks_and_know_who_else_reads() -> None:
@@ -176,14 +202,14 @@ def test_edges_run_between_blocks_and_know_who_else_reads() -> None:
 @given(st.lists(EDGES, max_size=8), st.integers(0, 2**32 - 1))
 def test_where_a_descent_ends_no_single_block_is_better_otherwise(edges: list[Edge], seed: int) -> None:
     random = np.random.default_rng(seed)
-    offered = [tuple(random.permutation(3)[: random.integers(1, 4)].tolist()) for _ in range(5)]
-    times, costs = random.uniform(0, 2, (5, 3)), random.uniform(0, 1, len(edges))
+    offered = [tuple(random.permutation(7)[: random.integers(1, 8)].tolist()) for _ in range(5)]
+    times, costs = random.uniform(0, 2, (5, 7)), random.uniform(0, 1, (len(edges), 3))
 
     def cost(codes: np.ndarray) -> float:
-        return float(times[np.arange(5), codes].sum() + costs[Crossings(edges).of(codes)].sum())
+        return float(times[np.arange(5), codes].sum() + costs[Crossings(edges, THREE).of(codes)].sum())
 
     start = np.array([codes[0] for codes in offered], dtype=np.int8)
-    settled = Descent(offered, edges).settle(start, times, costs)
+    settled = Descent(offered, edges, THREE).settle(start, times, costs)
     assert cost(settled) <= cost(start) + 1e-12
     for index, codes in enumerate(offered):
         assert settled[index] in codes

@@ -34,7 +34,7 @@ def test_without_regions_every_unit_is_its_own(space_of) -> None:
 def test_the_pure_choices_are_float_everything_and_inputs_only(space_of) -> None:
     space = space_of()
     classes = tied_classes(space)
-    placements = [space.resolve(spread(space, classes, choice)) for choice in pure_choices(classes)]
+    placements = [space.resolve(spread(space, classes, choice)) for choice in pure_choices(space, classes)]
     assert [placement.digest for placement in placements] == [
         space.resolve(labels).digest for labels in ({}, space.everything(), space.uniform("in-only"))
     ]
@@ -43,5 +43,5 @@ def test_the_pure_choices_are_float_everything_and_inputs_only(space_of) -> None
 def test_labels_of_classes_come_back_from_labels_of_units(space_of) -> None:
     space = space_of("squeezenet10")
     classes = tied_classes(space)
-    for choice in pure_choices(classes):
+    for choice in pure_choices(space, classes):
         assert gathered(classes, spread(space, classes, choice)) == choice

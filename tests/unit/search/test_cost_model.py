@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqspec.search.blocks import Block, block_codes, flips, fuse, unit_labels
-from qdqspec.search.crossings import FP, FULL, Crossings, edges_between
+from qdqspec.search.crossings import FP, FULL, Crossings, edges_between, worlds_of
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime
 
@@ -32,17 +32,18 @@ def test_codes_and_labels_are_inverse_where_blocks_are_units() -> None:
     blocks = fuse(space, [])
     for code in range(len(LABELS)):
         codes = np.array([code if code in block.codes else FP for block in blocks], dtype=np.int8)
-        assert np.array_equal(block_codes(blocks, unit_labels(space, blocks, codes)), codes)
+        assert np.array_equal(block_codes(space, blocks, unit_labels(space, blocks, codes)), codes)
 
 
 def test_crossings_as_arrays_are_those_of_single_edges() -> None:
     space = small_space()
     blocks = fuse(space, [])
     edges = edges_between(space, {n: b.index for b in blocks for u in b.units for n in space.by_id[u].nodes})
-    random = np.random.default_rng(0)
+    worlds, random = worlds_of(space), np.random.default_rng(0)
     for _ in range(100):
         codes = np.array([random.choice(block.codes) for block in blocks], dtype=np.int8)
-        assert Crossings(edges).of(codes).tolist() == [edge.crosses(codes) for edge in edges]
+        alone = [[bool(edge.converted(codes, worlds))] for edge in edges]
+        assert Crossings(edges, worlds).of(codes).tolist() == alone
 
 
 @pytest.mark.parametrize("seed", range(6))
