@@ -28,7 +28,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.registry import did_you_mean
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -67,7 +67,7 @@ class FakeDevice:
         self._builds = 0
         self._now_ms = 0.0  # simulated time, which drift follows
 
-    def probe(self) -> Availability:
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
         """Always usable."""
         return Availability(usable=True, facts={"device": "simulated"})
 
@@ -75,7 +75,7 @@ class FakeDevice:
         """One key for all simulated devices: their results are comparable only within one seed."""
         return DeviceKey(key="fake", details={"note": "simulated times, not measured ones"})
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """As ONNX Runtime's, on a few more operators."""
         from qdqspec.backends._fake_cost import FUSED, LABELS
 
