@@ -36,7 +36,7 @@ from tabulate import tabulate
 from qdqspec.backends.base import Array
 from qdqspec.config import Settings
 from qdqspec.graph.constants import fold_constants
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.import_qdq import placement_for
 from qdqspec.placement.insert import Inserter
@@ -80,7 +80,7 @@ def _row(path: Path, folder: Path, arguments: argparse.Namespace) -> tuple[objec
         bench = session.work(case).bench
         peer = Peer(bench, folder / "peer", arguments.runs)
         theirs, final = _counted(lambda: peer.search(arguments.schemes, arguments.seed))
-        timed = _timed(bench, folder, session.work(case).finder.tuned_path, final)
+        timed = _timed(bench, session.work(case).finder.tuned_path, final)
     reached = _reached(result, timed.ratios["peer"].median)
     return (
         path.stem,
@@ -113,7 +113,7 @@ def _cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def _timed(bench: CaseBench, folder: Path, tuned: Path, peer: Path) -> LatencyEvidence:
+def _timed(bench: CaseBench, tuned: Path, peer: Path) -> LatencyEvidence:
     files = {"reference": bench.case.model, "tuned": tuned, "peer": peer}
     return time_files(bench.work, files, bench.prepared.sample, bench.case.tune)
 
@@ -144,11 +144,11 @@ class Peer:
         import random
 
         random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 - it is the peer's generator that is seeded
+        np.random.seed(seed)
         self.folder.mkdir()
         source = self.folder / "model.onnx"
         save_model(self.folded.proto, source)
-        workflows._benchmark_instance = self
+        workflows._benchmark_instance = self  # noqa: SLF001 - the one place where its benchmark can be replaced
         workflows.region_pattern_autotuning_workflow(
             str(source), self.folder / "out", num_schemes_per_region=schemes, model_transform=self.written
         )
@@ -186,7 +186,10 @@ class Peer:
         )
 
     def run(
-        self, path_or_bytes: str | bytes, log_file: str | None = None, flush_timing_cache: bool = False
+        self,
+        path_or_bytes: str | bytes,
+        log_file: str | None = None,  # noqa: ARG002 - the peer's signature
+        flush_timing_cache: bool = False,  # noqa: ARG002
     ) -> float:
         """Median milliseconds of a model, on the thread's CPU clock; infinite where it does not run."""
         self.builds += 1
