@@ -22,8 +22,9 @@ from qdqspec.backends import _cpu
 from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
 from qdqspec.backends._ort_layers import map_kernels
 from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR, SINCE_OPSET
+from qdqspec.backends._ort_options import FULL, LEVELS, level_from
 from qdqspec.backends._ort_profile import layer_times, read_profile
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
 
@@ -41,12 +42,12 @@ _INLINE_BYTES = "1024"  # larger constants of the optimized graph go to a file b
 
 
 class OnnxRuntime:
-    """ONNX Runtime's CPU provider with every optimization on."""
+    """ONNX Runtime's CPU provider, with every optimization on unless `_ort_options` are told otherwise."""
 
     name = "onnxruntime"
     target = "onnxruntime-cpu"
 
-    def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
+    def probe(self) -> Availability:
         """Say whether ONNX Runtime can be imported, and which integer path this processor has."""
         cpu = _cpu.detect()
         facts = {"cpu": cpu.product, "int8 path": cpu.int8_path, "cores": str(cpu.cores)}
@@ -79,9 +80,12 @@ class OnnxRuntime:
             "system": platform.platform(),
             "python": platform.python_version(),
         }
+        level = level_from(options.extra)
+        if level != FULL:
+            details["optimization"] = level
         return DeviceKey(key=f"{cpu.slug}-onnxruntime-{major_minor}-t{options.threads}", details=details)
 
-    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
+    def capabilities(self) -> Capabilities:
         """What runs in integers here; the table is verified against the installed version by our tests."""
         return Capabilities(
             formats=("int8", "uint8", *BLOCKED),
@@ -226,7 +230,7 @@ def _session(
         ) from None
     if not model.is_file():
         raise BackendError("there is no such model file", where=model, cure="check the path")
-    settings = _session_options(options.threads)
+    settings = _session_options(options)
     settings.optimized_model_filepath = str(optimized)
     external = "session.optimized_model_external_initializers_"
     settings.add_session_config_entry(f"{external}file_name", f"{optimized.stem}.weights")
@@ -238,16 +242,16 @@ def _session(
         return ort.InferenceSession(str(model), settings, providers=["CPUExecutionProvider"])
 
 
-def _session_options(threads: int) -> ort.SessionOptions:
+def _session_options(options: BuildOptions) -> ort.SessionOptions:
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
-    settings.intra_op_num_threads = threads
+    settings.intra_op_num_threads = options.threads
     settings.inter_op_num_threads = 1
     settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level_from(options.extra)])
     settings.log_severity_level = _FATAL
-    if threads == 1:
+    if options.threads == 1:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return settings
 

@@ -3,75 +3,45 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from qdqspec.checks._params import NotNegative, require_a_limit
-from qdqspec.checks._verdicts import unmeasured, verdict
+from qdqspec.checks._params import require_a_limit
+from qdqspec.checks._parity_limits import AGREEMENT, LIMITS, NAME_WIDTH, Limit, ParityLimits, broken, value_of
+from qdqspec.checks._parity_words import QUANTIZATION, RUNTIME, advice, blame, steps_table
+from qdqspec.checks._verdicts import WIDTH, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
-from qdqspec.types import Evidence, EvidenceKind, ParityEvidence, Section, TensorParity, Verdict
-from qdqspec.units import db_text, plain
-
-_NAME_WIDTH = 30
+from qdqspec.types import Evidence, EvidenceKind, ParityEvidence, Section, TensorParity, TopK, Verdict
+from qdqspec.units import plain
 
 
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """A limit's parameter, the fact of `TensorParity` it bounds, and how the two are shown."""
+class StepLimits(ParityLimits):
+    """Limits for one of the two steps between the float model and what runs. At least one."""
 
-    param: str
-    fact: str
-    title: str
-    unit: str
-    floor: bool  # whether the limit is the smallest value allowed, else the largest
-    digits: int
-
-    def keeps(self, value: float, allowed: float) -> bool:
-        """Whether the value is within the limit; not a number never is."""
-        return value >= allowed if self.floor else value <= allowed
-
-    def text(self, value: float, more: int = 0) -> str:
-        """The value as people read it."""
-        if not math.isfinite(value):
-            return db_text(value)
-        kind = "f" if self.floor else "g"
-        return f"{value:.{self.digits + more}{kind}}{self.unit}"
-
-    def texts_apart(self, value: float, allowed: float) -> tuple[str, str]:
-        """Value and limit with enough digits to see which one is larger."""
-        for more in range(6):
-            texts = self.text(value, more), self.text(allowed, more)
-            if texts[0] != texts[1] or value == allowed:
-                break
-        return texts
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        require_a_limit(self, *self.names)
+        return self
 
 
-_LIMITS = (  # in the order that headlines prefer
-    _Limit("min_sqnr_db", "sqnr_db", "SQNR", " dB", True, 1),
-    _Limit("min_cosine", "cosine", "cosine", "", True, 4),
-    _Limit("max_abs", "max_abs", "max difference", "", False, 3),
-    _Limit("max_steps", "max_steps", "max steps", "", False, 3),
-)
-
-
-class ParityParams(CheckParams):
+class ParityParams(CheckParams, ParityLimits):
     """How far the outputs may move. At least one limit; every output must keep every limit."""
 
     kind: Literal["parity"]
-    min_sqnr_db: float | None = Field(
-        None, allow_inf_nan=False, description="Smallest signal to quantization-noise ratio, in dB."
+    top_k: int = Field(1, ge=1, description="How many best classes `min_agreement` looks at.")
+    class_axis: int | None = Field(
+        None,
+        description="The axis of the classes, for `min_agreement`; the last one longer than 1 if not said.",
     )
-    min_cosine: float | None = Field(
-        None, ge=-1, le=1, allow_inf_nan=False, description="Smallest cosine similarity, at most 1."
+    quantization: StepLimits | None = Field(
+        None,
+        description="Limits for quantization alone: the float model against its Q/DQ arithmetic, unfused.",
     )
-    max_abs: NotNegative | None = Field(
-        None, description="Largest absolute difference, in the output's own unit."
-    )
-    max_steps: NotNegative | None = Field(
-        None, description="Largest difference in steps of an 8-bit grid over the reference's range."
+    runtime: StepLimits | None = Field(
+        None,
+        description="Limits for the runtime alone: that arithmetic against what the backend makes of it.",
     )
     outputs: tuple[str, ...] = Field(
         (), description="Which outputs are held to it, as globs over their names; all where none is named."
@@ -79,8 +49,28 @@ class ParityParams(CheckParams):
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
-        require_a_limit(self, *(limit.param for limit in _LIMITS))
+        require_a_limit(self, *self.names, "quantization", "runtime")
         return self
+
+    @property
+    def top(self) -> TopK:
+        """The question about classes that the evidence is to answer."""
+        return TopK(k=self.top_k, axis=self.class_axis)
+
+    def chosen(self, outputs: tuple[TensorParity, ...]) -> list[TensorParity]:
+        """The outputs that are held to it, the worst first."""
+        named = (out for out in outputs if not self.outputs or self._names(out))
+        return sorted(named, key=_badness)
+
+    def _names(self, out: TensorParity) -> bool:
+        return any(fnmatchcase(out.name, glob) for glob in self.outputs)
+
+    @property
+    def asks_agreement(self) -> bool:
+        """Whether any of its limits is about classes."""
+        return any(
+            limits and limits.min_agreement is not None for limits in (self, self.quantization, self.runtime)
+        )
 
 
 class ParityCheck:
@@ -97,23 +87,64 @@ class ParityCheck:
             return unmeasured(
                 "no parity was measured", "Run without --qdq-mode=plan, so that it is measured."
             )
-        judged = sorted((out for out in parity.outputs if _chosen(params, out)), key=_badness)
+        judged = params.chosen(parity.outputs)
         if not judged:
-            known = ", ".join(plain(out.name, _NAME_WIDTH) for out in parity.outputs[:5])
+            known = ", ".join(plain(out.name, NAME_WIDTH) for out in parity.outputs[:5])
             return unmeasured("no output has a name given in outputs", f"The model's outputs: {known}.")
-        broken = [words for out in judged for words in _broken(params, out)]
+        failures = _failures(params, parity)
+        if not failures and (why := _unknown(params, parity, judged)) is not None:
+            return why
         return verdict(
-            "fail" if broken else "pass",
-            broken[0] if broken else _kept(params, judged),
+            "fail" if failures else "pass",
+            failures[0].words if failures else _kept(params, judged),
             _table(params, parity, judged),
-            numbers={**{limit.fact: _worst(limit, judged) for limit in _LIMITS}, "samples": parity.samples},
-            advice=f"Output '{plain(judged[0].name, _NAME_WIDTH)}' moved most. Exclude layers before it "
-            "(patterns.nodes.exclude), set tune.min_sqnr_db, try another quantize.calibration, or accept less.",
+            *steps_table(parity, judged[0].name),
+            numbers=_numbers(params, parity, judged),
+            advice=advice(judged[0], failures[0].step if failures else ""),
         )
 
 
-def _chosen(params: ParityParams, out: TensorParity) -> bool:
-    return not params.outputs or any(fnmatchcase(out.name, glob) for glob in params.outputs)
+class _Failure(NamedTuple):
+    """A limit that is not kept, in words, and the step that is to blame; empty where that is not known."""
+
+    words: str
+    step: str
+
+
+def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
+    """Every limit that is not kept: those of the whole first, then those of its two steps."""
+    top, found = params.top.key, []
+    for out in params.chosen(parity.outputs):
+        found += [_blamed(words, blame(parity, out.name)) for words in broken(params, out, top)]
+    for limits, outputs, step in (
+        (params.quantization, parity.quantization, QUANTIZATION),
+        (params.runtime, parity.runtime, RUNTIME),
+    ):
+        if limits is not None:
+            for out in params.chosen(outputs):
+                found += [_Failure(f"{step} alone, {words}", step) for words in broken(limits, out, top)]
+    return found
+
+
+def _blamed(words: str, step: str) -> _Failure:
+    """What does not hold, with the step that it comes from where the line has room for it."""
+    longer = f"{words}, by {step}" if step else words
+    return _Failure(longer if len(longer) <= WIDTH else words, step)
+
+
+def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Verdict | None:
+    """The verdict where something that is asked could not be measured."""
+    if (params.quantization or params.runtime) and not parity.quantization and parity.undivided:
+        return unmeasured(
+            "quantization and runtime were not told apart",
+            f"It was not possible: {plain(parity.undivided)}. Ask for limits of the whole only.",
+        )
+    if params.asks_agreement and not any(params.top.key in out.agreement for out in judged):
+        return unmeasured(
+            f"no output has more than {params.top_k} classes",
+            "Name the output with the scores in outputs, and their axis in class_axis.",
+        )
+    return None
 
 
 def _badness(out: TensorParity) -> tuple[bool, float]:
@@ -122,25 +153,27 @@ def _badness(out: TensorParity) -> tuple[bool, float]:
     return not lost, 0.0 if lost else out.sqnr_db
 
 
-def _worst(limit: _Limit, judged: list[TensorParity]) -> float:
-    values: list[float] = [getattr(out, limit.fact) for out in judged if out.compared]
-    if not values or any(math.isnan(value) for value in values):
+def _shown(params: ParityParams) -> tuple[Limit, ...]:
+    """The columns: what every comparison has, and agreement where it is asked for."""
+    return (*LIMITS, AGREEMENT) if params.asks_agreement else LIMITS
+
+
+def _worst(limit: Limit, judged: list[TensorParity], top: str) -> float:
+    values = [value_of(limit, out, top) for out in judged if out.compared]
+    known = [value for value in values if value is not None]
+    if not known or any(math.isnan(value) for value in known):
         return math.nan
-    return min(values) if limit.floor else max(values)
+    return min(known) if limit.floor else max(known)
 
 
-def _broken(params: ParityParams, out: TensorParity) -> list[str]:
-    """What is said of each limit that an output does not keep."""
-    name = plain(out.name, _NAME_WIDTH)
-    if not out.matches:
-        return [f"output '{name}': {out.note or 'not equal'}"]
-    said = []
-    for limit in _LIMITS:
-        allowed, value = getattr(params, limit.param), getattr(out, limit.fact)
-        if allowed is not None and not limit.keeps(value, allowed):
-            shown, bound = limit.texts_apart(value, allowed)
-            said.append(f"output '{name}': {limit.title} {shown} {'<' if limit.floor else '>'} {bound}")
-    return said
+def _numbers(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> dict[str, float]:
+    """The worst of each fact; SQNR of the two steps too."""
+    top = params.top.key
+    found = {limit.fact: _worst(limit, judged, top) for limit in _shown(params)}
+    for step, outputs in (("quantization", parity.quantization), ("runtime", parity.runtime)):
+        if outputs:
+            found[f"{step}_sqnr_db"] = _worst(LIMITS[0], params.chosen(outputs), top)
+    return {**found, "samples": parity.samples}
 
 
 def _kept(params: ParityParams, judged: list[TensorParity]) -> str:
@@ -148,35 +181,46 @@ def _kept(params: ParityParams, judged: list[TensorParity]) -> str:
     if judged[0].sqnr_db == math.inf:  # the worst one
         return "every output equals the reference's"
     kept = []
-    for limit in _LIMITS:
+    for limit in (*LIMITS, AGREEMENT):
         allowed = getattr(params, limit.param)
         if allowed is not None:
-            shown, bound = limit.texts_apart(_worst(limit, judged), allowed)
+            shown, bound = limit.texts_apart(_worst(limit, judged, params.top.key), allowed)
             kept.append(f"{limit.title} {shown} {'>=' if limit.floor else '<='} {bound}")
-    return ", ".join(kept[:2])
+    return ", ".join(kept[:2]) or "quantization and runtime keep their limits"
 
 
 def _table(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Section:
-    limits = ("limit", *(_bound(params, limit) for limit in _LIMITS), "")
-    rows = [_row(params, out) for out in judged]
+    shown = _shown(params)
+    limits = ("limit", *(_bound(params, limit) for limit in shown), "")
+    rows = [_row(params, out, shown) for out in judged]
     return Section(
         title=f"Outputs, worst first ({parity.samples} samples of {parity.data} data)",
-        headers=("output", *(limit.title for limit in _LIMITS), "verdict"),
+        headers=("output", *(_title(limit, params) for limit in shown), "verdict"),
         rows=(*rows, limits),
     )
 
 
-def _bound(params: ParityParams, limit: _Limit) -> str:
+def _title(limit: Limit, params: ParityParams) -> str:
+    return params.top.key if limit is AGREEMENT else limit.title
+
+
+def _bound(params: ParityParams, limit: Limit) -> str:
     allowed = getattr(params, limit.param)
     return "" if allowed is None else f"{'>=' if limit.floor else '<='} {limit.text(allowed)}"
 
 
-def _row(params: ParityParams, out: TensorParity) -> tuple[str, ...]:
-    outcome = "fail" if _broken(params, out) else "pass"
+def _row(params: ParityParams, out: TensorParity, shown: tuple[Limit, ...]) -> tuple[str, ...]:
+    top = params.top.key
+    outcome = "fail" if any(broken(params, out, top)) else "pass"
     if not out.compared or not out.matches:
         said = plain(out.note or ("equal" if out.matches else "not equal"), 40)
-        return (plain(out.name), said, *("" for _ in _LIMITS[1:]), outcome)
-    return (plain(out.name), *(limit.text(getattr(out, limit.fact)) for limit in _LIMITS), outcome)
+        return (plain(out.name), said, *("" for _ in shown[1:]), outcome)
+    values = ((limit, value_of(limit, out, top)) for limit in shown)
+    return (
+        plain(out.name),
+        *("" if value is None else limit.text(value) for limit, value in values),
+        outcome,
+    )
 
 
 check = ParityCheck()

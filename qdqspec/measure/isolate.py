@@ -18,7 +18,6 @@ from types import TracebackType
 
 from qdqspec import errors
 from qdqspec.backends.base import (
-    PLAIN,
     Array,
     Availability,
     Backend,
@@ -70,17 +69,17 @@ class Isolated:
         self.name = self._local.name
         self.target = self._local.target
 
-    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+    def probe(self) -> Availability:
         """As the backend itself says."""
-        return self._local.probe(options)
+        return self._local.probe()
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """As the backend itself says."""
         return self._local.device(options)
 
-    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
+    def capabilities(self) -> Capabilities:
         """As the backend itself says."""
-        return self._local.capabilities(options)
+        return self._local.capabilities()
 
     def build(self, model: Path, options: BuildOptions) -> IsolatedEngine:
         """Build in a new child process.

@@ -1,6 +1,6 @@
 """Compares outputs of the tuned model with the reference's, sample by sample.
 
-May import floors 0 to 2, numpy, and Polygraphy where it is used. Polygraphy's comparison functions give
+May import floors 0 to 2, this room, numpy, and Polygraphy where it is used. Polygraphy's comparison functions give
 largest difference and cosine of each sample; what needs all samples together (signal and noise power, the
 reference's range) is summed here, in float64.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec.errors import DataError
-from qdqspec.types import ParityEvidence, TensorParity
+from qdqspec.parity.agreement import Agreement
+from qdqspec.types import ParityEvidence, TensorParity, TopK
 
 Array = npt.NDArray[np.generic]
 Outputs = Mapping[str, Array]
@@ -27,25 +28,69 @@ _STEPS = 255  # of an 8-bit grid
 _CHUNK = 2**16  # values given to Polygraphy at once where samples are small: a call costs milliseconds
 
 
-def compare_outputs(pairs: Iterable[tuple[Outputs, Outputs]], data: str) -> ParityEvidence:
-    """Compare (reference, tuned) outputs over all samples; ``data`` names where the inputs came from.
+class Run(NamedTuple):
+    """The outputs for one sample: of the float model, of the tuned one, and of this as ONNX defines its arithmetic."""
+
+    reference: Outputs
+    tuned: Outputs
+    arithmetic: Outputs | None = None
+
+
+class Comparison:
+    """Two models' outputs, compared sample by sample. ``tops`` asks for agreement on classes too.
 
     SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that
     are no floats must be equal. NaN or infinity where the reference has none, another shape and a missing
-    output are the worst possible result, with the reason in ``note``. Raises `DataError` without a sample.
+    output are the worst possible result, with the reason in ``note``.
     """
-    compared: dict[str, _Output] = {}
-    samples = 0
-    for reference, tuned in pairs:
-        samples += 1
+
+    def __init__(self, tops: Iterable[TopK] = ()) -> None:
+        self._tops = tuple(tops)
+        self._outputs: dict[str, _Output] = {}
+
+    def add(self, reference: Outputs, tuned: Outputs) -> None:
+        """Take in one sample."""
         for name, value in reference.items():
-            compared.setdefault(name, _Output(name)).add(np.asarray(value), tuned.get(name))
+            if name not in self._outputs:
+                self._outputs[name] = _Output(name, Agreement(self._tops))
+            self._outputs[name].add(np.asarray(value), tuned.get(name))
+
+    def results(self) -> tuple[TensorParity, ...]:
+        """What is known of each output, in the order of the reference's."""
+        return tuple(output.result() for output in self._outputs.values())
+
+
+def compare_outputs(
+    runs: Iterable[Run | tuple[Outputs, Outputs]],
+    data: str,
+    tops: Iterable[TopK] = (),
+) -> ParityEvidence:
+    """Compare (reference, tuned) outputs over all samples; ``data`` names where the inputs came from.
+
+    Where every run has the arithmetic too, what quantization and what the runtime costs is told apart.
+    Raises `DataError` without a sample.
+    """
+    total, quantization, runtime = (Comparison(tops) for _ in range(3))
+    samples, divided = 0, True
+    for run in runs:
+        reference, tuned, arithmetic = Run(*run)
+        samples += 1
+        total.add(reference, tuned)
+        if arithmetic is None:
+            divided = False
+        else:
+            quantization.add(reference, arithmetic)
+            runtime.add(arithmetic, tuned)
     if not samples:
         raise DataError(
             f"there is no {data} sample to compare outputs on", cure="give `inputs.evaluation` a sample"
         )
     return ParityEvidence(
-        outputs=tuple(output.result() for output in compared.values()), samples=samples, data=data
+        outputs=total.results(),
+        samples=samples,
+        data=data,
+        quantization=quantization.results() if divided else (),
+        runtime=runtime.results() if divided else (),
     )
 
 
@@ -54,6 +99,7 @@ class _Output:
     """What is known of one output so far."""
 
     name: str
+    agreement: Agreement
     is_float: bool = True
     note: str = ""  # of the first sample that cannot be compared
     unequal: int = 0
@@ -74,6 +120,7 @@ class _Output:
         if not self.is_float:
             self.unequal += int(np.count_nonzero(reference != tuned))
             return
+        self.agreement.add(reference, tuned)
         # Where both are the same infinity or both NaN, as in masked scores, there is nothing to compare.
         finite = np.isfinite(reference)
         self._add_floats(reference[finite].astype(np.float64), tuned[finite].astype(np.float64))
@@ -117,6 +164,7 @@ class _Output:
             cosine=self.cosine,
             max_abs=self.max_abs,
             max_steps=_ratio(self.max_abs, (self.high - self.low) / _STEPS),
+            agreement=self.agreement.result(),
         )
 
     def _equality(self) -> TensorParity:
@@ -137,7 +185,8 @@ def sqnr_db(signal: float, noise: float) -> float:
     """Ten times the log of signal power over noise power; infinite without noise, even without signal."""
     if noise == 0:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    # As a difference, since the ratio of two powers may leave what a float can hold.
+    return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
 
 
 def _ratio(difference: float, step: float) -> float:

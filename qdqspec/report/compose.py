@@ -62,7 +62,7 @@ def part_from_case(record: CaseRecord) -> CasePart:
         regions=None if search is None else CountPart(count=search.regions),
         patterns=None if search is None else CountPart(count=search.patterns),
         placement=tuple(_pair(pair) for pair in _pairs(found)),
-        parity=_parity(found),
+        parity=_parity(found, redact),
         accuracy=found.accuracy,
         size_bytes=found.size_bytes,
         ops=_ops(found),
@@ -159,7 +159,7 @@ def _pair(pair: PlacedPair) -> PairPart:
     )
 
 
-def _parity(found: Evidence) -> ParityPart | None:
+def _parity(found: Evidence, redact: Redactor) -> ParityPart | None:
     parity = found.parity
     if parity is None:
         return None
@@ -171,6 +171,9 @@ def _parity(found: Evidence) -> ParityPart | None:
         samples=parity.samples,
         data=parity.data,
         outputs=parity.outputs,
+        quantization=parity.quantization,
+        runtime=parity.runtime,
+        undivided=redact.text(parity.undivided),
     )
 
 

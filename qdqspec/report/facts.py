@@ -162,30 +162,30 @@ def parity_table(found: Evidence) -> Table | None:
     if parity is None or not parity.outputs:
         return None
     outputs = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))
+    headers: tuple[str, ...] = ("output", "SQNR dB", "cosine", "max difference", "in 8-bit steps")
+    rows: tuple[tuple[str, ...], ...] = tuple(_parity_row(out) for out in outputs)
+    if parity.quantization and parity.runtime:
+        headers += ("by quantization dB", "by runtime dB")
+        steps = [
+            {out.name: db_text(out.sqnr_db) for out in step} for step in (parity.quantization, parity.runtime)
+        ]
+        rows = tuple(
+            (*row, *(step.get(out.name, "") for step in steps))
+            for row, out in zip(rows, outputs, strict=True)
+        )
     return Table(
         f"Parity with the reference ({parity.samples} samples of {plain(parity.data)} data)",
-        ("output", "SQNR dB", "cosine", "max difference", "in 8-bit steps"),
-        tuple(_parity_row(out) for out in outputs),
-        frozenset({1, 2, 3, 4}),
+        headers,
+        rows,
+        frozenset(range(1, len(headers))),
     )
 
 
 def _parity_row(out: TensorParity) -> tuple[str, ...]:
+    name = plain(out.name, 60)
     if not out.compared or not out.matches:
-        return (
-            plain(out.name, 60),
-            plain(out.note or ("equal" if out.matches else "not equal"), 60),
-            "",
-            "",
-            "",
-        )
-    return (
-        plain(out.name, 60),
-        db_text(out.sqnr_db),
-        f"{out.cosine:.5f}",
-        f"{out.max_abs:.3g}",
-        f"{out.max_steps:.3g}",
-    )
+        return (name, plain(out.note or ("equal" if out.matches else "not equal"), 60), "", "", "")
+    return (name, db_text(out.sqnr_db), f"{out.cosine:.5f}", f"{out.max_abs:.3g}", f"{out.max_steps:.3g}")
 
 
 def accuracy_table(found: Evidence) -> Table | None:

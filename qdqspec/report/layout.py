@@ -137,7 +137,7 @@ class PairPart(Part):
 
 
 class ParityPart(Part):
-    """The worst output's numbers, then every output's."""
+    """The worst output's numbers, then every output's, then what quantization and what the runtime costs alone."""
 
     sqnr_db: float
     cosine: float
@@ -146,6 +146,9 @@ class ParityPart(Part):
     samples: int
     data: str
     outputs: tuple[TensorParity, ...]
+    quantization: tuple[TensorParity, ...] = ()
+    runtime: tuple[TensorParity, ...] = ()
+    undivided: str = ""
 
 
 class CheckPart(Part):

@@ -123,9 +123,17 @@ def _latency(part: CasePart) -> LatencyEvidence | None:
 
 
 def _parity(part: CasePart) -> ParityEvidence | None:
-    if part.parity is None:
+    found = part.parity
+    if found is None:
         return None
-    return ParityEvidence(outputs=part.parity.outputs, samples=part.parity.samples, data=part.parity.data)
+    return ParityEvidence(
+        outputs=found.outputs,
+        samples=found.samples,
+        data=found.data,
+        quantization=found.quantization,
+        runtime=found.runtime,
+        undivided=found.undivided,
+    )
 
 
 def _check(part: CheckPart) -> CheckResult:

@@ -10,11 +10,11 @@ from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model
 from qdqspec.measure.store import Store
-from qdqspec.parity.compare import compare_outputs
 from qdqspec.placement.survival import check_survival
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.finder import Finder
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of
+from qdqspec.session.parity import compare_models
 from qdqspec.session.prepare import require_path
 from qdqspec.session.scores import accuracy_evidence
 from qdqspec.session.tuning import Workbench
@@ -65,10 +65,7 @@ class CaseWork:
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
         """Outputs of another model that takes the same inputs against those of the model given."""
-        bench = self.bench
-        feeds, kind = bench.comparison_data()
-        with bench.engine(require_path(bench.given)) as ours, bench.engine(tuned) as theirs:
-            return compare_outputs(((ours.run(feed), theirs.run(feed)) for feed in feeds), kind)
+        return compare_models(self.bench, tuned)
 
     def require(self, check: CheckSpec) -> None:
         """Raise where a check could never be judged: before a search, and not after it."""

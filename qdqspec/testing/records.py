@@ -352,8 +352,13 @@ def _interval(ratio: float, *, same: bool = False) -> Interval:
 
 
 def _parity(*outputs: tuple[str, float]) -> ParityEvidence:
+    """Three quarters of the noise come from quantization, the rest from the runtime."""
     return ParityEvidence(
-        outputs=tuple(_tensor(*output) for output in outputs), samples=32, data="evaluation"
+        outputs=tuple(_tensor(name, db) for name, db in outputs),
+        samples=32,
+        data="evaluation",
+        quantization=tuple(_tensor(name, db + 1.25) for name, db in outputs),
+        runtime=tuple(_tensor(name, db + 6.02) for name, db in outputs),
     )
 
 
@@ -365,6 +370,7 @@ def _tensor(name: str, sqnr_db: float) -> TensorParity:
         cosine=1 - noise**2 / 2,
         max_abs=round(noise, 5),
         max_steps=round(noise * 90, 2),
+        agreement={"top1": 1.0, "top5": 0.96},
     )
 
 

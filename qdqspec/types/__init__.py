@@ -25,10 +25,8 @@ from qdqspec.types.evidence import (
     Evidence,
     Finding,
     LatencyEvidence,
-    ParityEvidence,
     PlacedPair,
     SurvivalEvidence,
-    TensorParity,
 )
 from qdqspec.types.judged import CaseRecord, CheckResult, RunRecord, Section, Verdict
 from qdqspec.types.measured import (
@@ -43,6 +41,11 @@ from qdqspec.types.measured import (
     Samples,
     SearchResult,
     Trial,
+)
+from qdqspec.types.parity import (
+    ParityEvidence,
+    TensorParity,
+    TopK,
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
 from qdqspec.types.words import (
@@ -113,6 +116,7 @@ __all__ = [
     "SkipRules",
     "SurvivalEvidence",
     "TensorParity",
+    "TopK",
     "Trial",
     "TuneRules",
     "Verdict",

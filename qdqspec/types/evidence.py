@@ -9,6 +9,7 @@ from pathlib import Path
 from qdqspec.types.asked import Case
 from qdqspec.types.compared import RegressionEvidence
 from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
+from qdqspec.types.parity import ParityEvidence
 from qdqspec.types.placed import Site
 from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer
 
@@ -34,54 +35,6 @@ class LatencyEvidence:
     def median_ms(self, role: str) -> float:
         """The median of a role on the gating clock, in milliseconds."""
         return self.samples[role].median_ms(self.clock)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorParity:
-    """How close one output is to the reference's.
-
-    ``sqnr_db`` is ten times the log of signal power over noise power (infinite where equal),
-    ``max_abs`` the largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over
-    the reference's range.
-    """
-
-    name: str
-    sqnr_db: float
-    cosine: float
-    max_abs: float
-    max_steps: float
-    compared: bool = True  # false where the output is not a float tensor and was compared for equality
-    matches: bool = True
-    note: str = ""  # why it could not be compared, or did not match
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParityEvidence:
-    """Parity of the tuned model with the reference, over ``samples`` inputs. The worst output leads."""
-
-    outputs: tuple[TensorParity, ...]
-    samples: int
-    data: str  # "evaluation", "calibration" or "random"
-
-    @property
-    def sqnr_db(self) -> float:
-        """The worst output's SQNR in dB."""
-        return min((o.sqnr_db for o in self.outputs), default=float("inf"))
-
-    @property
-    def cosine(self) -> float:
-        """The worst output's cosine similarity."""
-        return min((o.cosine for o in self.outputs), default=1.0)
-
-    @property
-    def max_abs(self) -> float:
-        """The worst output's largest absolute difference."""
-        return max((o.max_abs for o in self.outputs), default=0.0)
-
-    @property
-    def max_steps(self) -> float:
-        """The worst output's largest difference in quantization steps."""
-        return max((o.max_steps for o in self.outputs), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

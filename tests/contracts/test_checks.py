@@ -48,8 +48,8 @@ class TestSpeedup(CheckContract):
 
 class TestParity(CheckContract):
     check = check_named("parity")
-    passing = ({"kind": "parity", "min_sqnr_db": 20, "max_steps": 4}, FASTER)
-    failing = ({"kind": "parity", "min_cosine": 0.9999}, FASTER)
+    passing = ({"kind": "parity", "min_sqnr_db": 20, "max_steps": 4, "min_agreement": "99%"}, FASTER)
+    failing = ({"kind": "parity", "min_cosine": 0.9999, "runtime": {"min_sqnr_db": 40}}, FASTER)
     inconclusive = ({"kind": "parity", "min_sqnr_db": 20, "outputs": ["logits*"]}, FASTER)
 
 

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
@@ -201,3 +201,37 @@ def test_bodies_count_and_their_kernels_are_timed_as_part_of_their_node(tmp_path
     assert engines[0].graph_hash != engines[1].graph_hash
     engines[0].bind({"x": np.ones(4, np.float32), "c": np.array(False)})
     assert [layer.nodes for layer in engines[0].layers(2)] == [("abs",), ("if",)]
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "words"),
+    [
+        ("optimization", "none", "one of all, extended, basic, off"),
+        ("optimisation", "off", "did you mean 'onnxruntime.optimization'"),
+    ],
+)
+def test_options_that_nobody_knows_are_refused(tmp_path: Path, word: str, value: str, words: str) -> None:
+    onnx.save(small_model(), tmp_path / "small.onnx")
+    options = BuildOptions(extra={f"onnxruntime.{word}": value})
+    with pytest.raises(ConfigError, match=words):
+        OnnxRuntime().build(tmp_path / "small.onnx", options)
+    with pytest.raises(ConfigError, match=words):
+        OnnxRuntime().device(options)
+
+
+def test_without_optimization_nothing_runs_in_integers(tmp_path: Path) -> None:
+    onnx.save(small_model(quantized=True), tmp_path / "small.onnx")
+    integer = {}
+    for level in ("all", "off"):
+        extra = {"onnxruntime.optimization": level, "tensorrt.opt-level": "4"}
+        engine = OnnxRuntime().build(tmp_path / "small.onnx", BuildOptions(extra=extra))
+        engine.bind(FEEDS)
+        integer[level] = [layer for layer in engine.layers() if layer.integer]
+    assert integer["all"]
+    assert not integer["off"]
+
+
+def test_an_optimization_level_is_recorded_with_the_device() -> None:
+    device = OnnxRuntime().device(BuildOptions(extra={"onnxruntime.optimization": "basic"}))
+    assert device.details["optimization"] == "basic"
+    assert "optimization" not in OnnxRuntime().device(BuildOptions()).details

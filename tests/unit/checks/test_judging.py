@@ -161,6 +161,92 @@ def test_an_output_that_cannot_be_compared_fails_every_limit() -> None:
     assert verdict.headline == "output 'x': the tuned model does not give this output"
 
 
+def in_steps(quantization_db: float, runtime_db: float, total_db: float = 15.0) -> Evidence:
+    """Outputs whose noise comes from two steps."""
+    parity = ParityEvidence(
+        outputs=(output("y", total_db),),
+        samples=4,
+        data="evaluation",
+        quantization=(output("y", quantization_db),),
+        runtime=(output("y", runtime_db),),
+    )
+    return replace(FASTER, parity=parity)
+
+
+@pytest.mark.parametrize(
+    ("quantization_db", "runtime_db", "blamed", "advised"),
+    [
+        (15.1, 40.0, "quantization", "in its Q/DQ arithmetic, before any runtime"),
+        (40.0, 15.1, "the runtime", "qdqspec explain"),
+        (math.inf, 15.0, "the runtime", "qdqspec explain"),
+        (18.0, 18.5, "quantization and runtime", "moved most."),
+        (-math.inf, -math.inf, "quantization", "in its Q/DQ arithmetic"),
+    ],
+)
+def test_a_failure_names_the_step_that_broke(
+    quantization_db: float, runtime_db: float, blamed: str, advised: str
+) -> None:
+    verdict = judge("parity", in_steps(quantization_db, runtime_db), min_sqnr_db=20)
+    assert verdict.headline == f"output 'y': SQNR 15.0 dB < 20.0 dB, by {blamed}"
+    assert advised in verdict.advice
+
+
+def test_a_step_is_blamed_where_only_the_whole_cannot_be_compared() -> None:
+    evidence = in_steps(30.0, 30.0)
+    assert evidence.parity is not None
+    lost = output("y", -math.inf, matches=False, note="NaN or infinite values where the reference has none")
+    parity = replace(evidence.parity, outputs=(lost,), runtime=(lost,))
+    verdict = judge("parity", replace(evidence, parity=parity), min_sqnr_db=20)
+    assert "qdqspec explain" in verdict.advice
+    assert verdict.sections[1].rows[1][1] == "-inf"
+
+
+def test_each_step_has_limits_of_its_own() -> None:
+    evidence = in_steps(26.0, 31.0, 25.0)
+    assert judge(
+        "parity", evidence, quantization={"min_sqnr_db": 20}, runtime={"min_sqnr_db": 30}
+    ).headline == ("quantization and runtime keep their limits")
+    verdict = judge("parity", evidence, min_sqnr_db=20, runtime={"min_sqnr_db": 35})
+    assert verdict.headline == "the runtime alone, output 'y': SQNR 31.0 dB < 35.0 dB"
+    assert "qdqspec explain" in verdict.advice
+    verdict = judge("parity", evidence, quantization={"min_sqnr_db": 30, "max_abs": 0.001})
+    assert verdict.headline == "quantization alone, output 'y': SQNR 26.0 dB < 30.0 dB"
+    assert "before any runtime" in verdict.advice
+    assert verdict.numbers["quantization_sqnr_db"] == 26
+    assert verdict.numbers["runtime_sqnr_db"] == 31
+
+
+def test_limits_of_steps_that_could_not_be_told_apart_are_inconclusive() -> None:
+    parity = replace(
+        with_outputs(output("y")).parity,  # type: ignore[type-var]  # it is there
+        undivided="ONNX Runtime does not compute it unfused: no kernel for MyOp",
+    )
+    evidence = replace(FASTER, parity=parity)
+    verdict = judge("parity", evidence, min_sqnr_db=20, runtime={"min_sqnr_db": 30})
+    assert verdict.outcome == "inconclusive"
+    assert "no kernel for MyOp" in verdict.advice
+    assert judge("parity", evidence, min_sqnr_db=20).outcome == "pass"
+    assert judge("parity", evidence, min_sqnr_db=60, runtime={"min_sqnr_db": 30}).outcome == "fail"
+
+
+def test_a_model_left_alone_keeps_the_limits_of_every_step() -> None:
+    alone = replace(ALONE, parity=replace(ALONE.parity, quantization=(), runtime=()))  # type: ignore[type-var]
+    assert judge("parity", alone, quantization={"min_sqnr_db": 90}).outcome == "pass"
+
+
+def test_agreement_is_judged_where_there_are_classes() -> None:
+    evidence = with_outputs(output("boxes"), output("y", agreement={"top1": 0.97, "top5": 0.991}))
+    verdict = judge("parity", evidence, min_agreement="98%")
+    assert verdict.headline == "output 'y': top1 agreement 97.0 % < 98.0 %"
+    assert [row[-2] for row in verdict.sections[0].rows] == ["", "97.0 %", ">= 98.0 %"]
+    assert verdict.numbers["agreement"] == 0.97
+    verdict = judge("parity", evidence, top_k=5, min_agreement=0.99)
+    assert verdict.headline == "agreement 99.1 % >= 99.0 %"
+    verdict = judge("parity", evidence, top_k=7, min_agreement="98%")
+    assert verdict.outcome == "inconclusive"
+    assert verdict.headline == "no output has more than 7 classes: nothing to judge"
+
+
 def test_equal_outputs_pass_and_say_so() -> None:
     assert judge("parity", ALONE, min_sqnr_db=100).headline == "every output equals the reference's"
 

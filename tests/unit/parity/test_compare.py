@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from qdqspec.errors import DataError
-from qdqspec.parity.compare import compare_outputs, sqnr_db
-from qdqspec.types import TensorParity
+from qdqspec.parity.compare import Run, compare_outputs, sqnr_db
+from qdqspec.types import TensorParity, TopK
 
 finite = st.floats(-1e3, 1e3, width=32)
 signals = hnp.arrays(np.float32, hnp.array_shapes(max_dims=3, max_side=6), elements=finite)
@@ -162,6 +162,33 @@ def test_nothing_to_compare_is_an_error_not_a_pass() -> None:
 )
 def test_sqnr(signal: float, noise: float, db: float) -> None:
     assert sqnr_db(signal, noise) == db
+
+
+def test_sqnr_of_powers_whose_ratio_no_float_can_hold() -> None:
+    assert sqnr_db(1e-320, 1e20) == pytest.approx(-3400, abs=1)
+
+
+def test_the_two_steps_to_what_runs_are_told_apart() -> None:
+    run = Run({"y": f32(10, 0)}, tuned={"y": f32(10, 3)}, arithmetic={"y": f32(10, 1)})
+    found = compare_outputs([run, run], "evaluation")
+    assert found.sqnr_db == pytest.approx(10 * math.log10(100 / 9))
+    assert found.quantization[0].sqnr_db == pytest.approx(20)
+    assert found.runtime[0].sqnr_db == pytest.approx(10 * math.log10(101 / 4))
+
+
+def test_steps_are_left_out_where_one_run_lacks_the_arithmetic() -> None:
+    whole = Run({"y": f32(1)}, {"y": f32(1)}, {"y": f32(1)})
+    found = compare_outputs([whole, Run({"y": f32(1)}, {"y": f32(1)})], "evaluation")
+    assert found.samples == 2
+    assert (found.quantization, found.runtime) == ((), ())
+
+
+def test_agreement_is_of_outputs_with_classes() -> None:
+    scores = np.eye(3, dtype=np.float32)
+    runs = [({"label": np.array([1]), "y": scores}, {"label": np.array([1]), "y": scores[[1, 0, 2]]})]
+    label, y = compare_outputs(runs, "evaluation", [TopK(), TopK(k=2), TopK(k=7)]).outputs
+    assert label.agreement == {}
+    assert y.agreement == {"top1": pytest.approx(1 / 3), "top2": 1.0}
 
 
 def test_polygraphy_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,40 @@
+"""The words after ``onnxruntime.`` in configuration. May import floor 0.
+
+``optimization`` is how far ONNX Runtime rewrites a model before it runs it: ``all`` (as shipped), ``extended``,
+``basic``, or ``off``, where every QuantizeLinear and DequantizeLinear is computed as the ONNX standard defines it
+and everything between them in floating point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qdqspec.errors import ConfigError
+from qdqspec.registry import did_you_mean
+
+PREFIX = "onnxruntime."
+OPTIMIZATION = f"{PREFIX}optimization"
+AS_DEFINED = "off"  # of `OPTIMIZATION`
+FULL = "all"
+
+LEVELS = {
+    FULL: "ORT_ENABLE_ALL",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "basic": "ORT_ENABLE_BASIC",
+    AS_DEFINED: "ORT_DISABLE_ALL",
+}
+
+
+def level_from(extra: Mapping[str, str]) -> str:
+    """A key of `LEVELS`; raises `ConfigError` for an unknown word or value."""
+    for word in extra:
+        if word.startswith(PREFIX) and word != OPTIMIZATION:
+            near = did_you_mean(word, [OPTIMIZATION])
+            raise ConfigError(f"unknown option '{word}'{near}", cure=f"known: {OPTIMIZATION}")
+    asked = extra.get(OPTIMIZATION, FULL).strip()
+    if asked not in LEVELS:
+        near = did_you_mean(asked, list(LEVELS))
+        raise ConfigError(
+            f"'{asked}' does not fit {OPTIMIZATION}{near}", cure=f"one of {', '.join(LEVELS)} is expected"
+        )
+    return asked

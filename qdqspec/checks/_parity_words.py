@@ -1,0 +1,98 @@
+"""Where the difference between two models comes from, in words. May import floor 0."""
+
+from __future__ import annotations
+
+import math
+
+from qdqspec.checks._parity_limits import LIMITS, NAME_WIDTH
+from qdqspec.types import ParityEvidence, Section, TensorParity
+from qdqspec.units import plain, share_text
+
+_BOTH = 2.0  # steps whose noise differs by less than this factor share the blame
+_MOST_DB = 300.0  # beyond, powers of ten leave what a float can hold
+QUANTIZATION, RUNTIME = "quantization", "the runtime"
+
+
+def blame(parity: ParityEvidence, output: str) -> str:
+    """``quantization``, ``the runtime``, or both; empty where they were not told apart."""
+    noise = _noise(parity, output)
+    if noise is None:
+        return ""
+    quantization, runtime = noise
+    if max(quantization, runtime) == 0:
+        return ""
+    if quantization >= _BOTH * runtime:
+        return QUANTIZATION
+    return RUNTIME if runtime >= _BOTH * quantization else "quantization and runtime"
+
+
+def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
+    """The steps from the float model to what runs, for one output, with what each costs."""
+    noise = _noise(parity, output)
+    if noise is None:
+        return _undivided(parity)
+    rows = []
+    for name, outputs, own in (
+        ("quantization: float model > Q/DQ arithmetic", parity.quantization, noise[0]),
+        ("runtime: Q/DQ arithmetic > as it runs", parity.runtime, noise[1]),
+        ("both: float model > as it runs", parity.outputs, None),
+    ):
+        out = _named(outputs, output)
+        assert out is not None
+        rows.append((name, *(limit.text(getattr(out, limit.fact)) for limit in LIMITS), _share(own, noise)))
+    return (
+        Section(
+            title=f"Where the difference of '{plain(output, NAME_WIDTH)}' comes from",
+            headers=("step", *(limit.title for limit in LIMITS), "of the noise"),
+            rows=tuple(rows),
+        ),
+    )
+
+
+def advice(worst: TensorParity, step: str) -> str:
+    """What to do about an output, by the step that is to blame."""
+    name = plain(worst.name, NAME_WIDTH)
+    if step == RUNTIME:
+        return (
+            f"The Q/DQ arithmetic of '{name}' is close enough, and the runtime leaves it: it saturates, rounds or "
+            "fuses otherwise. See what it runs in integers (qdqspec explain) and what may saturate (qdqspec lint), "
+            "exclude these nodes (patterns.nodes.exclude), or have it rewrite less (--qdq-backend-option)."
+        )
+    where = " in its Q/DQ arithmetic, before any runtime" if step == QUANTIZATION else ""
+    return (
+        f"Output '{name}' moved most{where}. Exclude layers before it (patterns.nodes.exclude), "
+        "set tune.min_sqnr_db, try another quantize.calibration, or accept less."
+    )
+
+
+def _noise(parity: ParityEvidence, output: str) -> tuple[float, float] | None:
+    """Noise over signal power of the two steps, where both are known; infinite where nothing can be compared."""
+    steps = _named(parity.quantization, output), _named(parity.runtime, output)
+    if any(out is None or not out.compared for out in steps):
+        return None
+    quantization, runtime = (_power(out) for out in steps if out is not None)
+    return quantization, runtime
+
+
+def _power(out: TensorParity) -> float:
+    if not out.matches or not out.sqnr_db > -math.inf:  # not a number neither
+        return math.inf
+    return 0.0 if out.sqnr_db == math.inf else 10.0 ** (-max(-_MOST_DB, min(out.sqnr_db, _MOST_DB)) / 10)
+
+
+def _named(outputs: tuple[TensorParity, ...], name: str) -> TensorParity | None:
+    return next((out for out in outputs if out.name == name), None)
+
+
+def _share(own: float | None, noise: tuple[float, float]) -> str:
+    whole = sum(noise)
+    if own is None or not 0 < whole < math.inf:
+        return ""
+    return share_text(own / whole)
+
+
+def _undivided(parity: ParityEvidence) -> tuple[Section, ...]:
+    if not parity.undivided:
+        return ()
+    title = "What quantization costs and what the runtime costs was not told apart"
+    return (Section(title=title, text=plain(parity.undivided, 200)),)

@@ -1,0 +1,112 @@
+"""Runs a model and its tuned one side by side, and the tuned one's arithmetic between them. Part of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from qdqspec.backends._ort_options import AS_DEFINED, OPTIMIZATION
+from qdqspec.backends.base import Array, Engine
+from qdqspec.errors import BackendError
+from qdqspec.measure.isolate import Isolated
+from qdqspec.parity.compare import Run, compare_outputs
+from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.prepare import require_path
+from qdqspec.session.tuning import Workbench
+from qdqspec.types import Case, ParityEvidence, TopK
+
+_ARITHMETIC = "onnxruntime"  # the backend that computes a model as ONNX defines it
+
+
+class SideBySide:
+    """The float model and the tuned one on the backend, and the tuned one as ONNX defines it, each built once.
+
+    The last runs on ONNX Runtime without optimization, whatever the backend: every pair is computed, nothing is
+    fused. Where that cannot be, ``undivided`` says why from then on. An engine that breaks down over one input is
+    built again for the next.
+    """
+
+    def __init__(self, work: Workbench, reference: Path, tuned: Path) -> None:
+        self.undivided = ""
+        self._opened = ExitStack()
+        self._reference = self._engine(lambda: work.backend.build(reference, work.options))
+        self._tuned = self._engine(lambda: work.backend.build(tuned, work.options))
+        self._arithmetic = None if tuned == reference else self._unfused(work, tuned)
+
+    def run(self, feeds: Mapping[str, Array]) -> Run:
+        """The outputs for one input; raises `BackendError` where a model does not run on it."""
+        return Run(self._reference.run(feeds), self._tuned.run(feeds), self._computed(feeds))
+
+    def close(self) -> None:
+        """End all engines."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _engine(self, build: Callable[[], Engine]) -> _Rebuilt:
+        engine = _Rebuilt(build)
+        self._opened.callback(engine.close)
+        return engine
+
+    def _unfused(self, work: Workbench, model: Path) -> _Rebuilt:
+        backend = work.backend
+        if backend.name != _ARITHMETIC:
+            backend = self._opened.enter_context(Isolated(_ARITHMETIC))
+        options = replace(work.options, extra={**work.options.extra, OPTIMIZATION: AS_DEFINED})
+        return self._engine(lambda: backend.build(model, options))
+
+    def _computed(self, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
+        if self._arithmetic is None:
+            return None
+        try:
+            return self._arithmetic.run(feeds)
+        except BackendError as error:
+            self.undivided = f"ONNX Runtime does not compute it unfused: {error.what}"
+            self._arithmetic = None
+            return None
+
+
+class _Rebuilt:
+    """An engine that is built when first needed, and again after it broke down."""
+
+    def __init__(self, build: Callable[[], Engine]) -> None:
+        self._build = build
+        self._engine: Engine | None = None
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if self._engine is None:
+            self._engine = self._build()
+        try:
+            return self._engine.run(feeds)
+        except BackendError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+def compare_models(bench: CaseBench, tuned: Path) -> ParityEvidence:
+    """Outputs of a model that takes the same inputs against those of the model given, on the best data there is."""
+    feeds, kind = bench.comparison_data()
+    with SideBySide(bench.work, require_path(bench.given), tuned) as models:
+        compared = compare_outputs((models.run(feed) for feed in feeds), kind, questions(bench.case))
+        return replace(compared, undivided=models.undivided)
+
+
+def questions(case: Case) -> tuple[TopK, ...]:
+    """What the case's checks ask of classes; of the best class always."""
+    asked = (check.params.top for check in case.checks if check.kind == "parity")
+    return tuple(dict.fromkeys((TopK(), *asked)))

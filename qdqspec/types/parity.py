@@ -1,0 +1,82 @@
+"""How close a model comes to its reference, and what the difference comes from. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParity:
+    """How close one output is to the reference's.
+
+    ``sqnr_db`` is ten times the log of signal power over noise power (infinite where equal),
+    ``max_abs`` the largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over
+    the reference's range, ``agreement`` the share of the reference's best classes that are also its own, by
+    `TopK.key`, where it has that many classes.
+    """
+
+    name: str
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+    max_steps: float
+    compared: bool = True  # false where the output is not a float tensor and was compared for equality
+    matches: bool = True
+    note: str = ""  # why it could not be compared, or did not match
+    agreement: Mapping[str, float] = field(default_factory=dict)  # by `TopK.key`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopK:
+    """The question how many of the ``k`` best classes two outputs share.
+
+    Classes lie along ``axis``; where it is ``None``, along the last axis longer than one, but never the first of
+    several, which counts samples.
+    """
+
+    k: int = 1
+    axis: int | None = None
+
+    @property
+    def key(self) -> str:
+        """``top5``, or ``top5 on axis 1``."""
+        return f"top{self.k}" if self.axis is None else f"top{self.k} on axis {self.axis}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityEvidence:
+    """Parity of the tuned model with the reference, over ``samples`` inputs. The worst output leads.
+
+    ``outputs`` compare the float model with the tuned one, both as the backend runs them. The two steps between:
+    ``quantization`` compares the float model with the tuned one computed as ONNX defines it, pair by pair and
+    nothing fused, and ``runtime`` this arithmetic with what the backend makes of it. Both are empty where that was
+    not done, and ``undivided`` says why.
+    """
+
+    outputs: tuple[TensorParity, ...]
+    samples: int
+    data: str  # "evaluation", "calibration" or "random"
+    quantization: tuple[TensorParity, ...] = ()
+    runtime: tuple[TensorParity, ...] = ()
+    undivided: str = ""
+
+    @property
+    def sqnr_db(self) -> float:
+        """The worst output's SQNR in dB."""
+        return min((o.sqnr_db for o in self.outputs), default=float("inf"))
+
+    @property
+    def cosine(self) -> float:
+        """The worst output's cosine similarity."""
+        return min((o.cosine for o in self.outputs), default=1.0)
+
+    @property
+    def max_abs(self) -> float:
+        """The worst output's largest absolute difference."""
+        return max((o.max_abs for o in self.outputs), default=0.0)
+
+    @property
+    def max_steps(self) -> float:
+        """The worst output's largest difference in quantization steps."""
+        return max((o.max_steps for o in self.outputs), default=0.0)

@@ -1,0 +1,176 @@
+"""The float model, its Q/DQ arithmetic and what runs, side by side on real models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec import verify
+from qdqspec.backends.base import Array, BuildOptions, Engine
+from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
+from qdqspec.config import Settings
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import QDQ_OPS, load_model
+from qdqspec.measure.isolate import Isolated
+from qdqspec.session.parity import SideBySide
+from qdqspec.session.tuning import Workbench
+from qdqspec.types import ParityEvidence
+
+DATA = Path(__file__).parents[2] / "data"
+MODELS = Path(__file__).parents[3] / "specs" / "models"
+CALIBRATION = MODELS.parent / "data" / "digits_calibration.npz"
+
+
+class Clipping(OnnxRuntime):
+    """A runtime that saturates the outputs of quantized models, and of no others."""
+
+    name = "clipping"
+
+    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:
+        engine = super().build(model, options)
+        if any(node.op_type in QDQ_OPS for node in load_model(model).nodes):
+            run = engine.run
+            engine.run = lambda feeds: {n: np.clip(v, -2, 2) for n, v in run(feeds).items()}  # type: ignore[method-assign]
+        return engine
+
+
+class Breaking:
+    """A runtime whose engines break down over inputs of ones, and stay down; it runs any file."""
+
+    name = target = "breaking"
+
+    def __init__(self) -> None:
+        self.builds = 0
+
+    def build(self, model: Path, options: BuildOptions) -> Engine:
+        self.builds += 1
+        return BreakingEngine()  # type: ignore[return-value]  # nothing else is asked of it
+
+
+class BreakingEngine:
+    broken = False
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        self.broken |= bool((feeds["x"] == 1).all())
+        if self.broken:
+            raise BackendError("it broke down")
+        return {"y": feeds["x"]}
+
+    def close(self) -> None:
+        self.broken = True
+
+
+def bench(backend: object) -> Workbench:
+    return Workbench(
+        backend=backend,  # type: ignore[arg-type]  # stand-ins have what is used
+        options=BuildOptions(),
+        settings=Settings(),
+        exclusive=lambda: closing(Isolated("fake")),
+        watch=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def evidence() -> ParityEvidence:
+    return verify(
+        MODELS / "digits_resnet.onnx",
+        DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx",
+        shapes={"input": [1, 1, 16, 16]},
+        calibration=CALIBRATION,
+    )
+
+
+def test_a_real_model_is_told_apart_into_quantization_and_runtime(evidence: ParityEvidence) -> None:
+    assert evidence.undivided == ""
+    (total,), (quantization,), (runtime,) = evidence.outputs, evidence.quantization, evidence.runtime
+    assert total.name == quantization.name == runtime.name == "logits"
+    assert 20 < quantization.sqnr_db < 60
+    # What ONNX Runtime fuses into integer kernels rounds otherwise, and this is all it does to this model.
+    assert quantization.sqnr_db + 3 < runtime.sqnr_db < 100
+    assert abs(total.sqnr_db - quantization.sqnr_db) < 3
+    assert total.agreement["top1"] > 0.95
+
+
+def test_a_runtime_that_saturates_is_told_from_quantization() -> None:
+    feeds = np.load(CALIBRATION)["input"]
+    files = MODELS / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+    from qdqspec.parity.compare import compare_outputs
+
+    with SideBySide(bench(Clipping()), *files) as compared:
+        found = compare_outputs([compared.run({"input": feeds[i : i + 1]}) for i in range(8)], "calibration")
+    assert found.quantization[0].sqnr_db > 20
+    assert found.runtime[0].sqnr_db < 10
+    assert found.sqnr_db < 10
+
+
+def test_the_same_file_has_no_steps() -> None:
+    x = {"input": np.zeros((1, 1, 16, 16), np.float32)}
+    path = MODELS / "digits_resnet.onnx"
+    with SideBySide(bench(OnnxRuntime()), path, path) as compared:
+        assert compared.run(x).arithmetic is None
+        assert compared.undivided == ""
+
+
+def test_what_cannot_be_computed_unfused_is_said_and_the_whole_is_compared_all_the_same(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "engine.onnx").write_bytes(b"no model of ONNX Runtime's")
+    x = np.zeros((1, 2), np.float32)
+    with SideBySide(bench(Breaking()), tmp_path / "reference.onnx", tmp_path / "engine.onnx") as compared:
+        run = compared.run({"x": x})
+        assert run.arithmetic is None
+        assert run.tuned["y"] is x
+        assert compared.undivided.startswith("ONNX Runtime does not compute it unfused: ")
+
+
+def test_an_engine_that_broke_down_is_built_again_for_the_next_input(tmp_path: Path) -> None:
+    backend = Breaking()
+    with SideBySide(bench(backend), tmp_path / "a.onnx", tmp_path / "a.onnx") as compared:
+        for value, works in ((0, True), (0, True), (1, False), (0, True)):
+            feeds = {"x": np.full(3, value, np.float32)}
+            if works:
+                compared.run(feeds)
+            else:
+                with pytest.raises(BackendError, match="it broke down"):
+                    compared.run(feeds)
+    assert backend.builds == 3  # the reference twice, the other once: each model is opened once
+
+
+def test_pairs_are_computed_as_onnx_defines_them(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> f (float[1,4] x) => (float[1,4] y) {
+          q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)
+          b = Relu(a)  r = QuantizeLinear(b, s, z)  y = DequantizeLinear(r, s, z) }"""
+    )
+    for name, value in (("s", np.float32(0.5)), ("z", np.uint8(128))):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    onnx.save(model, tmp_path / "tuned.onnx")
+    plain = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> f (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"""
+    )
+    onnx.save(plain, tmp_path / "plain.onnx")
+    x = np.array([[0.25, 0.75, -3.0, 1000.0]], np.float32)  # halves go to even numbers, large values saturate
+    with SideBySide(bench(OnnxRuntime()), tmp_path / "plain.onnx", tmp_path / "tuned.onnx") as compared:
+        run = compared.run({"x": x})
+    assert run.arithmetic is not None
+    np.testing.assert_array_equal(run.arithmetic["y"], [[0.0, 1.0, 0.0, 63.5]])
+
+
+def test_the_evidence_of_a_case_answers_what_its_checks_ask(evidence: ParityEvidence) -> None:
+    from qdqspec.session.parity import questions
+    from qdqspec.testing.records import params_of
+    from qdqspec.types import Case, CheckSpec, TopK
+
+    case = Case(id="default", model=MODELS / "digits_resnet.onnx")
+    asked = [params_of("parity", min_agreement="95%", top_k=3), params_of("parity", min_cosine=0.9)]
+    checks = tuple(CheckSpec(id=str(i), kind="parity", params=params) for i, params in enumerate(asked))
+    assert questions(replace(case, checks=checks)) == (TopK(), TopK(k=3))
+    assert questions(case) == (TopK(),)
+    assert set(evidence.outputs[0].agreement) == {"top1"}
