@@ -30,6 +30,7 @@ class Machine(TypedDict, total=False):
     """Where a function runs: fields of `qdqspec.config.Settings`."""
 
     backend: str
+    device: int
     threads: int
     seed: int
     output: Path

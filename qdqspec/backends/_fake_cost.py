@@ -45,9 +45,9 @@ class Cost:
         return math.fsum(layer.milliseconds for layer in self.layers)
 
 
-def cost_of(model: Model, seed: int, scale: float = 1.0) -> Cost:
-    """The kernels this device would run for ``model``; ``scale`` slows all of them alike."""
-    simulation = _Simulation(model, seed)
+def cost_of(model: Model, seed: int, scale: float = 1.0, integer: float = 1.0) -> Cost:
+    """The kernels this device would run for ``model``; ``scale`` slows all of them, ``integer`` those on integers."""
+    simulation = _Simulation(model, seed, integer)
     layers = tuple(
         replace(layer, milliseconds=layer.milliseconds * scale)
         for node in model.nodes
@@ -59,9 +59,10 @@ def cost_of(model: Model, seed: int, scale: float = 1.0) -> Cost:
 class _Simulation:
     """Decides for one model which nodes become kernels, and what each costs."""
 
-    def __init__(self, model: Model, seed: int) -> None:
+    def __init__(self, model: Model, seed: int, factor: float) -> None:
         self._model = model
         self._seed = seed
+        self._factor = factor
         self._integer = {node.name for node in model.nodes if self._computes_on_integers(node)}
 
     def layer(self, node: Node) -> LayerTime | None:
@@ -155,7 +156,7 @@ class _Simulation:
 
     def _discount(self, node: Node) -> float:
         """The integer kernel's time over the float one's. Small operators may lose."""
-        base = self._draw(node, "integer", 0.25, 0.8 if node.op_type in LINEAR else 1.3)
+        base = self._factor * self._draw(node, "integer", 0.25, 0.8 if node.op_type in LINEAR else 1.3)
         return base if self._writes_integers(node) else base * self._draw(node, "in-only", 0.9, 1.3)
 
     def _flops(self, node: Node) -> float:

@@ -116,7 +116,7 @@ def _gpu(index: int) -> _cuda.Device:
     count = _cuda.count_devices()
     if index >= count:
         raise BackendError(
-            f"there is no GPU {index}: {count} can be used", cure="choose tensorrt.device below that"
+            f"there is no GPU {index}: {count} can be used", cure="choose another with --qdq-device"
         )
     return _cuda.describe(index)
 

@@ -11,7 +11,6 @@
   ``same-compute-capability`` (none). ``tensorrt.version-compatible``: whether in later versions, too (off).
 - ``tensorrt.build-route``: TensorRT 11's compiler knobs, as it writes them (those of the run's first build).
 - ``tensorrt.plugins``: plugin libraries, separated as in PATH. The command line gives them, never a spec.
-- ``tensorrt.device``: index of the GPU (0).
 - ``tensorrt.cuda-graph``: whether runs are timed as CUDA graphs where that is possible (on).
 - ``tensorrt.warmup-ms``: how long an engine that stood still is run before it is timed (100).
 - ``tensorrt.verbose``: whether TensorRT's whole log goes to the build's (off).
@@ -53,7 +52,6 @@ class TensorRtOptions:
     version_compatible: bool = False
     build_route: str | None = None
     plugins: tuple[Path, ...] = ()
-    device: int = 0
     cuda_graph: bool = True
     warmup_ms: int = 100
     verbose: bool = False
@@ -143,7 +141,6 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "version-compatible": _switch,
     "build-route": str,
     "plugins": _libraries,
-    "device": _whole(0),
     "cuda-graph": _switch,
     "warmup-ms": _whole(0),
     "verbose": _switch,

@@ -23,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
+from qdqspec.backends._nvidia_smi import environment
 from qdqspec.backends._trtexec_log import Report, read_log
 from qdqspec.backends._trtexec_messages import cause_of
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -199,6 +200,7 @@ def _start(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=_dying_with_us(),
+                env=environment(),
             )
         except OSError as error:
             raise BackendUnavailableError(

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.config import Settings
 from qdqspec.types import DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
 Array = npt.NDArray[np.generic]
@@ -72,19 +73,29 @@ class Capabilities:
 class BuildOptions:
     """How to build: worker threads and backend-specific words from configuration.
 
-    ``serial`` counts the builds of a run; a simulated device draws the deviation of a build from it.
-    ``profiles`` are the shapes that inputs with dynamic dimensions will have. ``state`` is a folder in which
-    a backend keeps what the builds of one run share, such as a timing cache; it stays with the results.
+    ``device`` is the index of the GPU, where the backend uses one. ``serial`` counts the builds of a run; a
+    simulated device draws the deviation of a build from it. ``profiles`` are the shapes that inputs with dynamic
+    dimensions will have. ``state`` is a folder in which a backend keeps what the builds of one run share, such as a
+    timing cache; it stays with the results.
     A ``fresh`` build takes nothing from there that could make it like an earlier one: it is to show how much two
     builds differ.
     """
 
     threads: int = 1
     extra: Mapping[str, str] = field(default_factory=dict)
+    device: int = 0
     serial: int = 0
     profiles: tuple[ShapeProfile, ...] = ()
     state: Path | None = None
     fresh: bool = False
+
+    @classmethod
+    def of(cls, settings: Settings) -> BuildOptions:
+        """What the settings of a run say of building."""
+        return cls(threads=settings.threads, device=settings.device, extra=settings.extra)
+
+
+PLAIN = BuildOptions()  # one thread, the first GPU, nothing else said
 
 
 class Engine(Protocol):
@@ -119,7 +130,7 @@ class Backend(Protocol):
     name: str
     target: str  # backend and variant, as budgets and lint name it: onnxruntime-cpu
 
-    def probe(self) -> Availability:
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Say whether it is usable here, and how to get it if not. Never raises."""
         ...
 
@@ -127,8 +138,8 @@ class Backend(Protocol):
         """What results are keyed by: product, instruction set, backend major.minor, threads."""
         ...
 
-    def capabilities(self) -> Capabilities:
-        """What may be quantized, and how."""
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
+        """What may be quantized on the device that is chosen, and how."""
         ...
 
     def build(self, model: Path, options: BuildOptions) -> Engine:

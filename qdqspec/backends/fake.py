@@ -8,7 +8,8 @@ these words from configuration, all optional:
 - ``fake.run_noise``, ``fake.wall_noise``: log standard deviation of single runs on the CPU and the wall
   clock (0.03 and 0.12: a shared machine). ``fake.build_noise``: the same between builds (0.012).
 - ``fake.drift``, ``fake.drift_period``: amplitude and period in simulated seconds of a slow swing (0, 30).
-- ``fake.scale``: makes everything slower by this factor (1).
+- ``fake.scale``: makes everything slower by this factor (1). ``fake.integer``: only the work of integer kernels;
+  with 2 about half of them no longer pay.
 - ``fake.fail_rate``: share of candidates that are refused to be built, always the same ones (0).
 - ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: ``build``, ``run``, ``bind``, ``time`` or
   ``layers``: raise, die by a segmentation fault, sleep for ever, run out of memory there. Meant for child
@@ -28,7 +29,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.registry import did_you_mean
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -49,6 +50,7 @@ class FakeOptions:
     drift: float = 0.0
     drift_period: float = 30.0
     scale: float = 1.0
+    integer: float = 1.0
     fail_rate: float = 0.0
     fault_rate: float = 1.0
     raise_: str = ""
@@ -67,7 +69,7 @@ class FakeDevice:
         self._builds = 0
         self._now_ms = 0.0  # simulated time, which drift follows
 
-    def probe(self) -> Availability:
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
         """Always usable."""
         return Availability(usable=True, facts={"device": "simulated"})
 
@@ -75,7 +77,7 @@ class FakeDevice:
         """One key for all simulated devices: their results are comparable only within one seed."""
         return DeviceKey(key="fake", details={"note": "simulated times, not measured ones"})
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """As ONNX Runtime's, on a few more operators."""
         from qdqspec.backends._fake_cost import FUSED, LABELS
 
@@ -94,7 +96,7 @@ class FakeDevice:
 
         words = options_from(options.extra)
         loaded = load_model(model)
-        cost = cost_of(loaded, words.seed, words.scale)
+        cost = cost_of(loaded, words.seed, words.scale, words.integer)
         if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
             words = replace(words, raise_="", crash="", hang="", oom="")
         break_down(words, "build")
@@ -203,7 +205,7 @@ def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
     from qdqspec.graph.model import load_model
 
     words = options_from(options or {})
-    return cost_of(load_model(model), words.seed, words.scale).milliseconds
+    return cost_of(load_model(model), words.seed, words.scale, words.integer).milliseconds
 
 
 def options_from(extra: Mapping[str, str]) -> FakeOptions:

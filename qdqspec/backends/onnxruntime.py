@@ -24,7 +24,7 @@ from qdqspec.backends._ort_layers import map_kernels
 from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR, SINCE_OPSET
 from qdqspec.backends._ort_options import FULL, LEVELS, level_from
 from qdqspec.backends._ort_profile import layer_times, read_profile
-from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
 
@@ -47,7 +47,7 @@ class OnnxRuntime:
     name = "onnxruntime"
     target = "onnxruntime-cpu"
 
-    def probe(self) -> Availability:
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
         """Say whether ONNX Runtime can be imported, and which integer path this processor has."""
         cpu = _cpu.detect()
         facts = {"cpu": cpu.product, "int8 path": cpu.int8_path, "cores": str(cpu.cores)}
@@ -85,7 +85,7 @@ class OnnxRuntime:
             details["optimization"] = level
         return DeviceKey(key=f"{cpu.slug}-onnxruntime-{major_minor}-t{options.threads}", details=details)
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """What runs in integers here; the table is verified against the installed version by our tests."""
         return Capabilities(
             formats=("int8", "uint8", *BLOCKED),

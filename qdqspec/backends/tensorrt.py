@@ -28,7 +28,7 @@ from qdqspec.backends._trt_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, R
 from qdqspec.backends._trt_options import options_from
 from qdqspec.backends._trt_profiles import Shape
 from qdqspec.backends._trt_run import Session, check_feeds, ports_of
-from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import DeviceKey, LayerTime, Samples
@@ -54,9 +54,9 @@ class TensorRt:
         version = installed_version()
         return self.name if version is None else f"{self.name}-{parts(version)[0]}"
 
-    def probe(self) -> Availability:
-        """Say whether TensorRT and a GPU are here. Another process finds out, once."""
-        found = look()
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """Say whether TensorRT and the GPU chosen are here. Another process finds out, once."""
+        found = look(options.device)
         return Availability(
             usable=not found.why,
             why=found.why,
@@ -66,15 +66,15 @@ class TensorRt:
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """GPU product, compute capability, TensorRT major.minor. Raises where there is no GPU to key by."""
-        found = look(options_from(options.extra).device)
+        found = look(options.device)
         if found.why:
             raise BackendUnavailableError(found.why, cure=found.install)
         asked = {word: text for word, text in options.extra.items() if word.startswith("tensorrt.")}
         return DeviceKey(key=found.key, details={**found.facts, **asked})
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """What TensorRT's documents say of this GPU and version; of int8 alone where there is no GPU."""
-        found = look()
+        found = look(options.device)
         formats = formats_for(found.capability, parts(found.tensorrt))
         return Capabilities(
             formats=formats,
@@ -93,11 +93,11 @@ class TensorRt:
 
         This initializes CUDA: a process that has built cannot be forked any more.
         """
-        words = options_from(options.extra)
+        options_from(options.extra)  # a wrong word is told before anything is loaded
         require_tensorrt()
         if not model.is_file():
             raise BackendError("there is no such model file", where=model, cure="check the path")
-        _cuda.select(words.device)
+        _cuda.select(options.device)
         return TensorRtEngine(model, options)
 
 
@@ -112,7 +112,7 @@ class TensorRtEngine:
         self._log, logger = open_log()
         self._log.verbose = self._words.verbose
         self._log.clear()
-        gpu = _cuda.describe(self._words.device)
+        gpu = _cuda.describe(options.device)
         found = Found(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
         key = f"{found.slug}-tensorrt-{trt.__version__}"
         self._shared = Shared(options.state, key, fresh=options.fresh)

@@ -14,18 +14,16 @@ words from configuration, all optional:
 
 from __future__ import annotations
 
-import csv
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from qdqspec.backends import _trt_ops
 from qdqspec.backends._cpu import slug_from_text
+from qdqspec.backends._nvidia_smi import capability_of, gpu_facts
 from qdqspec.backends._trt_json import read_times
 from qdqspec.backends._trt_layers import parse_layers
 from qdqspec.backends._trtexec_files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
@@ -38,7 +36,7 @@ from qdqspec.backends._trtexec_process import (
     find_trtexec,
     require_tool,
 )
-from qdqspec.backends.base import Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.registry import did_you_mean
@@ -52,7 +50,7 @@ _STRONG = "--stronglyTyped"
 _WEAK = frozenset({"--fp16", "--bf16", "--int8", "--fp8", "--int4", "--best"})
 _FORMATS = ("int8", "fp8")  # per-tensor activations; blocked formats go through backend tensorrt
 _PROFILED_RUNS = 50  # at least: single runs are short, and each layer is timed to half a microsecond
-_SMI_FIELDS = ("name", "compute_cap", "driver_version")
+_DEVICE = "--device="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +89,13 @@ class Trtexec:
     name = "trtexec"
     target = "trtexec"
 
-    def probe(self) -> Availability:
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Say whether there is a trtexec that answers, of which version, and which GPU it will use."""
         try:
             tool = require_tool()
         except BackendUnavailableError as error:
             return Availability(usable=False, why=error.what, install=error.cure or INSTALL)
-        facts = {"trtexec": tool.path, "TensorRT": _version_text(tool), **_gpu_facts()}
+        facts = {"trtexec": tool.path, "TensorRT": _version_text(tool), **gpu_facts(_gpu_index(options))}
         if tool.major < _OLDEST:
             why = f"TensorRT {_version_text(tool)} is too old: networks cannot be strongly typed before 10"
             return Availability(usable=False, why=why, install=INSTALL, facts=facts)
@@ -105,7 +103,7 @@ class Trtexec:
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """GPU, compute capability and TensorRT's major.minor; host threads do not matter."""
-        facts = _gpu_facts(_gpu_index(options))
+        facts = gpu_facts(_gpu_index(options))
         version = "unknown"
         if find_trtexec() is not None:
             version = _version_text(require_tool())
@@ -115,9 +113,9 @@ class Trtexec:
         major_minor = ".".join(version.split(".")[:2])
         return DeviceKey(key=f"{product}-trtexec-{major_minor}", details={**facts, "TensorRT": version})
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """As TensorRT's: symmetric, biases in float, by compute capability."""
-        here = _trt_ops.formats_for(_capability(), _version())
+        here = _trt_ops.formats_for(capability_of(gpu_facts(_gpu_index(options))), _version())
         formats = tuple(name for name in here if name in _FORMATS)
         return Capabilities(
             formats=formats,
@@ -153,6 +151,7 @@ class TrtexecEngine:
         self._model = model
         self._folder = folder
         self._words = options_from(options.extra)
+        self._device = options.device
         self._feeds: dict[str, Array] | None = None
         self._open = True
         self._notes = self._build(options).notes
@@ -238,6 +237,7 @@ class TrtexecEngine:
     def _run(self, words: list[str], wanted: list[str], seconds: float) -> Report:
         """Own arguments stand in place of ours: given twice, trtexec takes whichever it likes."""
         own = {word.partition("=")[0] for word in self._words.args}
+        words = [*words, f"{_DEVICE}{self._device}"] if self._device else words
         words, wanted = ([w for w in ours if w.partition("=")[0] not in own] for ours in (words, wanted))
         return self._tool.run(
             [*words, *self._words.args], model=Path(self._model.where), seconds=seconds, wanted=wanted
@@ -283,29 +283,12 @@ def _version_text(tool: Tool) -> str:
     return ".".join(map(str, tool.version)) if tool.version else f"{tool.major} or so"
 
 
-def _capability() -> tuple[int, int]:
-    major, _, minor = _gpu_facts().get("compute capability", "").partition(".")
-    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
-
-
-def _gpu_index(options: BuildOptions) -> str:
-    """The GPU that own arguments choose."""
-    chosen = [word for word in options_from(options.extra).args if word.startswith("--device=")]
-    return chosen[-1].removeprefix("--device=") if chosen else "0"
-
-
-@cache
-def _gpu_facts(index: str = "0") -> dict[str, str]:
-    """What nvidia-smi says of a GPU; nothing where there is none, as on Jetson."""
-    query = ["nvidia-smi", "-i", index, f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return {}
-    rows = list(csv.reader(done.stdout.splitlines()[:1], skipinitialspace=True))
-    if done.returncode or not rows or len(rows[0]) != len(_SMI_FIELDS):
-        return {}
-    return dict(zip(("GPU", "compute capability", "driver"), rows[0], strict=True))
+def _gpu_index(options: BuildOptions) -> int:
+    """The GPU that own arguments choose, else the one the run is for."""
+    chosen = [
+        word.removeprefix(_DEVICE) for word in options_from(options.extra).args if word.startswith(_DEVICE)
+    ]
+    return int(chosen[-1]) if chosen and chosen[-1].isdecimal() else options.device
 
 
 backend = Trtexec

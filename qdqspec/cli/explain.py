@@ -38,7 +38,7 @@ def add_verbs(verbs: Verbs) -> None:
         "--exportProfile and --exportTimes wrote them; beside NAME.graph.json, NAME.profile.json, NAME.times.json and "
         "NAME.profile.metadata.json are found. Several of these are ranked.",
         example="qdqspec explain reports/squeezenet/default\n  qdqspec explain fp16.graph.json qat.graph.json",
-        options=["backend", "threads", "seed", "backend-option", "plugin", "trtexec-args"],
+        options=["backend", "device", "threads", "seed", "backend-option", "plugin", "trtexec-args"],
     )
     parser.add_argument("what", nargs="+", metavar="WHAT")
     parser.add_argument(
@@ -234,13 +234,13 @@ def _profiled(models: Mapping[str, Path], settings: Settings) -> list[Engine]:
 
     ops = {node.name: node.op_type for path in models.values() for node in load_model(path).nodes}
     with closing(Isolated(settings.backend)) as backend:
-        availability = backend.probe()
+        options = BuildOptions.of(settings)
+        availability = backend.probe(options)
         if not availability.usable:
             raise BackendUnavailableError(
                 f"backend {settings.backend} is not usable here: {availability.why}",
                 cure=availability.install or None,
             )
-        options = BuildOptions(threads=settings.threads, extra=settings.extra)
         clock: Clock = "cpu" if settings.threads == 1 else "wall"
         found = profile_models(models, backend, options, clock=clock, seed=settings.seed)
     return [

@@ -23,7 +23,7 @@ def add_verbs(verbs: Verbs) -> None:
         doctor,
         does="Tell which backends work here, and how to get the others. Exits 0 when the chosen one works.",
         example="qdqspec doctor --backend onnxruntime",
-        options=["backend"],
+        options=["backend", "device", "backend-option"],
     )
     add_verb(
         verbs,
@@ -37,8 +37,11 @@ def add_verbs(verbs: Verbs) -> None:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Probe every backend there is."""
-    chosen = settings_from(arguments).backend
-    found = {name: backend_named(name).probe() for name in registry.names("backend")}
+    from qdqspec.backends.base import BuildOptions
+
+    settings = settings_from(arguments)
+    chosen, options = settings.backend, BuildOptions.of(settings)
+    found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
     if arguments.json:
         say_json(
             {"schema_version": 1, "chosen": chosen, "backends": {n: _facts(a) for n, a in found.items()}}

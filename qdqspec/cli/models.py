@@ -12,8 +12,8 @@ from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, sett
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from qdqspec.backends.base import Backend
     from qdqspec.cli.words import Verbs
+    from qdqspec.config import Settings
     from qdqspec.regions.inspect import Section
     from qdqspec.regions.inspection import Abilities
 
@@ -54,7 +54,7 @@ def _add_inspect(verbs: Verbs) -> None:
         inspect,
         does="Print the regions of a model, their patterns, and what of it can be quantized.",
         example="qdqspec inspect model.onnx --verbose",
-        options=["backend"],
+        options=["backend", "device"],
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--regions", action="store_true", help="Only the regions.")
@@ -96,7 +96,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     inspection = inspect_model(
         model,
         find(model),
-        _abilities(backend_named(settings_from(arguments).backend)),
+        _abilities(settings_from(arguments)),
         bodies=find_bodies(model, find),
         forecast=forecast_tuning(model, TRIALS["default"]),
     )
@@ -115,13 +115,15 @@ def inspect(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _abilities(backend: Backend) -> Abilities | None:
+def _abilities(settings: Settings) -> Abilities | None:
     """What the backend can do, where it works here."""
+    from qdqspec.backends.base import BuildOptions
     from qdqspec.regions.inspection import Abilities
 
-    if not backend.probe().usable:
+    backend, options = backend_named(settings.backend), BuildOptions.of(settings)
+    if not backend.probe(options).usable:
         return None
-    can = backend.capabilities()
+    can = backend.capabilities(options)
     return Abilities(labels=can.labels, since_opset=can.since_opset, absorbs=can.absorbs)
 
 

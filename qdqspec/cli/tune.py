@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run leaves
 _OPTIONS = (
-    "backend", "mode", "threads", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
+    "backend", "device", "mode", "threads", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
     "report", "allow-path", "baseline", "backend-option", "plugin", "trtexec-args",
 )  # fmt: skip
 
@@ -55,6 +56,12 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument(
         "--calibration", type=Path, metavar="NPZ", help="Data to take activation ranges from."
     )
+    parser.add_argument(
+        "--shapes",
+        type=_shapes,
+        metavar="NAME:1x3x224x224",
+        help="Shapes of inputs whose dimensions are dynamic; several with commas.",
+    )
     parser.add_argument("--strategy", metavar="NAME", help="Search strategy (default: attribution).")
     parser.add_argument("--preset", choices=("quick", "default", "extensive"), help="Size of the search.")
     parser.add_argument("--trials", type=_positive(int), metavar="N", help="At most so many builds.")
@@ -70,6 +77,17 @@ def _positive(number: type[int] | type[float]) -> Any:
 
     parse.__name__ = number.__name__  # what argparse calls it in its message
     return parse
+
+
+_SHAPE = re.compile(r"(?P<name>.+?):(?P<dims>\d+(?:x\d+)*)(?:,(?=.)|$)")
+
+
+def _shapes(text: str) -> dict[str, list[int]]:
+    """``a:1x3x224x224,b:1x16``, as trtexec takes them; a name may have a colon in it."""
+    found = list(_SHAPE.finditer(text))
+    if "".join(match[0] for match in found) != text or not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of shapes such as images:1x3x224x224,ids:1x16")
+    return {match["name"]: [int(dim) for dim in match["dims"].split("x")] for match in found}
 
 
 def tune(arguments: argparse.Namespace) -> int:
@@ -111,6 +129,12 @@ def _as_asked(case: Case, arguments: argparse.Namespace) -> Case:
     inputs, quantize = case.inputs, case.quantize
     if arguments.calibration is not None:
         inputs = replace(inputs, calibration=arguments.calibration.absolute())
+    if arguments.shapes is not None:
+        from qdqspec.spec.inline import inline_case
+
+        inputs = replace(
+            inputs, profiles=inline_case(case.model, {"shapes": arguments.shapes}).inputs.profiles
+        )
     if arguments.quant is not None:
         quantize = replace(quantize, format=arguments.quant)
     return replace(case, tune=tuning, inputs=inputs, quantize=quantize)

@@ -66,6 +66,12 @@ OPTIONS: tuple[Option, ...] = (
         name="threads", parse=values.whole(1), metavar="N", help="Threads a model runs with (default: 1)."
     ),
     Option(
+        name="device",
+        parse=values.whole(0),
+        metavar="N",
+        help="Index of the GPU, for backends that use one; as CUDA counts them (default: 0).",
+    ),
+    Option(
         name="time-limit",
         parse=values.duration,
         metavar="TIME",

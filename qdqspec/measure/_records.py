@@ -59,6 +59,7 @@ def options_to_json(options: BuildOptions) -> dict[str, Any]:
     return {
         "threads": options.threads,
         "extra": dict(options.extra),
+        "device": options.device,
         "serial": options.serial,
         "profiles": profiles,
         "state": None if options.state is None else str(options.state.absolute()),
@@ -72,6 +73,7 @@ def options_from_json(data: Json) -> BuildOptions:
     return BuildOptions(
         threads=data["threads"],
         extra=data["extra"],
+        device=data["device"],
         serial=data["serial"],
         profiles=tuple(_profile_from_json(profile) for profile in data["profiles"]),
         state=None if state is None else Path(state),

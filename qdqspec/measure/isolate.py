@@ -18,6 +18,7 @@ from types import TracebackType
 
 from qdqspec import errors
 from qdqspec.backends.base import (
+    PLAIN,
     Array,
     Availability,
     Backend,
@@ -69,17 +70,17 @@ class Isolated:
         self.name = self._local.name
         self.target = self._local.target
 
-    def probe(self) -> Availability:
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """As the backend itself says."""
-        return self._local.probe()
+        return self._local.probe(options)
 
     def device(self, options: BuildOptions) -> DeviceKey:
         """As the backend itself says."""
         return self._local.device(options)
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """As the backend itself says."""
-        return self._local.capabilities()
+        return self._local.capabilities(options)
 
     def build(self, model: Path, options: BuildOptions) -> IsolatedEngine:
         """Build in a new child process.

@@ -6,7 +6,7 @@ May import floors 0 and 1, and numpy. Samples are streamed: one feed is in memor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Protocol
@@ -15,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.errors import DataError
+from qdqspec.graph.model import Model
 from qdqspec.parity.npz import Member, read_members
 from qdqspec.parity.random_inputs import random_feeds
 from qdqspec.parity.shapes import InputSpec
 from qdqspec.registry import did_you_mean
+from qdqspec.types import Inputs, InputShape
 
-__all__ = ["Dataset", "Feeds", "open_data", "random_feeds"]
+__all__ = ["Dataset", "Feeds", "open_data", "random_feeds", "shaped_by_data"]
 
 Array = npt.NDArray[np.generic]
 Feed = dict[str, Array]
@@ -81,6 +83,31 @@ class Dataset:
                 cure=f"add {LABELS}=... to numpy.savez: one class number a sample",
             )
         return self.labels
+
+
+def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
+    """The inputs of a case, with the shapes that its data has where the model leaves them open.
+
+    What is declared stays. Calibration data speaks first, then evaluation data; of a folder, the first file.
+    """
+    path = inputs.calibration or inputs.evaluation
+    if path is None or not (open_inputs := _open(model, inputs)):
+        return inputs
+    members = read_members(_files(path)[0])
+    shapes = {
+        name: (1, *sample) if len(sample) == rank - 1 else sample
+        for name, rank in open_inputs.items()
+        if name in members and len(sample := members[name].shape[1:]) in (rank - 1, rank)
+    }
+    fixed = {name: InputShape(min=shape, opt=shape, max=shape) for name, shape in shapes.items()}
+    profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
+    return replace(inputs, profiles=tuple(profiles))
+
+
+def _open(model: Model, inputs: Inputs) -> dict[str, int]:
+    """Inputs with a dimension after the first that neither model nor case fixes, with their rank."""
+    shapes = {name: model.shape(name) for name in model.inputs if name not in inputs.profiles[0].shapes}
+    return {name: len(shape) for name, shape in shapes.items() if shape and not all(shape[1:])}
 
 
 def open_data(path: Path, inputs: Mapping[str, InputSpec]) -> Dataset:

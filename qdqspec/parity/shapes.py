@@ -138,8 +138,13 @@ def _dtype(model: Model, name: str) -> np.dtype[np.generic]:
 
 
 def _declare(name: str, shape: object) -> str:
-    text = "[" + ", ".join(map(str, shape)) + "]" if isinstance(shape, list) else f"<{shape}>"
-    return f"declare it in the spec: inputs: {{shapes: {{{name}: {text}}}}}"
+    if not isinstance(shape, list):
+        return f"declare it in the spec: inputs: {{shapes: {{{name}: <{shape}>}}}}"
+    spec, words = ", ".join(map(str, shape)), "x".join(map(str, shape))
+    return (
+        f"declare it, inputs: {{shapes: {{{name}: [{spec}]}}}} in a spec or --shapes {name}:{words}, "
+        "or give calibration data of that shape"
+    )
 
 
 def _text(shape: tuple[int | None, ...]) -> str:

@@ -18,7 +18,7 @@ from qdqspec.errors import QdqspecError
 from qdqspec.plugin._compat import located_text
 from qdqspec.types import Case, CheckSpec, Section, Verdict
 
-_MATTERING = ("backend", "threads")  # what else a verdict depends on, where it was chosen
+_MATTERING = ("backend", "device", "threads")  # what else a verdict depends on, where it was chosen
 
 
 class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction

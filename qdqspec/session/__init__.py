@@ -76,7 +76,7 @@ class Session:
         self.watch = watch
         self.metrics = joined_metrics(metrics or {})
         self.backend = Isolated(self.settings.backend)
-        self._options = BuildOptions(threads=self.settings.threads, extra=self.settings.extra)
+        self._options = BuildOptions.of(self.settings)
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._results: dict[_Key, dict[str, CheckResult]] = {}
@@ -84,9 +84,9 @@ class Session:
 
     def availability(self, case: Case) -> Availability:
         """Whether the backend works here and has the case's number format, and what to do if not."""
-        found = self.backend.probe()
+        found = self.backend.probe(self._options)
         wanted = case.quantize.format
-        if not found.usable or wanted in (known := self.backend.capabilities().formats):
+        if not found.usable or wanted in (known := self.backend.capabilities(self._options).formats):
             return found
         return replace(
             found,
@@ -119,7 +119,7 @@ class Session:
         random generator. In ``folder`` the study is kept from the beginning, and gone on with where it is there.
         """
         case = self._asked(model, asked)
-        settings = {name: getattr(self.settings, name) for name in ("backend", "threads", "seed")}
+        settings = {name: getattr(self.settings, name) for name in ("backend", "device", "threads", "seed")}
         return Study(
             self.work(case).bench,
             settings,
@@ -276,7 +276,7 @@ class Session:
             backend=self.backend,
             options=self._options,
             settings=self.settings,
-            exclusive=lambda: DeviceLock(self._device.key),
+            exclusive=lambda: DeviceLock(f"{self.settings.device}-{self._device.key}"),
             watch=self._tell,
             seconds_left=self._seconds_left,
         )

@@ -15,6 +15,7 @@ from qdqspec import __version__
 from qdqspec.backends.base import Array, Engine
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measure.lock import RunLock
+from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.session.files import BuildLogs, make_folder
 from qdqspec.session.kept import data_digest, key_of
@@ -40,11 +41,16 @@ class CaseBench:
         return load_model(self.case.model)
 
     @cached_property
+    def _shaped(self) -> Case:
+        """The case with every shape that is declared or that its data tells."""
+        return replace(self.case, inputs=shaped_by_data(self.given, self.case.inputs))
+
+    @cached_property
     def work(self) -> Workbench:
         """The workbench, with the shapes of this case and a folder beside its results for what builds share."""
         options = replace(
             self._given_bench.options,
-            profiles=shape_profiles(self.given, self.case.inputs),
+            profiles=shape_profiles(self.given, self._shaped.inputs),
             state=self.output / self.backend.name,
         )
         return replace(self._given_bench, options=options)
@@ -52,7 +58,7 @@ class CaseBench:
     @cached_property
     def prepared(self) -> Prepared:
         """The model with what tuning needs."""
-        return Prepared(self.case, self.given, self.backend, self.work.options, self.settings.seed)
+        return Prepared(self._shaped, self.given, self.backend, self.work.options, self.settings.seed)
 
     @property
     def output(self) -> Path:

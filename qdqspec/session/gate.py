@@ -183,7 +183,7 @@ class Gatekeeper:
             c.id for c in self._case.checks if c.kind == "regression" and c.params.evidence_key == name
         )
         words = ["pytest", f"{file}::{self._case.id}::{check}"]
-        given = [key for key in ("backend", "threads") if key in self._settings.origins]
+        given = [key for key in ("backend", "device", "threads") if key in self._settings.origins]
         words += [f"--qdq-{key}={getattr(self._settings, key)}" for key in given]
         return shlex.join([*words, f"--qdq-update={update}"])
 

@@ -51,7 +51,7 @@ class Prepared:
     @cached_property
     def capabilities(self) -> Capabilities:
         """What the backend can run in integers here."""
-        return self._backend.capabilities()
+        return self._backend.capabilities(self._options)
 
     @cached_property
     def inputs(self) -> dict[str, InputSpec]:

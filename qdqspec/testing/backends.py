@@ -115,10 +115,10 @@ class BackendContract:
         return BuildOptions()
 
     @pytest.fixture
-    def model(self, backend: Backend) -> Callable[[bool], onnx.ModelProto]:
+    def model(self, backend: Backend, options: BuildOptions) -> Callable[[bool], onnx.ModelProto]:
         """The small model, with pairs or without, its activations in the type that the backend takes."""
         taken: Literal["uint8", "int8"] = (
-            "int8" if backend.capabilities().activations.get("int8") == "int8" else "uint8"
+            "int8" if backend.capabilities(options).activations.get("int8") == "int8" else "uint8"
         )
         return lambda quantized: small_model(quantized=quantized, activations=taken)
 
@@ -132,7 +132,7 @@ class BackendContract:
         self, backend: Backend, options: BuildOptions, tmp_path: Path
     ) -> Iterator[Callable[[onnx.ModelProto], Engine]]:
         """Builds models from files, and closes their engines. Skips where the backend is not usable."""
-        availability = backend.probe()
+        availability = backend.probe(options)
         if not availability.usable:
             pytest.skip(f"{backend.name}: {availability.why}; {availability.install}")
         engines: list[Engine] = []
@@ -152,20 +152,20 @@ class BackendContract:
         assert re.fullmatch(r"[a-z0-9_]+", backend.name)
         assert backend.target == backend.name or backend.target.startswith(f"{backend.name}-")
 
-    def test_says_what_is_missing(self, backend: Backend) -> None:
+    def test_says_what_is_missing(self, backend: Backend, options: BuildOptions) -> None:
         """An unusable backend tells why, and how to get it."""
-        availability = backend.probe()
+        availability = backend.probe(options)
         assert availability.usable or (availability.why and availability.install)
 
-    def test_device_key_is_a_stable_file_name(self, backend: Backend) -> None:
+    def test_device_key_is_a_stable_file_name(self, backend: Backend, options: BuildOptions) -> None:
         """Baselines are files called after the key."""
-        key = backend.device(BuildOptions()).key
+        key = backend.device(options).key
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key)
-        assert backend.device(BuildOptions()).key == key
+        assert backend.device(options).key == key
 
-    def test_capabilities_use_known_words(self, backend: Backend) -> None:
+    def test_capabilities_use_known_words(self, backend: Backend, options: BuildOptions) -> None:
         """Formats have stored types; labels are those of the search, ``fp`` being understood."""
-        capabilities = backend.capabilities()
+        capabilities = backend.capabilities(options)
         assert capabilities.formats
         assert set(capabilities.weights) >= set(capabilities.formats)
         assert {f for f in capabilities.formats if not FORMATS[f].block} <= set(capabilities.activations)
@@ -221,6 +221,7 @@ class BackendContract:
     def test_layers_speak_of_the_model_without_pairs(
         self,
         backend: Backend,
+        options: BuildOptions,
         build: Callable[[onnx.ModelProto], Engine],
         model: Callable[[bool], onnx.ModelProto],
         feeds: dict[str, Array],
@@ -230,7 +231,7 @@ class BackendContract:
         engine = build(model(quantized))
         engine.bind(feeds)
         layers = engine.layers(3)
-        if not backend.capabilities().per_layer_profile and not layers:
+        if not backend.capabilities(options).per_layer_profile and not layers:
             pytest.skip(f"{backend.name} has no profile per layer")
         named = {node for layer in layers for node in layer.nodes}
         assert {"conv", "gemm"} <= named <= set(NODES)
@@ -250,7 +251,7 @@ class BackendContract:
         self, backend: Backend, options: BuildOptions, tmp_path: Path
     ) -> None:
         """Garbage and missing files give one error of one line that names the file."""
-        if not backend.probe().usable:
+        if not backend.probe(options).usable:
             pytest.skip(f"{backend.name} is not usable here")
         garbage = tmp_path / "garbage.onnx"
         garbage.write_bytes(b"not a model")

@@ -8,20 +8,28 @@ from pathlib import Path
 import pytest
 
 from qdqspec.backends import _cuda
+from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
 from qdqspec.measure.isolate import Isolated
+from qdqspec.plugin.options import settings_of
 
 GPU_BACKENDS = ("tensorrt", "trtexec")
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> Iterator[Isolated]:
+def chosen(request: pytest.FixtureRequest) -> BuildOptions:
+    """How to build, as the command line has it: ``--qdq-device``, ``--qdq-backend-option``, ``--qdq-plugin``."""
+    return BuildOptions.of(settings_of(request.config))
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest, chosen: BuildOptions) -> Iterator[Isolated]:
     """The backend named on the command line, its engines in child processes."""
     name = request.config.getoption("qdq_backend")
     if name not in GPU_BACKENDS:
         pytest.skip("no GPU backend was named: pytest tests/device --qdq-backend=tensorrt")
     with Isolated(name) as backend:
-        found = backend.probe()
+        found = backend.probe(chosen)
         if not found.usable:
             pytest.skip(f"{name} is not usable here: {found.why}; {found.install}")
         yield backend
@@ -36,13 +44,13 @@ def tensorrt(device: Isolated) -> Isolated:
 
 
 @pytest.fixture(scope="session")
-def gpu() -> _cuda.Device:
+def gpu(chosen: BuildOptions) -> _cuda.Device:
     """A GPU that CUDA can use, whatever else is installed."""
     try:
-        if not _cuda.count_devices():
-            pytest.skip("CUDA finds no GPU")
-        _cuda.select(0)
-        return _cuda.describe(0)
+        if _cuda.count_devices() <= chosen.device:
+            pytest.skip(f"CUDA finds no GPU {chosen.device}")
+        _cuda.select(chosen.device)
+        return _cuda.describe(chosen.device)
     except BackendError as error:
         pytest.skip(f"CUDA cannot be used: {error}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qdqspec.backends.base import Backend
+from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.measure.isolate import Isolated
 from qdqspec.testing.backends import BackendContract
 
@@ -15,3 +15,7 @@ class TestOnDevice(BackendContract):
     @pytest.fixture
     def backend(self, device: Isolated) -> Backend:
         return device
+
+    @pytest.fixture
+    def options(self, chosen: BuildOptions) -> BuildOptions:
+        return chosen

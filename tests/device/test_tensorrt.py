@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -42,17 +43,21 @@ def saved(model: onnx.ModelProto, path: Path) -> Path:
     return path
 
 
-def fitting(image: dict[str, np.ndarray], state: Path) -> BuildOptions:
+@pytest.fixture
+def fitting(image: dict[str, np.ndarray], state: Path, chosen: BuildOptions) -> BuildOptions:
+    """For models whose inputs have the shapes of the image."""
     shapes = {n: InputShape(min=v.shape, opt=v.shape, max=v.shape) for n, v in image.items()}
-    return BuildOptions(state=state, profiles=(ShapeProfile(shapes=shapes),))
+    return replace(chosen, state=state, profiles=(ShapeProfile(shapes=shapes),))
 
 
 def records(state: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
 
 
-def test_runs_are_recorded_as_cuda_graphs(tensorrt: Isolated, squeezenet: Path, image, state: Path):
-    with closing(tensorrt.build(squeezenet, fitting(image, state))) as engine:
+def test_runs_are_recorded_as_cuda_graphs(
+    tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, image, state: Path
+):
+    with closing(tensorrt.build(squeezenet, fitting)) as engine:
         engine.bind(image)
         samples = engine.time(100, warmup=10)
     assert records(state)[-1]["cuda_graph"] is True, records(state)[-1]
@@ -61,32 +66,34 @@ def test_runs_are_recorded_as_cuda_graphs(tensorrt: Isolated, squeezenet: Path, 
 
 
 def test_a_second_build_takes_its_kernels_from_the_timing_cache(
-    tensorrt: Isolated, squeezenet: Path, image, state: Path
+    tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, state: Path
 ):
     hashes = []
     for _ in range(2):
-        with closing(tensorrt.build(squeezenet, fitting(image, state))) as engine:
+        with closing(tensorrt.build(squeezenet, fitting)) as engine:
             hashes.append(engine.graph_hash)
     assert hashes[0] == hashes[1]
     assert len(list(state.glob("*.timing-cache"))) == 1
 
 
-def test_a_quantized_convolution_runs_on_integers(tensorrt: Isolated, tmp_path: Path):
+def test_a_quantized_convolution_runs_on_integers(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
     path = saved(small_model(quantized=True, activations="int8"), tmp_path / "q.onnx")
-    with closing(tensorrt.build(path, BuildOptions())) as engine:
+    with closing(tensorrt.build(path, chosen)) as engine:
         engine.bind(FEEDS)
         layers = engine.layers()
     assert any(layer.integer and "conv" in layer.nodes for layer in layers), layers
 
 
-def test_asymmetric_quantization_is_refused_with_the_node(tensorrt: Isolated, tmp_path: Path):
+def test_asymmetric_quantization_is_refused_with_the_node(
+    tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path
+):
     path = saved(small_model(quantized=True, activations="uint8"), tmp_path / "u.onnx")
     with pytest.raises(BackendError, match="x_quantize"):
-        tensorrt.build(path, BuildOptions())
+        tensorrt.build(path, chosen)
 
 
-def test_layers_name_every_convolution(tensorrt: Isolated, squeezenet: Path, image, state: Path):
-    with closing(tensorrt.build(squeezenet, fitting(image, state))) as engine:
+def test_layers_name_every_convolution(tensorrt: Isolated, fitting: BuildOptions, squeezenet: Path, image):
+    with closing(tensorrt.build(squeezenet, fitting)) as engine:
         engine.bind(image)
         layers = engine.layers()
     named = {node for layer in layers for node in layer.nodes}
@@ -105,21 +112,21 @@ def relu(path: Path) -> Path:
     return saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
 
 
-def test_several_shape_profiles(tensorrt: Isolated, tmp_path: Path):
+def test_several_shape_profiles(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
     spans = [[(1, 3), (1, 3), (2, 3)], [(4, 3), (8, 3), (16, 3)]]
     profiles = tuple(ShapeProfile(shapes={"x": InputShape(min=a, opt=b, max=c)}) for a, b, c in spans)
-    with closing(tensorrt.build(relu(tmp_path / "r.onnx"), BuildOptions(profiles=profiles))) as engine:
+    with closing(tensorrt.build(relu(tmp_path / "r.onnx"), replace(chosen, profiles=profiles))) as engine:
         for batch in (1, 2, 8, 16):
             values = np.random.default_rng(batch).standard_normal((batch, 3)).astype(np.float32)
             assert np.array_equal(engine.run({"x": values})["y"], np.maximum(values, 0))
 
 
-def test_a_dynamic_input_without_a_shape_is_refused(tensorrt: Isolated, tmp_path: Path):
+def test_a_dynamic_input_without_a_shape_is_refused(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
     with pytest.raises(BackendError, match="no shape is given"):
-        tensorrt.build(relu(tmp_path / "r.onnx"), BuildOptions())
+        tensorrt.build(relu(tmp_path / "r.onnx"), chosen)
 
 
-def test_outputs_whose_shape_depends_on_data(tensorrt: Isolated, tmp_path: Path):
+def test_outputs_whose_shape_depends_on_data(tensorrt: Isolated, chosen: BuildOptions, tmp_path: Path):
     graph = helper.make_graph(
         [helper.make_node("NonZero", ["x"], ["y"], "nonzero")],
         "data",
@@ -127,18 +134,20 @@ def test_outputs_whose_shape_depends_on_data(tensorrt: Isolated, tmp_path: Path)
         [helper.make_tensor_value_info("y", TensorProto.INT64, [1, "n"])],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
-    with closing(tensorrt.build(saved(model, tmp_path / "n.onnx"), BuildOptions())) as engine:
+    with closing(tensorrt.build(saved(model, tmp_path / "n.onnx"), chosen)) as engine:
         assert engine.run({"x": np.array([0, 1, 0, 2], np.float32)})["y"].tolist() == [[1, 3]]
         assert engine.run({"x": np.ones(4, np.float32)})["y"].tolist() == [[0, 1, 2, 3]]
 
 
 @pytest.mark.slow
-def test_a_search_ends_no_slower_than_it_began(tensorrt: Isolated, models: Path, tmp_path: Path):
+def test_a_search_ends_no_slower_than_it_began(
+    tensorrt: Isolated, chosen: BuildOptions, models: Path, tmp_path: Path
+):
     model = models / "digits_resnet.onnx"
     case = Case(id="default", model=model, inputs=Inputs(batch=32), tune=TuneRules(preset="quick"))
-    with closing(
-        Session(backend="tensorrt", output=tmp_path / "out", cache_dir=tmp_path / "cache")
-    ) as session:
+    here = {"output": tmp_path / "out", "cache_dir": tmp_path / "cache"}
+    words = tuple(f"{word}={text}" for word, text in chosen.extra.items())
+    with closing(Session(backend="tensorrt", device=chosen.device, backend_option=words, **here)) as session:
         work = session.work(case)
         assert work.search.trials[0].ok, work.search.trials[0].error
         assert work.latency is not None

@@ -45,7 +45,7 @@ def put_trtexec(
     fault: Mapping[str, str] | None = None,
 ) -> Trtexec:
     """A stand-in of a version, ``without`` some of its options, or with others ``listed`` in its help."""
-    from qdqspec.backends import trtexec
+    from qdqspec.backends import _nvidia_smi
 
     folder.mkdir(parents=True, exist_ok=True)
     known = set(OPTIONS.get(version, OPTIONS["10.9"])) - set(without)
@@ -62,10 +62,10 @@ def put_trtexec(
     _executable(folder / "trtexec", f"#!{sys.executable}\n{source}")
     _executable(
         folder / "nvidia-smi",
-        f"#!/bin/sh\n[ $2 = 0 ] && echo {shlex.quote(GPU)} || echo {shlex.quote(OTHER_GPU)}\n",
+        f"#!/bin/sh\ncase $2 in 0) echo {shlex.quote(GPU)};; none) exit 6;; *) echo {shlex.quote(OTHER_GPU)};; esac\n",
     )
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-    trtexec._gpu_facts.cache_clear()
+    _nvidia_smi._asked.cache_clear()
     return Trtexec(folder)
 
 

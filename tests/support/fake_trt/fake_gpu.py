@@ -19,6 +19,7 @@ MEMORY_BYTES = 80 << 30
 @dataclass
 class Gpu:
     now_ms: float = 0.0
+    device: int = 0  # the one that this process works on
     blocks: dict[int, Any] = field(default_factory=dict)  # by address
     pending: dict[int, Callable[[], None]] = field(
         default_factory=dict

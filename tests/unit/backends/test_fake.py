@@ -115,6 +115,14 @@ def test_seeds_are_different_devices(tmp_path: Path) -> None:
     assert true_ms(path, {"fake.scale": "1.1"}) == pytest.approx(1.1 * true_ms(path))
 
 
+def test_integer_kernels_can_be_made_slower_alone(tmp_path: Path) -> None:
+    plain, integer = chain(tmp_path, PLAIN), chain(tmp_path, FIRST_IN_INTEGERS)
+    costs = [true_ms(integer, {"fake.integer": factor}) for factor in ("1", "2", "3")]
+    assert costs[2] - costs[1] == pytest.approx(costs[1] - costs[0])
+    assert costs[0] < costs[1]
+    assert true_ms(plain, {"fake.integer": "3"}) == true_ms(plain)
+
+
 def test_the_same_calls_give_the_same_times(tmp_path: Path) -> None:
     def session() -> list[object]:
         device = FakeDevice()

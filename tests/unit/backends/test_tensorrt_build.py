@@ -115,7 +115,7 @@ def test_without_tensorrt_it_says_how_to_get_it(model: Path, monkeypatch: pytest
 
 def test_a_gpu_that_is_not_there_is_told(model: Path, newest: None):
     with pytest.raises(BackendError, match="cudaSetDevice failed: cudaErrorInvalidDevice"):
-        TensorRt().build(model, BuildOptions(extra={"tensorrt.device": "3"}))
+        TensorRt().build(model, BuildOptions(device=3))
 
 
 # ---- dynamic shapes -----------------------------------------------------------------------------

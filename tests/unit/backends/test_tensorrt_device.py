@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 
 from qdqspec.backends import _trt_device
@@ -15,9 +16,12 @@ from qdqspec.backends._trt_api import installed_version, unsupported
 from qdqspec.backends._trt_ops import formats_for
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import TensorRt
-from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
+from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.placement.rules import RULES
 from qdqspec.quantize.formats import FORMATS
+from qdqspec.session import Session
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Case, QuantizeRules
 
 Install = Callable[[str], None]
 
@@ -86,9 +90,44 @@ def test_no_gpu(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
 def test_a_gpu_with_a_wrong_number(install_tensorrt: Install):
     install_tensorrt("11.4.0.106")
     with pytest.raises(BackendError, match="there is no GPU 2: 1 can be used"):
-        TensorRt().device(BuildOptions(extra={"tensorrt.device": "2"}))
-    with pytest.raises(ConfigError):
-        TensorRt().device(BuildOptions(extra={"tensorrt.device": "two"}))
+        TensorRt().device(BuildOptions(device=2))
+
+
+def test_the_gpu_that_is_chosen_is_asked_and_worked_on(
+    install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("FAKE_TRT", "two-gpus")
+    install_tensorrt("11.4.0.106")
+    backend, second = TensorRt(), BuildOptions(device=1, state=tmp_path / "state")
+    assert backend.probe().facts["gpu"] == "NVIDIA Fake 100"
+    assert backend.probe(second).facts["gpu"] == "NVIDIA Fake 40"
+    assert backend.device(second).key == "nvidia-fake-40-sm86-tensorrt-11.4"
+    assert "fp8" in backend.capabilities().formats
+    assert "fp8" not in backend.capabilities(second).formats
+    path = tmp_path / "model.onnx"
+    onnx.save(small_model(), path)
+    backend.build(path, second).close()
+    from fake_gpu import gpu
+
+    assert gpu.device == 1
+    (cache,) = (tmp_path / "state").glob("*.timing-cache")
+    assert cache.name.startswith("nvidia-fake-40-sm86")
+
+
+def test_a_session_works_on_the_gpu_of_its_settings(
+    install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("FAKE_TRT", "two-gpus")
+    install_tensorrt("11.4.0.106")
+    model = tmp_path / "model.onnx"
+    onnx.save(small_model(), model)
+    case = Case(id="default", model=model, quantize=QuantizeRules(format="fp8"))
+    for device, usable in ((0, True), (1, False)):
+        with Session(backend="tensorrt", device=device, root=tmp_path) as session:
+            found = session.availability(case)
+            assert found.usable is usable
+            assert ("fp8" in session.work(case).bench.prepared.capabilities.formats) is usable
+    assert "tensorrt has no fp8 on this device" in found.why
 
 
 def test_a_library_that_crashes_when_loaded(install_tensorrt: Install, tmp_path: Path):

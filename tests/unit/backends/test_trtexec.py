@@ -136,6 +136,27 @@ def test_own_arguments_reach_every_call(install_trtexec, engine):
     assert value(tool.calls()[1], "--warmUp") == "900"
 
 
+def test_the_gpu_that_is_chosen(install_trtexec, model, monkeypatch):
+    tool = install_trtexec()
+    backend, second = Trtexec(), BuildOptions(device=1)
+    assert backend.device(second).key.startswith("nvidia-l4-sm89-trtexec-")
+    assert backend.probe(second).facts["GPU"] == "NVIDIA L4"
+    assert (backend.capabilities().formats, backend.capabilities(second).formats) == (
+        ("int8",),
+        ("int8", "fp8"),
+    )
+    backend.build(model, second).close()
+    backend.build(model, BuildOptions()).close()
+    first, other = tool.calls()
+    assert "--device=1" in first
+    assert "--device" not in names(other), "what is the default need not be said"
+    own = BuildOptions(device=2, extra={"trtexec.args": "--device=1"})
+    assert backend.device(own).key.startswith("nvidia-l4-")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0")
+    assert backend.device(second).key.startswith("nvidia-a100-"), "the second of the visible ones is number 0"
+    assert "GPU" not in backend.probe(BuildOptions(device=2)).facts
+
+
 def test_own_arguments_replace_ours(install_trtexec, engine):
     tool = install_trtexec()
     engine(args="--warmUp=7 --profilingVerbosity=layer_names_only").time(2)

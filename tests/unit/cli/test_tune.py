@@ -131,6 +131,25 @@ def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):
     assert case.inputs.calibration == Path.cwd() / "c.npz"
 
 
+def test_shapes_are_said_as_trtexec_takes_them(verb, fake, monkeypatch):
+    cases = []
+    from qdqspec.session import Session
+
+    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    assert verb("tune", "m.onnx", "--mode", "plan", "--shapes", "x:1x3x8x8,serving:ids:0:1x16").code == 0
+    shapes = cases[0].inputs.profiles[0].shapes
+    assert {name: shape.opt for name, shape in shapes.items()} == {
+        "x": (1, 3, 8, 8), "serving:ids:0": (1, 16),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["x", "x:", "x:1x", "1x3", "x:1x3,", "x:1x3,y"])
+def test_shapes_that_are_none_are_refused(verb, fake, text):
+    result = verb("tune", "m.onnx", "--shapes", text)
+    assert result.code == 2
+    assert "is no list of shapes such as images:1x3x224x224" in result.err
+
+
 def test_settings_reach_the_session(verb, fake, tmp_path):
     verb(
         "tune",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from onnx import TensorProto, helper
 
 from qdqspec.errors import ModelError, SpecError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes, shape_profiles
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
@@ -46,7 +48,10 @@ def test_other_dynamic_dimensions_must_be_declared() -> None:
     model = model_with(ids=["batch", "length"])
     with pytest.raises(ModelError, match=r"dimension 1 of input 'ids' is dynamic") as caught:
         resolve_shapes(model, Inputs())
-    assert caught.value.cure == "declare it in the spec: inputs: {shapes: {ids: [1, ?]}}"
+    assert caught.value.cure == (
+        "declare it, inputs: {shapes: {ids: [1, ?]}} in a spec or --shapes ids:1x?, "
+        "or give calibration data of that shape"
+    )
     assert resolve_shapes(model, declared(ids=(1, 128))) == {"ids": (1, 128)}
 
 
@@ -121,3 +126,34 @@ def test_a_batch_is_in_every_profile(models: Path) -> None:
     both = shape_profiles(model, Inputs(profiles=declared, batch=4))
     assert [profile.weight for profile in both] == [0.3, 0.7]
     assert [profile.shapes for profile in both] == [alone.shapes, alone.shapes]
+
+
+@pytest.mark.parametrize(
+    ("data", "known"),
+    [
+        pytest.param((5, 3, 8, 8), (1, 3, 8, 8), id="samples without the first axis"),
+        pytest.param((5, 2, 3, 8, 8), (2, 3, 8, 8), id="samples of the whole shape"),
+    ],
+)
+def test_data_tells_the_shape_that_the_model_leaves_open(tmp_path: Path, data, known) -> None:
+    model = model_with(x=["n", 3, "h", "w"])
+    np.savez(tmp_path / "d.npz", x=np.zeros(data, np.float32))
+    inputs = shaped_by_data(model, Inputs(calibration=tmp_path / "d.npz"))
+    assert resolve_shapes(model, inputs) == {"x": known}
+    (profile,) = shape_profiles(model, inputs)
+    assert profile.shapes["x"] == InputShape(min=known, opt=known, max=known)
+
+
+def test_what_is_declared_or_fixed_is_not_taken_from_data(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.zeros((5, 3, 8, 8), np.float32))
+    asked = replace(declared(x=(1, 3, 4, 4)), calibration=tmp_path / "d.npz")
+    assert shaped_by_data(model_with(x=["n", 3, "h", "w"]), asked) == asked
+    free_batch = Inputs(calibration=tmp_path / "d.npz")
+    assert shaped_by_data(model_with(x=["n", 3, 8, 8]), free_batch) == free_batch
+
+
+def test_data_that_cannot_be_the_input_tells_nothing(tmp_path: Path) -> None:
+    model = model_with(x=["n", 3, "h", "w"])
+    np.savez(tmp_path / "d.npz", x=np.zeros((5, 8), np.float32), other=np.zeros((5, 3, 8, 8), np.float32))
+    with pytest.raises(ModelError, match="dimension 2 of input 'x' is dynamic"):
+        resolve_shapes(model, shaped_by_data(model, Inputs(calibration=tmp_path / "d.npz")))

@@ -47,20 +47,31 @@ def cudaGetLastError() -> Answer:
 
 
 def cudaGetDeviceCount() -> Answer:
-    return (cudaError_t.cudaErrorNoDevice, None) if fault("no-gpu") else (OK, 1)
+    return (cudaError_t.cudaErrorNoDevice, None) if fault("no-gpu") else (OK, len(_gpus()))
 
 
 def cudaSetDevice(device: int) -> Answer:
-    return (OK if device == 0 else cudaError_t.cudaErrorInvalidDevice,)
+    if device >= len(_gpus()):
+        return (cudaError_t.cudaErrorInvalidDevice,)
+    gpu.device = device
+    return (OK,)
 
 
 def cudaGetDeviceProperties(device: int) -> Answer:
-    if device:
+    if device >= len(_gpus()):
         return cudaError_t.cudaErrorInvalidDevice, None
-    properties = SimpleNamespace(
-        name=b"NVIDIA Fake 100", major=9, minor=0, totalGlobalMem=MEMORY_BYTES, multiProcessorCount=132
-    )
-    return OK, properties
+    return OK, _gpus()[device]
+
+
+def _gpus() -> list[SimpleNamespace]:
+    """One GPU; two of different kinds where the test asked for them."""
+    kinds = [(b"NVIDIA Fake 100", 9, 0), (b"NVIDIA Fake 40", 8, 6)]
+    return [
+        SimpleNamespace(
+            name=name, major=major, minor=minor, totalGlobalMem=MEMORY_BYTES, multiProcessorCount=132
+        )
+        for name, major, minor in kinds[: 2 if fault("two-gpus") else 1]
+    ]
 
 
 def cudaDriverGetVersion() -> Answer:

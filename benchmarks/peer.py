@@ -1,0 +1,221 @@
+"""Runs the autotuner of NVIDIA's ModelOpt and our search on the same models, and times what both end with.
+
+    python3 -m venv peer && peer/bin/pip install 'nvidia-modelopt[onnx]'
+    peer/bin/pip uninstall -y onnxruntime-gpu && peer/bin/pip install .
+    peer/bin/python benchmarks/peer.py model.onnx ... --schemes 30
+
+The peer's workflow runs as it is (nvidia-modelopt 0.47), with two things replaced that need a GPU or suit only one:
+its benchmark object times each model on ONNX Runtime, one thread, thread CPU time, median after warm-up; and its own
+``model_transform`` hook writes each candidate's points in the form that ONNX Runtime fuses (uint8 activations with the
+ranges our search calibrates, int8 weights per channel). Points on tensors that the backend has no integer kernel for
+are left out, which can only help it. It gets the model with constants and batch normalizations folded. The final
+models, and the float model, are built three times afresh and timed interleaved in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from modelopt.onnx.quantization.autotune import workflows
+from tabulate import tabulate
+
+from qdqspec.backends.base import Array
+from qdqspec.config import Settings
+from qdqspec.graph.constants import fold_constants
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.import_qdq import placement_for
+from qdqspec.placement.insert import Inserter
+from qdqspec.session import Session
+from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.timing import time_files
+from qdqspec.types import Case, Interval, LatencyEvidence, Placement, SearchResult, Site
+
+HEADERS = (
+    "model", "ours / float", "builds", "CPU s", "peer / float", "builds", "failed", "CPU s", "ours / peer",
+    "our builds to reach it",
+)  # fmt: skip
+T = TypeVar("T")
+WARM_UP = 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument(
+        "--schemes", type=int, default=30, help="schemes a region, for the peer (its default: 30)"
+    )
+    parser.add_argument("--runs", type=int, default=20, help="timed runs of each of the peer's builds")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    logging.disable(logging.ERROR)
+    for path in arguments.models:
+        with tempfile.TemporaryDirectory() as folder:
+            row = _row(path.absolute(), Path(folder), arguments)
+        print(tabulate([row], HEADERS, floatfmt=".3f"), flush=True)
+    return 0
+
+
+def _row(path: Path, folder: Path, arguments: argparse.Namespace) -> tuple[object, ...]:
+    case = Case(id="default", model=path)
+    settings = Settings(output=folder, cache_dir=folder / "cache", seed=arguments.seed)
+    ours, result = _counted(lambda: _our_search(case, settings))
+    with closing(Session(settings)) as session:
+        bench = session.work(case).bench
+        peer = Peer(bench, folder / "peer", arguments.runs)
+        theirs, final = _counted(lambda: peer.search(arguments.schemes, arguments.seed))
+        timed = _timed(bench, session.work(case).finder.tuned_path, final)
+    reached = _reached(result, timed.ratios["peer"].median)
+    return (
+        path.stem,
+        _text(timed.ratios["tuned"]),
+        result.total,
+        round(ours, 1),
+        _text(timed.ratios["peer"]),
+        peer.builds,
+        peer.failed,
+        round(theirs, 1),
+        timed.ratios["tuned"].median / timed.ratios["peer"].median,
+        reached,
+    )
+
+
+def _our_search(case: Case, settings: Settings) -> SearchResult:
+    with closing(Session(settings)) as session:
+        return session.search(case)
+
+
+def _counted(work: Callable[[], T]) -> tuple[float, T]:
+    """CPU seconds of this process and the children it has ended, and what the work gave."""
+    before = _cpu_seconds()
+    found = work()
+    return _cpu_seconds() - before, found
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _timed(bench: CaseBench, tuned: Path, peer: Path) -> LatencyEvidence:
+    files = {"reference": bench.case.model, "tuned": tuned, "peer": peer}
+    return time_files(bench.work, files, bench.prepared.sample, bench.case.tune)
+
+
+def _reached(result: SearchResult, ratio: float) -> str:
+    """How many search builds it took until one that stayed the best was as fast as the peer's final."""
+    for number, trial in enumerate(
+        (t for t in result.trials if t.phase not in ("noise", "confirm")), start=1
+    ):
+        if trial.incumbent and trial.ratio is not None and trial.ratio <= ratio:
+            return str(number)
+    return "not reached"
+
+
+@dataclass
+class Peer:
+    """ModelOpt's workflow on a case, its builds counted."""
+
+    bench: CaseBench
+    folder: Path
+    runs: int
+    builds: int = 0
+    failed: int = 0
+    _sample: dict[str, Array] = field(default_factory=dict)
+
+    def search(self, schemes: int, seed: int) -> Path:
+        """Run the workflow; return its final model."""
+        import random
+
+        random.seed(seed)
+        np.random.seed(seed)
+        self.folder.mkdir()
+        source = self.folder / "model.onnx"
+        save_model(self.folded.proto, source)
+        workflows._benchmark_instance = self  # noqa: SLF001 - the one place where its benchmark can be replaced
+        workflows.region_pattern_autotuning_workflow(
+            str(source), self.folder / "out", num_schemes_per_region=schemes, model_transform=self.written
+        )
+        return self.folder / "out" / "optimized_final.onnx"
+
+    @cached_property
+    def folded(self) -> Model:
+        """The model without constant nodes and batch normalizations: both searches see the same nodes."""
+        return Model(fold_constants(self.bench.prepared.model).model.proto)
+
+    @cached_property
+    def _inserter(self) -> Inserter:
+        return Inserter(self.bench.prepared.model, self.bench.prepared.numbers)
+
+    @cached_property
+    def _weights(self) -> dict[str, Site]:
+        space = self.bench.prepared.space
+        return {site.tensor: site for site in space.resolve(space.everything()).sites if site.weight}
+
+    def written(self, candidate: onnx.ModelProto) -> onnx.ModelProto:
+        """The candidate's points in ONNX Runtime's form."""
+        fitted = placement_for(self.bench.prepared.model, Model(candidate))
+        sites = (self._said(site) for site in fitted.placement.sites)
+        placement = Placement(sites=frozenset(site for site in sites if site is not None))
+        return self._inserter.insert(placement).proto if placement.sites else self.bench.given.proto
+
+    def _said(self, site: Site) -> Site | None:
+        if site.weight:
+            known = self._weights.get(site.tensor)
+            return known and replace(known, consumers=site.consumers)
+        return (
+            replace(site, format="uint8", axis=None)
+            if site.tensor in self.bench.prepared.space.tensors
+            else None
+        )
+
+    def run(
+        self,
+        path_or_bytes: str | bytes,
+        log_file: str | None = None,  # noqa: ARG002 - the peer's signature
+        flush_timing_cache: bool = False,  # noqa: ARG002
+    ) -> float:
+        """Median milliseconds of a model, on the thread's CPU clock; infinite where it does not run."""
+        self.builds += 1
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        sample = self.bench.prepared.sample
+        try:
+            session = ort.InferenceSession(path_or_bytes, options, providers=["CPUExecutionProvider"])
+            for _ in range(WARM_UP):
+                session.run(None, sample)
+            return float(np.median([_once(session, sample) for _ in range(self.runs)]))
+        except Exception:  # noqa: BLE001 - a model that does not run is a result here
+            self.failed += 1
+            return float("inf")
+
+
+def _once(session: ort.InferenceSession, sample: dict[str, Array]) -> float:
+    started = time.thread_time_ns()
+    session.run(None, sample)
+    return (time.thread_time_ns() - started) / 1e6
+
+
+def _text(ratio: Interval) -> str:
+    return f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
