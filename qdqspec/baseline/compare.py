@@ -38,6 +38,7 @@ def rules_of(case: Case) -> dict[str, Any]:
         "quantize.calibration": quantize.calibration,
         "quantize.weights": quantize.weights,
         "quantize.activations": quantize.activations,
+        "quantize.outputs": quantize.outputs,
         "patterns.allow": sorted(patterns.allow),
         "patterns.deny": sorted(patterns.deny),
         "patterns.include": sorted(patterns.include),

@@ -18,7 +18,7 @@ from onnx import external_data_helper, numpy_helper, shape_inference
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.ondisk import LARGE, read_light, refers_to
-from qdqspec.graph.protos import copy_model, is_external
+from qdqspec.graph.protos import copy_model, is_external, names_read_inside
 from qdqspec.graph.weights import with_own_bytes
 from qdqspec.types import Consumer
 
@@ -48,7 +48,7 @@ class Node:
     @property
     def body_reads(self) -> frozenset[str]:
         """Names that its bodies (If, Loop, Scan) read; those made inside are among them."""
-        return frozenset(_names_read_inside(self.proto))
+        return frozenset(names_read_inside(self.proto))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,19 @@ class Model:
         return {tensor: tuple(ends) for tensor, ends in found.items()}
 
     @cached_property
+    def output_ends(self) -> dict[str, Consumer]:
+        """Graph outputs as consumers of their tensors; of a tensor that is several, the first stands for all."""
+        return {name: Consumer("", index) for index, name in reversed([*enumerate(self.outputs)])}
+
+    def ends(self, tensor: str) -> tuple[Consumer, ...]:
+        """Who sees a tensor: the graph output that it is, if it is one, and its `consumers`."""
+        readers = self.consumers.get(tensor, ())
+        return (self.output_ends[tensor], *readers) if tensor in self.output_ends else readers
+
+    @cached_property
     def subgraph_reads(self) -> frozenset[str]:
         """Tensors of the main graph that bodies of If, Loop and Scan read."""
-        return frozenset(name for node in self.nodes for name in _names_read_inside(node.proto))
+        return frozenset(name for node in self.nodes for name in names_read_inside(node.proto))
 
     @cached_property
     def initializers(self) -> dict[str, onnx.TensorProto]:
@@ -320,17 +330,6 @@ def _unique_nodes(protos: Iterable[onnx.NodeProto]) -> Iterable[Node]:
             pairs += 1
         else:
             plain += 1
-
-
-def _names_read_inside(node: onnx.NodeProto) -> set[str]:
-    read: set[str] = set()
-    for attribute in node.attribute:
-        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            for inner in graph.node:
-                read.update(name for name in inner.input if name)
-                read |= _names_read_inside(inner)
-            read.update(output.name for output in graph.output)
-    return read
 
 
 def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:

@@ -53,6 +53,28 @@ def graphs_inside(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
+def names_read_inside(node: onnx.NodeProto) -> set[str]:
+    """What the bodies of a node read or give back; names that are made inside are among them."""
+    read: set[str] = set()
+    for body in graphs_inside(node):
+        for graph in all_graphs(body):
+            read.update(name for inner in graph.node for name in inner.input if name)
+            read.update(output.name for output in graph.output)
+    return read
+
+
+def rename_tensors(node: onnx.NodeProto, now: Callable[[str], str]) -> None:
+    """Change what a node calls the tensors it reads and makes, those that its bodies see of the outside too."""
+    refill(node.input, map(now, node.input))
+    refill(node.output, map(now, node.output))
+    for body in graphs_inside(node):
+        for graph in all_graphs(body):
+            for inner in graph.node:
+                refill(inner.input, map(now, inner.input))
+            for output in graph.output:
+                output.name = now(output.name)
+
+
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """This graph and all bodies below it."""
     yield graph

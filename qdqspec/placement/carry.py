@@ -17,6 +17,8 @@ from qdqspec.placement.relative import FLOAT, Place, RelativeSite, Scheme, schem
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.types import Consumer, Placement, Region, Site
 
+_WEIGHT = ("out", "result", "child", "in")  # kinds of places in a COMPOSITE, those that count more later
+
 
 class _Numbers(NamedTuple):
     """What is alike in the sites that merge into one."""
@@ -48,14 +50,18 @@ def schemes_in(frames: Frames, placement: Placement) -> dict[str, Scheme]:
 def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
     """Where a site stands: at each edge, and at the output of its maker where the tensor leaves it whole."""
     model = frames.model
-    for end in site.consumers:
+    readers = {end for end in site.consumers if not end.is_output}
+    for end in readers:
         yield frames.place(end)
     maker = model.producer.get(site.tensor)
     if maker is None or site.weight or maker.name not in frames.leaf_of:
         return
     frame = frames.of(frames.leaf_of[maker.name])
-    if site.tensor in frame.region.outputs and set(site.consumers) == set(model.consumers[site.tensor]):
-        yield frame.region.id, Place("out", frame.position[maker.name], maker.outputs.index(site.tensor))
+    slot = frame.position[maker.name], maker.outputs.index(site.tensor)
+    if len(readers) < len(site.consumers):
+        yield frame.region.id, Place("result", *slot)
+    if readers and site.tensor in frame.region.outputs and readers == set(model.consumers[site.tensor]):
+        yield frame.region.id, Place("out", *slot)
 
 
 def resolve_schemes(schemes: Mapping[str, Scheme], regions: Sequence[Region], model: Model) -> Placement:
@@ -99,14 +105,13 @@ def _by_weight(frames: Frames, schemes: Mapping[str, Scheme]) -> Iterator[tuple[
     named = (r for r in frames.regions.values() if by_pattern or r.id in schemes)
     deepest_first = sorted(named, key=lambda r: (bool(r.children), -r.id.count(".")))
     told = [(frames.of(region.id), _scheme_for(frames, schemes, region)) for region in deepest_first]
-    for kinds in (("out",), ("in",)):
+    for kinds in (("out", "result"), ("in",)):
         for frame, chosen in told:
             if not frame.region.children:
                 yield frame, [site for site in sorted(chosen.sites) if site.place.kind in kinds]
     for frame, chosen in told:
         if frame.region.children:
-            ordered = sorted(chosen.sites, key=lambda site: ("out", "child", "in").index(site.place.kind))
-            yield frame, ordered
+            yield frame, sorted(chosen.sites, key=lambda site: _WEIGHT.index(site.place.kind))
 
 
 def _scheme_for(frames: Frames, schemes: Mapping[str, Scheme], region: Region) -> Scheme:
@@ -132,9 +137,10 @@ def find_ends(frames: Frames, frame: Frame, place: Place) -> list[tuple[str, Con
     if place.node >= len(frame.order):
         return None
     node = model.by_name[frame.order[place.node]]
-    if place.kind == "out":
+    if place.kind in ("out", "result"):
         tensor = node.outputs[place.slot] if place.slot < len(node.outputs) else ""
-        return [(tensor, end) for end in model.consumers.get(tensor, ())] if tensor else None
+        wanted = place.kind == "result"
+        return [(tensor, end) for end in model.ends(tensor) if end.is_output == wanted] if tensor else None
     index = frames.input(frame, node.name, place.slot)
     if index is None or not node.inputs[index]:
         return None

@@ -107,10 +107,8 @@ class _Side:
         at: dict[Consumer, FoundPair] = {}
         void: dict[str, int] = {}
         for pair in find_pairs(part):
-            for end in pair.ends:
-                at[end] = pair
-            if pair.output:
-                at[Consumer(f"graph output '{pair.output}'", 0)] = pair
+            for end in pair.ends:  # outputs by name: the models may have them in different orders
+                at[Consumer(f"graph output '{pair.tensor}'", 0) if end.is_output else end] = pair
             if pair.hidden:
                 at[Consumer(f"bodies that read '{pair.tensor}'", 0)] = pair
             if pair.unread:

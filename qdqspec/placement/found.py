@@ -54,14 +54,13 @@ class Numbers:
 class FoundPair:
     """One quantized tensor and those who read it so.
 
-    ``tensor``, ``ends`` and ``output`` (a graph output that it makes) are names of the model without Q/DQ;
-    ``quantized`` (the integers) and ``nodes`` (the DequantizeLinear nodes) those of the model it stands in. A weight is
-    ``stored`` where it has no QuantizeLinear. Without ``numbers``, ``problem`` says why they are not known.
+    ``tensor`` and ``ends`` are names of the model without Q/DQ, ``quantized`` (the integers) and ``nodes`` (the
+    DequantizeLinear nodes) those of the model it stands in. A weight is ``stored`` where it has no QuantizeLinear.
+    Without ``numbers``, ``problem`` says why they are not known.
     """
 
     tensor: str
-    ends: tuple[Consumer, ...]
-    output: str
+    ends: tuple[Consumer, ...]  # a graph output that it makes among them, under the name of the tensor
     hidden: bool  # whether a body of If, Loop or Scan reads it
     quantized: str
     nodes: tuple[str, ...]
@@ -73,7 +72,7 @@ class FoundPair:
     @property
     def unread(self) -> bool:
         """Whether nobody reads it but another pair."""
-        return not (self.ends or self.output or self.hidden)
+        return not (self.ends or self.hidden)
 
 
 def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
@@ -103,7 +102,6 @@ def _joined(one: FoundPair, other: FoundPair) -> FoundPair:
     return replace(
         one,
         ends=tuple(sorted({*one.ends, *other.ends})),
-        output=one.output or other.output,
         hidden=one.hidden or other.hidden,
         nodes=(*one.nodes, *other.nodes),
     )
@@ -118,7 +116,6 @@ def _pair(apart: TakenApart, node: Node) -> FoundPair:
     return FoundPair(
         tensor=tensor,
         ends=tuple(sorted(_ends(apart, after))),
-        output=after if after in model.outputs else "",
         hidden=after in model.subgraph_reads,
         quantized=node.inputs[0],
         nodes=(node.name,),
@@ -130,9 +127,11 @@ def _pair(apart: TakenApart, node: Node) -> FoundPair:
 
 
 def _ends(apart: TakenApart, tensor: str) -> Iterator[Consumer]:
-    """Who reads a tensor and is still there in the model without Q/DQ."""
-    for end in apart.found.model.consumers.get(tensor, ()):
-        if end.node in apart.names:
+    """Who sees a tensor and is still there in the model without Q/DQ."""
+    for end in apart.found.model.ends(tensor):
+        if end.is_output:
+            yield end
+        elif end.node in apart.names:
             yield Consumer(apart.names[end.node], end.input)
 
 

@@ -48,8 +48,8 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     """Read the Q/DQ pairs of a model, whoever put them in.
 
     ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed.
-    Pairs that a placement cannot say (blocks and formats it does not know, computed scales, graph outputs)
-    are noted and left out.
+    Pairs that a placement cannot say (blocks and formats it does not know, computed scales) are noted and left
+    out.
     """
     apart = take_apart(model, reference)
     found = find_pairs(apart)
@@ -88,11 +88,16 @@ def _unsayable(pair: FoundPair) -> str:
     """Why a placement cannot say the pair; empty where it can."""
     if pair.numbers is None:
         return pair.problem
-    if pair.output and not pair.ends:
-        return "makes a graph output, which no site names: the output is not quantized after `apply`"
+    if pair.ends and not _consumers(pair):
+        return "makes a graph output of a constant, which no site names: the output is float after `apply`"
     if pair.hidden and not pair.ends:
         return "is read in a body of If, Loop or Scan only, which no site names"
     return _unknown_numbers(pair.numbers)
+
+
+def _consumers(pair: FoundPair) -> tuple[Consumer, ...]:
+    """Those that a site can name: a constant that is a graph output is made by no node."""
+    return tuple(end for end in pair.ends if not (end.is_output and pair.weight))
 
 
 def _unknown_numbers(numbers: Numbers) -> str:
@@ -116,8 +121,8 @@ def _half_said(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
     for pair in found:
         by_tensor.setdefault(pair.tensor, []).append(pair)
     for pair in found:
-        if pair.output and pair.ends:
-            yield pair.tensor, "also makes a graph output, which is not quantized after `apply`"
+        if 0 < len(_consumers(pair)) < len(pair.ends):
+            yield pair.tensor, "also makes a graph output, which is float after `apply`: it is a constant"
         if pair.hidden and pair.ends:
             yield pair.tensor, "is also read in a body of If, Loop or Scan, which sees it float after `apply`"
         if pair.unread and not _repeated(pair, by_tensor[pair.tensor]):
@@ -136,7 +141,11 @@ def _placed(pair: FoundPair) -> PlacedPair:
     known = format_stored_as(numbers.format, numbers.block)
     assert known is not None
     site = Site(
-        tensor=pair.tensor, consumers=pair.ends, format=known.name, axis=numbers.axis, weight=pair.weight
+        tensor=pair.tensor,
+        consumers=_consumers(pair),
+        format=known.name,
+        axis=numbers.axis,
+        weight=pair.weight,
     )
     return PlacedPair(
         site=site,
@@ -148,7 +157,7 @@ def _placed(pair: FoundPair) -> PlacedPair:
 
 def _losses(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[str]:
     """Stored integers that the float weight behind them does not give back."""
-    sources = {(pair.tensor, pair.ends): pair.quantized for pair in found if pair.stored}
+    sources = {(pair.tensor, _consumers(pair)): pair.quantized for pair in found if pair.stored}
     for pair in placed:
         source = sources.get((pair.site.tensor, pair.site.consumers))
         if source is None:
@@ -186,7 +195,12 @@ def _moved(model: Model, site: Site, lost: list[tuple[str, str]]) -> Iterator[Si
     tensors: dict[str, list[Consumer]] = {}
     for end in site.consumers:
         node = model.by_name.get(end.node)
-        if node is None or end.input >= len(node.inputs) or not node.inputs[end.input]:
+        if end.is_output:
+            if site.tensor in model.output_ends:
+                tensors.setdefault(site.tensor, []).append(model.output_ends[site.tensor])
+            else:
+                lost.append((site.tensor, "the model has no output of that name"))
+        elif node is None or end.input >= len(node.inputs) or not node.inputs[end.input]:
             lost.append((site.tensor, f"the model has no input {end.input} of a node '{end.node}'"))
         else:
             tensors.setdefault(node.inputs[end.input], []).append(end)

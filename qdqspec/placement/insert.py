@@ -7,9 +7,10 @@ changes it: see docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Literal, TypeAlias
 
 import onnx
@@ -17,11 +18,11 @@ import onnx
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
-from qdqspec.graph.protos import map_tensors
+from qdqspec.graph.protos import map_tensors, names_read_inside
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
-from qdqspec.placement.pairs import PairMaker, QuantSource
-from qdqspec.placement.splice import Insert, Spot, Template, insert_of
+from qdqspec.placement.pairs import PairMaker, QuantSource, makes_output
+from qdqspec.placement.splice import Insert, Spot, Template, Text, insert_of
 from qdqspec.types import Consumer, Placement, Site
 
 __all__ = ["RAISED_FROM", "Inserted", "Inserter", "QuantSource", "WeightMode", "insert_qdq"]
@@ -67,9 +68,11 @@ class Inserter:
     """Makes candidates of one model; what they share is prepared once.
 
     An activation gets a QuantizeLinear and a DequantizeLinear, and only the site's consumers read their
-    output. A weight is stored as integers behind a DequantizeLinear, or with ``weights="float"``, and at the
-    sites ``floating`` always, as it was with both before its consumers. With a ``store``, candidates refer to
-    weights there, and are to be saved in its folder.
+    output. Where a graph output is one of them, the DequantizeLinear makes it under its name, and the float
+    tensor gets another one, under which nodes that are no consumers read it. A weight is stored as integers
+    behind a DequantizeLinear, or with ``weights="float"``, and at the sites ``floating`` always, as it was with
+    both before its consumers. With a ``store``, candidates refer to weights there, and are to be saved in its
+    folder.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class Inserter:
             model, numbers, integer_weights=weights == "integer", floating=floating, store=store
         )
         self._inserts: dict[str, Insert] = {}  # by the row of the site
+        self._behind: dict[str, Insert] = {}  # the same where another pair makes the graph output
+        self._numbers = count()
         self._bases: dict[int, _Base] = {}
         self._apart = store is None
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
@@ -94,30 +99,46 @@ class Inserter:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
         known = self._inserts
         inserts = [known.get(site.row) or self._insert(site) for site in placement.ordered]
+        made = [one.site.tensor for one in inserts if makes_output(one.site)]
+        outputs = frozenset(made)
+        if outputs:
+            inserts = [self._beside(one) if one.site.tensor in outputs else one for one in inserts]
         base = self._base(max([self._model.opset, *(one.opset for one in inserts)]))
         spots = [base.spots.get(one.number) or base.find(one) for one in inserts]
-        candidate = base.template.filled(inserts, spots)
-        if candidate is None:
+        renamed = base.renamed({tensor: self._maker.float_name(tensor) for tensor in outputs})
+        candidate = base.template.filled(inserts, spots, renamed)
+        if candidate is None or len(outputs) < len(made):
             raise self._overlap(placement.ordered)
         return Inserted(candidate, base.notes)
 
     def _insert(self, site: Site) -> Insert:
-        pair = self._maker.make(site)
+        made = self._inserts[site.row] = self._make(site, is_renamed=makes_output(site))
+        return made
+
+    def _beside(self, insert: Insert) -> Insert:
+        """The insert where a pair makes the graph output that it quantizes: the float tensor has another name."""
+        if makes_output(insert.site):
+            return insert
+        row = insert.site.row
+        if row not in self._behind:
+            self._behind[row] = self._make(insert.site, is_renamed=True)
+        return self._behind[row]
+
+    def _make(self, site: Site, *, is_renamed: bool) -> Insert:
+        pair = self._maker.make(site, source=self._maker.float_name(site.tensor) if is_renamed else "")
         stands_in = self._maker.stores_integers(site) and self._maker.is_private(site.tensor)
         covered = len(set(site.consumers)) if stands_in else 0
-        readers = len(self._model.consumers[site.tensor])
-        made = insert_of(site, pair, number=len(self._inserts), covered=covered, readers=readers)
-        self._inserts[site.row] = made
-        return made
+        readers = len(self._model.consumers.get(site.tensor, ()))
+        return insert_of(site, pair, number=next(self._numbers), covered=covered, readers=readers)
 
     def _overlap(self, sites: Iterable[Site]) -> PlacementError:
         seen: set[Consumer] = set()
         for site in sites:
             for end in site.consumers:
                 if end in seen:
+                    where = "a graph output" if end.is_output else f"input {end.input} of node '{end.node}'"
                     return PlacementError(
-                        f"two sites of the placement feed input {end.input} of node '{end.node}' "
-                        f"from tensor '{site.tensor}'",
+                        f"two sites of the placement feed {where} from tensor '{site.tensor}'",
                         where=self._model.where,
                         cure="name each consumer in one site only",
                     )
@@ -155,11 +176,12 @@ class _Base:
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
         self.template = Template(proto, apart=apart)
         self.spots: dict[int, Spot] = {}  # by the number of the insert
+        self._renamed: dict[frozenset[str], tuple[Text, ...]] = {}
 
     def find(self, insert: Insert) -> Spot:
         """Where an insert goes: after what makes its tensor, or before the first that reads it."""
         site = insert.site
-        ends = [(self._node_index(end, site), end.input) for end in site.consumers]
+        ends = [(self._node_index(end, site), end.input) for end in site.consumers if not end.is_output]
         producer = self._producer.get(site.tensor)
         if producer is None or site.tensor in self._model.constants:
             first = min(index for index, _ in ends)
@@ -168,6 +190,24 @@ class _Base:
             spot = self.template.spot(insert, ends, producer, after=True)
         self.spots[insert.number] = spot
         return spot
+
+    def renamed(self, names: Mapping[str, str]) -> tuple[Text, ...]:
+        """What changes in the nodes that see graph outputs whose float tensors get these names."""
+        key = frozenset(names)
+        if key not in self._renamed:
+            nodes = sorted({node for name in names for node in self._seen_by[name]})
+            texts = (text for node in nodes for text in self.template.renamed(node, names))
+            self._renamed[key] = tuple(texts)
+        return self._renamed[key]
+
+    @cached_property
+    def _seen_by(self) -> Mapping[str, list[int]]:
+        """The nodes that make or read each graph output, in their bodies too."""
+        found: dict[str, list[int]] = {name: [] for name in self._model.outputs}
+        for index, node in enumerate(self._nodes):
+            for name in {*node.input, *node.output, *names_read_inside(node)} & found.keys():
+                found[name].append(index)
+        return found
 
     def _node_index(self, end: Consumer, site: Site) -> int:
         """Where the consumer stands in the base, whose opset may be higher than the model's."""

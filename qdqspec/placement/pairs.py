@@ -65,7 +65,7 @@ class Pair:
 
 def misfit(model: Model, site: Site) -> str | None:
     """Why a site does not fit a model, or ``None`` where it does."""
-    if site.tensor not in model.consumers:
+    if not model.ends(site.tensor):
         return "no node of the model reads it"
     if site.weight and site.tensor not in model.constants:
         return "it is placed as a weight but is no constant"
@@ -82,8 +82,19 @@ def misfit(model: Model, site: Site) -> str | None:
         return f"{fmt.name} comes in blocks of {fmt.block}, and the site names no axis for them"
     if not site.consumers:
         return "the site names no consumer"
-    strangers = sorted(set(site.consumers) - set(model.consumers[site.tensor]))
-    return f"node '{strangers[0].node}' does not read it at input {strangers[0].input}" if strangers else None
+    strangers = sorted(set(site.consumers) - set(model.ends(site.tensor)))
+    if strangers and strangers[0].is_output:
+        return f"it is not graph output {strangers[0].input} of the model"
+    if strangers:
+        return f"node '{strangers[0].node}' does not read it at input {strangers[0].input}"
+    if makes_output(site) and (site.tensor in model.constants or site.tensor not in model.producer):
+        return "it is a graph output that no node computes, so its name cannot pass to a pair"
+    return None
+
+
+def makes_output(site: Site) -> bool:
+    """Whether the site's pair makes a graph output, the consumer that is always the first."""
+    return bool(site.consumers) and site.consumers[0].is_output
 
 
 class PairMaker:
@@ -116,8 +127,15 @@ class PairMaker:
             return site.weight
         return site.weight and self._integer_weights and site not in self._floating
 
-    def make(self, site: Site) -> Pair:
-        """The pair of a site. Raises `PlacementError` naming tensor and model where it does not fit."""
+    def float_name(self, tensor: str) -> str:
+        """What a graph output is called before the pair that makes it: ``y_float``; ``y_float~1`` if taken."""
+        return self._free(f"{tensor}_float")
+
+    def make(self, site: Site, *, source: str = "") -> Pair:
+        """The pair of a site. Raises `PlacementError` naming tensor and model where it does not fit.
+
+        ``source`` is the tensor to quantize where it is not called what the site says.
+        """
         self._check(site)
         elem_type = self._model.elem_type(site.tensor) or 0
         params = in_type_of(self._numbers.params(site), elem_type)
@@ -128,7 +146,8 @@ class PairMaker:
             integer = _tensor(quantized, self._integers(site, params))
         else:
             attributes = _quantize_attributes(params, elem_type)
-            nodes.append(self._node("QuantizeLinear", site, attributes, [site.tensor, *names], quantized))
+            read = [source or site.tensor, *names]
+            nodes.append(self._node("QuantizeLinear", site, attributes, read, quantized))
         attributes = _dequantize_attributes(params, elem_type)
         nodes.append(self._node("DequantizeLinear", site, attributes, [quantized, *names], output))
         return Pair(
@@ -178,8 +197,10 @@ class PairMaker:
         """The tensor after the pair.
 
         A stored integer weight that everybody reads takes over the weight's name, so that its consumers,
-        and who looks for the weight later, find it where it was.
+        and who looks for the weight later, find it where it was. A graph output keeps its name as well.
         """
+        if makes_output(site):
+            return site.tensor
         if self.stores_integers(site) and self.is_private(site.tensor) and self._covers_all(site):
             return site.tensor
         return self._name(site, "_dequantized")
@@ -204,21 +225,28 @@ class PairMaker:
     def _name(self, site: Site, kind: str) -> str:
         """``x_scale``; ``x_scale.2`` where only the third consumer on is meant; ``x_scale~1`` if taken.
 
-        No two sites of a placement can get the same name: they differ in tensor or in first consumer, and
-        neither ending can be mistaken for the other.
+        Where a graph output is meant and not all others, it is ``x_scale.output``. No two sites of a placement
+        can get the same name: they differ in tensor or in first consumer, and no ending can be mistaken for
+        another.
         """
         part = ""
         if not self._covers_all(site):
-            part = f".{self._model.consumers[site.tensor].index(site.consumers[0])}"
-        name = first = f"{site.tensor}{kind}{part}"
-        count = 0
+            first = site.consumers[0]
+            known = self._model.consumers[site.tensor]
+            part = ".output" if first.is_output else f".{known.index(first)}"
+        return self._free(f"{site.tensor}{kind}{part}")
+
+    def _free(self, first: str) -> str:
+        name, count = first, 0
         while name in self._taken:
             count += 1
             name = f"{first}~{count}"
         return name
 
     def _covers_all(self, site: Site) -> bool:
-        return len(set(site.consumers)) == len(self._model.consumers[site.tensor])
+        """Whether every node that reads the tensor reads the pair."""
+        readers = {end for end in site.consumers if not end.is_output}
+        return len(readers) == len(self._model.consumers.get(site.tensor, ()))
 
 
 def _opset(params: QuantParams) -> int:

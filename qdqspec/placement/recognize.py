@@ -46,6 +46,7 @@ class Recognition:
     place: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)  # initializers
     left: dict[str, list[str]] = field(default_factory=dict)
+    _stored: dict[str, list[str]] = field(default_factory=dict)  # integer forms of each weight
 
     def find(self) -> None:
         """Decide on every node."""
@@ -55,6 +56,7 @@ class Recognition:
         for node in self.model.nodes:
             if is_op(node, "QuantizeLinear"):
                 self._find_quantize(node)
+        self._find_places()
         self._sweep()
 
     def _find_dequantize(self, node: Node) -> None:
@@ -95,11 +97,18 @@ class Recognition:
         name = self.weights.name(node)
         if name != node.outputs[0]:
             self.alias[node.outputs[0]] = name
-        if name in self.floats or (name in self.model.constants and name != node.outputs[0]):
+        if name in self.model.constants and name != node.outputs[0]:
             return ""
-        self.floats[name] = self.weights.tensor(node, name)
-        self.place.setdefault(node.inputs[0], name)
+        if name not in self.floats:
+            self.floats[name] = self.weights.tensor(node, name)
+        self._stored.setdefault(name, []).append(node.inputs[0])
         return ""
+
+    def _find_places(self) -> None:
+        """Where each weight goes. Of several integer forms, insertion puts one in its place and others at the end."""
+        order = {name: index for index, name in enumerate(self.model.initializers)}
+        for name, forms in self._stored.items():
+            self.place.setdefault(min(forms, key=lambda form: order.get(form, -1)), name)
 
     def _find_quantize(self, node: Node) -> None:
         ends = self.model.consumers.get(node.outputs[0], ())

@@ -16,15 +16,16 @@ from qdqspec.errors import PlacementError
 FLOAT = "float"  # as a format: this edge stays float, whatever an inner region chose
 
 
-Kind: TypeAlias = Literal["in", "out", "child"]
-_KINDS: dict[str, Kind] = {"in": "in", "out": "out", "child": "child"}
+Kind: TypeAlias = Literal["in", "out", "child", "result"]
+_KINDS: dict[str, Kind] = {"in": "in", "out": "out", "child": "child", "result": "result"}
 
 
 class Place(NamedTuple):
     """A place in a pattern, by the canonical index of a node and a slot of it.
 
     ``in``: that input of the node. ``out``: that output, for all who read it. ``child``: of a COMPOSITE; the
-    tensor at that input, for all who read it in the same child.
+    tensor at that input, for all who read it in the same child. ``result``: that output where it is one of the
+    model, for who reads it there; elsewhere it means nothing.
     """
 
     kind: Kind
@@ -48,7 +49,7 @@ class RelativeSite:
 
 
 _WRITTEN = re.compile(
-    r"(in|out|child)([0-9]{1,9})\.([0-9]{1,9})=(w:)?([a-z][a-z0-9_]{0,31})(?:/([0-9]{1,3}))?", re.ASCII
+    r"(in|out|child|result)([0-9]{1,9})\.([0-9]{1,9})=(w:)?([a-z][a-z0-9_]{0,31})(?:/([0-9]{1,3}))?", re.ASCII
 )
 
 

@@ -39,7 +39,10 @@ class Revival:
         producer = self.model.producer.get(tensor)
         if producer is None or not self._cuts_at_zero(producer, quantize):
             return False
-        original = self.reference.producer.get(tensor) if self.reference else None
+        after = dequantize.outputs[0]
+        # A graph output keeps its name through a pair; all else is called after it what it was before.
+        known = after if after in self.model.outputs else tensor
+        original = self.reference.producer.get(known) if self.reference else None
         if original is None:
             self.relus[dequantize.index] = tensor
             return True

@@ -98,7 +98,7 @@ class SchemeSpace:
     def _apart(self, unit: Unit) -> Unit:
         """The unit less the outputs that only denied nodes read: these read floating point."""
         outputs = tuple(
-            t for t in unit.outputs if any(e.node not in self._denied for e in self.model.consumers[t])
+            t for t in unit.outputs if any(e.node not in self._denied for e in self.model.ends(t))
         )
         out_edges = tuple(edge for edge in unit.out_edges if edge[1].node not in self._denied)
         if (outputs, out_edges) == (unit.outputs, unit.out_edges):
@@ -222,13 +222,13 @@ class SchemeSpace:
 
     def _covered(self, key: _Key, ends: Iterable[Consumer]) -> tuple[_Stand, int]:
         if key not in self._stands:
-            self._stands[key] = _Stand(key, self.model.consumers[key[0]])
+            self._stands[key] = _Stand(key, self.model.ends(key[0]))
         stand = self._stands[key]
         return stand, sum(1 << stand.place[end] for end in ends)
 
     def result_edges(self, unit: Unit) -> tuple[Edge, ...]:
         """The edges after a unit that are quantized under ``in+out``: all that read its outputs, and others."""
-        ends = ((tensor, end) for tensor in unit.outputs for end in self.model.consumers[tensor])
+        ends = ((tensor, end) for tensor in unit.outputs for end in self.model.ends(tensor))
         return (*(edge for edge in ends if edge[1].node not in self._denied), *unit.out_edges)
 
     def uniform(self, wanted: Label) -> dict[str, Label]:

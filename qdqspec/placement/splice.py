@@ -6,13 +6,14 @@ pair instead, and those of each pair. See docs/decisions/0002-insertion-splices-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import onnx
 from onnx import TensorProto
 
-from qdqspec.graph.protos import is_external, tensors_in_nodes
+from qdqspec.graph.protos import is_external, rename_tensors, tensors_in_nodes
 from qdqspec.graph.wire import (
     INITIALIZER,
     INPUT,
@@ -29,6 +30,9 @@ from qdqspec.graph.wire import (
 )  # fmt: skip
 from qdqspec.placement.pairs import Pair
 from qdqspec.types import Site
+
+# A place in a template, the text that it then has, its node, and by how much the node grows.
+Text: TypeAlias = tuple[int, bytes, int, int]
 
 _INLINE = 4096  # bytes: smaller initializers are kept as they are written, larger ones as they are
 
@@ -57,13 +61,12 @@ class Insert:
 class Spot:
     """Where the nodes of an insert go in a template, and the inputs that then read its output.
 
-    ``slots`` are the places of those inputs; where their text changes, ``texts`` has it for each, the node and by
-    how much the node grows.
+    ``slots`` are the places of those inputs, ``texts`` what they say where that changes.
     """
 
     anchor: int
     slots: tuple[int, ...]
-    texts: tuple[tuple[int, bytes, int, int], ...]
+    texts: tuple[Text, ...]
 
 
 def insert_of(site: Site, pair: Pair, *, number: int, covered: int, readers: int) -> Insert:
@@ -117,12 +120,29 @@ class Template:
         if after:
             gap += 3 + len(self._protos[anchor].input)
         text = node_input(insert.output)
-        texts = [(slot, text, node, len(text) - len(self._nodes[slot])) for node, slot in reads]
+        texts = [self._text(slot, text, node) for node, slot in reads]
         is_read = insert.output != insert.site.tensor
         return Spot(gap, tuple([slot for _, slot in reads]), tuple(texts) if is_read else ())
 
-    def filled(self, inserts: Sequence[Insert], spots: Sequence[Spot]) -> Parts | None:
-        """The model with these inserts at their spots; ``None`` where two of them are for one input."""
+    def renamed(self, node: int, names: Mapping[str, str]) -> tuple[Text, ...]:
+        """What changes in a node where the tensors that it reads and makes have other names."""
+        changed = onnx.NodeProto()
+        changed.CopyFrom(self._protos[node])
+        rename_tensors(changed, lambda name: names.get(name, name))
+        inputs, rest = cut_node(changed)
+        texts = enumerate([*inputs, rest], self._starts[node] + 2)
+        return tuple(self._text(slot, text, node) for slot, text in texts if text != self._nodes[slot])
+
+    def _text(self, slot: int, text: bytes, node: int) -> Text:
+        return slot, text, node, len(text) - len(self._nodes[slot])
+
+    def filled(
+        self, inserts: Sequence[Insert], spots: Sequence[Spot], renamed: Iterable[Text] = ()
+    ) -> Parts | None:
+        """The model with these inserts at their spots; ``None`` where two of them are for one input.
+
+        What is ``renamed`` holds for all places that no insert is for.
+        """
         nodes = self._nodes.copy()
         taken: set[int] = set()
         ends = 0
@@ -136,6 +156,10 @@ class Template:
                 grown[node] = grown.get(node, 0) + growth
         if len(taken) < ends:
             return None
+        for slot, text, node, growth in renamed:
+            if slot not in taken:
+                nodes[slot] = text
+                grown[node] = grown.get(node, 0) + growth
         for node, growth in grown.items():
             if growth:
                 nodes[self._starts[node] + 1] = head(NODE, self._sizes[node] + growth)

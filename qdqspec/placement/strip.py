@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.opset import opset_of, raise_opset
-from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, map_tensors, refill
+from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, map_tensors, refill, rename_tensors
 from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.recognize import Recognition, recognize
 from qdqspec.placement.restore import within_reach
@@ -95,6 +95,7 @@ class _Stripping:
         vanished -= self.found.floats.keys() | {
             self.found.model.nodes[i].outputs[0] for i in self.found.revival.relus
         }
+        vanished -= set(self.found.model.outputs)  # the pair that made one is gone, the output is not
         graph.value_info.extend(v for v in self.found.model.proto.graph.value_info if v.name not in vanished)
         return proto
 
@@ -122,7 +123,7 @@ class _Stripping:
             return node.proto
         changed = onnx.NodeProto()
         changed.CopyFrom(node.proto)
-        self._rename(changed)
+        rename_tensors(changed, self.found.now)
         if restored is not None:
             changed.output[0] = restored
             next(a for a in changed.attribute if a.name == "value").t.CopyFrom(self.found.floats[restored])
@@ -133,16 +134,6 @@ class _Stripping:
         if node.op_type != "Constant" or node.outputs[0] not in self.found.dropped:
             return None
         return self.found.place.get(node.outputs[0])
-
-    def _rename(self, node: onnx.NodeProto) -> None:
-        refill(node.input, [self.found.now(name) for name in node.input])
-        refill(node.output, [self.found.now(name) for name in node.output])
-        for body in graphs_inside(node):
-            for graph in all_graphs(body):
-                for inner in graph.node:
-                    refill(inner.input, [self.found.now(name) for name in inner.input])
-                for output in graph.output:
-                    output.name = self.found.now(output.name)
 
     def _initializers(self) -> Iterator[TensorProto]:
         placed = {self.found.place[name] for name in self.found.dropped if name in self.found.place}

@@ -127,9 +127,10 @@ class _After:
 
     def fate(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
         """What became of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
-        fates = {f"{end.node}:{end.input}": self._at(pair, end, here) for end in pair.ends}
-        if pair.output:
-            fates[f"graph output '{pair.output}'"] = self._made(pair.output)
+        nodes = [end for end in pair.ends if not end.is_output]
+        fates = {f"{end.node}:{end.input}": self._at(pair, end, here) for end in nodes}
+        if len(nodes) < len(pair.ends):
+            fates[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
         if pair.hidden:
             fates["bodies of If, Loop or Scan"] = self._still_made(pair)
         lost = [reader for reader, fate in fates.items() if fate == "lost"]

@@ -89,6 +89,7 @@ class UnitFinder:
         self._capabilities = capabilities
         self._per_channel = rules.weights == "per-channel"
         self._choices = choices
+        self._outputs = rules.outputs
         self._of_shapes = made_of_shapes(model)
 
     def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
@@ -264,7 +265,9 @@ class UnitFinder:
 
     def _can_quantize(self, tensor: str) -> bool:
         """Whether a tensor can be made integer where it is made: all who see it must be able to take that."""
-        seen_outside = tensor in self._model.outputs or tensor in self._model.subgraph_reads
-        readers = self._model.consumers.get(tensor, ()) if tensor else ()
-        read = bool(readers) and all(reads_data(self._model, end) for end in readers)
-        return read and not seen_outside and is_float(self._model, tensor)
+        ends = self._model.ends(tensor) if tensor else ()
+        read = bool(ends) and all(self._takes_integers(end) for end in ends)
+        return read and tensor not in self._model.subgraph_reads and is_float(self._model, tensor)
+
+    def _takes_integers(self, end: Consumer) -> bool:
+        return self._outputs if end.is_output else reads_data(self._model, end)

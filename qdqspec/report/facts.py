@@ -113,7 +113,7 @@ def latency_table(found: Evidence) -> Table | None:
 
 def ops_table(found: Evidence) -> Table | None:
     """How many nodes of each op type read quantized tensors."""
-    quantized = {end.node for pair in found.pairs for end in pair.site.consumers}
+    quantized = {end.node for pair in found.pairs for end in pair.site.consumers if not end.is_output}
     if not quantized:
         return None
     whole = Counter(found.node_ops.values())
@@ -136,7 +136,7 @@ def pairs_table(found: Evidence) -> Table | None:
 
 def _pair_row(pair: PlacedPair) -> tuple[str, ...]:
     site = pair.site
-    readers = [plain(end.node, 40) for end in site.consumers]
+    readers = ["graph output" if end.is_output else plain(end.node, 40) for end in site.consumers]
     more = f" and {len(readers) - 3} more" if len(readers) > 3 else ""
     return (
         plain(site.tensor, 60),

@@ -39,6 +39,7 @@ class Asked(TypedDict, total=False):
     calibrate: Literal["max", "percentile", "entropy", "mse"]
     weights: Literal["per-channel", "per-tensor"]
     activations: str
+    outputs: bool
     calibration: PathLike
     evaluation: PathLike
     shapes: Mapping[str, Shape]
@@ -84,8 +85,7 @@ _PLACES = {
     "batch": ("batch",),
     "quant": ("quantize", "format"),
     "calibrate": ("quantize", "calibration"),
-    "weights": ("quantize", "weights"),
-    "activations": ("quantize", "activations"),
+    **{word: ("quantize", word) for word in ("weights", "activations", "outputs")},
     **{word: ("inputs", word) for word in ("calibration", "evaluation", "shapes")},
     **{word: ("patterns", word) for word in ("allow", "deny")},
     **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},

@@ -89,6 +89,7 @@ class QuantizeSection(Section):
     activations: Activations = Field(
         default="auto", description="Format of activations; auto asks the backend."
     )
+    outputs: bool = Field(default=False, description="Whether graph outputs may be quantized as well.")
 
     def rules(self) -> QuantizeRules:
         """As a frozen record."""
@@ -97,6 +98,7 @@ class QuantizeSection(Section):
             calibration=self.calibration,
             weights=self.weights,
             activations=self.activations,
+            outputs=self.outputs,
         )
 
 

@@ -62,13 +62,16 @@ def placements(
 ) -> Placement:
     """A placement that fits the model: float activations and weights of rank two and more.
 
-    Consumers of a tensor may be left out, or split over several sites of different formats.
+    Consumers of a tensor may be left out, or split over several sites of different formats. Graph outputs that a
+    node computes are consumers as well.
     """
     sites: list[Site] = []
-    for tensor, ends in model.consumers.items():
+    for tensor in dict.fromkeys((*model.consumers, *model.outputs)):
         weight = tensor in model.constants
+        computed = tensor in model.producer and not weight
+        ends = model.ends(tensor) if computed else model.consumers.get(tensor, ())
         shape = model.shape(tensor) or ()
-        if model.elem_type(tensor) != TensorProto.FLOAT or (weight and len(shape) < 2):
+        if not ends or model.elem_type(tensor) != TensorProto.FLOAT or (weight and len(shape) < 2):
             continue
         for group in draw(_groups(ends)):
             fmt = draw(st.sampled_from(list(weights if weight else activations)))

@@ -69,12 +69,15 @@ class QuantizeRules:
     """Number formats and calibration. ``activations="auto"`` lets the backend choose the dtype.
 
     ``format`` is one format, or several between which the search may choose block by block: ``int8+int4``.
+
+    With ``outputs``, graph outputs may be quantized where a quantized operator makes them.
     """
 
     format: str = "int8"
     calibration: Literal["max", "percentile", "entropy", "mse"] = "max"
     weights: Literal["per-channel", "per-tensor"] = "per-channel"
     activations: str = "auto"
+    outputs: bool = False
 
     @property
     def formats(self) -> tuple[str, ...]:

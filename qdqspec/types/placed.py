@@ -14,10 +14,19 @@ _row_of = attrgetter("row")
 
 
 class Consumer(NamedTuple):
-    """An edge's end: input ``input`` of node ``node``."""
+    """An edge's end: input ``input`` of node ``node``.
+
+    Where ``node`` is empty the model itself reads the tensor: it is graph output number ``input``. No node is
+    called so, as unnamed ones are ``OpType#n``.
+    """
 
     node: str
     input: int
+
+    @property
+    def is_output(self) -> bool:
+        """Whether this is a graph output."""
+        return not self.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,11 @@ def test_inserted_models_are_valid_and_run(drawn: Drawn, mode: str) -> None:
     assert all(np.isfinite(o).all() for o in run(bytes_of(inserted), random_inputs(model)))
 
 
+def outputs_made(placement: Placement) -> set[str]:
+    """Graph outputs that pairs make: their float tensors have other names."""
+    return {site.tensor for site in placement.sites if any(end.is_output for end in site.consumers)}
+
+
 @given(placed_models(odd=True), MODES)
 def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
     model, placement = drawn
@@ -136,13 +141,17 @@ def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
     touched |= {
         model.producer[s.tensor].name for s in placement.sites if s.weight and s.tensor in model.producer
     }
+    renamed = outputs_made(placement)
     kept = [node for node in Model(inserted).nodes if node.op_type not in QDQ_OPS]
     assert [node.name for node in kept] == [node.name for node in model.nodes]
     for before, after in zip(model.nodes, kept, strict=True):
-        if before.name not in touched:
+        if before.name not in touched and renamed.isdisjoint(
+            {*before.inputs, *before.outputs, *before.body_reads}
+        ):
             assert before.proto == after.proto
         elif before.op_type != "Constant":
-            assert before.outputs == after.outputs
+            pairs = zip(before.outputs, after.outputs, strict=True)
+            assert {old for old, new in pairs if old != new} == renamed.intersection(before.outputs)
     assert inserted.graph.input == model.proto.graph.input
     assert inserted.graph.output == model.proto.graph.output
     assert inserted.graph.value_info == model.proto.graph.value_info
@@ -154,15 +163,22 @@ def test_just_the_consumers_of_a_site_read_its_pair(drawn: Drawn) -> None:
     model, placement = drawn
     inserted = Model(insert_qdq(model, placement, quantizer(model), weights="float").proto)
     quantized = {end for site in placement.sites for end in site.consumers}
-    for node in model.nodes:
-        for index, tensor in enumerate(node.inputs):
-            source = inserted.producer.get(inserted.by_name[node.name].inputs[index])
-            if (node.name, index) in quantized:
-                assert source is not None
-                assert source.op_type == "DequantizeLinear"
-                assert inserted.producer[source.inputs[0]].inputs[0] == tensor
-            else:
-                assert inserted.by_name[node.name].inputs[index] == tensor
+    # What the tensors that nodes make are called now: other than before only where a pair makes a graph output.
+    now = {
+        old: new
+        for node in model.nodes
+        for old, new in zip(node.outputs, inserted.by_name[node.name].outputs, strict=True)
+    }
+    assert {old for old, new in now.items() if old != new} == outputs_made(placement)
+    ends = [(node.name, i, tensor) for node in model.nodes for i, tensor in enumerate(node.inputs)]
+    for name, index, tensor in [*ends, *(("", i, tensor) for i, tensor in enumerate(model.outputs))]:
+        read = inserted.by_name[name].inputs[index] if name else tensor
+        if (name, index) in quantized:
+            source = inserted.producer[read]
+            assert source.op_type == "DequantizeLinear"
+            assert inserted.producer[source.inputs[0]].inputs[0] == now.get(tensor, tensor)
+        else:
+            assert read == now.get(tensor, tensor)
 
 
 @given(placed_models(odd=True), st.randoms(use_true_random=False))

@@ -17,7 +17,7 @@ from qdqspec.placement.relative import parse_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.search import find_regions
 from qdqspec.testing.graphs import onnx_models, placements
-from qdqspec.types import Label, Placement, RegionRules
+from qdqspec.types import Label, Placement, QuantizeRules, RegionRules
 
 CAPABILITIES = backend().capabilities()
 
@@ -27,7 +27,8 @@ def labelled_spaces(draw: st.DrawFn) -> tuple[SchemeSpace, Placement]:
     """A model cut into regions of any size, and a placement of its space."""
     model = Model(draw(onnx_models(max_nodes=12)))
     rules = RegionRules(max_nodes=draw(st.integers(1, 12)))
-    space = SchemeSpace(model, CAPABILITIES, regions=find_regions(model, rules))
+    asked = QuantizeRules(outputs=draw(st.booleans()))
+    space = SchemeSpace(model, CAPABILITIES, rules=asked, regions=find_regions(model, rules))
     labels: dict[str, Label] = {unit.id: draw(st.sampled_from(unit.labels)) for unit in space.units}
     return space, space.resolve(labels)
 

@@ -23,7 +23,9 @@ BACKENDS: dict[str, Capabilities] = {
     name: resolve("backend", name)().capabilities() for name in ("onnxruntime", "fake")
 }
 MODELS = onnx_models(max_nodes=10)
-WEIGHTS = st.sampled_from(["per-channel", "per-tensor"])
+RULES = st.builds(
+    QuantizeRules, weights=st.sampled_from(["per-channel", "per-tensor"]), outputs=st.booleans()
+)
 
 
 def labels_of(data: st.DataObject, space: SchemeSpace) -> dict[str, Label]:
@@ -41,12 +43,12 @@ def run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=40)
-@given(MODELS, WEIGHTS, st.data())
+@given(MODELS, RULES, st.data())
 def test_every_labelling_inserts_checks_and_loads(
-    backend: str, proto: onnx.ModelProto, weights: str, data: st.DataObject
+    backend: str, proto: onnx.ModelProto, rules: QuantizeRules, data: st.DataObject
 ) -> None:
     model = Model(proto)
-    space = SchemeSpace(model, BACKENDS[backend], rules=QuantizeRules(weights=weights))
+    space = SchemeSpace(model, BACKENDS[backend], rules=rules)
     placement = space.resolve(labels_of(data, space))
     numbers = Quantizer(model, tie_ranges(model, ranges_for(model)), biases=space.bias_sources)
     inserted = Inserter(model, numbers).insert(placement).proto
@@ -58,19 +60,20 @@ def test_every_labelling_inserts_checks_and_loads(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@given(MODELS, WEIGHTS, st.data())
+@given(MODELS, RULES, st.data())
 def test_sites_are_what_may_be_quantized(
-    backend: str, proto: onnx.ModelProto, weights: str, data: st.DataObject
+    backend: str, proto: onnx.ModelProto, rules: QuantizeRules, data: st.DataObject
 ) -> None:
     model = Model(proto)
-    space = SchemeSpace(model, BACKENDS[backend], rules=QuantizeRules(weights=weights))
+    space = SchemeSpace(model, BACKENDS[backend], rules=rules)
     labels = labels_of(data, space)
     placement = space.resolve(labels)
     seen: set[tuple[str, int]] = set()
     for site in placement.sites:
         assert model.elem_type(site.tensor) == onnx.TensorProto.FLOAT
         assert site.weight == (site.tensor in model.constants)
-        assert set(site.consumers) <= set(model.consumers[site.tensor])
+        assert set(site.consumers) <= set(model.ends(site.tensor))
+        assert rules.outputs or not any(end.is_output for end in site.consumers)
         assert seen.isdisjoint(site.consumers)
         assert site.weight or site.tensor in space.tensors
         seen.update(site.consumers)

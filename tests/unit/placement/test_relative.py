@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from qdqspec.errors import PlacementError
 from qdqspec.placement.relative import FLOAT, Place, RelativeSite, Scheme, parse_scheme, scheme
 
-PLACES = st.builds(Place, st.sampled_from(("in", "out", "child")), st.integers(0, 40), st.integers(0, 4))
+KINDS = ("in", "out", "child", "result")
+PLACES = st.builds(Place, st.sampled_from(KINDS), st.integers(0, 40), st.integers(0, 4))
 SITES = st.builds(
     RelativeSite,
     place=PLACES,

@@ -182,6 +182,24 @@ WEIGHTS = {
 }
 
 
+@pytest.mark.parametrize("made", ["initializer", "Constant"])
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_a_weight_with_several_pairs_comes_back_where_it_stood(made: str, names: str) -> None:
+    weight = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    text = f"[{names[0]}] t = MatMul(x, w) [{names[1]}] u = MatMul(t, w) [c] y = MatMul(u, v)"
+    model = parsed(f"g (float[2,4] x) => (float[2,4] y) {{ {text} }}", w=weight, v=weight)
+    if made == "Constant":
+        value = model.proto.graph.initializer.pop(0)
+        model.proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], "k", value=value))
+        model = Model(model.proto)
+    sites = [Site(tensor="w", consumers=(Consumer(n, 1),), format="int8", weight=True) for n in names]
+    inserted = insert_qdq(model, Placement(sites=frozenset(sites)), Quantizer(model, ranges_for(model)))
+    stripped = strip_qdq(Model(inserted.proto)).proto
+    assert [node.op_type for node in stripped.graph.node] == [node.op_type for node in model.nodes]
+    assert [t.name for t in stripped.graph.initializer] == list(model.initializers)
+    assert strip_qdq(Model(inserted.proto), model).proto == model.proto
+
+
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_integer_weights_come_back_as_the_operator_defines_them(kind: str) -> None:
     integers, scale, zero, attributes = WEIGHTS[kind]
@@ -301,6 +319,19 @@ def test_the_reference_gives_back_the_function_that_a_tool_removed(function: str
     stripped = strip_qdq(cut(), reference)
     assert stripped.notes[-1] == "equal to the reference"
     assert stripped.proto == reference.proto
+
+
+def test_a_function_that_a_tool_removed_before_a_graph_output_comes_back() -> None:
+    head = "g (float[2,2] x) => (float[2,2] y)"
+    reference = parsed(f"{head} {{ [mm] m = MatMul(x, x) [act] y = Relu(m) }}")
+    model = parsed(
+        f"""{head} {{ [mm] y_before = MatMul(x, x)
+            q = QuantizeLinear(y_before, s, zero)  y = DequantizeLinear(q, s, zero) }}""",
+        s=np.array(0.5, np.float32),
+        zero=np.array(0, np.uint8),
+    )
+    assert strip_qdq(model, reference).proto == reference.proto
+    assert lines(strip_qdq(model)) == ["y_before = MatMul(x, x)", "y = Relu(y_before)"]
 
 
 def test_no_relu_is_made_up_where_the_reference_has_none() -> None:

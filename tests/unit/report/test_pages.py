@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qdqspec.report.facts import ops_table, pairs_table
 from qdqspec.report.fit import Block, Page, fitted
 from qdqspec.report.formats import html, markdown
 from qdqspec.report.formats.csv import report_format as csv_format
@@ -24,7 +25,7 @@ from qdqspec.testing.records import (
     sample_pairs,
     sample_run,
 )
-from qdqspec.types import CaseRecord, Outcome, RunRecord, Severity
+from qdqspec.types import CaseRecord, Consumer, Outcome, RunRecord, Severity
 
 PAGES = (markdown, html)
 
@@ -143,6 +144,18 @@ def test_names_reach_the_reader_unchanged_but_for_controls() -> None:
 
 
 # ---- Markdown and CSV ---------------------------------------------------------------------------
+
+
+def test_a_pair_that_makes_an_output_is_read_by_the_graph_output() -> None:
+    case = faster_case()
+    (first, *others) = case.evidence.pairs
+    ends = (Consumer("", 0), *first.site.consumers)
+    pair = replace(first, site=replace(first.site, consumers=ends))
+    evidence = replace(case.evidence, pairs=(pair, *others))
+    table = pairs_table(evidence)
+    assert table is not None
+    assert table.rows[0][2].startswith("graph output, fire0/conv")
+    assert ops_table(evidence) == ops_table(case.evidence)
 
 
 def test_table_rows_have_as_many_cells_as_heads_whatever_the_names() -> None:

@@ -148,6 +148,21 @@ def test_a_run_finds_a_faster_placement_and_writes_its_files(open_session: Open,
     onnx.checker.check_model(session.output(case) / "tuned.onnx", full_check=True)
 
 
+def test_graph_outputs_are_quantized_where_the_spec_asks(open_session: Open, case: Case) -> None:
+    session = open_session()
+    asked = replace(case, quantize=QuantizeRules(outputs=True), tune=TuneRules(strategy="exhaustive"))
+    evidence = session.evidence(asked, ALL)
+    made = onnx.load(session.output(asked) / "tuned.onnx")
+    assert [o.name for o in made.graph.output] == ["y"]
+    assert next(node.op_type for node in made.graph.node if "y" in node.output) == "DequantizeLinear"
+    sites = json.loads((session.output(asked) / "scheme.json").read_text())["sites"]
+    assert {"node": "", "input": 0} in [end for site in sites for end in site["consumers"]]
+    # A second run reads the journal and the cache, in which the output must come back as it was.
+    again = open_session().search(asked)
+    assert evidence.search is not None
+    assert again.winner == evidence.search.winner
+
+
 def test_the_journal_holds_the_search_its_noise_and_the_confirmation(open_session: Open, case: Case) -> None:
     session = open_session()
     search = session.search(case)

@@ -80,6 +80,7 @@ def test_the_defaults_are_those_of_the_records() -> None:
     assert PatternsSection().rules() == PatternRules()
     assert RegionsSection().rules() == RegionRules()
     assert QuantizeSection().rules() == QuantizeRules()
+    assert QuantizeSection(outputs=True).rules() == QuantizeRules(outputs=True)
     assert TuneSection().rules() == TuneRules()
     assert skip_rules(None, None, None) == SkipRules()
 
