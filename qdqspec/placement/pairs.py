@@ -191,7 +191,9 @@ class PairMaker:
 
     def _integers(self, site: Site, params: QuantParams) -> npt.NDArray[np.generic]:
         values = self._numbers.integer_weight(site)
-        return np.ascontiguousarray(values, dtype=params.format.dtype)
+        return np.asarray(
+            values, dtype=params.format.dtype, order="C"
+        )  # `ascontiguousarray` makes scalars vectors
 
     def _output(self, site: Site) -> str:
         """The tensor after the pair.

@@ -163,20 +163,20 @@ class Template:
         for node, growth in grown.items():
             if growth:
                 nodes[self._starts[node] + 1] = head(NODE, self._sizes[node] + growth)
-        rest = self._weights(nodes, inserts)
+        rest = self._weights(nodes, inserts, spots)
         return Parts(self._before, (b"".join(nodes), *_joined(rest)), self._after, apart=self._apart)
 
-    def _weights(self, nodes: list[bytes], inserts: Sequence[Insert]) -> list[Piece]:
+    def _weights(self, nodes: list[bytes], inserts: Sequence[Insert], spots: Sequence[Spot]) -> list[Piece]:
         """What follows the nodes: integer weights in the place of float ones, or beside them, and constants."""
-        first: dict[str, Insert] = {}
+        first = _first_of_weight(inserts, spots)
         covered: dict[str, int] = {}
         added: list[Piece] = []
         for insert in inserts:
+            weight = insert.site.tensor
             if insert.stored:
-                weight = insert.site.tensor
-                if first.setdefault(weight, insert) is not insert:
-                    added.append(insert.stored)
                 covered[weight] = covered.get(weight, 0) + insert.covered
+                if first[weight] is not insert:
+                    added.append(insert.stored)
             added.append(insert.constants)
         rest, beside = self._rest.copy(), []
         for weight, insert in first.items():
@@ -196,6 +196,18 @@ class Template:
             at = self._starts[self._constants[weight]]
             changed = _constant(self._protos[self._constants[weight]], insert.integer)
             nodes[at + 1 : at + 3] = [head(NODE, len(changed)), changed]
+
+
+def _first_of_weight(inserts: Sequence[Insert], spots: Sequence[Spot]) -> dict[str, Insert]:
+    """Of the inserts of each stored weight the one that comes first in the graph, where stripping meets it first."""
+    first: dict[str, tuple[int, Insert]] = {}
+    for insert, spot in zip(inserts, spots, strict=True):
+        if not insert.stored:
+            continue
+        known = first.get(insert.site.tensor)
+        if known is None or spot.anchor < known[0]:
+            first[insert.site.tensor] = (spot.anchor, insert)
+    return {weight: insert for weight, (_, insert) in first.items()}
 
 
 def _constant(node: onnx.NodeProto, value: TensorProto) -> bytes:

@@ -73,8 +73,15 @@ def take_apart(
     stripped = Model(work.build(), path=model.path)
     origins = (origin for origin, _ in work.nodes())
     pairs = zip(origins, stripped.nodes, strict=True)
-    names = {origin.name: node.name for origin, node in pairs if origin is not None}
+    names = {origin.name: _name_in(reference, node) for origin, node in pairs if origin is not None}
     return TakenApart(found, stripped, names, tuple(work.notes()))
+
+
+def _name_in(reference: Model | None, node: Node) -> str:
+    """What the reference calls a node: nameless ones are numbered, and raising the opset may have added some."""
+    made = next((output for output in node.outputs if output), "")
+    original = None if reference is None else reference.producer.get(made)
+    return node.name if original is None or original.op_type != node.op_type else original.name
 
 
 @dataclass(frozen=True, slots=True)

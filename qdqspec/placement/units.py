@@ -1,12 +1,14 @@
 """Units: what gets one label. An operator, what its kernel takes in, and what is quantized under each label.
 
-May import floors 0 to 2. It asks the backend's capabilities what fuses and knows nothing of measurement.
+May import floors 0 to 2 and numpy. It asks the backend's capabilities what fuses and knows nothing of measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, Node
@@ -176,6 +178,8 @@ class UnitFinder:
         if not all(is_float(self._model, node.inputs[index]) for index in indexes):
             return None
         constants = tuple(index for index in indexes if node.inputs[index] in self._model.constants)
+        if not all(self._has_range(node.inputs[i], is_weight=i == weight) for i in constants):
+            return None
         edges = tuple((node.inputs[i], Consumer(node.name, i)) for i in indexes if i not in constants)
         if not edges or not self._of_shapes.isdisjoint(node.outputs):
             return None
@@ -186,6 +190,17 @@ class UnitFinder:
     def _can_compute(self, node: Node) -> bool:
         too_old = self._model.opset < self._capabilities.since_opset.get(node.op_type, 0)
         return not too_old and node.op_type not in NEVER and is_default(node)
+
+    def _has_range(self, constant: str, *, is_weight: bool) -> bool:
+        """Whether it has elements, and all of them are numbers: an attention mask is minus infinity.
+
+        Weights are not read for this: one that holds others is an error of the model, told where it is quantized.
+        """
+        if 0 in self._model.constants[constant].dims:
+            return False
+        return is_weight or bool(
+            np.isfinite(self._model.array(constant).astype(np.float32, copy=False)).all()
+        )
 
     def _constant(self, node: Node, index: int, choice: FormatChoice) -> Site:
         """The site of a constant operand: the weight as the format stores weights, others as it stores activations."""

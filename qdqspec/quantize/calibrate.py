@@ -53,15 +53,17 @@ def calibrate(
     """Return the range of each tensor over all feeds.
 
     ``feeds`` is called once for ``max``, twice for the other methods (range first, then a histogram of
-    fixed size a tensor), and its samples are never kept. Integer tensors, and tensors that no feed ever
-    produced, are left out; ``note`` is told of the latter. What the model answers with is never clipped: its
-    outputs, both sides of a Softmax, the output of a Sigmoid and the like. Raises `DataError` naming the tensor where a
-    value is not finite, and when there is no sample.
+    fixed size a tensor), and its samples are never kept. Left out are integer tensors, those that no feed ever
+    produced, and those that held NaN or infinity, as masked scores do; ``note`` is told of the latter two. What the
+    model answers with is never clipped: its outputs, both sides of a Softmax, the output of a Sigmoid and the like.
+    Raises `DataError` when there is no sample.
     """
     watch = _Watch.over(model, tensors, run)
-    spans = _spans(watch, feeds())
-    if missing := sorted(watch.wanted - spans.keys()):
-        note(f"never produced by the calibration data, so left in floating point: {', '.join(missing)}")
+    spans, unbounded = _spans(watch, feeds())
+    for number, tensors in unbounded.items():
+        note(f"not finite in calibration sample {number}, so left in floating point: {_quoted(tensors)}")
+    if missing := sorted(watch.wanted.difference(spans, *unbounded.values())):
+        note(f"never produced by the calibration data, so left in floating point: {_quoted(missing)}")
     if method == "max":
         return spans
     histograms = {t: Histogram(spans[t]) for t in spans.keys() - _answers(model) if _has_tails(spans[t])}
@@ -132,29 +134,38 @@ def _is_float(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.size > 0 and np.issubdtype(value.dtype, np.floating)
 
 
-def _spans(watch: _Watch, feeds: Iterable[Feed]) -> dict[str, TensorRange]:
+def _spans(watch: _Watch, feeds: Iterable[Feed]) -> tuple[dict[str, TensorRange], dict[int, list[str]]]:
+    """The range of each tensor, and by sample those that turned out to have none there."""
     spans: dict[str, TensorRange] = {}
+    unbounded: dict[str, int] = {}
     number = -1
     for number, feed in enumerate(feeds):
         for tensor, value in watch.values(feed).items():
-            seen = _span(tensor, value, number)
-            spans[tensor] = spans[tensor].union(seen) if tensor in spans else seen
+            seen = _span(value)
+            if seen is None:
+                unbounded.setdefault(tensor, number)
+            else:
+                spans[tensor] = spans[tensor].union(seen) if tensor in spans else seen
     if number < 0:
         raise DataError(
             "there is no calibration sample, so no range can be found",
             cure="give `inputs.calibration` at least one sample",
         )
-    return spans
+    by_sample: dict[int, list[str]] = {}
+    for tensor, first in unbounded.items():
+        spans.pop(tensor, None)
+        by_sample.setdefault(first, []).append(tensor)
+    return spans, by_sample
 
 
-def _span(tensor: str, value: Array, number: int) -> TensorRange:
+def _span(value: Array) -> TensorRange | None:
+    """``None`` where a value is not finite."""
     low, high = float(value.min()), float(value.max())
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise DataError(
-            f"calibration sample {number} makes tensor '{tensor}' NaN or infinite, so it has no range",
-            cure="look at that sample; if the float model is right to do so, exclude the node with `nodes.exclude`",
-        )
-    return TensorRange(low, high)
+    return TensorRange(low, high) if np.isfinite(low) and np.isfinite(high) else None
+
+
+def _quoted(tensors: Iterable[str]) -> str:
+    return ", ".join(f"'{tensor}'" for tensor in tensors)
 
 
 def _output(model: Model, name: str) -> onnx.ValueInfoProto:

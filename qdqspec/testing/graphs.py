@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.graph.model import Model
+from qdqspec.graph.ops import reads_data
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, Site
@@ -60,24 +61,25 @@ def placements(
     activations: Sequence[str] = ("uint8", "int8"),
     weights: Sequence[str] = ("int8",),
 ) -> Placement:
-    """A placement that fits the model: float activations and weights of rank two and more.
+    """A placement that fits the model: float activations and constants that are computed with.
 
     Consumers of a tensor may be left out, or split over several sites of different formats. Graph outputs that a
-    node computes are consumers as well.
+    node computes are consumers as well. Constants without an axis stay float where a format is made of blocks.
     """
     sites: list[Site] = []
     for tensor in dict.fromkeys((*model.consumers, *model.outputs)):
         weight = tensor in model.constants
+        rank = len(model.shape(tensor) or ())
         computed = tensor in model.producer and not weight
         ends = model.ends(tensor) if computed else model.consumers.get(tensor, ())
-        shape = model.shape(tensor) or ()
-        if not ends or model.elem_type(tensor) != TensorProto.FLOAT or (weight and len(shape) < 2):
+        read = ends if not weight else tuple(end for end in ends if reads_data(model, end))
+        formats = [f for f in (weights if weight else activations) if rank > 1 or not number_format(f).block]
+        if model.elem_type(tensor) != TensorProto.FLOAT or not read or not formats:
             continue
-        for group in draw(_groups(ends)):
-            fmt = draw(st.sampled_from(list(weights if weight else activations)))
-            axes = st.integers(0, len(shape) - 1)
-            whole = st.nothing() if number_format(fmt).block else st.none()
-            axis = draw(whole | axes) if weight else None
+        for group in draw(_groups(read)):
+            fmt = draw(st.sampled_from(formats))
+            whole = [] if number_format(fmt).block else [None]
+            axis = draw(st.sampled_from([*whole, *range(rank)])) if weight else None
             sites.append(Site(tensor=tensor, consumers=group, format=fmt, axis=axis, weight=weight))
     return Placement(sites=frozenset(sites))
 
@@ -127,6 +129,7 @@ class _Build:
     def add_node(self, bodies: bool) -> None:
         tensor = self.draw(st.sampled_from(list(self.shapes)))
         offers: list[Callable[[str], None]] = [self.relu, self.clip, self.add, self.concat, self.transpose]
+        offers.append(self.mul)
         offers += (
             [self.reshape, self.conv, self.pool]
             if len(self.shapes[tensor]) == 4
@@ -147,6 +150,12 @@ class _Build:
         shape = self.shapes[tensor]
         others = [name for name, known in self.shapes.items() if known == shape]
         self.emit("Add", [tensor, self.draw(st.sampled_from(others))], shape)
+
+    def mul(self, tensor: str) -> None:
+        """By a constant of no, one or several elements along the last axis."""
+        shape = self.shapes[tensor]
+        constant = self.weight(self.draw(st.sampled_from(((), (1,), shape[-1:]))))
+        self.emit("Mul", self.draw(st.permutations([tensor, constant])), shape)
 
     def concat(self, tensor: str) -> None:
         shape = self.shapes[tensor]
@@ -222,7 +231,7 @@ class _Build:
         if shared is not None:
             return shared
         random = np.random.default_rng(self.draw(st.integers(0, 2**16)))
-        name = self.constant(random.normal(size=shape).astype(np.float32))
+        name = self.constant(np.asarray(random.normal(size=shape), np.float32))
         self.weights[name] = shape
         return name
 

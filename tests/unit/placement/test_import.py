@@ -14,9 +14,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
+from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import apply_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
-from qdqspec.types import Consumer, Site
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.testing.graphs import ranges_for
+from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[2] / "data"
 LEVELS = onnxruntime.GraphOptimizationLevel
@@ -365,3 +368,18 @@ def test_integers_that_a_float_weight_cannot_hold_are_said() -> None:
 def test_a_float_model_has_an_empty_placement(models: Path) -> None:
     imported = import_placement(load_model(models / "digits_resnet.onnx"))
     assert (imported.placement.sites, imported.notes) == (frozenset(), ())
+
+
+def test_nameless_nodes_are_called_as_in_the_reference_whatever_raising_the_opset_added() -> None:
+    """Slice of opset 9 gets its bounds from Constant nodes in opset 13, and all that follow count on."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 4, opset_import: ["": 9]> g (float[4, 4] x) => (float[2, 2] y) {
+            a = Slice<starts = [0], ends = [2]>(x)
+            y = MatMul(a, w)
+        }"""
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2), np.float32), "w"))
+    model = Model(proto)
+    site = Site(tensor="a", consumers=(Consumer("MatMul#1", 0),), format="uint8")
+    inserted = insert_qdq(model, Placement(sites=frozenset([site])), Quantizer(model, ranges_for(model)))
+    assert import_placement(Model(inserted.proto), model).placement.sites == {site}

@@ -17,6 +17,7 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.insert import Inserter, insert_qdq
+from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.testing.graphs import random_inputs, ranges_for
@@ -280,3 +281,30 @@ def everything(model: Model) -> Placement:
             )
         )
     return Placement(sites=frozenset(sites))
+
+
+def test_a_scalar_weight_stays_a_scalar() -> None:
+    """As a vector of one element it would raise the rank of what is computed with it."""
+    net = Net(parsed("g (float x) => (float y) <float w = {0.5}> { [m] y = Mul(x, w) }"))
+    del net.proto.graph.initializer[1:]
+    quantized = net.insert(site("w", ("m", 1), fmt="int8", weight=True))
+    assert quantized.array("w_quantized").shape == ()
+    onnx.checker.check_model(quantized.proto, full_check=True)
+
+
+def test_a_weight_stored_twice_comes_back_where_it_was() -> None:
+    """The place of the float weight goes to the integers whose reader comes first in the graph, not by name."""
+    net = Net(
+        parsed(
+            """g (float[4] x) => (float[4] y, float[4] z) {
+                w = Constant<value = float[4] {1, 2, 3, 4}>()
+                [b] y = Mul(x, w)
+                [a] z = Mul(y, w)
+            }"""
+        )
+    )
+    del net.proto.graph.initializer[:]
+    sites = [site("w", (name, 1), fmt="int8", weight=True) for name in "ab"]
+    stripped = strip_qdq(net.insert(*sites)).proto
+    assert [node.op_type for node in stripped.graph.node] == ["Constant", "Mul", "Mul"]
+    assert [node.output[0] for node in stripped.graph.node] == ["w", "y", "z"]

@@ -103,3 +103,28 @@ def test_operators_of_other_domains_are_not_taken_for_ours() -> None:
     text = "g (float[4,4] x) => (float[4,4] y) { a = odd.Add(x, x)\n y = Identity(a) }"
     proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17, "odd": 1]>' + text)
     assert space_of(Model(proto)).units == ()
+
+
+@pytest.mark.parametrize(
+    ("constant", "offered"),
+    [
+        (np.full((4, 4), -3, np.float32), True),
+        (np.full((4, 4), -np.inf, np.float32), False),
+        (np.array(np.nan, np.float32), False),
+        (np.zeros((0, 4), np.float32), False),
+    ],
+    ids=["numbers", "infinite", "NaN", "no element"],
+)
+def test_constants_that_have_no_scale_are_not_offered(constant: np.ndarray, offered: bool) -> None:
+    """An attention mask is minus infinity; of nothing, and of what is not a number, there is no range."""
+    model = model_of(
+        "g (float[4,4] x) => (float[N,4] y) { a = MatMul(x, x)\n b = Add(a, m)\n y = MatMul(b, x) }"
+    )
+    model.proto.graph.initializer.append(numpy_helper.from_array(constant, "m"))
+    assert ("b" in space_of(Model(model.proto)).by_id) is offered
+
+
+def test_a_weight_without_elements_is_not_offered() -> None:
+    model = model_of("g (float[4,4] x) => (float[N,M] y) { a = MatMul(x, m)\n y = Relu(a) }")
+    model.proto.graph.initializer.append(numpy_helper.from_array(np.zeros((4, 0), np.float32), "m"))
+    assert space_of(Model(model.proto)).units == ()

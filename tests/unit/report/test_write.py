@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -50,10 +49,10 @@ def test_a_write_that_fails_leaves_the_old_report(tmp_path: Path, monkeypatch) -
     path = tmp_path / "a.md"
     path.write_text("old", encoding="utf-8")
 
-    def full(file: int) -> None:
+    def full(self: Path, content: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OutputError, match="No space left"):
         write_report(sample_run(), path)
     assert path.read_text(encoding="utf-8") == "old"

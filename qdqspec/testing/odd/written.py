@@ -1,0 +1,69 @@
+"""How odd models are written down: ONNX's text syntax, with weights drawn at random. May import anything public."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, parser
+
+Outcome: TypeAlias = Literal["searched", "nothing", "refused"]
+Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
+
+CONV: Shapes = {"w": (4, 3, 3, 3), "v": (4, 4, 3, 3)}
+DENSE: Shapes = {"w": (8, 8), "v": (8, 8)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OddModel:
+    """One model, made anew by ``make``, and what becomes of it when it is tuned.
+
+    ``searched``: placements are tried, and it is tuned or left alone by what was measured. ``nothing``: it is
+    left alone, since nothing in it can be quantized. ``refused``: one error that holds ``says``.
+    """
+
+    name: str
+    oddity: str
+    make: Callable[[], onnx.ModelProto]
+    outcome: Outcome = "searched"
+    says: str = ""
+
+
+def write(
+    graph: str,
+    weights: Shapes | None = None,
+    *,
+    opset: int = 17,
+    ir: int = 8,
+    more: str = "",
+    functions: str = "",
+) -> onnx.ModelProto:
+    """A model from text; ``weights`` are float32 initializers to add, ``more`` are further opsets."""
+    head = f'<ir_version: {ir}, opset_import: ["" : {opset}{more}]>'
+    proto = parser.parse_model(f"{head}\n{graph}\n{functions}")
+    draw = np.random.default_rng(0)
+    for name, shape in (weights or {}).items():
+        values = draw.normal(0, 0.3, shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(values, name))
+    return proto
+
+
+def rename_tensors(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """The model with tensors of its main graph called otherwise."""
+    graph = proto.graph
+    for value in (*graph.input, *graph.output, *graph.initializer):
+        value.name = names.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return proto
+
+
+def name_nodes(proto: onnx.ModelProto, *names: str) -> onnx.ModelProto:
+    """The model with the nodes of its main graph called so, in order."""
+    for node, name in zip(proto.graph.node, names, strict=True):
+        node.name = name
+    return proto
