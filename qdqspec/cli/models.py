@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from qdqspec.cli.words import Verbs
     from qdqspec.config import Settings
+    from qdqspec.graph.model import Model
     from qdqspec.regions.inspect import Section
-    from qdqspec.regions.inspection import Abilities
+    from qdqspec.regions.inspection import Judged
 
 SECTIONS: tuple[Section, ...] = ("regions", "patterns")
 
@@ -80,7 +81,7 @@ def _positive(text: str) -> int:
 
 
 def inspect(arguments: argparse.Namespace) -> int:
-    """Cut the model into regions and show them, judged by the backend where it works here."""
+    """Cut the model into regions and show them, judged by the backend."""
     from qdqspec.graph.model import load_model
     from qdqspec.regions.bodies import find_bodies
     from qdqspec.regions.forecast import forecast_tuning
@@ -96,7 +97,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     inspection = inspect_model(
         model,
         find(model),
-        _abilities(settings_from(arguments)),
+        _judged(model, settings_from(arguments)),
         bodies=find_bodies(model, find),
         forecast=forecast_tuning(model, TRIALS["default"]),
     )
@@ -115,16 +116,15 @@ def inspect(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _abilities(settings: Settings) -> Abilities | None:
-    """What the backend can do, where it works here."""
+def _judged(model: Model, settings: Settings) -> Judged:
+    """What the backend's search may quantize, by its table where the backend does not work here."""
     from qdqspec.backends.base import BuildOptions
-    from qdqspec.regions.inspection import Abilities
+    from qdqspec.placement.judging import judge
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
-    if not backend.probe(options).usable:
-        return None
-    can = backend.capabilities(options)
-    return Abilities(labels=can.labels, since_opset=can.since_opset, absorbs=can.absorbs)
+    here = backend.probe(options)
+    note = "" if here.usable else f"{here.why}; told from what is known of it"
+    return judge(model, backend.capabilities(options), backend=backend.name, note=note)
 
 
 def apply(arguments: argparse.Namespace) -> int:

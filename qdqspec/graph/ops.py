@@ -53,6 +53,9 @@ POOLS = frozenset(
 # What they return says something of a tensor's form, nothing of its values.
 SHAPE_SOURCES = frozenset({"Shape", "Size"})
 
+# They hold graphs of their own.
+CONTROL = frozenset({"If", "Loop", "Scan"})
+
 # Operand order does not change what they compute; see `is_commutative` for old opsets.
 COMMUTATIVE = frozenset(
     {

@@ -20,7 +20,7 @@ from qdqspec.types import Consumer, Kind, Label, QuantizeRules, Site
 
 Edge = tuple[str, Consumer]
 
-_NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})  # no integer kernel takes a computed one
+NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})  # no integer kernel takes a computed one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class UnitFinder:
     def _shape(self, node: Node) -> _Shape | None:
         """``None`` where the operator, or one of its operands, is never quantized."""
         weight = weight_input(self._model, node)
-        if not self._can_compute(node) or (weight is None and node.op_type in _NEEDS_WEIGHT):
+        if not self._can_compute(node) or (weight is None and node.op_type in NEEDS_WEIGHT):
             return None
         indexes = data_inputs(node)
         if not all(is_float(self._model, node.inputs[index]) for index in indexes):
@@ -183,7 +183,7 @@ class UnitFinder:
         edges = tuple((node.inputs[i], Consumer(node.name, i)) for i in indexes if i not in constants)
         if not edges or not self._of_shapes.isdisjoint(node.outputs):
             return None
-        chain = tuple(self._chain(node))
+        chain = tuple(self.chain(node))
         outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t))
         return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
 
@@ -242,7 +242,7 @@ class UnitFinder:
         axis = channel_axis(self._model, head, weight) if weight is not None else None
         return 0 if weight is None or axis is None else self._model.constants[head.inputs[weight]].dims[axis]
 
-    def _chain(self, node: Node) -> list[Node]:
+    def chain(self, node: Node) -> list[Node]:
         """The node, the bias after a MatMul, and the activation functions that its kernel takes in."""
         chain = [node]
         while (follower := self._sole_reader(chain[-1])) is not None:

@@ -13,17 +13,17 @@ from qdqspec.regions.expressions import (
     unmatched,
 )
 from qdqspec.regions.forecast import Forecast, forecast_tuning
-from qdqspec.regions.inspect import Abilities, Inspection, inspect_model, render_text, to_json
+from qdqspec.regions.inspect import Inspection, Judged, inspect_model, render_text, to_json
 from qdqspec.regions.pattern import Pattern, canonical
 from qdqspec.regions.search import find_regions
 
 __all__ = [
     "BUILT_INS",
-    "Abilities",
     "Body",
     "Expression",
     "Forecast",
     "Inspection",
+    "Judged",
     "Pattern",
     "allowed_nodes",
     "canonical",

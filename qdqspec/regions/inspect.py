@@ -10,11 +10,11 @@ from tabulate import tabulate
 
 from qdqspec.regions.bodies import Body
 from qdqspec.regions.forecast import Forecast
-from qdqspec.regions.inspection import Abilities, Inspection, PatternCount, inspect_model
+from qdqspec.regions.inspection import Inspection, Judged, PatternCount, inspect_model
 from qdqspec.types import Region
 from qdqspec.units import seconds_text
 
-__all__ = ["Abilities", "Inspection", "PatternCount", "inspect_model", "render_text", "to_json"]
+__all__ = ["Inspection", "Judged", "PatternCount", "inspect_model", "render_text", "to_json"]
 
 SCHEMA_VERSION = 1
 _WIDE = 72  # characters of a pattern in a line
@@ -40,6 +40,9 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         "refusals": [{"reason": reason, "count": number} for reason, number in inspection.refusals],
         "bodies": bodies,
     }
+    if (judged := inspection.judged) is not None:
+        found["judged"] = {"backend": judged.backend, "note": judged.note}
+        found["outputs"] = [{"tensor": name, "reason": reason} for name, reason in judged.outputs.items()]
     if (guess := inspection.forecast) is not None:
         seconds = {"low_seconds": round(guess.low_s, 1), "high_seconds": round(guess.high_s, 1)}
         found["forecast"] = {"builds": guess.builds, **seconds, "multiplications": guess.macs}
@@ -81,7 +84,7 @@ def render_text(
         *(tree if not only or "regions" in only else ()),
         *((_sizes(inspection),) if not only else ()),
         *((_pattern_table(inspection, lines),) if not only or "patterns" in only else ()),
-        *((_refusal_table(inspection, lines),) if not only else ()),
+        *((_refusal_table(inspection, lines), _output_table(inspection, lines)) if not only else ()),
     )
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -101,9 +104,11 @@ def _summary(inspection: Inspection) -> str:
         f"{inspection.model}: {', '.join(counts)}",
         f"coverage: {covered} of {inspection.nodes} nodes are in exactly one leaf",
     ]
-    if inspection.quantizable is not None:
+    if inspection.quantizable is not None and inspection.judged is not None:
         share = len(inspection.quantizable) / max(inspection.nodes, 1)
-        lines.append(f"quantizable: {len(inspection.quantizable)} of {inspection.nodes} nodes ({share:.0%})")
+        where = f"quantizable on {inspection.judged.backend}"
+        lines.append(f"{where}: {len(inspection.quantizable)} of {inspection.nodes} nodes ({share:.0%})")
+        lines += [f"note: {inspection.judged.note}"] if inspection.judged.note else []
     if inspection.forecast is not None:
         lines.append(_forecast(inspection.forecast))
     return "\n".join(lines)
@@ -233,6 +238,22 @@ def _refusal_table(inspection: Inspection, most: int) -> str:
     table = tabulate(rows, headers=("nodes", "why"), tablefmt="simple")
     rest = f"\n... and {len(inspection.refusals) - most} more" if len(inspection.refusals) > most else ""
     return f"Not quantizable\n{table}{rest}"
+
+
+def _output_table(inspection: Inspection, most: int) -> str:
+    """Graph outputs that stay float, of one reason in a row."""
+    reasons: dict[str, list[str]] = {}
+    for tensor, reason in inspection.judged.outputs.items() if inspection.judged else ():
+        if reason:
+            reasons.setdefault(reason, []).append(tensor)
+    if not reasons:
+        return ""
+    rows = [(len(names), _cut(_listed(names, 4)), reason) for reason, names in reasons.items()]
+    table = tabulate(
+        rows[:most], headers=("count", "outputs", "why"), tablefmt="simple", disable_numparse=True
+    )
+    rest = f"\n... and {len(rows) - most} more" if len(rows) > most else ""
+    return f"Graph outputs that stay float\n{table}{rest}"
 
 
 def _cut(text: str) -> str:

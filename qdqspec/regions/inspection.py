@@ -6,17 +6,14 @@ Counting and judging stand here, drawing in `qdqspec.regions.inspect`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import FLOATS, is_default
+from qdqspec.graph.model import Model
 from qdqspec.regions.bodies import Body
 from qdqspec.regions.flow import flow_of
 from qdqspec.regions.forecast import Forecast
-from qdqspec.types import Kind, Region, RegionType
-
-CONTROL = frozenset({"If", "Loop", "Scan"})
+from qdqspec.types import Region, RegionType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +28,25 @@ class PatternCount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a backend's search may quantize, and why not the rest: `qdqspec.placement.judging` tells.
+
+    ``reasons`` by node name and ``outputs`` by graph output are empty texts where it may. ``note`` says what a reader
+    should know of the backend, such as that it is not installed here.
+    """
+
+    backend: str
+    reasons: Mapping[str, str]
+    outputs: Mapping[str, str]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """A model's region map. ``nodes`` counts the main graph without ``Constant`` nodes.
 
-    ``quantizable`` are names of nodes with a label other than ``fp``; ``None`` where no labels were
-    given. ``refusals`` counts the others by reason, ``bodies`` are the graphs inside, of which nothing is placed.
+    ``quantizable`` are names of nodes that a search decides about; ``None`` where nobody judged. ``refusals`` counts
+    the others by reason, ``bodies`` are the graphs inside, of which nothing is placed.
     """
 
     model: str
@@ -43,75 +54,38 @@ class Inspection:
     regions: tuple[Region, ...]
     patterns: tuple[PatternCount, ...]
     quantizable: frozenset[str] | None
+    judged: Judged | None = None
     refusals: tuple[tuple[str, int], ...] = ()
     bodies: tuple[Body, ...] = ()
     forecast: Forecast | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
-    """What a backend says of operators: labels and the opset that each needs, and which fuse into others."""
-
-    labels: Mapping[str, tuple[Kind, ...]]
-    since_opset: Mapping[str, int] = field(default_factory=dict)
-    absorbs: Collection[str] = frozenset()
-
-
 def inspect_model(
     model: Model,
     regions: Sequence[Region],
-    abilities: Abilities | None = None,
+    judged: Judged | None = None,
     *,
     bodies: Sequence[Body] = (),
     forecast: Forecast | None = None,
 ) -> Inspection:
-    """Count and judge what was found. ``abilities`` are a backend's."""
-    flow = flow_of(model)
-    nodes = [model.nodes[index] for index in flow.order]
+    """Count what was found, and what was ``judged`` of it."""
+    nodes = [model.nodes[index].name for index in flow_of(model).order]
     quantizable: frozenset[str] | None = None
     refusals: Counter[str] = Counter()
-    if abilities is not None:
-        reasons = {n.name: _refusal(model, n, abilities, n.index in flow.carried) for n in nodes}
-        quantizable = frozenset(name for name, reason in reasons.items() if not reason)
-        refusals.update(reason for reason in reasons.values() if reason)
+    if judged is not None:
+        quantizable = frozenset(name for name in nodes if not judged.reasons[name])
+        refusals.update(reason for name in nodes if (reason := judged.reasons[name]))
     return Inspection(
         model=model.path.name if model.path else "the model",
         nodes=len(nodes),
         regions=tuple(regions),
         patterns=_patterns(regions),
         quantizable=quantizable,
+        judged=judged,
         refusals=tuple(sorted(refusals.items(), key=lambda item: (-item[1], item[0]))),
         bodies=tuple(bodies),
         forecast=forecast,
     )
-
-
-def _refusal(model: Model, node: Node, abilities: Abilities, is_carried: bool) -> str:
-    """Why a node is not quantized by itself; empty where it can be."""
-    op_type, labels = node.op_type, abilities.labels
-    if is_carried:
-        return "computed from shapes or constants alone"
-    if op_type in CONTROL:
-        return f"{op_type}: its bodies are listed apart; not placed: inside a body"
-    if not is_default(node):
-        return f"{node.domain}:{op_type}: an operator that the backend does not know"
-    if not _offered(op_type, labels):
-        maker = model.producer.get(node.inputs[0]) if node.inputs else None
-        if op_type in abilities.absorbs and maker is not None and _offered(maker.op_type, labels):
-            return f"{op_type}: quantized together with the operator before it"
-        return f"{op_type}: the backend runs it in floating point only"
-    if model.opset < abilities.since_opset.get(op_type, 0):
-        return f"{op_type}: needs opset {abilities.since_opset[op_type]}, and the model has {model.opset}"
-    known = [t for t in (model.elem_type(tensor) for tensor in node.inputs if tensor) if t is not None]
-    if not known:
-        return f"{op_type}: element type not known"
-    if not FLOATS.intersection(known):
-        return f"{op_type}: no floating point input"
-    return ""
-
-
-def _offered(op_type: str, labels: Mapping[str, tuple[Kind, ...]]) -> bool:
-    return any(label != "fp" for label in labels.get(op_type, ()))
 
 
 def _patterns(regions: Sequence[Region]) -> tuple[PatternCount, ...]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model
 from qdqspec.placement.insert import Inserter
+from qdqspec.placement.judging import judge
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges
@@ -78,6 +79,21 @@ def test_sites_are_what_may_be_quantized(
         assert site.weight or site.tensor in space.tensors
         seen.update(site.consumers)
     assert dict(placement.labels) == {name: label for name, label in labels.items() if label != "fp"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(MODELS, RULES)
+def test_a_reason_is_told_for_just_what_is_not_offered(
+    backend: str, proto: onnx.ModelProto, rules: QuantizeRules
+) -> None:
+    model = Model(proto)
+    space = SchemeSpace(model, BACKENDS[backend], rules=rules)
+    told = judge(model, BACKENDS[backend], backend=backend, rules=rules)
+    assert {name for name, reason in told.reasons.items() if not reason} == space.by_id.keys()
+    offered = {tensor for unit in space.units for tensor in unit.outputs}
+    assert {name for name, reason in told.outputs.items() if not reason} == offered.intersection(
+        model.outputs
+    )
 
 
 @given(MODELS)

@@ -41,7 +41,7 @@ def test_inspect_prints_the_regions(verb, model):
     result = verb("inspect", model)
     assert result.code == 0
     assert "r0 ROOT" in result.out
-    assert "quantizable:" in result.out
+    assert "quantizable on onnxruntime:" in result.out
     assert len(verb("inspect", model, "--verbose").out) > len(result.out)
     assert len(verb("inspect", model, "--lines", "2").out) < len(result.out)
 

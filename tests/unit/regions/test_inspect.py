@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import onnx
 import pytest
 
 from qdqspec.graph.model import Model, load_model
-from qdqspec.regions import Abilities, find_bodies, find_regions, inspect_model, render_text, to_json
+from qdqspec.placement.judging import judge
+from qdqspec.regions import Judged, find_bodies, find_regions, inspect_model, render_text, to_json
+from qdqspec.registry import resolve
 
-ABLE = Abilities(
-    labels={"Conv": ("in+out",), "Add": ("in+out",), "Gemm": ("in+out", "in-only")}, absorbs={"Relu"}
-)
+
+def judged(model: Model, *able: str) -> Judged:
+    """As a backend would that runs operators of these types in integers, and none that makes a graph output."""
+    reasons = {n.name: "" if n.op_type in able else f"{n.op_type}: it cannot" for n in model.nodes}
+    return Judged(
+        backend="some", reasons=reasons, outputs=dict.fromkeys(model.outputs, "it is not asked for")
+    )
 
 
 @pytest.fixture
 def inspection(models):
+    """As ``qdqspec inspect`` has it, save for the forecast."""
     model = load_model(models / "digits_resnet.onnx")
-    return inspect_model(model, find_regions(model), ABLE)
+    can = resolve("backend", "onnxruntime")().capabilities()
+    return inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
 
 
 def test_text(inspection, golden):
@@ -45,14 +54,14 @@ def test_long_lists_are_cut_in_text_and_never_in_json(models):
 def test_regions_with_nothing_to_quantize_are_shown_on_request(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     regions = find_regions(model)
-    found = inspect_model(model, regions, Abilities(labels={"Softmax": ("in+out",)}))
+    found = inspect_model(model, regions, judged(model, "Softmax"))
     assert render_text(found).count("LEAF") < render_text(found, include_all=True).count("LEAF")
     assert "--include-all shows them" in render_text(found)
 
 
 def test_refusals_give_a_reason_for_every_other_node(inspection):
     assert sum(count for _, count in inspection.refusals) + len(inspection.quantizable) == inspection.nodes
-    assert ("Relu: quantized together with the operator before it", 13) in inspection.refusals
+    assert inspection.refusals == (("Relu: quantized together with the operator before it", 13),)
 
 
 def test_without_a_backend_nothing_is_said_of_quantization(models):
@@ -62,26 +71,22 @@ def test_without_a_backend_nothing_is_said_of_quantization(models):
     assert "quantizable" not in render_text(found)
 
 
-def test_reasons_say_what_would_have_to_change():
-    model = Model(
-        onnx.parser.parse_model(
-            """<ir_version: 8, opset_import: ["": 11, "mine": 1]>
-            g (float[4] x, int64[4] n) => (float[4] y, int64[4] m) {
-                a = Relu(x)  b = mine.Odd(a)  c = HardSigmoid(b)  y = Add(c, x)  m = Add(n, n) }"""
-        )
-    )
-    abilities = Abilities(
-        labels={"Add": ("in+out",), "HardSigmoid": ("in+out",)},
-        since_opset={"HardSigmoid": 13},
-        absorbs={"Relu"},
-    )
-    found = inspect_model(model, find_regions(model), abilities)
-    assert {reason for reason, _ in found.refusals} == {
-        "Add: no floating point input",
-        "HardSigmoid: needs opset 13, and the model has 11",
-        "Relu: the backend runs it in floating point only",
-        "mine:Odd: an operator that the backend does not know",
-    }
+def test_what_a_reader_should_know_of_the_backend_is_said(models):
+    model = load_model(models / "digits_resnet.onnx")
+    note = "some is not installed"
+    found = inspect_model(model, find_regions(model), replace(judged(model, "Conv"), note=note))
+    assert f"note: {note}\n" in render_text(found)
+    assert to_json(found)["judged"] == {"backend": "some", "note": note}
+
+
+def test_graph_outputs_that_stay_float_are_named_with_the_reason(models):
+    model = load_model(models / "ultraface_rfb320.onnx")
+    why = {"scores": "Softmax cannot", "boxes": ""}
+    found = inspect_model(model, find_regions(model), replace(judged(model), outputs=why))
+    text = render_text(found)
+    assert "1        scores     Softmax cannot" in text
+    assert "boxes" not in text.partition("Graph outputs that stay float")[2]
+    assert {row["tensor"]: row["reason"] for row in to_json(found)["outputs"]} == why
 
 
 NESTED = """<ir_version: 8, opset_import: ["": 17, "local": 1]>
@@ -143,7 +148,7 @@ def test_names_inside_do_not_meet_names_outside(nested):
 
 def test_bodies_are_listed_and_said_not_to_be_placed(nested):
     regions = find_regions(nested)
-    found = inspect_model(nested, regions, ABLE, bodies=find_bodies(nested, find_regions))
+    found = inspect_model(nested, regions, judged(nested, "Conv"), bodies=find_bodies(nested, find_regions))
     text = render_text(found)
     assert "not placed: inside a body" in text
     assert "choose/then_branch/again/else_branch" in text

@@ -1,0 +1,161 @@
+"""Why a search does not offer an operator, or a graph output, for quantization: what `qdqspec inspect` tells.
+
+May import floors 0 to 2 and this room. What is offered is the space's to say; here it is asked, and each node it left
+out is held against the same conditions again, in the words of a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import onnx
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import (
+    CONTROL,
+    FLOATS,
+    NEVER,
+    data_inputs,
+    is_default,
+    is_float,
+    made_of_shapes,
+    reads_data,
+)
+from qdqspec.placement.forms import format_choices
+from qdqspec.placement.ops import weight_input
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.units import NEEDS_WEIGHT, UnitFinder
+from qdqspec.regions.flow import flow_of
+from qdqspec.regions.inspection import Judged
+from qdqspec.types import QuantizeRules
+
+_UNKNOWN = "an unknown type"
+_FLOATS = frozenset(onnx.TensorProto.DataType.Name(kind) for kind in FLOATS)
+NOT_ASKED = "the spec has to ask for it: quantize: {outputs: true}"
+
+
+def judge(
+    model: Model,
+    capabilities: Capabilities,
+    *,
+    backend: str,
+    note: str = "",
+    rules: QuantizeRules | None = None,
+) -> Judged:
+    """What of a model a backend's search may quantize, and why not the rest.
+
+    BatchNormalization is folded first, as tuning does. ``note`` is handed on: what a reader should know of the backend.
+    """
+    rules = rules or QuantizeRules()
+    folded = fold_batchnorm(model)
+    gone = frozenset(folded.removed)
+    words = _Words(folded.model, capabilities, rules)
+    asked = _Words(folded.model, capabilities, replace(rules, outputs=True))
+    # Nodes without a name are counted, so that folding gives them others: they are the same by their order.
+    left = zip((node for node in model.nodes if node.name not in gone), folded.model.nodes, strict=True)
+    reasons = {ours.name: words.reason(theirs) for ours, theirs in left}
+    reasons |= {name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in gone}
+    outputs = {name: why or ("" if rules.outputs else NOT_ASKED) for name, why in asked.outputs()}
+    return Judged(backend=backend, note=note, reasons=reasons, outputs=outputs)
+
+
+class _Words:
+    """The reasons of one model, for one backend."""
+
+    def __init__(self, model: Model, capabilities: Capabilities, rules: QuantizeRules) -> None:
+        self._model = model
+        self._can = capabilities
+        self._asks = rules.outputs
+        self._space = SchemeSpace(model, capabilities, rules=rules)
+        self._finder = UnitFinder(model, capabilities, rules, format_choices(rules, capabilities))
+        self._of_shapes = made_of_shapes(model)
+        self._carried = flow_of(model).carried
+
+    def reason(self, node: Node) -> str:
+        """Why nothing is decided about a node; empty where something is."""
+        if node.name in self._space.by_id:
+            return ""
+        return next(self._reasons(node))
+
+    def outputs(self) -> Iterator[tuple[str, str]]:
+        """Why each graph output stays float; empty where it may be quantized."""
+        offered = {tensor for unit in self._space.units for tensor in unit.outputs}
+        for tensor in self._model.outputs:
+            yield tensor, "" if tensor in offered else self._why_not_made(tensor)
+
+    def _why_not_made(self, tensor: str) -> str:
+        maker = self._model.producer.get(tensor)
+        if maker is None or tensor in self._model.constants:
+            return "no node computes it"
+        if not is_float(self._model, tensor):
+            return f"it holds {self._type(tensor)}"
+        if maker.name not in self._space.unit_of:
+            return next(self._reasons(maker))
+        return self._unseen(tensor) or f"{maker.op_type}: the backend runs it with a float output only"
+
+    def _reasons(self, node: Node) -> Iterator[str]:
+        op_type = node.op_type
+        if node.index in self._carried or not self._of_shapes.isdisjoint(node.outputs):
+            yield "computed from shapes or constants alone"
+        if op_type in CONTROL:
+            yield f"{op_type}: its bodies are listed apart; not placed: inside a body"
+        if not is_default(node):
+            yield f"{node.domain}:{op_type}: an operator that the backend does not know"
+        if node.name in self._space.unit_of:
+            yield f"{op_type}: quantized together with the operator before it"
+        if op_type in NEVER:
+            yield f"{op_type}: never quantized by itself"
+        types = {self._type(node.inputs[index]) for index in data_inputs(node)}
+        if types and types.isdisjoint({*_FLOATS, _UNKNOWN}):
+            yield f"{op_type}: no floating point input of 16 or 32 bits"
+        if not self._runs(op_type):
+            yield f"{op_type}: the backend runs it in floating point only"
+        since = self._can.since_opset.get(op_type, 0)
+        if self._model.opset < since:
+            yield f"{op_type}: needs opset {since}, and the model has {self._model.opset}"
+        yield from (f"{op_type}: {why}" for why in self._operands(node))
+        made = self._finder.chain(node)[-1].outputs
+        yield from (f"{op_type}: {why}" for tensor in made if tensor and (why := self._unseen(tensor)))
+        yield f"{op_type}: {self._rest(node)}"
+
+    def _runs(self, op_type: str) -> bool:
+        kinds = (self._can.kinds(name, op_type) for name in self._can.formats)
+        return any(kinds) or op_type in self._can.blocked_axes
+
+    def _operands(self, node: Node) -> Iterator[str]:
+        types = [self._type(node.inputs[index]) for index in data_inputs(node)]
+        if _UNKNOWN in types:
+            yield "element type not known"
+        if other := [name for name in types if name not in _FLOATS]:
+            yield f"an input holds {other[0]}"
+        if node.op_type in NEEDS_WEIGHT and weight_input(self._model, node) is None:
+            yield "its weight is computed, and integer kernels want a constant one"
+        if all(node.inputs[index] in self._model.constants for index in data_inputs(node)):
+            yield "all that it reads is constant"
+
+    def _unseen(self, tensor: str) -> str:
+        """Why a tensor cannot be made integer for all who see it; empty where it can."""
+        ends = self._model.ends(tensor)
+        if not is_float(self._model, tensor):
+            return f"what it makes is of {self._type(tensor)}"
+        if not ends and tensor not in self._model.subgraph_reads:
+            return "nobody reads what it makes"
+        if tensor in self._model.subgraph_reads:
+            return "a body of If, Loop or Scan reads what it makes"
+        if not all(reads_data(self._model, end) for end in ends if not end.is_output):
+            return "what it makes is read as a bound, a scale or a shape"
+        if any(end.is_output for end in ends) and not self._asks:
+            return f"it makes a graph output, and {NOT_ASKED}"
+        return ""
+
+    def _rest(self, node: Node) -> str:
+        if node.op_type in self._can.integer_bias:
+            return "its bias is not one constant a channel, which integer kernels want"
+        return "the compiler wants other pairs around it"
+
+    def _type(self, tensor: str) -> str:
+        known = self._model.elem_type(tensor)
+        return _UNKNOWN if not known else str(onnx.TensorProto.DataType.Name(known))

@@ -1,0 +1,175 @@
+"""Why something is not offered: the reasons that `inspect` prints, each by a model that gives cause for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.judging import NOT_ASKED, judge
+from qdqspec.registry import resolve
+from qdqspec.types import QuantizeRules
+
+IMAGE = "float[1,4,6,6]"
+BACKEND = resolve("backend", "onnxruntime")().capabilities()
+
+
+def model_of(text: str, opset: int = 17) -> Model:
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}, "mine": 1]> {text}')
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    weight = np.random.default_rng(0).normal(size=(4, 4, 1, 1)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return Model(proto)
+
+
+def reasons(model: Model, can: Capabilities = BACKEND, **rules: bool) -> dict[str, str]:
+    return dict(judge(model, can, backend="any", rules=QuantizeRules(**rules)).reasons)
+
+
+REASONS = {
+    "shapes": (
+        f"g ({IMAGE} x) => (int64[4] y, {IMAGE} z) {{ s = Shape(x) y = Mul(s, s) z = Neg(x) }}",
+        "y",
+        "computed from shapes or constants alone",
+    ),
+    "domain": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ y = mine.Conv(x, w) }}",
+        "y",
+        "mine:Conv: an operator that the backend does not know",
+    ),
+    "float only": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Tanh(x) }}",
+        "y",
+        "Tanh: the backend runs it in floating point only",
+    ),
+    "cast": (
+        f"g ({IMAGE} x) => (double[1,4,6,6] y) {{ y = Cast<to = 11>(x) }}",
+        "y",
+        "Cast: never quantized by itself",
+    ),
+    "together": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) b = Relu(a) y = Neg(b) }}",
+        "b",
+        "Relu: quantized together with the operator before it",
+    ),
+    "integers": (
+        "g (int64[4] x) => (int64[4] y) { y = Add(x, x) }",
+        "y",
+        "Add: no floating point input of 16 or 32 bits",
+    ),
+    "double": (
+        "g (double[4] x) => (double[4] y) { y = Add(x, x) }",
+        "y",
+        "Add: no floating point input of 16 or 32 bits",
+    ),
+    "unknown type": (
+        "g (float[4] x) => (y) { a = mine.Odd(x) b = Reshape(a, x) y = Neg(b) }",
+        "b",
+        "Reshape: element type not known",
+    ),
+    "computed weight": (
+        f"g ({IMAGE} x, float[4,4,1,1] v) => ({IMAGE} y) {{ a = Conv(x, v) y = Neg(a) }}",
+        "a",
+        "Conv: its weight is computed, and integer kernels want a constant one",
+    ),
+    "dead": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) y = Neg(x) }}",
+        "a",
+        "Conv: nobody reads what it makes",
+    ),
+    "a bound": (
+        "g (float[1] x, float[4] v) => (float[4] y) { a = Add(x, x) y = Clip(v, a) }",
+        "a",
+        "Add: what it makes is read as a bound, a scale or a shape",
+    ),
+    "a body": (
+        f"""g ({IMAGE} x, bool c) => ({IMAGE} y) {{ a = Conv(x, w) b = Relu(a)
+            y = If (c) <then_branch = t () => ({IMAGE} u) {{ u = Neg(b) }},
+                        else_branch = e () => ({IMAGE} v) {{ v = Neg(x) }}> }}""",
+        "a",
+        "Conv: a body of If, Loop or Scan reads what it makes",
+    ),
+    "control": (
+        f"""g ({IMAGE} x, bool c) => ({IMAGE} y) {{
+            y = If (c) <then_branch = t () => ({IMAGE} u) {{ u = Neg(x) }},
+                        else_branch = e () => ({IMAGE} v) {{ v = Abs(x) }}> }}""",
+        "y",
+        "If: its bodies are listed apart; not placed: inside a body",
+    ),
+    "graph output": (
+        f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Conv(x, w) }}",
+        "y",
+        f"Conv: it makes a graph output, and {NOT_ASKED}",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_the_reason_is_said(kind: str) -> None:
+    text, node, reason = REASONS[kind]
+    assert reasons(model_of(text))[node] == reason
+
+
+def test_an_old_opset_is_the_reason() -> None:
+    model = model_of(
+        f"g ({IMAGE} x) => (float[1,4,5,5] y) {{ a = MaxPool<kernel_shape = [2, 2]>(x) y = Neg(a) }}", 11
+    )
+    assert reasons(model)["a"] == "MaxPool: needs opset 12, and the model has 11"
+
+
+def test_where_it_is_asked_for_nothing_stands_against_an_output() -> None:
+    model = model_of(f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Conv(x, w) }}")
+    asked = judge(model, BACKEND, backend="any", rules=QuantizeRules(outputs=True))
+    assert (asked.reasons["y"], asked.outputs) == ("", {"y": ""})
+    assert judge(model, BACKEND, backend="any").outputs == {"y": NOT_ASKED}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"g ({IMAGE} y) => ({IMAGE} y, {IMAGE} z) {{ z = Neg(y) }}", "no node computes it"),
+        (f"g ({IMAGE} x) => (int64[4] y) {{ y = Shape(x) }}", "it holds INT64"),
+        (
+            f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Tanh(x) }}",
+            "Tanh: the backend runs it in floating point only",
+        ),
+        (
+            f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) y = Relu(a) }}",
+            NOT_ASKED,
+        ),
+    ],
+    ids=["input", "integers", "float operator", "function"],
+)
+def test_outputs_have_reasons_of_their_own(text: str, reason: str) -> None:
+    assert judge(model_of(text), BACKEND, backend="any").outputs["y"] == reason
+
+
+def test_a_normalization_is_folded_as_tuning_does() -> None:
+    """Nodes without a name are found again though folding counts them anew."""
+    model = model_of(
+        f"""g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) b = BatchNormalization(a, s, s, s, s)
+            c = Conv(b, w) y = Tanh(c) }}"""
+    )
+    model.proto.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "s"))
+    for node in model.proto.graph.node:
+        node.name = ""
+    assert reasons(Model(model.proto)) == {
+        "Conv#0": "",
+        "BatchNormalization#1": "BatchNormalization: folded into the operator before it",
+        "Conv#2": "",
+        "Tanh#3": "Tanh: the backend runs it in floating point only",
+    }
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "trtexec", "fake"])
+def test_a_backend_need_not_be_here_to_judge(backend: str, models: Path) -> None:
+    model = load_model(models / "digits_resnet.onnx")
+    found = judge(model, resolve("backend", backend)().capabilities(), backend=backend)
+    assert found.reasons["/conv1/Conv"] == ""
+    assert found.outputs == {"logits": NOT_ASKED}
