@@ -29,7 +29,7 @@ LABELS: dict[str, tuple[Kind, ...]] = {
 
 _FLOPS_PER_MS = 2e7  # one float core; only ratios matter
 _ELEMENTS_PER_MS = 1e6  # operators that move or convert values
-_LAUNCH_MS = 0.002  # what any kernel costs, however small
+LAUNCH_MS = 0.002  # what any kernel costs, however small
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class _Simulation:
         return LayerTime(
             name=f"{node.name}_kernel",
             op_type=f"QLinear{node.op_type}" if integer else node.op_type,
-            milliseconds=_LAUNCH_MS + self._work_ms(node) * (self._discount(node) if integer else 1.0),
+            milliseconds=LAUNCH_MS + self._work_ms(node) * (self._discount(node) if integer else 1.0),
             nodes=(node.name, *(other.name for other in fused)),
             integer=integer,
         )
@@ -130,7 +130,7 @@ class _Simulation:
         return LayerTime(
             name=f"{node.op_type}_of_{tensor}",
             op_type=node.op_type,
-            milliseconds=_LAUNCH_MS + self._elements(node.outputs[0]) / _ELEMENTS_PER_MS,
+            milliseconds=LAUNCH_MS + self._elements(node.outputs[0]) / _ELEMENTS_PER_MS,
             tensors=(tensor,),
             boundary=True,
         )

@@ -182,11 +182,12 @@ def _times(
     waiting: dict[str, deque[float]] = {}
     for name, milliseconds in profile:
         waiting.setdefault(name, deque()).append(milliseconds)
+    ran = {name.removeprefix(plain_name(name)) for name, _ in profile} or {""}
     for layer in layers:
         own = waiting.get(layer.name) or waiting.get(plain_name(layer.name))
         if own:
             yield layer, own.popleft()
-        elif not profiled or plain_name(layer.name) == layer.name:
+        elif not profiled or layer.name.removeprefix(plain_name(layer.name)) in ran:
             yield layer, 0.0
     for name, left in waiting.items():  # it ran, and the layer information does not have it
         for milliseconds in left:

@@ -26,7 +26,7 @@ def add_profiles(
     profiles: Sequence[ShapeProfile],
     model: Path,
 ) -> int:
-    """Add one optimization profile for each of the spec's, the weightiest first; returns how many.
+    """Add one optimization profile for each of the spec's, in its order; returns how many.
 
     A network without dynamic inputs needs none. Raises `BackendError` naming every input that has a dynamic
     dimension and no shape, or a shape that does not fit.
@@ -34,8 +34,8 @@ def add_profiles(
     dynamic = _dynamic_inputs(network, model)
     if not dynamic:
         return 0
-    ordered = sorted(profiles or (ShapeProfile(),), key=lambda profile: -profile.weight)
-    for profile in ordered:
+    wanted = profiles or (ShapeProfile(),)
+    for profile in wanted:
         _check(dynamic, profile.shapes, model)
         added = builder.create_optimization_profile()
         for name in dynamic:
@@ -43,7 +43,7 @@ def add_profiles(
             added.set_shape(name, shape.min, shape.opt, shape.max)
         if config.add_optimization_profile(added) < 0:
             raise BackendError("TensorRT refused the shapes of the inputs", where=model, cure=_cure(dynamic))
-    return len(ordered)
+    return len(wanted)
 
 
 def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, Shape]:
@@ -79,10 +79,16 @@ def _check(dynamic: Mapping[str, Shape], given: Mapping[str, InputShape], model:
                 )
 
 
-def choose_profile(engine: trt.ICudaEngine, shapes: Mapping[str, Shape], model: Path) -> int:
-    """The first optimization profile that takes these input shapes; raises `BackendError` where none does."""
+def choose_profile(
+    engine: trt.ICudaEngine, shapes: Mapping[str, Shape], model: Path, *, only: int | None = None
+) -> int:
+    """The first optimization profile that takes these input shapes, or ``only`` that one, where there are several.
+
+    Raises `BackendError` where none takes them.
+    """
     ranges: dict[str, list[str]] = {}
-    for index in range(engine.num_optimization_profiles):
+    count = engine.num_optimization_profiles
+    for index in range(count) if only is None or count == 1 else (only,):
         refused = {
             name: span for name, shape in shapes.items() if (span := _refused(engine, name, index, shape))
         }

@@ -75,7 +75,10 @@ def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path
 
 
 class Session:
-    """One execution context with inputs that stand on the device, ready to run again and again."""
+    """One execution context with inputs that stand on the device, ready to run again and again.
+
+    ``profile`` is the optimization profile to run with; by default the first that takes the shapes of the inputs.
+    """
 
     def __init__(
         self,
@@ -85,10 +88,13 @@ class Session:
         stream: Stream,
         log: Log,
         model: Path,
+        *,
+        profile: int | None = None,
     ) -> None:
         self._stream = stream
         self._log = log
         self._model = model
+        self._profile = profile
         self._inputs = tuple(port for port in ports if port.is_input)
         self._outputs = tuple(port for port in ports if not port.is_input)
         self._device: dict[str, DeviceBuffer] = {}
@@ -182,7 +188,8 @@ class Session:
     def _open(self, engine: trt.ICudaEngine, feeds: Mapping[str, Array]) -> None:
         import tensorrt as trt
 
-        index = choose_profile(engine, {name: value.shape for name, value in feeds.items()}, self._model)
+        shapes = {name: value.shape for name, value in feeds.items()}
+        index = choose_profile(engine, shapes, self._model, only=self._profile)
         context = engine.create_execution_context()
         if context is None:
             raise self._log.failure("TensorRT could not prepare the engine to run", self._model)
@@ -239,6 +246,21 @@ class Session:
             download(staged, source, self._stream)
             self._stream.synchronize()
         return np.array(staged.view(port.dtype, shape))
+
+
+@dataclass(slots=True)
+class Bound:
+    """Inputs that are timed: where they stand, and their run as a CUDA graph where it could be recorded."""
+
+    session: Session
+    feeds: Mapping[str, Array]
+    graph: Graph | None = None
+
+    def close(self) -> None:
+        """Free graph and session."""
+        if self.graph is not None:
+            self.graph.close()
+        self.session.close()
 
 
 def _summary(runs: list[list[tuple[str, float]]]) -> list[dict[str, Any]]:

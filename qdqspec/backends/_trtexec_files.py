@@ -57,24 +57,32 @@ def dynamic_inputs(model: Model) -> tuple[str, ...]:
 
 
 def shape_words(model: Model, profiles: Sequence[ShapeProfile]) -> list[str]:
-    """``--minShapes``, ``--optShapes``, ``--maxShapes`` for the dynamic inputs, from the weightiest profile.
+    """``--minShapes``, ``--optShapes``, ``--maxShapes`` for the dynamic inputs, of each profile behind its number.
 
-    Raises `BackendError` for a dynamic input without a shape: trtexec would take 1 for what is missing.
+    trtexec reads the three words that follow ``--profile``. Raises `BackendError` for a dynamic input without a shape:
+    trtexec would take 1 for what is missing.
     """
     dynamic = dynamic_inputs(model)
     if not dynamic:
         return []
-    chosen = max(profiles, key=lambda profile: profile.weight, default=ShapeProfile()).shapes
-    if missing := [name for name in dynamic if name not in chosen]:
+    words = []
+    for number, profile in enumerate(profiles or (ShapeProfile(),)):
+        _require_shapes(dynamic, profile, model)
+        words += [f"--profile={number}"] if len(profiles) > 1 else []
+        words += [
+            f"--{which}Shapes={joined({name: getattr(profile.shapes[name], which) for name in dynamic})}"
+            for which in ("min", "opt", "max")
+        ]
+    return words
+
+
+def _require_shapes(dynamic: Iterable[str], profile: ShapeProfile, model: Model) -> None:
+    if missing := [name for name in dynamic if name not in profile.shapes]:
         raise BackendError(
             f"input {', '.join(missing)} has dynamic dimensions and no shape is given",
             where=model.where,
             cure="give it one in inputs.shapes of the spec",
         )
-    return [
-        f"--{which}Shapes={joined({name: getattr(chosen[name], which) for name in dynamic})}"
-        for which in ("min", "opt", "max")
-    ]
 
 
 def fed_shapes(model: Model, feeds: Mapping[str, Array]) -> list[str]:

@@ -107,15 +107,15 @@ class Engine(Protocol):
         """Run once and return the outputs by name."""
         ...
 
-    def bind(self, feeds: Mapping[str, Array]) -> None:
-        """Fix the inputs that `time` and `layers` use."""
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs that `time` and `layers` use at one of the shape profiles, those of the others staying."""
         ...
 
-    def time(self, runs: int, warmup: int = 0) -> Samples:
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Time single runs on both clocks, in milliseconds, after ``warmup`` untimed ones."""
         ...
 
-    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per executed kernel, mapped back to node names of the model without Q/DQ; empty if unknown."""
         ...
 

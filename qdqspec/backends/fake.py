@@ -137,7 +137,7 @@ class FakeEngine:
         self._random = random
         factor = math.exp(words.build_noise * random.standard_normal())
         self._layers = tuple(replace(layer, milliseconds=layer.milliseconds * factor) for layer in layers)
-        self._bound = False
+        self._sizes: dict[int, int] = {}  # elements of the inputs, by profile
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs with the ONNX reference implementation."""
@@ -149,42 +149,38 @@ class FakeEngine:
         values = evaluator.run(None, dict(feeds))
         return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
 
-    def bind(self, feeds: Mapping[str, Array]) -> None:
-        """Check the names of the inputs; their values do not matter to a made-up time."""
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Check the names of the inputs; of the values only their number matters to a made-up time."""
         break_down(self._words, "bind")
         self._check(feeds)
-        self._bound = True
+        self._sizes[profile] = sum(value.size for value in feeds.values())
 
-    def time(self, runs: int, warmup: int = 0) -> Samples:
-        """Draw the times of ``runs`` runs."""
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Draw the times of ``runs`` runs; at another profile work grows with the inputs, and launches do not."""
         break_down(self._words, "time")
-        self._check_bound()
-        self._device.pass_time(warmup * self._milliseconds)
-        cpu, wall = zip(*(self._one_run() for _ in range(runs)), strict=True) if runs else ((), ())
+        steady = math.fsum(layer.milliseconds for layer in self._layers_at(profile))
+        self._device.pass_time(warmup * steady)
+        cpu, wall = zip(*(self._one_run(steady) for _ in range(runs)), strict=True) if runs else ((), ())
         return Samples(wall_ms=wall, cpu_ms=cpu)
 
-    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Times per kernel, with the noise that the mean of ``runs`` runs has."""
         break_down(self._words, "layers")
-        self._check_bound()
+        layers = self._layers_at(profile)
         noise = self._words.run_noise / math.sqrt(max(runs, 1))
         factors = np.exp(noise * self._random.standard_normal(len(self._layers))) * self._device.drift(
             self._words
         )
         return tuple(
             replace(layer, milliseconds=layer.milliseconds * float(factor))
-            for layer, factor in zip(self._layers, factors, strict=True)
+            for layer, factor in zip(layers, factors, strict=True)
         )
 
     def close(self) -> None:
         """Nothing is held."""
 
-    @property
-    def _milliseconds(self) -> float:
-        return math.fsum(layer.milliseconds for layer in self._layers)
-
-    def _one_run(self) -> tuple[float, float]:
-        steady = self._milliseconds * self._device.drift(self._words)
+    def _one_run(self, milliseconds: float) -> tuple[float, float]:
+        steady = milliseconds * self._device.drift(self._words)
         cpu = steady * math.exp(self._words.run_noise * self._random.standard_normal())
         wall = cpu * math.exp(self._words.wall_noise * abs(self._random.standard_normal()))
         self._device.pass_time(wall)
@@ -194,9 +190,19 @@ class FakeEngine:
         if missing := sorted(set(self._inputs) - set(feeds)):
             raise BackendError(f"no value is given for input {', '.join(missing)}", where=self._model)
 
-    def _check_bound(self) -> None:
-        if not self._bound:
+    def _layers_at(self, profile: int) -> tuple[LayerTime, ...]:
+        if profile not in self._sizes:
             raise BackendError("no inputs are bound", where=self._model, cure="call bind(feeds) first")
+        if not profile:
+            return self._layers
+        from qdqspec.backends._fake_cost import LAUNCH_MS
+
+        grown = self._sizes[profile] / max(self._sizes.get(0, 0), 1)
+        launch = LAUNCH_MS * self._words.scale
+        return tuple(
+            replace(layer, milliseconds=launch + max(layer.milliseconds - launch, 0.0) * grown)
+            for layer in self._layers
+        )
 
 
 def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:

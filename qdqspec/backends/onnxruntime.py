@@ -115,8 +115,7 @@ class OnnxRuntimeEngine:
             self._session: ort.InferenceSession | None = _session(model, options, optimized=optimized)
             self.graph_hash = graph_hash(read_graph(optimized), optimized.parent)
         self._outputs = [output.name for output in self._session.get_outputs()]
-        self._feeds: dict[str, ort.OrtValue] = {}
-        self._binding: ort.IOBinding | None = None
+        self._bound: dict[int, tuple[ort.IOBinding, dict[str, ort.OrtValue]]] = {}  # by profile
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
@@ -125,7 +124,7 @@ class OnnxRuntimeEngine:
             values = session.run(self._outputs, dict(feeds))
         return dict(zip(self._outputs, values, strict=True))
 
-    def bind(self, feeds: Mapping[str, Array]) -> None:
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use; they are copied once, here."""
         import onnxruntime as ort
 
@@ -134,31 +133,30 @@ class OnnxRuntimeEngine:
                 name: ort.OrtValue.ortvalue_from_numpy(np.array(value, order="C"))
                 for name, value in feeds.items()
             }
-            self._binding = self._bound_to(self._open(), values)
-        self._feeds = values
+            self._bound[profile] = self._bound_to(self._open(), values), values
 
-    def time(self, runs: int, warmup: int = 0) -> Samples:
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Time single runs, in milliseconds. Thread CPU time only where one thread does all the work."""
-        session, binding = self._open(), self._require_binding()
+        session, binding = self._open(), self._require_bound(profile)[0]
         with _refusals("the model could not be run", self.model):
             _repeat(session, binding, warmup)
             wall, cpu = _time_runs(session, binding, runs)
         return Samples(wall_ms=wall, cpu_ms=cpu if self._options.threads == 1 else ())
 
-    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per kernel, from a second session that profiles; its sum is scaled to the unprofiled latency.
 
         Profiling costs about a microsecond a kernel, so its own total says little of small models.
         """
-        self._require_binding()
+        _, feeds = self._require_bound(profile)
         with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
             optimized = Path(folder) / "optimized.onnx"
             session = _session(self.model, self._options, optimized=optimized, profile=Path(folder) / "p")
             with _refusals("the model could not be run", self.model):
-                _repeat(session, self._bound_to(session, self._feeds), _PROFILE_WARMUP + runs)
+                _repeat(session, self._bound_to(session, feeds), _PROFILE_WARMUP + runs)
             events = read_profile(Path(session.end_profiling()))
             graph = read_graph(optimized)
-        latency = self.time(runs, warmup=_PROFILE_WARMUP)
+        latency = self.time(runs, warmup=_PROFILE_WARMUP, profile=profile)
         clock: Clock = "cpu" if latency.cpu_ms else "wall"
         origins = map_kernels(graph, read_source(self.model))
         return layer_times(graph, origins, events, runs=runs, total_ms=latency.median_ms(clock))
@@ -166,19 +164,18 @@ class OnnxRuntimeEngine:
     def close(self) -> None:
         """Free the session; closing twice does no harm."""
         self._session = None
-        self._binding = None
-        self._feeds = {}
+        self._bound = {}
 
     def _open(self) -> ort.InferenceSession:
         if self._session is None:
             raise BackendError("the engine is closed", where=self.model, cure="build it again")
         return self._session
 
-    def _require_binding(self) -> ort.IOBinding:
+    def _require_bound(self, profile: int) -> tuple[ort.IOBinding, dict[str, ort.OrtValue]]:
         self._open()
-        if self._binding is None:
+        if profile not in self._bound:
             raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
-        return self._binding
+        return self._bound[profile]
 
     def _bound_to(self, session: ort.InferenceSession, values: Mapping[str, ort.OrtValue]) -> ort.IOBinding:
         """Inputs stay where they are; outputs are left to the runtime's arena, without a copy."""

@@ -27,7 +27,7 @@ from qdqspec.backends._trt_log import open_log, refusals
 from qdqspec.backends._trt_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, RULES, formats_for
 from qdqspec.backends._trt_options import options_from
 from qdqspec.backends._trt_profiles import Shape
-from qdqspec.backends._trt_run import Session, check_feeds, ports_of
+from qdqspec.backends._trt_run import Bound, Session, check_feeds, ports_of
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
@@ -123,9 +123,7 @@ class TensorRtEngine:
             self.graph_hash = graph_hash(self._information(self._built.engine, None), model)
         self._shared.record({**self._built.facts, "graph_hash": self.graph_hash})
         self._stream = _cuda.Stream()
-        self._session: Session | None = None
-        self._graph: _cuda.Graph | None = None
-        self._feeds: dict[str, Array] = {}
+        self._bound: dict[int, Bound] = {}  # by profile
         self._last_run = -math.inf  # on the clock of `time.perf_counter`
         self._runner: tuple[dict[str, Shape], Session] | None = None
 
@@ -140,69 +138,69 @@ class TensorRtEngine:
         self._runner[1].feed(feeds)
         return self._runner[1].fetch()
 
-    def bind(self, feeds: Mapping[str, Array]) -> None:
-        """Fix the inputs that `time` and `layers` use; they are copied to the GPU once, here.
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs that `time` and `layers` use at a profile; they are copied to the GPU once, here.
 
-        The run is recorded as a CUDA graph where that is possible; where not, ``builds.jsonl`` says why, and
-        times hold what the host takes to launch.
+        With several optimization profiles the run uses the kernels of that one, even where another takes these shapes.
+        It is recorded as a CUDA graph where that is possible; where not, ``builds.jsonl`` says why, and times hold
+        what the host takes to launch.
         """
-        session = self._open(feeds)
-        self._unbind()
-        self._session, self._feeds = session, dict(feeds)
+        session = self._open(feeds, profile)
+        self._unbind(profile)
+        bound = self._bound[profile] = Bound(session=session, feeds=dict(feeds))
         session.settle()
         why = "switched off by tensorrt.cuda-graph"
         if self._words.cuda_graph:
-            self._graph, why = session.capture()
-        self._shared.record({"model": self.model.name, "cuda_graph": self._graph is not None, "why_not": why})
+            bound.graph, why = session.capture()
+        done = {"cuda_graph": bound.graph is not None, "why_not": why}
+        self._shared.record({"model": self.model.name, "profile": profile, **done})
 
-    def time(self, runs: int, warmup: int = 0) -> Samples:
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Time single runs between two events on the GPU, in milliseconds: compute only, without copies.
 
         They stand as wall times; there is no processor time to speak of.
         """
-        session = self._require_session()
-        graph, stream = self._graph, self._stream
-        launch = session.enqueue if graph is None else lambda: graph.launch(stream)
+        bound, stream = self._require_bound(profile), self._stream
+        graph = bound.graph
+        launch = bound.session.enqueue if graph is None else lambda: graph.launch(stream)
         with refusals(self._log, "the model could not be timed", self.model):
             _cuda.warm_up(stream, launch, warmup, self._warmup_ms())
             times = _cuda.time_runs(stream, launch, runs)
         self._last_run = time.perf_counter()
         return Samples(wall_ms=times)
 
-    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per layer, in names of the model without Q/DQ, from a context that profiles.
 
         Their sum exceeds the latency by 18 to 35 % in recorded runs: it tells where time goes, not how much.
         """
-        self._require_session()
+        feeds = self._require_bound(profile).feeds
         engine = self._require_built().engine
-        with closing(self._open(self._feeds)) as session:
-            profile = session.profile(_PROFILE_WARMUP, runs)
+        with closing(self._open(feeds, profile)) as session:
+            times = session.profile(_PROFILE_WARMUP, runs)
             information = self._information(engine, session.context)
-        return parse_layers(information, profile, model=_read_model(self.model))
+        return parse_layers(information, times, model=_read_model(self.model))
 
     def close(self) -> None:
         """Free everything on the GPU; closing twice does no harm."""
         if self._built is not None:
-            self._unbind()
+            for profile in tuple(self._bound):
+                self._unbind(profile)
             self._drop_runner()
             self._built = None
             self._stream.close()
 
     # ---- inside ---------------------------------------------------------------------------------
 
-    def _open(self, feeds: Mapping[str, Array]) -> Session:
+    def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Session:
         engine = self._require_built().engine
         check_feeds(self._ports, feeds, self.model)
-        return Session(engine, self._ports, feeds, self._stream, self._log, self.model)
+        return Session(engine, self._ports, feeds, self._stream, self._log, self.model, profile=profile)
 
-    def _unbind(self) -> None:
-        graph, session = self._graph, self._session
-        self._graph = self._session = None
-        if graph is not None:
-            graph.close()
-        if session is not None:
-            session.close()
+    def _unbind(self, profile: int) -> None:
+        bound = self._bound.pop(profile, None)
+        if bound is not None:
+            bound.close()
 
     def _drop_runner(self) -> None:
         runner, self._runner = self._runner, None
@@ -227,11 +225,11 @@ class TensorRtEngine:
             raise BackendError("the engine is closed", where=self.model, cure="build it again")
         return self._built
 
-    def _require_session(self) -> Session:
+    def _require_bound(self, profile: int) -> Bound:
         self._require_built()
-        if self._session is None:
+        if profile not in self._bound:
             raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
-        return self._session
+        return self._bound[profile]
 
 
 def graph_hash(information: str, model: Path) -> str:

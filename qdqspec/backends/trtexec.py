@@ -152,7 +152,7 @@ class TrtexecEngine:
         self._folder = folder
         self._words = options_from(options.extra)
         self._device = options.device
-        self._feeds: dict[str, Array] | None = None
+        self._feeds: dict[int, dict[str, Array]] = {}  # by profile
         self._open = True
         self._notes = self._build(options).notes
 
@@ -174,18 +174,18 @@ class TrtexecEngine:
         self._call([*words, *self._inputs(feeds)], ["--includeDataTransfers"])
         return read_outputs(self._text(outputs), self._model)
 
-    def bind(self, feeds: Mapping[str, Array]) -> None:
-        """Fix the inputs that `time` and `layers` use."""
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs that `time` and `layers` use at a profile."""
         self._check_open()
         check_feeds(self._model, feeds)
-        self._feeds = dict(feeds)
+        self._feeds[profile] = dict(feeds)
 
-    def time(self, runs: int, warmup: int = 0) -> Samples:  # noqa: ARG002 - warms up by time, not by runs
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - warms up by time, not by runs
         """GPU compute time of the last ``runs`` runs of one process, without transfers."""
         times = self._folder / "times.json"
         times.unlink(missing_ok=True)
         words = [f"--iterations={runs}", "--duration=0", f"--warmUp={self._words.warmup_ms}"]
-        report = self._call([*words, *self._bound()], [*_MEASURING, f"--exportTimes={times}"])
+        report = self._call([*words, *self._bound(profile)], [*_MEASURING, f"--exportTimes={times}"])
         notes = tuple(dict.fromkeys((*self._notes, *report.notes)))
         if times.is_file():
             found = read_times(self._text(times))[-runs:]
@@ -197,16 +197,20 @@ class TrtexecEngine:
             raise BackendError("trtexec wrote no times", where=self._model.where)
         return Samples(wall_ms=found, notes=notes)
 
-    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per layer, from a run with TensorRT's profiler: their sum exceeds the time of a plain run."""
-        bound, graph, profile = self._bound(), self._folder / "layers.json", self._folder / "profile.json"
+        bound, graph, times = (
+            self._bound(profile),
+            self._folder / "layers.json",
+            self._folder / "profile.json",
+        )
         if not graph.is_file():
             return ()
-        profile.unlink(missing_ok=True)
+        times.unlink(missing_ok=True)
         words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
-        wanted = ["--dumpProfile", f"--exportProfile={profile}", *_MEASURING]
+        wanted = ["--dumpProfile", f"--exportProfile={times}", *_MEASURING]
         report = self._call([*words, *bound], wanted)
-        told = self._text(profile) if profile.is_file() else [_entry(row) for row in report.profile]
+        told = self._text(times) if times.is_file() else [_entry(row) for row in report.profile]
         return parse_layers(self._text(graph), told, model=self._model) if told else ()
 
     def close(self) -> None:
@@ -243,13 +247,14 @@ class TrtexecEngine:
             [*words, *self._words.args], model=Path(self._model.where), seconds=seconds, wanted=wanted
         )
 
-    def _bound(self) -> list[str]:
+    def _bound(self, profile: int) -> list[str]:
         self._check_open()
-        if self._feeds is None:
+        if profile not in self._feeds:
             raise BackendError(
                 "no inputs are bound", where=self._model.where, cure="call bind() before timing"
             )
-        return self._inputs(self._feeds)
+        chosen = [f"--useProfile={profile}"] if profile else []
+        return [*chosen, *self._inputs(self._feeds[profile])]
 
     def _inputs(self, feeds: Mapping[str, Array]) -> list[str]:
         shapes = fed_shapes(self._model, feeds)

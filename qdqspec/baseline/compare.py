@@ -44,6 +44,7 @@ def rules_of(case: Case) -> dict[str, Any]:
         "patterns.include": sorted(patterns.include),
         "patterns.exclude": sorted(patterns.exclude),
         "inputs.shapes": shapes,
+        "inputs.weights": [profile.weight for profile in inputs.profiles],
         "inputs.batch": inputs.batch,
     }
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from qdqspec.checks._params import Positive
 from qdqspec.checks._verdicts import faster_advice, unmeasured, verdict
 from qdqspec.checks.base import CheckParams, longest_match
-from qdqspec.types import Clock, Evidence, EvidenceKind, LatencyEvidence, Outcome, Section, Verdict
+from qdqspec.types import Clock, Evidence, EvidenceKind, LatencyEvidence, Outcome, Samples, Section, Verdict
 from qdqspec.units import interval_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text
 
 ANY = "any"  # the budget table's entry for every target without one of its own
@@ -35,6 +35,12 @@ class LatencyParams(CheckParams):
     percentile: float = Field(
         50, ge=0, le=100, allow_inf_nan=False, description="Which percentile of the runs is held to it."
     )
+    profile: int | None = Field(
+        None,
+        ge=0,
+        description="Which shape profile is held to it, counted from 0 in the order of inputs.shapes; without it their "
+        "weighted geometric mean is.",
+    )
     clock: Literal["auto", "cpu", "wall"] = Field(
         "auto", description="Thread CPU time or wall time; auto takes the clock that the search used."
     )
@@ -57,6 +63,12 @@ class LatencyCheck:
         budget = longest_match(params.max_ms, evidence.target) or params.max_ms.get(ANY)
         if budget is None:
             return _no_budget(params, evidence.target)
+        count = max(len(latency.profiles), 1)
+        if params.profile is not None and params.profile >= count:
+            return unmeasured(
+                f"there is no shape profile {params.profile}: {count} measured",
+                "Number profiles from 0, in the order of inputs.shapes.",
+            )
         clock = latency.clock if params.clock == "auto" else params.clock
         if clock == "cpu" and not latency.samples["tuned"].cpu_ms:
             return unmeasured(
@@ -70,7 +82,9 @@ def _compare(
     params: LatencyParams, evidence: Evidence, latency: LatencyEvidence, budget: float, clock: Clock
 ) -> Verdict:
     name = "median" if params.percentile == 50 else f"p{params.percentile:g}"
-    value = percentile(latency.samples["tuned"].on(clock), params.percentile)
+    if params.profile is not None and latency.profiles:
+        name += f" at {plain(latency.profiles[params.profile].name, 40)}"
+    value = percentile(_held(params, latency).on(clock), params.percentile)
     over = value / budget - 1
     shown, allowed = ms_texts_apart(value, budget)
     sign = ">" if value > budget else "<="
@@ -90,6 +104,12 @@ def _compare(
     )
 
 
+def _held(params: LatencyParams, latency: LatencyEvidence) -> Samples:
+    """What is held to the budget: all profiles together, or the one that is named."""
+    tuned = latency.samples["tuned"]
+    return tuned.profiles[params.profile] if params.profile is not None and tuned.profiles else tuned
+
+
 def _no_budget(params: LatencyParams, target: str) -> Verdict:
     known = ", ".join(plain(name) for name in params.max_ms)
     return verdict(
@@ -103,11 +123,12 @@ def _no_budget(params: LatencyParams, target: str) -> Verdict:
 def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
     """Every measured role with its median and its time against the reference."""
     rows = []
-    for role, samples in latency.samples.items():
-        ratio = latency.ratios.get(role)
+    for line in latency.lines():
+        ratio, samples = line.ratio, line.samples
+        name = f"{line.role} {plain(line.at, 60)}".rstrip()
         against = "" if ratio is None else ratio_text(ratio.median)
         bounds = "" if ratio is None or ratio.low == ratio.high else interval_text(ratio)
-        rows.append((role, ms_text(samples.median_ms(clock)), against, bounds, str(len(samples.on(clock)))))
+        rows.append((name, ms_text(samples.median_ms(clock)), against, bounds, str(len(samples.on(clock)))))
     return Section(
         title=f"Latency ({latency.provenance}, {latency.builds} builds each, {clock} clock)",
         headers=("role", "median ms", "of reference", "95 % interval", "runs"),

@@ -92,15 +92,18 @@ def _profile_from_json(data: Json) -> ShapeProfile:
 
 
 def samples_to_json(samples: Samples) -> dict[str, Any]:
-    """``{"wall_ms": [...], "cpu_ms": [...]}``, with ``notes`` where there are some."""
+    """``{"wall_ms": [...], "cpu_ms": [...]}``, with ``notes`` and ``profiles`` where there are some."""
     notes = {"notes": list(samples.notes)} if samples.notes else {}
-    return {"wall_ms": list(samples.wall_ms), "cpu_ms": list(samples.cpu_ms), **notes}
+    own = {"profiles": [samples_to_json(part) for part in samples.profiles]} if samples.profiles else {}
+    return {"wall_ms": list(samples.wall_ms), "cpu_ms": list(samples.cpu_ms), **notes, **own}
 
 
 def samples_from_json(data: Json) -> Samples:
     """The inverse of `samples_to_json`."""
     notes = _texts(data.get("notes", []))
-    return Samples(wall_ms=_floats(data["wall_ms"]), cpu_ms=_floats(data["cpu_ms"]), notes=notes)
+    profiles = tuple(samples_from_json(part) for part in data.get("profiles", []))
+    wall_ms, cpu_ms = _floats(data["wall_ms"]), _floats(data["cpu_ms"])
+    return Samples(wall_ms=wall_ms, cpu_ms=cpu_ms, notes=notes, profiles=profiles)
 
 
 def layer_to_json(layer: LayerTime) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import numpy as np
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.measure.parts import FLOAT, PartBench
+from qdqspec.measure.profiles import Feeds, Load, attach, loads_of, profile_latencies
 from qdqspec.measure.race import SCREEN, WARMUP, Entrant, Turn, both_of, race, settle
 from qdqspec.measure.stats import drift, inverse, pooled_deviation, ratio_intervals, trimmed_mean
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
@@ -66,14 +67,15 @@ class Bench:
     """Keeps the incumbent's engine open and races every challenger against it.
 
     With ``sqnr_db`` every candidate's accuracy is taken too, and one below ``min_sqnr_db`` cannot win.
-    ``extract`` writes the placed pairs with the nodes named alone, and gives inputs for them.
+    ``feeds`` are inputs of one shape profile, or loads of several. ``extract`` writes the placed pairs with the
+    nodes named alone, and gives inputs for them.
     """
 
     def __init__(
         self,
         backend: Backend,
         write: Callable[[Placement], Path],
-        feeds: Mapping[str, Array],
+        feeds: Feeds,
         *,
         clock: Clock,
         random: np.random.Generator,
@@ -87,7 +89,7 @@ class Bench:
         self.eps = FLOOR_EPS
         self._backend = backend
         self._write = write
-        self._feeds = feeds
+        self._loads = loads_of(feeds)
         self._random = random
         self._options = options or BuildOptions()
         self._exclusive = exclusive
@@ -216,6 +218,7 @@ class Bench:
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=builds,
+            profiles=profile_latencies(self._loads, timed, present, self.clock),
             drift=drift([build.on(self.clock) for group in timed.values() for build in group]),
             failures={role: self._broken[p.digest] for role, p in roles.items() if p.digest in self._broken},
         )
@@ -231,24 +234,19 @@ class Bench:
             self._incumbent.engine = None
 
     def _open(self, placement: Placement, subgraph: tuple[str, ...] = (), *, fresh: bool = False) -> Engine:
-        model, feeds, options = self._files(placement, subgraph)
-        engine = self._backend.build(model, replace(options, fresh=fresh))
-        try:
-            engine.bind(feeds)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
+        model, loads, options = self._files(placement, subgraph)
+        return attach(self._backend.build(model, replace(options, fresh=fresh)), loads)
 
     def _files(
         self, placement: Placement, subgraph: tuple[str, ...]
-    ) -> tuple[Path, Mapping[str, Array], BuildOptions]:
+    ) -> tuple[Path, tuple[Load, ...], BuildOptions]:
         if not subgraph:
-            return self._write(placement), self._feeds, self._options
+            return self._write(placement), self._loads, self._options
         if self._extract is None:
             raise BackendError("this bench builds whole models only")
         # The inputs of a part are fixed in shape, and have other names.
-        return *self._extract(placement, subgraph), replace(self._options, profiles=())
+        model, feeds = self._extract(placement, subgraph)
+        return model, loads_of(feeds), replace(self._options, profiles=())
 
     @contextmanager
     def _closed_unless_kept(self, engine: Engine) -> Iterator[None]:

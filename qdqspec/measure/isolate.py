@@ -138,20 +138,21 @@ class IsolatedEngine:
         """Run once and return the outputs by name."""
         return self.ask({"do": "run"}, feeds)[1]
 
-    def bind(self, feeds: Mapping[str, Array]) -> None:
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use. They travel once."""
-        self.ask({"do": "bind"}, feeds)
+        self.ask({"do": "bind", "profile": profile}, feeds)
 
-    def time(self, runs: int, warmup: int = 0) -> Samples:
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Time single runs on both clocks, in the child, in milliseconds."""
-        request = {"do": "time", "runs": runs, "warmup": warmup}
+        request = {"do": "time", "runs": runs, "warmup": warmup, "profile": profile}
         samples = samples_from_json(self.ask(request, timeout=self._patience(runs + warmup))[0]["samples"])
         self._slowest_run = max(self._slowest_run, max(samples.wall_ms, default=0.0) / 1e3)
         return samples
 
-    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per executed kernel; empty if unknown."""
-        answer, _ = self.ask({"do": "layers", "runs": runs}, timeout=self._patience(runs))
+        request = {"do": "layers", "runs": runs, "profile": profile}
+        answer, _ = self.ask(request, timeout=self._patience(runs))
         return tuple(layer_from_json(layer) for layer in answer["layers"])
 
     def log(self) -> str:

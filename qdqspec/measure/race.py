@@ -120,7 +120,10 @@ def settle(engine: Engine, clock: Clock) -> Turn:
 def median_sample(samples: Samples) -> Samples:
     """Several runs of one turn as one sample: the median on each clock."""
     cpu = (statistics.median(samples.cpu_ms),) if samples.cpu_ms else ()
-    return Samples(wall_ms=(statistics.median(samples.wall_ms),), cpu_ms=cpu, notes=samples.notes)
+    profiles = tuple(map(median_sample, samples.profiles))
+    return Samples(
+        wall_ms=(statistics.median(samples.wall_ms),), cpu_ms=cpu, notes=samples.notes, profiles=profiles
+    )
 
 
 def _pair(turn: Turn, ours: Engine, theirs: Engine, ours_first: bool) -> tuple[Samples, Samples]:

@@ -79,20 +79,27 @@ class Service:
     def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Answer:
         return {}, self._built().run(arrays)
 
-    def _do_bind(self, _: Header, arrays: Mapping[str, Array]) -> Answer:
-        self._built().bind(arrays)
+    def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Answer:
+        self._built().bind(arrays, **_profile(header))
         return {}, {}
 
     def _do_time(self, header: Header, _: Mapping[str, Array]) -> Answer:
-        return {"samples": samples_to_json(self._built().time(header["runs"], header["warmup"]))}, {}
+        samples = self._built().time(header["runs"], header["warmup"], **_profile(header))
+        return {"samples": samples_to_json(samples)}, {}
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Answer:
-        return {"layers": [layer_to_json(layer) for layer in self._built().layers(header["runs"])]}, {}
+        layers = self._built().layers(header["runs"], **_profile(header))
+        return {"layers": [layer_to_json(layer) for layer in layers]}, {}
 
     def _built(self) -> Engine:
         if self.engine is None:
             raise BackendError("no engine is built in this process")
         return self.engine
+
+
+def _profile(header: Header) -> dict[str, int]:
+    """The profile as a keyword; for the first one none, so that a backend of one profile need not know the word."""
+    return {"profile": header["profile"]} if header["profile"] else {}
 
 
 def error_to_json(error: Exception) -> dict[str, Any]:

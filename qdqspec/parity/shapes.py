@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 
 from qdqspec.errors import ModelError, SpecError
@@ -13,6 +14,7 @@ from qdqspec.graph.model import Model
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Inputs, InputShape, ShapeProfile
 
+Array = npt.NDArray[np.generic]
 Shape = tuple[int, ...]
 
 
@@ -24,15 +26,15 @@ class InputSpec:
     shape: Shape
 
 
-def resolve_shapes(model: Model, inputs: Inputs) -> dict[str, Shape]:
-    """The static shape of every model input, for the first profile of a case.
+def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, Shape]:
+    """The static shape of every model input, for one profile of a case, by its place in the spec.
 
     Declared shapes come first, then the model's own static dimensions. ``inputs.batch`` replaces every
     dynamic leading dimension. A dynamic leading dimension of an input of rank two or more that nobody
     declares is 1; any other undeclared dynamic dimension raises `ModelError`, as does a declared one that
     contradicts the model. Declared names that are no inputs raise `SpecError`.
     """
-    declared = inputs.profiles[0].opt()
+    declared = inputs.profiles[profile].opt()
     if unknown := [name for name in declared if name not in model.inputs]:
         near = did_you_mean(unknown[0], model.inputs)
         raise SpecError(
@@ -71,6 +73,27 @@ def _with_batch(declared: Mapping[str, InputShape], resolved: Mapping[str, Shape
         for name, shape in declared.items()
         if name in resolved
     }
+
+
+def resized(feeds: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
+    """The same values at other shapes of the same rank: repeated along each axis, and cut.
+
+    So they stay what the model takes: indices within their table, masks of ones and zeros.
+    """
+    return {name: _resized(feeds[name], shape) for name, shape in shapes.items()}
+
+
+def _resized(value: Array, shape: Shape) -> Array:
+    if not value.size:
+        return np.zeros(shape, value.dtype)
+    for axis, size in enumerate(shape):
+        value = np.take(value, np.arange(size) % value.shape[axis], axis=axis)
+    return value
+
+
+def shapes_text(shapes: Mapping[str, Shape]) -> str:
+    """Shapes in words: ``ids 1x8, mask 1x8``."""
+    return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items())
 
 
 def input_specs(model: Model, shapes: Mapping[str, Shape]) -> dict[str, InputSpec]:

@@ -97,6 +97,7 @@ def _latency(latency: LatencyEvidence) -> LatencyPart:
         builds=latency.builds,
         drift=latency.drift,
         ratios=latency.ratios,
+        profiles=latency.profiles,
         provenance=latency.provenance,
     )
 

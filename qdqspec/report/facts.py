@@ -92,19 +92,21 @@ def latency_table(found: Evidence) -> Table | None:
     if latency is None:
         return None
     rows = []
-    for role, samples in latency.samples.items():
-        ratio = latency.ratios.get(role)
+    for line in latency.lines():
+        role, ratio = ROLES.get(line.role, plain(line.role)), line.ratio
         rows.append(
             (
-                ROLES.get(role, plain(role)),
-                ms_text(samples.median_ms(latency.clock)),
+                f"{role} {plain(line.at, 60)}".rstrip(),
+                ms_text(line.samples.median_ms(latency.clock)),
                 "" if ratio is None else ratio_text(ratio.median),
                 "" if ratio is None or ratio.low == ratio.high else interval_text(ratio),
-                str(len(samples.on(latency.clock))),
+                str(len(line.samples.on(latency.clock))),
             )
         )
+    mean = f"; weighted geometric mean of {len(latency.profiles)} shapes" if latency.profiles else ""
+    builds = count_text(latency.builds, "build")
     return Table(
-        f"Latency ({latency.clock} clock, {count_text(latency.builds, 'build')} each, {latency.provenance})",
+        f"Latency ({latency.clock} clock, {builds} each, {latency.provenance}{mean})",
         ("model", "median ms", "of reference", "95 % interval", "runs"),
         tuple(rows),
         frozenset({1, 2, 4}),

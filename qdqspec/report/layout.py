@@ -21,6 +21,7 @@ from qdqspec.types import (
     FrontPoint,
     Interval,
     Outcome,
+    ProfileLatency,
     Provenance,
     Race,
     Samples,
@@ -72,12 +73,17 @@ class SpeedupPart(Part):
 
 
 class LatencyPart(Part):
-    """How the times above were taken. ``ratios`` are times over the reference's, by role."""
+    """How the times above were taken. ``ratios`` are times over the reference's, by role.
+
+    With several shape ``profiles`` these and the times above are weighted geometric means; each profile's samples stand
+    among the role's ``samples``, in this order.
+    """
 
     clock: Clock
     builds: int
     drift: float = 0.0
     ratios: Mapping[str, Interval]
+    profiles: tuple[ProfileLatency, ...] = ()
     provenance: Provenance
 
 

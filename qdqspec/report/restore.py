@@ -111,6 +111,12 @@ def _latency(part: CasePart) -> LatencyEvidence | None:
     empty = [role for role, taken in samples.items() if not taken.on(part.latency.clock)]
     if empty:
         raise ValueError(f"{empty[0]} has no samples")
+    count = len(part.latency.profiles)
+    unlike = [role for role, taken in samples.items() if len(taken.profiles) != count]
+    if unlike:
+        raise ValueError(
+            f"{unlike[0]} has samples of {len(samples[unlike[0]].profiles)} profiles, not {count}"
+        )
     return LatencyEvidence(
         clock=part.latency.clock,
         samples=samples,
@@ -118,6 +124,7 @@ def _latency(part: CasePart) -> LatencyEvidence | None:
         speedup=Interval(median=part.speedup.median, low=part.speedup.ci95[0], high=part.speedup.ci95[1]),
         builds=part.latency.builds,
         drift=part.latency.drift,
+        profiles=part.latency.profiles,
         provenance=part.latency.provenance,
     )
 

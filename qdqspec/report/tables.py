@@ -65,6 +65,8 @@ def _footer(record: RunRecord) -> str:
     first = "; ".join(devices)
     if clocks:
         first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
+    if any(case.evidence.latency and case.evidence.latency.profiles for case in record.cases):
+        first += "; of several shape profiles the weighted geometric mean"
     older = [f"{name_text(case)} {said}" for case in record.cases if (said := provenance_text(case))]
     return "\n".join([first, *([f"Not measured in this run: {', '.join(older)}"] if older else [])])
 

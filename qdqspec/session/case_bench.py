@@ -108,8 +108,8 @@ class CaseBench:
     def timed(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """The model given and another that takes the same inputs, from fresh builds, interleaved."""
         files = {"reference": require_path(self.given), "tuned": tuned}
-        sample, rules = self.prepared.sample, self.case.tune
-        return time_files(self.work, files, sample, rules, builds=builds, rounds=rounds)
+        loads, rules = self.prepared.loads, self.case.tune
+        return time_files(self.work, files, loads, rules, builds=builds, rounds=rounds)
 
     def engine(self, path: Path) -> AbstractContextManager[Engine]:
         """A model file, built to be run; closed at the end of the block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measure.isolate import Isolated
+from qdqspec.measure.profiles import Load
 from qdqspec.parity.data import Dataset, open_data, random_feeds
-from qdqspec.parity.shapes import InputSpec, input_specs, resolve_shapes
+from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shapes_text
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
 from qdqspec.quantize.quantizer import Quantizer
@@ -117,8 +119,19 @@ class Prepared:
 
     @cached_property
     def sample(self) -> dict[str, Array]:
-        """One input, for timing."""
+        """One input, in the shapes of the first profile."""
         return dict(next(iter(self.feeds())))
+
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """What the model is timed with: `sample` in the shapes of every profile, and the profile's share."""
+        profiles = self.case.inputs.profiles
+        total = math.fsum(profile.weight for profile in profiles)
+        shapes = [resolve_shapes(self.given, self.case.inputs, number) for number in range(len(profiles))]
+        return tuple(
+            Load(feeds=resized(self.sample, own), name=shapes_text(own), share=profile.weight / total)
+            for profile, own in zip(profiles, shapes, strict=True)
+        )
 
     def observed(self, tensors: Collection[str]) -> dict[str, Array]:
         """What these tensors hold when the model runs on `sample`. Raises `BackendError` where that is not seen."""

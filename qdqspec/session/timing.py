@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qdqspec.backends.base import Array
 from qdqspec.measure.bench import Bench
+from qdqspec.measure.profiles import Feeds
 from qdqspec.session.tuning import Workbench, clock_for
 from qdqspec.types import Consumer, LatencyEvidence, Placement, Site, TuneRules
 
@@ -18,7 +18,7 @@ BUILDS, ROUNDS = 3, 24  # as closely as a search looks in the end
 def time_files(
     work: Workbench,
     files: Mapping[str, Path],
-    feeds: Mapping[str, Array],
+    feeds: Feeds,
     rules: TuneRules,
     *,
     builds: int = BUILDS,

@@ -241,6 +241,10 @@ def renamed(measured: LatencyEvidence, role: str) -> LatencyEvidence:
         builds=measured.builds,
         provenance=measured.provenance,
         drift=measured.drift,
+        profiles=tuple(
+            replace(profile, ratios={name: profile.ratios[source] for name, source in names.items()})
+            for profile in measured.profiles
+        ),
     )
 
 
@@ -259,7 +263,7 @@ def _bench(prepared: Prepared, work: Workbench, folder: Path, random: np.random.
     return Bench(
         work.backend,
         Candidates(folder, require_path(prepared.given), lambda placement: inserter.insert(placement).parts),
-        prepared.sample,
+        prepared.loads,
         clock=clock_for(rules, work.settings.threads),
         random=random,
         options=work.options,

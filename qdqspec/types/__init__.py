@@ -25,7 +25,9 @@ from qdqspec.types.evidence import (
     Evidence,
     Finding,
     LatencyEvidence,
+    LatencyLine,
     PlacedPair,
+    ProfileLatency,
     SurvivalEvidence,
 )
 from qdqspec.types.judged import CaseRecord, CheckResult, RunRecord, Section, Verdict
@@ -89,6 +91,7 @@ __all__ = [
     "Kind",
     "Label",
     "LatencyEvidence",
+    "LatencyLine",
     "LayerTime",
     "LintTarget",
     "Metric",
@@ -98,6 +101,7 @@ __all__ = [
     "PatternRules",
     "PlacedPair",
     "Placement",
+    "ProfileLatency",
     "Progress",
     "Provenance",
     "QuantizeRules",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,12 +15,32 @@ from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileLatency:
+    """One of several shape profiles: its shapes in words, its share of the objective, times over the reference's."""
+
+    name: str
+    share: float
+    ratios: Mapping[str, Interval]  # by role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyLine:
+    """What was measured of a role: at one of several profiles, ``at x 1x64 (30 %)``, or (``at`` empty) at all."""
+
+    role: str
+    at: str
+    samples: Samples
+    ratio: Interval | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyEvidence:
     """Final interleaved measurement over fresh builds, by role.
 
     Roles: ``reference``, ``tuned``, and where they differ from these ``everything`` (all of it quantized)
     and ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's
-    over the tuned one's.
+    over the tuned one's. With several shape ``profiles``, samples and ratios are weighted geometric means over
+    them, and each sample's own profiles stand in the same order as ``profiles``.
     """
 
     clock: Clock
@@ -31,10 +51,19 @@ class LatencyEvidence:
     provenance: Provenance = Provenance()
     failures: Mapping[str, str] = field(default_factory=dict)  # why a role has no samples
     drift: float = 0.0  # how much slower the machine was at the end than at the beginning, as a share
+    profiles: tuple[ProfileLatency, ...] = ()  # none where there is one
 
     def median_ms(self, role: str) -> float:
         """The median of a role on the gating clock, in milliseconds."""
         return self.samples[role].median_ms(self.clock)
+
+    def lines(self) -> Iterator[LatencyLine]:
+        """Every role as a whole, and behind each its profiles where there are several."""
+        for role, samples in self.samples.items():
+            yield LatencyLine(role=role, at="", samples=samples, ratio=self.ratios.get(role))
+            for profile, own in zip(self.profiles, samples.profiles, strict=bool(self.profiles)):
+                at = f"at {profile.name} ({profile.share:.0%})"
+                yield LatencyLine(role=role, at=at, samples=own, ratio=profile.ratios.get(role))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,14 @@ from qdqspec.types.words import Clock
 class Samples:
     """Milliseconds of single runs, on both clocks. ``cpu_ms`` is empty where it means nothing.
 
-    ``notes`` is what the runtime itself says against them: unstable, bound by something else.
+    ``notes`` is what the runtime itself says against them: unstable, bound by something else. Where a model runs at
+    several shape profiles, a sample is the weighted geometric mean of one run at each, and ``profiles`` holds these.
     """
 
     wall_ms: tuple[float, ...] = ()
     cpu_ms: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
+    profiles: tuple[Samples, ...] = ()
 
     def on(self, clock: Clock) -> tuple[float, ...]:
         """The samples of the clock asked for; wall time where thread CPU time was not taken."""
@@ -32,7 +34,13 @@ class Samples:
 
     def __add__(self, other: Samples) -> Samples:
         notes = tuple(dict.fromkeys(self.notes + other.notes))
-        return Samples(wall_ms=self.wall_ms + other.wall_ms, cpu_ms=self.cpu_ms + other.cpu_ms, notes=notes)
+        profiles = (
+            tuple(mine + theirs for mine, theirs in zip(self.profiles, other.profiles, strict=True))
+            if self.profiles and other.profiles
+            else self.profiles or other.profiles
+        )
+        wall_ms, cpu_ms = self.wall_ms + other.wall_ms, self.cpu_ms + other.cpu_ms
+        return Samples(wall_ms=wall_ms, cpu_ms=cpu_ms, notes=notes, profiles=profiles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

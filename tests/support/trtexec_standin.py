@@ -39,6 +39,7 @@ def main():
     for word in sys.argv[1:]:
         name, _, value = word.partition("=")
         options[name] = value
+    options["profiles"] = profiles_of(sys.argv[1:])
     with open(CONFIG["calls"], "a") as file:
         file.write(json.dumps(sys.argv[1:]) + "\n")
     stage = stage_of(options)
@@ -54,6 +55,19 @@ def main():
     banner("PASSED")
 
 
+def profiles_of(words):
+    """The shapes behind each --profile, as the real one reads them: three words, directly behind it."""
+    places = [place for place, word in enumerate(words) if word.startswith("--profile=")]
+    spans = [dict(word.partition("=")[::2] for word in words[place + 1 : place + 4]) for place in places]
+    for span in spans:
+        if set(span) != {"--minShapes", "--optShapes", "--maxShapes"}:
+            fail(["[E] Found invalid or missing shape spec at profile index"])
+    count = sum(word.startswith("--optShapes=") for word in words)
+    if count > max(len(places), 1):
+        fail(["[E] Multiple --minShapes/--optShapes/--maxShapes without --profile are not allowed. "])
+    return spans
+
+
 def stage_of(options):
     if "--help" in options:
         return "help"
@@ -65,7 +79,7 @@ def stage_of(options):
 
 
 def refuse_unknown(options):
-    unknown = [name for name in options if name not in CONFIG["options"]]
+    unknown = [name for name in options if name not in CONFIG["options"] and name != "profiles"]
     if unknown:
         print("=== Model Options ===")
         fail(
@@ -117,6 +131,7 @@ def build(options, _stage):
     layers = [layer_entry(layer) for layer in cost.layers]
     plan = {
         "onnx": options["--onnx"],
+        "profiles": options["profiles"],
         "layers": [
             [entry["Name"], layer.milliseconds] for entry, layer in zip(layers, cost.layers, strict=True)
         ],
@@ -151,6 +166,10 @@ def layer_entry(layer):
 
 def run(options, stage):
     plan = json.loads(Path(options["--loadEngine"]).read_text())
+    number = int(options.get("--useProfile", 0))
+    plan["layers"] = [[name, ms * (1 + number)] for name, ms in plan["layers"]]  # each takes as much again
+    if number and options["--shapes"] != plan["profiles"][number]["--optShapes"]:
+        fail([f"[E] Static dimension mismatch while setting input shape {options['--shapes']}"])
     if stage == "run":
         write_outputs(plan["onnx"], options)
     elif stage == "layers":

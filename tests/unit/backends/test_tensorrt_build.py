@@ -157,21 +157,46 @@ def test_an_input_whose_values_decide_shapes_is_an_error(tmp_path: Path, newest:
     assert "the values of input 'decides_shapes' decide shapes" in refusal(path).what
 
 
-def test_several_profiles_weightiest_first(tmp_path: Path, tensorrt_version: str):
+def test_several_profiles_in_the_order_of_the_spec(tmp_path: Path, tensorrt_version: str):
     small, large = spans(1, 1, 2, weight=0.3), spans(4, 8, 16, weight=0.7)
     path = dynamic_model(tmp_path / "m.onnx")
     engine = TensorRt().build(path, BuildOptions(profiles=(small, large), state=tmp_path / "state"))
     assert engine._built is not None
-    assert engine._built.engine.get_tensor_profile_shape("x", 0)[1] == (8, 3, 8)
+    assert engine._built.engine.get_tensor_profile_shape("x", 1)[1] == (8, 3, 8)
     for batch in (1, 2, 8):
         (value,) = engine.run({"x": np.full((batch, 3, 8), -1, np.float32)}).values()
         assert value.shape == (batch, 3, 8)
         assert not value.any()
     with pytest.raises(
-        BackendError, match=r"\[3, 3, 8\], and the engine takes \[4, 3, 8\] to \[16, 3, 8\] or \[1, 3"
+        BackendError, match=r"\[3, 3, 8\], and the engine takes \[1, 3, 8\] to \[2, 3, 8\] or \[4, 3"
     ):
         engine.run({"x": np.zeros((3, 3, 8), np.float32)})
     engine.close()
+
+
+def test_each_profile_runs_its_own_kernels(tmp_path: Path, tensorrt_version: str):
+    """Though the first one takes the second one's shapes, too: its kernels were chosen for others."""
+    wide, narrow = spans(1, 1, 16), spans(8, 8, 8)
+    path = dynamic_model(tmp_path / "m.onnx")
+    engine = TensorRt().build(path, BuildOptions(profiles=(wide, narrow), state=tmp_path / "state"))
+    one, eight = ({"x": np.full((batch, 3, 8), -1, np.float32)} for batch in (1, 8))
+    engine.bind(one)
+    engine.bind(eight, profile=1)
+    assert [bound.session.context._profile for bound in engine._bound.values()] == [0, 1]
+    first, second = engine.time(20), engine.time(20, profile=1)
+    assert second.median_ms("wall") > 6 * first.median_ms("wall")
+    assert {layer.name for layer in engine.layers()} == {"relu_kernel"}
+    (layer,) = engine.layers(profile=1)
+    assert (layer.name, layer.nodes) == ("relu_kernel [profile 1]", ("relu",))
+    assert [r["profile"] for r in records(tmp_path / "state") if "cuda_graph" in r] == [0, 1]
+    with pytest.raises(BackendError, match=r"the engine takes \[8, 3, 8\] to \[8, 3, 8\]\n"):
+        engine.bind(one, profile=1)
+    with pytest.raises(BackendError, match="no inputs are bound"):
+        engine.time(1, profile=2)
+    engine.close()
+    from fake_gpu import gpu
+
+    assert not gpu.blocks
 
 
 # ---- what the builds of a run share -------------------------------------------------------------

@@ -65,8 +65,13 @@ def test_times_are_gpu_times(opened: Open):
 def test_the_run_is_recorded_as_a_cuda_graph(opened: Open, tmp_path: Path):
     engine = opened()
     engine.bind(FEEDS)
-    assert engine._graph is not None
-    assert records(tmp_path)[-1] == {"model": "model.onnx", "cuda_graph": True, "why_not": ""}
+    assert engine._bound[0].graph is not None
+    assert records(tmp_path)[-1] == {
+        "model": "model.onnx",
+        "profile": 0,
+        "cuda_graph": True,
+        "why_not": "",
+    }
     assert engine.time(5).wall_ms
 
 
@@ -74,7 +79,7 @@ def test_where_it_cannot_be_recorded_it_runs_without_and_says_why(opened: Open, 
     fail("no-graph")
     engine = opened()
     engine.bind(FEEDS)
-    assert engine._graph is None
+    assert engine._bound[0].graph is None
     told = records(tmp_path)[-1]
     assert told["cuda_graph"] is False
     assert "cudaStreamEndCapture failed: cudaErrorStreamCaptureInvalidated" in str(told["why_not"])
@@ -84,7 +89,7 @@ def test_where_it_cannot_be_recorded_it_runs_without_and_says_why(opened: Open, 
 def test_the_graph_can_be_switched_off(opened: Open, tmp_path: Path):
     engine = opened(cuda_graph="off")
     engine.bind(FEEDS)
-    assert engine._graph is None
+    assert engine._bound[0].graph is None
     assert records(tmp_path)[-1]["why_not"] == "switched off by tensorrt.cuda-graph"
 
 

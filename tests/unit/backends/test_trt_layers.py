@@ -238,6 +238,11 @@ def test_only_the_profile_that_ran_is_kept():
     found = parse_layers(graph(*layers), [{"name": "a [profile 1]", "averageMs": 2.0}])
     assert [(one.name, one.milliseconds) for one in found] == [("a [profile 1]", 2.0)]
     assert len(parse_layers(graph(*layers))) == 2
+    unmarked = graph(layer("a"), layer("b"), layer("a [profile 1]"), layer("b [profile 1]"))
+    found = parse_layers(unmarked, [{"name": "a [profile 1]", "averageMs": 2.0}])
+    assert [(one.name, one.milliseconds) for one in found] == [("a [profile 1]", 2.0), ("b [profile 1]", 0.0)]
+    found = parse_layers(unmarked, [{"name": "a", "averageMs": 2.0}])
+    assert [(one.name, one.milliseconds) for one in found] == [("a", 2.0), ("b", 0.0)]
 
 
 def test_names_that_break_json():

@@ -221,6 +221,31 @@ def test_dynamic_inputs_get_the_shapes_of_the_spec(install_trtexec, dynamic, fee
     assert value(built, "--optShapes") == value(timed, "--shapes") == "x:" + "x".join(map(str, shape))
 
 
+def test_several_profiles_stand_behind_their_numbers(install_trtexec, dynamic, feeds):
+    tool = install_trtexec()
+    path, shape = dynamic
+    large = (4, *shape[1:])
+    profiles = tuple(ShapeProfile(shapes={"x": InputShape(min=s, opt=s, max=s)}) for s in (shape, large))
+    made = Trtexec().build(path, BuildOptions(profiles=profiles))
+    made.bind(feeds)
+    made.bind({"x": np.repeat(feeds["x"], 4, axis=0)}, profile=1)
+    medians = [made.time(9, profile=profile).median_ms("wall") for profile in (0, 1, 0)]
+    assert medians[1] == pytest.approx(
+        2 * medians[0], rel=0.1
+    )  # the stand-in's second profile takes twice as long
+    assert medians[2] == pytest.approx(medians[0], rel=0.1)
+    assert sum(layer.milliseconds for layer in made.layers(profile=1)) == pytest.approx(medians[1], rel=0.1)
+    made.close()
+    built, first, second, *_ = tool.calls()
+    texts = ["x:" + "x".join(map(str, s)) for s in (shape, large)]
+    shapes = [[f"--{which}Shapes={text}" for which in ("min", "opt", "max")] for text in texts]
+    start = built.index("--profile=0")
+    assert built[start : start + 8] == ["--profile=0", *shapes[0], "--profile=1", *shapes[1]]
+    assert "--useProfile" not in names(first)
+    assert value(second, "--useProfile") == "1"
+    assert value(second, "--shapes") == texts[1]
+
+
 def test_a_dynamic_input_without_shape_is_an_error(install_trtexec, dynamic):
     tool = install_trtexec()
     with pytest.raises(BackendError, match="input x has dynamic dimensions and no shape is given"):

@@ -24,6 +24,7 @@ from qdqspec.types import (
     Evidence,
     Interval,
     ParityEvidence,
+    ProfileLatency,
     Samples,
     TensorParity,
     Verdict,
@@ -54,6 +55,24 @@ def output(name: str, sqnr_db: float = 40.0, **values: object) -> TensorParity:
 
 
 # ---- latency ------------------------------------------------------------------------------------
+
+
+def test_one_of_several_shape_profiles_has_a_budget_of_its_own() -> None:
+    parts = (Samples(wall_ms=(1.0, 1.2)), Samples(wall_ms=(9.0, 9.4)))
+    evidence = timed(3.0, 3.2)
+    assert evidence.latency is not None
+    whole = replace(evidence.latency.samples["tuned"], profiles=parts)
+    profiles = tuple(ProfileLatency(name=name, share=0.5, ratios={}) for name in ("x 1", "x 8"))
+    latency = replace(evidence.latency, samples={"tuned": whole}, profiles=profiles)
+    evidence = replace(evidence, latency=latency)
+    assert judge("latency", evidence, max_ms=5).headline == "median 3.10 ms <= budget 5.00 ms (-38.0 %)"
+    assert judge("latency", evidence, max_ms=5, profile=0).outcome == "pass"
+    verdict = judge("latency", evidence, max_ms=5, profile=1)
+    assert verdict.headline == "median at x 8 9.20 ms > budget 5.00 ms (+84.0 %)"
+    assert ("tuned at x 8 (50%)", "9.20") in {row[:2] for row in verdict.sections[1].rows}
+    missing = judge("latency", evidence, max_ms=5, profile=2)
+    assert (missing.outcome, missing.headline) == ("inconclusive", "there is no shape profile 2: 2 measured")
+    assert judge("latency", timed(3.0), max_ms=5, profile=0).outcome == "pass", "the only one is the first"
 
 
 def test_the_budget_itself_is_within_the_budget() -> None:

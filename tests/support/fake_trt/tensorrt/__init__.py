@@ -232,7 +232,10 @@ class Builder:
         model = Model(network._model, path=network._path)
         cache = config._cache or ITimingCache(b"")
         plan = {
-            "tactics": {layer.name: cache._tactic(layer.name) for layer in cost_of(model, 0).layers},
+            "tactics": [
+                {layer.name: cache._tactic(layer.name + _suffix(n)) for layer in cost_of(model, 0).layers}
+                for n in range(max(1, len(config._profiles)))
+            ],
             "path": str(network._path),
             "profiles": [profile._shapes for profile in config._profiles],
             "detailed": config.profiling_verbosity is ProfilingVerbosity.DETAILED,
@@ -319,6 +322,11 @@ class Runtime:
         return ICudaEngine(json.loads(bytes(serialized_engine)))
 
 
+def _suffix(profile: int) -> str:
+    """What the names of a profile's copies of the layers end with."""
+    return f" [profile {profile}]" if profile else ""
+
+
 def _with_tactics(cost: Cost, tactics: dict[str, float]) -> Cost:
     layers = (
         dataclasses.replace(layer, milliseconds=layer.milliseconds * tactics[layer.name])
@@ -336,7 +344,9 @@ class ICudaEngine:
         settings = ort.SessionOptions()
         settings.log_severity_level = 4
         self._session = ort.InferenceSession(plan["path"], settings, providers=["CPUExecutionProvider"])
-        self._cost = _with_tactics(cost_of(self._model, 0, 0.05), plan["tactics"])
+        cost = cost_of(self._model, 0, 0.05)
+        self._costs = [_with_tactics(cost, tactics) for tactics in plan["tactics"]]
+        self._cost = self._costs[0]
         graph = self._model.proto.graph
         constants = {tensor.name for tensor in graph.initializer}
         self._tensors = {v.name: ITensor(v) for v in (*graph.input, *graph.output) if v.name not in constants}
@@ -391,10 +401,12 @@ class IExecutionContext:
         self._addresses: dict[str, int] = {}
         self._allocators: dict[str, Any] = {}
         self._random = np.random.default_rng(7)
+        self._profile = 0
         self.profiler: IProfiler | None = None
         self.nvtx_verbosity = ProfilingVerbosity.DETAILED
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        self._profile = profile_index
         return stream_handle in gpu.streams and profile_index < self._engine.num_optimization_profiles
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
@@ -433,15 +445,19 @@ class IExecutionContext:
         return True
 
     def _run(self) -> None:
-        for layer in self._engine._cost.layers:
+        for layer in self._engine._costs[self._profile].layers:
             noise = math.exp(0.01 * self._random.standard_normal())
-            milliseconds = layer.milliseconds * noise
+            milliseconds = layer.milliseconds * noise * self._grown()
             gpu.now_ms += milliseconds
             if self.profiler is not None:
-                self.profiler.report_layer_time(layer.name, milliseconds * 1.2)
+                self.profiler.report_layer_time(layer.name + _suffix(self._profile), milliseconds * 1.2)
         for name, address in self._addresses.items():
             if name not in self._shapes:
                 gpu.pending[address] = self._compute
+
+    def _grown(self) -> float:
+        """How much more is computed than in one of a batch."""
+        return float(max((shape[0] for shape in self._shapes.values() if shape), default=1))
 
     def _compute(self) -> None:
         for name, value in self._values().items():
@@ -486,7 +502,9 @@ class EngineInspector:
 
     def get_engine_information(self, format: Any) -> str:  # noqa: A002 - TensorRT's name
         assert format is LayerInformationFormat.JSON
-        layers: list[Any] = [_layer(layer) for layer in self._engine._cost.layers]
+        layers: list[Any] = [
+            _layer(layer, _suffix(n)) for n, cost in enumerate(self._engine._costs) for layer in cost.layers
+        ]
         if not self._engine._plan["detailed"]:
             layers = [layer["Name"] for layer in layers]
         names = list(self._engine._tensors)
@@ -495,11 +513,11 @@ class EngineInspector:
         return json.dumps({"Layers": layers, "Bindings": names})
 
 
-def _layer(layer: Any) -> dict[str, Any]:
+def _layer(layer: Any, suffix: str) -> dict[str, Any]:
     kind = "Int8" if layer.integer else "Float"
     typed = {"Datatype": kind, "Format": "Row major"} if _MAJOR > 10 else {"Format/Datatype": kind}
     return {
-        "Name": layer.name,
+        "Name": layer.name + suffix,
         "LayerType": "Reformat" if layer.boundary else "CaskConvolution",
         **({"Origin": "QDQ"} if layer.boundary else {}),
         "Inputs": [{"Name": tensor, **typed} for tensor in layer.tensors or ("inside",)],

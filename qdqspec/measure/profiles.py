@@ -1,0 +1,143 @@
+"""Several shape profiles timed as one. May import floors 0 to 2 and numpy.
+
+A model that runs at several shapes has several times. The objective is the weighted geometric mean of its ratios to
+the reference, one ratio a profile, and that is the ratio of weighted geometric means of times: so one sample of such an
+engine is a run at every profile, taken together. Races, intervals and gates need to know nothing of profiles, and
+the samples of each are kept beside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from qdqspec.backends.base import Array, Engine
+from qdqspec.measure.stats import ratio_intervals
+from qdqspec.types import Clock, Interval, LayerTime, ProfileLatency, Samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What an engine is timed with at one shape profile. Shares of all profiles add up to one."""
+
+    feeds: Mapping[str, Array]
+    name: str = ""  # its shapes, in words
+    share: float = 1.0
+
+
+Feeds = Mapping[str, Array] | tuple[Load, ...]
+
+
+def loads_of(feeds: Feeds) -> tuple[Load, ...]:
+    """Inputs of one profile as a load of its own; loads as they are."""
+    return feeds if isinstance(feeds, tuple) else (Load(feeds=feeds),)
+
+
+def attach(engine: Engine, loads: Sequence[Load]) -> Engine:
+    """Give an engine its inputs; one of several profiles is timed through what comes back. Closes it on failure."""
+    try:
+        engine.bind(loads[0].feeds)
+        for profile, load in enumerate(loads[1:], 1):
+            engine.bind(load.feeds, profile=profile)
+    except BaseException:
+        engine.close()
+        raise
+    return engine if len(loads) == 1 else Together(engine, tuple(load.share for load in loads))
+
+
+class Together:
+    """An engine timed at all its profiles in turn, under the seam of one. Profiles are bound before."""
+
+    def __init__(self, engine: Engine, shares: Sequence[float]) -> None:
+        self.graph_hash = engine.graph_hash
+        self._engine = engine
+        self._shares = tuple(shares)
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once, at whatever profile takes these inputs."""
+        return self._engine.run(feeds)
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs of one profile anew."""
+        self._engine.bind(feeds, profile=profile)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - it times them all
+        """Time every profile; a sample is the weighted geometric mean of one run at each."""
+        parts = [self._engine.time(runs, warmup, profile=number) for number in range(len(self._shares))]
+        return together(parts, self._shares)
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - of them all
+        """Layers with the share of the objective that each has."""
+        parts = [self._engine.layers(runs, profile=number) for number in range(len(self._shares))]
+        return merged(parts, self._shares)
+
+    def close(self) -> None:
+        """Free the engine; closing twice does no harm."""
+        self._engine.close()
+
+
+def together(parts: Sequence[Samples], shares: Sequence[float]) -> Samples:
+    """Samples of the profiles as samples of all, run by run; each profile's own stay beside them."""
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    wall = _means([part.wall_ms for part in parts], shares)
+    cpu = _means([part.cpu_ms for part in parts], shares) if all(part.cpu_ms for part in parts) else ()
+    return Samples(wall_ms=wall, cpu_ms=cpu, notes=notes, profiles=tuple(parts))
+
+
+def merged(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> tuple[LayerTime, ...]:
+    """Layers of the profiles as one list, in which a layer's time is what it weighs in the objective.
+
+    A small change of a layer's time changes the logarithm of the objective by its share of its profile's whole,
+    times the profile's share. Layers of one name and one place are added up; the whole is the mean of the wholes.
+    """
+    wholes = [math.fsum(layer.milliseconds for layer in part) for part in parts]
+    if not all(wholes):
+        return parts[0]
+    (scale,) = _means([(whole,) for whole in wholes], shares)
+    found: dict[tuple[object, ...], LayerTime] = {}
+    for part, whole, share in zip(parts, wholes, shares, strict=True):
+        seen: Counter[tuple[object, ...]] = Counter()  # two kernels may stand for one node
+        for layer in part:
+            milliseconds = layer.milliseconds / whole * share * scale
+            place = (
+                layer.op_type,
+                layer.nodes,
+                layer.tensors,
+                layer.boundary,
+                layer.integer,
+                layer.precision,
+            )
+            seen[place] += 1
+            key = (*place, seen[place])
+            known = found.get(key)
+            before = known.milliseconds if known else 0.0
+            found[key] = replace(known or layer, milliseconds=before + milliseconds)
+    return tuple(found.values())
+
+
+def profile_latencies(
+    loads: Sequence[Load], timed: Mapping[str, Sequence[Samples]], roles: Mapping[str, str], clock: Clock
+) -> tuple[ProfileLatency, ...]:
+    """Ratios to the reference at each profile; none where there is one.
+
+    ``timed`` holds the samples of every fresh build by the name that ``roles`` has for a role.
+    """
+    if len(loads) == 1:
+        return ()
+    found = []
+    for number, load in enumerate(loads):
+        own = {name: [build.profiles[number].on(clock) for build in builds] for name, builds in timed.items()}
+        ratios: dict[str, Interval] = ratio_intervals(own, roles["reference"])
+        by_role = {role: ratios[name] for role, name in roles.items()}
+        found.append(ProfileLatency(name=load.name, share=load.share, ratios=by_role))
+    return tuple(found)
+
+
+def _means(columns: Sequence[Sequence[float]], shares: Sequence[float]) -> tuple[float, ...]:
+    """The weighted geometric mean of each row."""
+    return tuple(
+        math.exp(math.fsum(share * math.log(value) for share, value in zip(shares, row, strict=True)))
+        for row in zip(*columns, strict=True)
+    )

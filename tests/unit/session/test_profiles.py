@@ -1,0 +1,135 @@
+"""A case with several shape profiles, through a whole session: on ONNX Runtime and on the simulated device."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.errors import ModelError
+from qdqspec.report.record import record_from_json, record_to_json
+from qdqspec.report.write import format_for
+from qdqspec.session import Session
+from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules
+
+
+def dynamic_model() -> onnx.ModelProto:
+    """Two products behind each other; any number of rows. Indices look up rows of a table first."""
+    random = np.random.default_rng(0)
+    table = random.normal(0, 1, (7, 64)).astype(np.float32)
+    weights = [random.normal(0, 0.2, (64, 64)).astype(np.float32) for _ in range(2)]
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["x"], "gather"),
+        helper.make_node("MatMul", ["x", "w0"], ["a"], "matmul0"),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("MatMul", ["b", "w1"], ["y"], "matmul1"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "dynamic",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "rows"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "rows", 64])],
+        [
+            numpy_helper.from_array(table, "table"),
+            *(numpy_helper.from_array(weight, f"w{index}") for index, weight in enumerate(weights)),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def spans(rows: int, weight: float, *, low: int = 1) -> ShapeProfile:
+    shape = InputShape(min=(1, low), opt=(1, rows), max=(1, 4 * rows))
+    return ShapeProfile(shapes={"ids": shape}, weight=weight)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """A few rows three times in four, many rows otherwise; data has the shape of the first profile."""
+    onnx.save(dynamic_model(), tmp_path / "dynamic.onnx")
+    np.savez(tmp_path / "data.npz", ids=np.arange(3 * 8).reshape(3, 1, 8) % 7)
+    return Case(
+        id="default",
+        model=tmp_path / "dynamic.onnx",
+        inputs=Inputs(profiles=(spans(8, 3.0), spans(32, 1.0)), calibration=tmp_path / "data.npz"),
+        tune=TuneRules(trials=3),
+    )
+
+
+def test_inputs_of_other_profiles_are_the_data_repeated(case: Case, tmp_path: Path):
+    with Session(backend="onnxruntime", root=tmp_path) as session:
+        first, second = session.work(case).bench.prepared.loads
+    assert (first.name, first.share, second.name, second.share) == ("ids 1x8", 0.75, "ids 1x32", 0.25)
+    given = np.load(tmp_path / "data.npz")["ids"][0]
+    np.testing.assert_array_equal(first.feeds["ids"], given)
+    np.testing.assert_array_equal(second.feeds["ids"], np.tile(given, 4))
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "fake"])
+def test_every_build_is_timed_at_every_profile(case: Case, tmp_path: Path, backend: str):
+    with Session(backend=backend, root=tmp_path, layout="") as session:
+        result = session.tune(case)
+        found = result.record.cases[0].evidence
+        latency = found.latency
+    assert latency is not None
+    assert [(p.name, p.share) for p in latency.profiles] == [("ids 1x8", 0.75), ("ids 1x32", 0.25)]
+    for samples in latency.samples.values():
+        assert [len(part.wall_ms) for part in samples.profiles] == [len(samples.wall_ms)] * 2
+    assert all(set(p.ratios) == set(latency.samples) for p in latency.profiles)
+    lines = [json.loads(line) for line in (tmp_path / "reports" / "trials.jsonl").read_text().splitlines()]
+    timed = [line["samples"] for line in lines if line["samples"]["wall_ms"]]
+    assert timed
+    assert all(len(samples["profiles"]) == 2 for samples in timed)
+
+
+def test_the_mean_is_weighted_by_shares(case: Case, tmp_path: Path):
+    """On a device without noise the mean of the whole is exactly that of the parts."""
+    quiet = tuple(f"fake.{word}=0" for word in ("run_noise", "wall_noise", "build_noise"))
+    with Session(backend="fake", root=tmp_path, backend_option=quiet) as session:
+        latency = session.tune(case).record.cases[0].evidence.latency
+    assert latency is not None
+    role = "everything"  # it differs from the reference, whatever won
+    small, large = (profile.ratios[role].median for profile in latency.profiles)
+    assert small != pytest.approx(large, rel=1e-3)
+    assert latency.ratios[role].median == pytest.approx(small**0.75 * large**0.25)
+    logs = [math.log(part.median_ms("cpu")) for part in latency.samples[role].profiles]
+    assert math.log(latency.median_ms(role)) == pytest.approx(0.75 * logs[0] + 0.25 * logs[1])
+
+
+def test_records_and_reports_show_each_profile(case: Case, tmp_path: Path):
+    with Session(backend="fake", root=tmp_path) as session:
+        record = session.tune(case).record
+    data = json.loads(json.dumps(record_to_json(record)))
+    assert [p["name"] for p in data["cases"][0]["latency"]["profiles"]] == ["ids 1x8", "ids 1x32"]
+    again = record_from_json(data)
+    assert record_to_json(again) == data
+    for suffix in (".md", ".html"):
+        text = str(format_for(Path(f"x{suffix}")).render(again))
+        assert "tuned at ids 1x8 (75%)" in text
+        assert "reference at ids 1x32 (25%)" in text
+        assert "weighted geometric mean of 2 shapes" in text
+
+
+def test_a_damaged_record_of_profiles_is_refused(case: Case, tmp_path: Path):
+    from qdqspec.errors import StateError
+
+    with Session(backend="fake", root=tmp_path) as session:
+        data = json.loads(json.dumps(record_to_json(session.tune(case).record)))
+    data["cases"][0]["tuned"]["samples"]["profiles"].pop()
+    with pytest.raises(StateError, match="tuned has samples of 1 profiles, not 2"):
+        record_from_json(data)
+
+
+def test_a_profile_without_a_shape_is_an_error(case: Case, tmp_path: Path):
+    from dataclasses import replace
+
+    inputs = replace(case.inputs, profiles=(spans(8, 1.0), ShapeProfile()))
+    with (
+        Session(backend="fake", root=tmp_path) as session,
+        pytest.raises(ModelError, match="input 'ids' is dynamic and no shape is declared"),
+    ):
+        session.tune(replace(case, inputs=inputs))
