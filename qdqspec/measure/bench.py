@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, PlacementError
 from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, attach, loads_of, profile_latencies
 from qdqspec.measure.race import SCREEN, WARMUP, Entrant, Turn, both_of, race, settle
@@ -139,7 +139,7 @@ class Bench:
         blank = Trial(number=number, phase=phase, placement=placement, subgraph=subgraph)
         try:
             engine = self._open(placement, subgraph)
-        except BackendError as error:
+        except (BackendError, PlacementError) as error:
             failed = replace(blank, status="failed", error=str(error))
             return Built(replace(failed, build_seconds=time.perf_counter() - start))
         seconds = time.perf_counter() - start

@@ -181,7 +181,8 @@ class _Base:
     def find(self, insert: Insert) -> Spot:
         """Where an insert goes: after what makes its tensor, or before the first that reads it."""
         site = insert.site
-        ends = [(self._node_index(end, site), end.input) for end in site.consumers if not end.is_output]
+        places = [place for end in site.consumers if not end.is_output for place in self._places(end, site)]
+        ends = list(dict.fromkeys(places))
         producer = self._producer.get(site.tensor)
         if producer is None or site.tensor in self._model.constants:
             first = min(index for index, _ in ends)
@@ -209,16 +210,45 @@ class _Base:
                 found[name].append(index)
         return found
 
-    def _node_index(self, end: Consumer, site: Site) -> int:
-        """Where the consumer stands in the base, whose opset may be higher than the model's."""
+    def _places(self, end: Consumer, site: Site) -> Iterable[tuple[int, int]]:
+        """Where the consumer reads the tensor in the base, whose opset may be higher than the model's.
+
+        Of a node that raising the opset wrote anew, that is wherever the nodes it added read the tensor.
+        """
+        kept = self._kept(end, site.tensor)
+        if kept is not None:
+            return [(kept, end.input)]
+        found, others = (
+            self._added.get(site.tensor),
+            set(self._model.consumers[site.tensor]) - {*site.consumers},
+        )
+        # The added nodes do not tell whose they are, so that all whose they can be must be meant.
+        if found and not any(
+            self._kept(other, site.tensor) is None for other in others if not other.is_output
+        ):
+            return found
+        raise PlacementError(
+            f"tensor '{site.tensor}' cannot be quantized: raising the opset changed node '{end.node}'",
+            where=self._model.where,
+            cure="choose a number format that needs no newer opset, or export the model with a newer one",
+        )
+
+    def _kept(self, end: Consumer, tensor: str) -> int | None:
+        """Where the consumer's node stands in the base, if it reads the tensor there as it did."""
         node = self._model.by_name[end.node]
         index = node.index
         if self.notes:
             index = next((self._producer[o] for o in node.outputs if o in self._producer), -1)
-        if index < 0 or self._nodes[index].input[end.input : end.input + 1] != [site.tensor]:
-            raise PlacementError(
-                f"tensor '{site.tensor}' cannot be quantized: raising the opset changed node '{end.node}'",
-                where=self._model.where,
-                cure="choose a number format that needs no newer opset, or export the model with a newer one",
-            )
-        return index
+        reads = index >= 0 and self._nodes[index].input[end.input : end.input + 1] == [tensor]
+        return index if reads else None
+
+    @cached_property
+    def _added(self) -> Mapping[str, list[tuple[int, int]]]:
+        """What the nodes that raising the opset added read, by tensor."""
+        known = {(node.op_type, node.outputs[:1]) for node in self._model.nodes}
+        found: dict[str, list[tuple[int, int]]] = {}
+        for index, node in enumerate(self._nodes):
+            if (node.op_type, tuple(node.output[:1])) not in known:
+                for number, name in enumerate(node.input):
+                    found.setdefault(name, []).append((index, number))
+        return found

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qdqspec.errors import QdqspecError
 from qdqspec.measure.journal import Journal, trial_from_json, trial_to_json
-from qdqspec.types import Consumer, Label, LayerTime, Placement, Race, Samples, Site, Trial
+from qdqspec.types import LABELS, Consumer, LayerTime, Placement, Race, Samples, Site, Trial
 
 HEADER = {"model": "ab12", "device": "some-cpu", "seed": 0}
 
@@ -33,7 +32,7 @@ sites = st.builds(
 placements = st.builds(
     Placement,
     sites=st.frozensets(sites, max_size=3),
-    labels=st.lists(st.tuples(names, st.sampled_from(get_args(Label))), max_size=2).map(tuple),
+    labels=st.lists(st.tuples(names, st.sampled_from([*LABELS, "int4:in-only"])), max_size=2).map(tuple),
 )
 layers = st.builds(
     LayerTime,

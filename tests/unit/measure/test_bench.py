@@ -14,7 +14,7 @@ import pytest
 
 from qdqspec.backends.base import Array, BuildOptions
 from qdqspec.backends.fake import FakeDevice, FakeEngine
-from qdqspec.errors import BackendError, OutputError
+from qdqspec.errors import BackendError, OutputError, PlacementError, QdqspecError
 from qdqspec.measure.bench import FLOOR_EPS, NOISE_BUILDS, NOISE_ROUNDS, Bench
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site, Trial
@@ -52,7 +52,9 @@ class Lab:
     file: Path = Path()
 
     def write(self, what: Placement) -> Path:
-        return Path(next((site.tensor for site in what.sites), "reference"))
+        name = next((site.tensor for site in what.sites), "reference")
+        self.reach(name, "write", PlacementError)
+        return Path(name)
 
     def build(self, model: Path, options: BuildOptions) -> WatchedEngine:
         name = model.name
@@ -65,10 +67,10 @@ class Lab:
         self.open.append(watched)
         return watched
 
-    def reach(self, name: str, stage: str) -> None:
+    def reach(self, name: str, stage: str, error: type[QdqspecError] = BackendError) -> None:
         self.stages[name, stage] += 1
         if self.candidates[name].fails(stage, self.stages[name, stage]):
-            raise BackendError(f"{name} fails in {stage}")
+            raise error(f"{name} fails in {stage}")
 
 
 class WatchedEngine:
@@ -194,7 +196,7 @@ def test_graphs_without_a_hash_are_all_different(make_lab: MakeLab) -> None:
         assert trial.race.pairs > 0
 
 
-@pytest.mark.parametrize("stage", ["build", "bind", "time", "layers"])
+@pytest.mark.parametrize("stage", ["write", "build", "bind", "time", "layers"])
 def test_a_candidate_that_fails_is_a_failed_trial(make_lab: MakeLab, stage: str) -> None:
     lab = make_lab(bad=Candidate(fails=lambda where, _: where == stage))
     bench = started(lab)
