@@ -38,15 +38,11 @@ DEVICES: Mapping[str, Mapping[str, str]] = {
 
 
 class MeteredDevice(FakeDevice):
-    """A simulated device that knows how much processor time it took to simulate, and leaves calibration to others.
+    """A simulated device that knows how much processor time it took to simulate, and leaves calibration to others."""
 
-    It never refuses the user's own model.
-    """
-
-    def __init__(self, given: Path) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.cpu_seconds = 0.0
-        self._given = given
 
     def capabilities(self) -> Capabilities:
         """As the device's, but outputs come too slowly to calibrate with."""
@@ -54,9 +50,8 @@ class MeteredDevice(FakeDevice):
 
     def build(self, model: Path, options: BuildOptions) -> MeteredEngine:  # type: ignore[override]  # the same seam
         """Build, on the meter."""
-        extra = options.extra if model != self._given else {**options.extra, "fake.fail_rate": "0"}
         with self.metered():
-            return MeteredEngine(super().build(model, replace(options, extra=extra)), self)
+            return MeteredEngine(super().build(model, options), self)
 
     @contextmanager
     def metered(self) -> Iterator[None]:
@@ -168,7 +163,7 @@ class Truth:
 
 def prepared(case: Case) -> Prepared:
     """A case ready to be searched on simulated devices, calibrated once."""
-    ready = Prepared(case, load_model(case.model), MeteredDevice(case.model), BuildOptions(), seed=0)
+    ready = Prepared(case, load_model(case.model), MeteredDevice(), BuildOptions(), seed=0)
     assert ready.space.units, "nothing can be quantized"
     return ready
 
@@ -184,7 +179,7 @@ def with_rules(ready: Prepared, **rules: object) -> Prepared:
 def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
     """One search with this seed, on the device of this seed."""
     words = {**words, "fake.seed": str(seed)}
-    device = MeteredDevice(ready.case.model)
+    device = MeteredDevice()
     work = Workbench(
         backend=device,
         options=BuildOptions(extra=words),

@@ -10,7 +10,8 @@ these words from configuration, all optional:
 - ``fake.drift``, ``fake.drift_period``: amplitude and period in simulated seconds of a slow swing (0, 30).
 - ``fake.scale``: makes everything slower by this factor (1). ``fake.integer``: only the work of integer kernels;
   with 2 about half of them no longer pay.
-- ``fake.fail_rate``: share of candidates that are refused to be built, always the same ones (0).
+- ``fake.fail_rate``: share of candidates that are refused to be built, always the same ones (0). A model without
+  Q/DQ is no candidate.
 - ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: ``build``, ``run``, ``bind``, ``time`` or
   ``layers``: raise, die by a segmentation fault, sleep for ever, run out of memory there. Meant for child
   processes: a crash here is a real one. ``fake.fault_rate``: share of candidates that do so (1).
@@ -92,7 +93,7 @@ class FakeDevice:
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
         """Read the model and work out its cost; refuse or break down where that was asked for."""
         from qdqspec.backends._fake_cost import cost_of, fraction
-        from qdqspec.graph.model import load_model
+        from qdqspec.graph.model import QDQ_OPS, load_model
 
         words = options_from(options.extra)
         loaded = load_model(model)
@@ -100,7 +101,8 @@ class FakeDevice:
         if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
             words = replace(words, raise_="", crash="", hang="", oom="")
         break_down(words, "build")
-        if fraction(words.seed, "refused", cost.structure) < words.fail_rate:
+        is_candidate = any(node.op_type in QDQ_OPS for node in loaded.nodes)
+        if is_candidate and fraction(words.seed, "refused", cost.structure) < words.fail_rate:
             raise BackendError("the simulated device refuses this placement", where=model)
         random = np.random.default_rng([words.seed, int(cost.structure, 16), options.serial + self._builds])
         self._builds += 1

@@ -6,6 +6,7 @@ placement to a model file, and the inputs to time with; it knows nothing of how 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,11 +18,12 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
-from qdqspec.errors import BackendError, PlacementError
+from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, attach, loads_of, profile_latencies
-from qdqspec.measure.race import SCREEN, WARMUP, Entrant, Turn, both_of, race, settle
+from qdqspec.measure.race import SCREEN, WARMUP, Entrant, both_of, race
 from qdqspec.measure.stats import drift, inverse, pooled_deviation, ratio_intervals, trimmed_mean
+from qdqspec.measure.together import Together, time_together
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
 NOISE_BUILDS = 5  # three underestimate the deviation so often that one race in thirty is won for nothing
@@ -68,7 +70,8 @@ class Bench:
 
     With ``sqnr_db`` every candidate's accuracy is taken too, and one below ``min_sqnr_db`` cannot win.
     ``feeds`` are inputs of one shape profile, or loads of several. ``extract`` writes the placed pairs with the
-    nodes named alone, and gives inputs for them.
+    nodes named alone, and gives inputs for them. ``folder`` is where the candidates are written, and is not named
+    in what is recorded.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Bench:
         sqnr_db: Callable[[Engine], float] | None = None,
         min_sqnr_db: float | None = None,
         extract: Extract | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.clock: Clock = clock
         self.eps = FLOOR_EPS
@@ -96,10 +100,10 @@ class Bench:
         self._sqnr_db = sqnr_db
         self._min_sqnr_db = min_sqnr_db
         self._extract = extract
+        self._folder = folder
         self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
         self._incumbent: _Incumbent | None = None
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
-        self._broken: dict[str, str] = {}  # why a group of builds has no result, by its name
 
     @property
     def best(self) -> float | None:
@@ -140,7 +144,7 @@ class Bench:
         try:
             engine = self._open(placement, subgraph)
         except (BackendError, PlacementError) as error:
-            failed = replace(blank, status="failed", error=str(error))
+            failed = replace(blank, status="failed", error=self._reason(error))
             return Built(replace(failed, build_seconds=time.perf_counter() - start))
         seconds = time.perf_counter() - start
         trial = replace(blank, build_seconds=seconds, graph_hash=engine.graph_hash)
@@ -163,7 +167,7 @@ class Bench:
                 with self._exclusive():
                     return self._measure(trial, engine, built.profile)
         except BackendError as error:
-            return replace(built.trial, status="failed", error=str(error), graph_hash="")
+            return replace(built.trial, status="failed", error=self._reason(error), graph_hash="")
 
     def recall(self, trial: Trial) -> None:
         """Take a trial of an earlier run as if it had been measured now, without building anything."""
@@ -178,10 +182,11 @@ class Bench:
         ``eps`` is the larger of one per cent and twice the deviation between builds. Returns the samples.
         Raises `BackendError` when it does not build again.
         """
-        builds = self._interleave({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS).get("noise")
-        if builds is None:
-            raise BackendError(f"the model was built once and then not again: {self._broken['noise']}")
-        samples = _joined(builds)
+        found = self._together({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS)
+        if found.failures:
+            why = self._reason(found.failures["noise"])
+            raise BackendError(f"the model was built once and then not again: {why}")
+        samples = _joined(found.samples["noise"])
         self.recall_noise(samples)
         return samples
 
@@ -201,9 +206,10 @@ class Bench:
         `BackendError` when the reference does not build; a role that fails is left out, its reason kept.
         """
         distinct: dict[str, Placement] = {p.digest: p for p in roles.values()}
-        timed = self._interleave({digest: [p] * builds for digest, p in distinct.items()}, rounds)
-        if roles["reference"].digest not in timed:
-            why = self._broken.get(roles["reference"].digest, "no reason given")
+        found = self._together({digest: [p] * builds for digest, p in distinct.items()}, rounds)
+        timed = found.samples
+        broken = {digest: self._reason(error) for digest, error in found.failures.items()}
+        if why := broken.get(roles["reference"].digest):
             raise BackendError(f"the reference model could not be built and run again: {why}")
         ratios = ratio_intervals(
             {digest: [b.on(self.clock) for b in engines] for digest, engines in timed.items()},
@@ -220,7 +226,7 @@ class Bench:
             builds=builds,
             profiles=profile_latencies(self._loads, timed, present, self.clock),
             drift=drift([build.on(self.clock) for group in timed.values() for build in group]),
-            failures={role: self._broken[p.digest] for role, p in roles.items() if p.digest in self._broken},
+            failures={role: broken[p.digest] for role, p in roles.items() if p.digest in broken},
         )
 
     def close(self) -> None:
@@ -341,46 +347,20 @@ class Bench:
         self._close_incumbent()
         self._incumbent = successor
 
-    def _interleave(self, groups: Mapping[str, Sequence[Placement]], rounds: int) -> dict[str, list[Samples]]:
-        """Open all engines, then time one turn of each in every round, in random order."""
-        engines: dict[str, list[Engine]] = {}
-        self._broken = {}
-        try:
-            for name, placements in groups.items():
-                opened: list[Engine] = []
-                engines[name] = opened
-                try:
-                    opened.extend(self._open(placement, fresh=True) for placement in placements)
-                except BackendError as error:
-                    self._broken[name] = str(error)
-            sound = {name: opened for name, opened in engines.items() if name not in self._broken}
-            with self._exclusive():
-                return self._rounds(sound, rounds)
-        finally:
-            for opened in engines.values():
-                for engine in opened:
-                    engine.close()
+    def _together(self, groups: Mapping[str, Sequence[Placement]], rounds: int) -> Together:
+        """Fresh builds of placements, timed together."""
+        openers = {
+            name: [partial(self._open, placement, fresh=True) for placement in placements]
+            for name, placements in groups.items()
+        }
+        return time_together(
+            openers, rounds, clock=self.clock, random=self._random, exclusive=self._exclusive
+        )
 
-    def _rounds(self, engines: Mapping[str, Sequence[Engine]], rounds: int) -> dict[str, list[Samples]]:
-        flat = [
-            (name, index, engine) for name, group in engines.items() for index, engine in enumerate(group)
-        ]
-        timed = {name: [Samples() for _ in group] for name, group in engines.items()}
-        turns: dict[tuple[str, int], Turn] = {}
-        for number in range(rounds + 1):
-            for position in self._random.permutation(len(flat)):
-                name, index, engine = flat[position]
-                if name not in timed:
-                    continue
-                try:
-                    if number == 0:
-                        turns[name, index] = settle(engine, self.clock)
-                    else:
-                        timed[name][index] += turns[name, index].sample(engine)
-                except BackendError as error:
-                    self._broken[name] = str(error)
-                    del timed[name]  # it ran before and fails now: no result for this placement
-        return timed
+    def _reason(self, error: QdqspecError) -> str:
+        """What is recorded of a failure. The folder of the candidates is gone when somebody reads it."""
+        text = str(error)
+        return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
 
 
 def _with_same_graph(trial: Trial, earlier: Trial) -> Trial:

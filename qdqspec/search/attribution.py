@@ -59,9 +59,8 @@ class Attribution(Stepwise):
         return next(trial for trial in reversed(self._measured) if trial.incumbent)
 
     def _phases(self, space: SchemeSpace) -> Steps:
-        trials = yield [
-            _profiled(placement, "pure") for placement in (*pure_placements(space), *self._setup.seeds)
-        ]
+        reference, *pure = pure_placements(space)
+        trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds, *pure)]
         profiled = [trial for trial in trials if trial.ok and trial.layers]
         blocks = fuse(space, (trial.layers for trial in profiled))
         costs = CostModel(space, blocks)

@@ -15,6 +15,7 @@ from qdqspec.errors import BackendError
 from qdqspec.measure.bench import Bench, Built
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Samples, Trial
+from qdqspec.units import count_text, seconds_text
 
 Watch = Callable[[Progress], None]
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -48,9 +49,13 @@ class Budget:
         """Seconds since the search began."""
         return self.clock() - self.started
 
-    def left(self, done: int) -> bool:
-        """Whether another build is allowed."""
-        return done < self.trials and (self.seconds is None or self.spent_seconds < self.seconds)
+    def reached(self, done: int) -> str:
+        """The limit that is reached after so many builds, in words; empty while another one is allowed."""
+        if done >= self.trials:
+            return f"its limit of {count_text(self.trials, 'build')}"
+        if self.seconds is not None and self.spent_seconds >= self.seconds:
+            return f"its limit of {seconds_text(self.seconds)}"
+        return ""
 
 
 class Search:
@@ -96,9 +101,15 @@ class Search:
             pass
         return tuple(self.trials)
 
+    @property
+    def ended_by(self) -> str:
+        """The limit that ended it, in words; empty where its strategy was done, or more is allowed."""
+        is_done = self._strategy.done() and not self._held
+        return "" if is_done else self._budget.reached(_candidates(self.trials))
+
     def ask(self, n: int = 1) -> Sequence[Proposal]:
         """What to build next, at most ``n``; nothing when the strategy has no more or the budget is spent."""
-        if self.trials and not self._budget.left(_candidates(self.trials)):
+        if self.trials and self._budget.reached(_candidates(self.trials)):
             return ()
         proposals = self._held[:n] or self._strategy.ask(n)
         self._held = self._held[n:]

@@ -56,10 +56,12 @@ class RegionSearch(Stepwise):
 
     def _search(self) -> Steps:
         space = self._space
-        first = [{}, *(space.everything(choice.name) for choice in space.choices)]
-        proposals = [_proposal(space, labels, "pure", profile=True) for labels in first]
-        proposals += [Proposal(placement=seed, phase="seed") for seed in self._setup.seeds]
-        trials = yield proposals
+        everything = (space.everything(choice.name) for choice in space.choices)
+        trials = yield [
+            _proposal(space, {}, "pure", profile=True),
+            *(Proposal(placement=seed, phase="seed") for seed in self._setup.seeds),
+            *(_proposal(space, labels, "pure", profile=True) for labels in everything),
+        ]
         best: Labels = {}
         for trial in trials:
             best = dict(trial.placement.labels) if trial.incumbent else best

@@ -67,12 +67,17 @@ def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
 
 
 def choose(
-    roles: Mapping[str, Placement], ratios: Mapping[str, Interval], *, barred: Collection[str] = ()
+    roles: Mapping[str, Placement],
+    ratios: Mapping[str, Interval],
+    *,
+    barred: Collection[str] = (),
+    ended_by: str = "",
 ) -> Choice:
     """The simplest placement inside the best interval, if it is proved faster than the reference.
 
     Simplest means fewest activation pairs. Proved means that the whole 95 % interval lies below one.
-    ``barred`` are digests of placements that are not accurate enough.
+    ``barred`` are digests of placements that are not accurate enough; ``ended_by`` is the limit that ended the
+    search before it was done, and is told where the model is left alone.
     """
     reference = roles["reference"]
     proved = {
@@ -81,7 +86,10 @@ def choose(
         if ratio.high < 1 and roles[role].digest not in (reference.digest, *barred)
     }
     if not proved:
-        return Choice(role="reference", placement=reference, left_alone=True, reason=_why_not(roles, ratios))
+        reason = _why_not(roles, ratios, barred)
+        if ended_by:
+            reason += f"; the search ended at {ended_by}, before it was done"
+        return Choice(role="reference", placement=reference, left_alone=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
     inside = [role for role in proved if proved[role].median <= proved[best].high]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
@@ -92,13 +100,14 @@ def choose(
     return Choice(role=role, placement=roles[role], left_alone=False, reason=reason)
 
 
-def _why_not(roles: Mapping[str, Placement], ratios: Mapping[str, Interval]) -> str:
+def _why_not(roles: Mapping[str, Placement], ratios: Mapping[str, Interval], barred: Collection[str]) -> str:
     reference = roles["reference"].digest
     rivals = {role: ratio for role, ratio in ratios.items() if roles[role].digest != reference}
     if not rivals:
         return "no placement was faster than the reference in any race"
     role = min(rivals, key=lambda name: rivals[name].median)
     best = rivals[role]
-    return (
-        f"the best ({role}) took {best.median:.3f} of the reference's time [{best.low:.3f}, {best.high:.3f}]"
+    took = f"{best.median:.3f} of the reference's time [{best.low:.3f}, {best.high:.3f}]"
+    return f"the best ({role}) took {took}" + (
+        ", but is not accurate enough" if roles[role].digest in barred else ""
     )

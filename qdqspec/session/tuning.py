@@ -136,13 +136,17 @@ class Tuning:
     def confirm(self) -> Tuned:
         """Build the finalists afresh, time them together, and choose what is shipped."""
         rules, trials = self._prepared.case.tune, tuple(self.search.trials)
+        ended_by = self.search.ended_by  # now: what follows takes time too
         space = self._prepared.space
         roles = finalists(trials, space.resolve(space.everything()), min_sqnr_db=rules.min_sqnr_db)
         front = _front_roles(trials, roles, rules)
         measured = self._bench.compare({**roles, **front, "tuned": roles["winner"]})
         barred = {t.placement.digest for t in trials if not t.subgraph and not reaches(t, rules.min_sqnr_db)}
         choice = choose(
-            roles, {role: ratio for role, ratio in measured.ratios.items() if role in roles}, barred=barred
+            roles,
+            {role: ratio for role, ratio in measured.ratios.items() if role in roles},
+            barred=barred,
+            ended_by=ended_by,
         )
         confirmed = tuple(
             (role, _confirmed(number, role, placement, measured))
@@ -271,6 +275,7 @@ def _bench(prepared: Prepared, work: Workbench, folder: Path, random: np.random.
         sqnr_db=_gate(prepared, work) if _watches_accuracy(rules) else None,
         min_sqnr_db=rules.min_sqnr_db,
         extract=PartFiles(prepared, folder, store),
+        folder=folder,
     )
 
 

@@ -11,8 +11,9 @@ point and one in integers, and every tensor that changes hands between the two c
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import onnx
@@ -72,11 +73,12 @@ class Oracle:
     def __init__(
         self, space: SchemeSpace, seed: int = 0, fails: Callable[[Placement], bool] = lambda _: False
     ) -> None:
-        random = np.random.default_rng(seed)
+        lots = np.random.default_rng(seed)
         self.space = space
-        self._float = {unit.id: random.uniform(0.5, 2) for unit in space.units}
-        self._gain = {unit.id: random.uniform(0.3, 1.2) for unit in space.units}
+        self._float = {unit.id: lots.uniform(0.5, 2) for unit in space.units}
+        self._gain = {unit.id: lots.uniform(0.3, 1.2) for unit in space.units}
         self._crossing = 0.15
+        self._rest = 0.05  # what is in no unit, and always float
         self._fails = fails
         self._best: float | None = None
         self._reference = self.cost(space.resolve({}))
@@ -89,7 +91,7 @@ class Oracle:
             self._float[u.id] * (self._gain[u.id] if labels.get(u.id, "fp") != "fp" else 1)
             for u in self.space.units
         )
-        return total + self._crossing * len(self._crossings(labels))
+        return self._rest + total + self._crossing * len(self._crossings(labels))
 
     def answer(self, proposal: Proposal) -> Trial:
         """The trial of a proposal."""
@@ -174,11 +176,12 @@ class StrategyContract:
         """The space that is searched; override it for a strategy that wants another."""
         return small_space()
 
-    def make(self, space: SchemeSpace, seed: int = 0, trials: int = 60) -> Strategy:
-        """A strategy at its beginning."""
-        return self.strategy(
-            SearchSetup(space=space, clock="cpu", trials=trials), np.random.default_rng(seed)
-        )
+    def make(
+        self, space: SchemeSpace, seed: int = 0, trials: int = 60, seeds: Sequence[Placement] = ()
+    ) -> Strategy:
+        """A strategy at its beginning; ``seeds`` are its warm starts."""
+        setup = SearchSetup(space=space, clock="cpu", trials=trials, seeds=tuple(seeds))
+        return self.strategy(setup, np.random.default_rng(seed))
 
     def test_it_begins_with_the_reference(self, space: SchemeSpace) -> None:
         """All ratios are to it, so it must be built first."""
@@ -207,10 +210,36 @@ class StrategyContract:
 
     def test_it_is_deterministic(self, space: SchemeSpace) -> None:
         """The same seed and the same answers lead to the same questions."""
-        first, second = (
-            [t.placement.digest for t in drive(self.make(space, seed=7), Oracle(space))] for _ in range(2)
-        )
+        first, second = (_questions(self.make(space, seed=7), Oracle(space)) for _ in range(2))
         assert first == second
+
+    def test_it_leaves_chance_that_is_not_its_own_alone(self, space: SchemeSpace) -> None:
+        """It draws from the generator it is given, and from no generator of the interpreter or of numpy."""
+        asked = []
+        for seed in (1, 2):
+            random.seed(seed)
+            np.random.seed(seed)
+            before = random.getstate(), _state()
+            asked.append(_questions(self.make(space, seed=7), Oracle(space)))
+            assert random.getstate() == before[0]
+            assert _state() == before[1]
+        assert asked[0] == asked[1]
+
+    def test_warm_starts_come_right_after_the_reference(self, space: SchemeSpace) -> None:
+        """What is known to be good is worth more than what is only likely to be."""
+        seeds = [space.resolve({unit.id: unit.full}) for unit in space.units[:2]]
+        strategy, oracle = self.make(space, seeds=seeds), Oracle(space)
+        first = drive(strategy, oracle, trials=1 + len(seeds))
+        assert [trial.placement.digest for trial in first[1:]] == [seed.digest for seed in seeds]
+        assert drive(strategy, oracle)  # and it goes on from there
+
+    def test_an_empty_space_ends_with_the_reference(self, space: SchemeSpace) -> None:
+        """Where nothing can be quantized there is nothing to try."""
+        empty = space.known(())
+        strategy = self.make(empty)
+        trials = drive(strategy, Oracle(empty))
+        assert [trial.placement.sites for trial in trials] == [frozenset()]
+        assert strategy.done()
 
     @pytest.mark.parametrize("batch", [1, 3])
     def test_it_gives_no_more_than_was_asked_for(self, space: SchemeSpace, batch: int) -> None:
@@ -226,12 +255,20 @@ class StrategyContract:
         for trial in drive(self.make(space), Oracle(space)):
             assert _belongs(space, trial.placement)
 
-    def test_failures_do_not_stop_it(self, space: SchemeSpace) -> None:
-        """A candidate that does not build is an answer like any other."""
-        oracle = Oracle(space, fails=lambda placement: int(placement.digest, 16) % 3 == 0)
-        trials = drive(self.make(space), oracle)
-        assert any(not trial.ok for trial in trials)
-        assert trials[-1].number == len(trials) - 1
+    @pytest.mark.parametrize("seed", range(3))
+    def test_failures_do_not_stop_it(self, space: SchemeSpace, seed: int) -> None:
+        """A candidate that does not build is an answer like any other, and what builds is still found."""
+        refused: list[Placement] = []
+
+        def fails(placement: Placement) -> bool:
+            """The first three candidates, then every third."""
+            bad = len(refused) < 3 or int(placement.digest, 16) % 3 == 0
+            refused.extend([placement] if bad else [])
+            return bad
+
+        trials = drive(self.make(space), Oracle(space, seed, fails=fails))
+        assert sum(not trial.ok for trial in trials) >= 3
+        assert any(trial.ok and trial.placement.sites for trial in trials)
 
     def test_all_but_the_reference_may_fail(self, space: SchemeSpace) -> None:
         """Even then it ends without an exception."""
@@ -246,6 +283,23 @@ class StrategyContract:
         found = min(oracle.cost(t.placement) for t in drive(self.make(space), oracle) if t.ok)
         pure = [space.resolve({}), space.resolve(space.everything())]
         assert found <= min(map(oracle.cost, pure)) + 1e-9
+
+
+_Question: TypeAlias = tuple[str, str, bool, tuple[str, ...]]
+
+
+def _questions(strategy: Strategy, oracle: Oracle) -> list[_Question]:
+    """All that it asks for, with everything that it says of it."""
+    asked: list[_Question] = []
+    while len(asked) < _MOST and (proposals := strategy.ask(1)):
+        asked += [(p.placement.digest, p.phase, p.profile, p.subgraph) for p in proposals]
+        strategy.tell([oracle.answer(proposal) for proposal in proposals])
+    return asked
+
+
+def _state() -> str:
+    """Where numpy's own generator stands."""
+    return repr(np.random.get_state(legacy=False))
 
 
 def _belongs(space: SchemeSpace, placement: Placement) -> bool:

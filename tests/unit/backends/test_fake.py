@@ -159,8 +159,14 @@ def test_outputs_are_real(models: Path) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_refusals_hit_the_share_asked_for_and_always_the_same(models: Path) -> None:
-    path = models / "digits_resnet.onnx"
+def test_a_model_without_pairs_is_never_refused(tmp_path: Path) -> None:
+    build(chain(tmp_path, PLAIN), fail_rate="1")
+    with pytest.raises(BackendError, match="refuses this placement"):
+        build(chain(tmp_path, FIRST_IN_INTEGERS), fail_rate="1")
+
+
+def test_refusals_hit_the_share_asked_for_and_always_the_same(tmp_path: Path) -> None:
+    path = chain(tmp_path, FIRST_IN_INTEGERS)
 
     def refused(seed: int) -> bool:
         try:

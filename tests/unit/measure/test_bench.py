@@ -207,6 +207,24 @@ def test_a_candidate_that_fails_is_a_failed_trial(make_lab: MakeLab, stage: str)
     assert bench.best == 1.0
 
 
+def test_the_folder_of_the_candidates_is_not_named_in_a_failure(make_lab: MakeLab, tmp_path: Path) -> None:
+    """It is a temporary one, gone when somebody reads the journal."""
+    lab = make_lab(odd=Candidate())
+    candidate, build = tmp_path / "odd.onnx", lab.build
+
+    def refuse(model: Path, options: BuildOptions) -> WatchedEngine:
+        if model.name == "odd":
+            raise BackendError(f"{candidate}: node 'n' is odd", where=candidate)
+        return build(model, options)
+
+    lab.build = refuse  # type: ignore[method-assign]  # one model is refused
+    bench = started(lab, folder=tmp_path)
+    trial = bench.trial(1, placement("odd"), "pure")
+    assert trial.error == "odd.onnx: odd.onnx: node 'n' is odd"
+    measured = bench.compare({"reference": REFERENCE, "tuned": placement("odd")})
+    assert str(tmp_path) not in measured.failures["tuned"]
+
+
 def test_a_failed_build_does_not_cost_a_build_of_the_incumbent(make_lab: MakeLab) -> None:
     lab = make_lab(bad=Candidate(fails=lambda stage, _: stage == "build"), slow=Candidate(scale=1.5))
     bench = started(lab)

@@ -10,7 +10,7 @@ import pytest
 from qdqspec.errors import BackendError
 from qdqspec.measure.bench import Built
 from qdqspec.search.base import Proposal
-from qdqspec.search.loop import Budget, search
+from qdqspec.search.loop import Budget, Search, search
 from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial
 
 NOISE = Samples(wall_ms=(1.0, 1.1, 1.2))
@@ -156,6 +156,26 @@ def test_progress_tells_what_became_of_the_trials() -> None:
     assert last.best == pytest.approx(0.7)
     assert last.seconds_left is not None
     assert 0 <= last.seconds_left <= 1000
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit"),
+    [
+        ({"trials": 4}, "its limit of 4 builds"),
+        ({"trials": 1}, "its limit of 1 build"),
+        ({"trials": 60, "seconds": 3.0}, "its limit of 3.0 s"),
+        ({"trials": 60, "seconds": 90.0, "tick": 40.0}, "its limit of 1 min 30 s"),
+        ({"trials": 60}, ""),
+        ({"trials": 6}, ""),  # as many as the strategy asks for
+    ],
+)
+def test_it_knows_which_limit_ended_it_before_the_strategy_was_done(budget: dict, limit: str) -> None:
+    tick = budget.pop("tick", 1.0)
+    clock = iter(range(10_000))
+    allowed = Budget(**budget, clock=lambda: tick * next(clock))
+    search = Search(Script(NAMES), Bench(), allowed, Log(), case="case")
+    search.run()
+    assert search.ended_by == limit
 
 
 # ---- resume -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,6 +117,29 @@ def test_nothing_but_the_reference() -> None:
     chosen = choose({"reference": REFERENCE, "winner": REFERENCE}, {"reference": ONE, "winner": ONE})
     assert chosen.left_alone
     assert chosen.reason == "no placement was faster than the reference in any race"
+
+
+@pytest.mark.parametrize("ratios", [{"winner": ONE}, {"winner": ratio(0.99), "everything": ratio(1.4)}])
+def test_a_model_left_alone_for_want_of_budget_says_so(ratios: dict[str, Interval]) -> None:
+    roles = {"reference": REFERENCE, "winner": REFERENCE} if len(ratios) == 1 else ROLES
+    limit = "its limit of 12 builds"
+    chosen = choose(roles, {"reference": ONE, **ratios}, ended_by=limit)
+    assert chosen.reason.endswith("; the search ended at its limit of 12 builds, before it was done")
+    assert "limit" not in choose(roles, {"reference": ONE, **ratios}).reason
+
+
+def test_what_is_fast_but_not_accurate_enough_is_told_as_that() -> None:
+    ratios = {"reference": ONE, "winner": ratio(0.99), "everything": ratio(0.4)}
+    chosen = choose(ROLES, ratios, barred={ALL.digest})
+    assert chosen.left_alone
+    assert chosen.reason == (
+        "the best (everything) took 0.400 of the reference's time [0.380, 0.420], but is not accurate enough"
+    )
+
+
+def test_what_is_shipped_needs_no_excuse() -> None:
+    chosen = choose(ROLES, {"reference": ONE, "winner": ratio(0.5)}, ended_by="its limit of 12 builds")
+    assert "limit" not in chosen.reason
 
 
 @given(

@@ -503,7 +503,7 @@ def test_a_search_that_could_not_be_written_is_not_repeated(
 
 
 def test_what_failed_once_is_not_tried_for_every_check(open_session: Open, case: Case) -> None:
-    session = open_session({"fake.fail_rate": "1"})
+    session = open_session({"fake.raise": "build"})
     built = count_builds(session)
     errors = []
     for _ in range(2):

@@ -1,0 +1,87 @@
+"""Several builds of several models timed together: one turn of each in every round, in random order.
+
+May import floor 0, `race` and the backend seam. Position ``i`` of every build's samples belongs to the same round,
+so that whatever changes the machine's speed from round to round falls on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from qdqspec.backends.base import Engine
+from qdqspec.errors import BackendError
+from qdqspec.measure.race import Turn, settle
+from qdqspec.types import Clock, Samples
+
+Opener: TypeAlias = Callable[[], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Samples of each group's builds, and why a group has none: one that fails once is out."""
+
+    samples: dict[str, list[Samples]] = field(default_factory=dict)
+    failures: dict[str, BackendError] = field(default_factory=dict)
+
+
+def time_together(
+    groups: Mapping[str, Sequence[Opener]],
+    rounds: int,
+    *,
+    clock: Clock,
+    random: np.random.Generator,
+    exclusive: Callable[[], AbstractContextManager[object]],
+) -> Together:
+    """Open all engines, let them become warm, take ``rounds`` samples of each, and close them.
+
+    Timing, and not building, happens inside ``exclusive``.
+    """
+    result = Together()
+    with ExitStack() as opened:
+        engines: list[tuple[str, int, Engine]] = []
+        for name, openers in groups.items():
+            try:
+                for index, opener in enumerate(openers):
+                    engine = opener()
+                    opened.callback(engine.close)
+                    engines.append((name, index, engine))
+            except BackendError as error:
+                result.failures[name] = error
+        result.samples.update(
+            {
+                name: [Samples() for _ in openers]
+                for name, openers in groups.items()
+                if name not in result.failures
+            }
+        )
+        with exclusive():
+            _take(engines, rounds, clock, random, result)
+    return result
+
+
+def _take(
+    engines: Sequence[tuple[str, int, Engine]],
+    rounds: int,
+    clock: Clock,
+    random: np.random.Generator,
+    result: Together,
+) -> None:
+    turns: dict[tuple[str, int], Turn] = {}
+    for number in range(rounds + 1):
+        for position in random.permutation(len(engines)):
+            name, index, engine = engines[position]
+            if name not in result.samples:
+                continue
+            try:
+                if number == 0:
+                    turns[name, index] = settle(engine, clock)
+                else:
+                    result.samples[name][index] += turns[name, index].sample(engine)
+            except BackendError as error:
+                result.failures[name] = error
+                del result.samples[name]  # it ran before and fails now: no result for this placement

@@ -1,0 +1,97 @@
+"""With a seed, two searches on the simulated device are one and the same; and nobody else's chance is touched."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.registry import names
+from qdqspec.session import Session
+from qdqspec.types import Case, Inputs, SearchResult, TuneRules
+
+CLOCKS = ("build_seconds", "sum")  # how long a build took, and the digest of a line with that in it
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """A small residual network with data; its costs depend on the seed of the device."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu0"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["b", "c"], ["d"], "add"),
+        helper.make_node("Conv", ["d", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
+    ]
+    shape, lots = (1, 8, 12, 12), np.random.default_rng(0)
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [
+            numpy_helper.from_array(lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32), f"w{i}")
+            for i in range(3)
+        ],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9),
+        tmp_path / "net.onnx",
+    )
+    np.savez(tmp_path / "data.npz", x=lots.normal(size=(2, *shape[1:])).astype(np.float32))
+    return Case(id="default", model=tmp_path / "net.onnx", inputs=Inputs(calibration=tmp_path / "data.npz"))
+
+
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    """The interpreter's and numpy's own generators stand where they stood."""
+    random.seed(1)
+    np.random.seed(1)
+    before = random.getstate(), np.random.get_state()
+    yield
+    assert random.getstate() == before[0]
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[1], strict=True))
+
+
+def searched(case: Case, folder: Path, seed: int = 3) -> tuple[SearchResult, list[dict[str, Any]]]:
+    """Search from nothing; the result, and the lines of the journal but for clocks."""
+    words = ("fake.fail_rate=0.2", "fake.seed=5")
+    with Session(backend="fake", root=folder, output=Path("out"), seed=seed, backend_option=words) as session:
+        result = session.search(case)
+        journal = session.output(case) / "trials.jsonl"
+    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    return result, [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
+
+
+def with_rules(case: Case, **rules: Any) -> Case:
+    from dataclasses import replace
+
+    return replace(case, tune=TuneRules(**rules))
+
+
+@pytest.mark.usefixtures("untouched")
+@pytest.mark.parametrize(
+    "rules", [*({"strategy": name} for name in names("strategy")), {"objective": "pareto"}]
+)
+def test_one_seed_is_one_search(case: Case, tmp_path: Path, rules: dict[str, Any]) -> None:
+    asked = with_rules(case, trials=9, **rules)
+    first, journal = searched(asked, tmp_path / "first")
+    second, again = searched(asked, tmp_path / "second")
+    assert journal == again
+    assert first.winner == second.winner
+    assert first.reason == second.reason
+    assert [t.status for t in first.trials] == [t.status for t in second.trials]
+    assert first.total > 2
+
+
+def test_another_seed_is_another_search(case: Case, tmp_path: Path) -> None:
+    asked = with_rules(case, trials=20, strategy="region")
+    journals = [searched(asked, tmp_path / str(seed), seed)[1] for seed in (3, 4)]
+    assert [line["placement"] for line in journals[0]] != [line["placement"] for line in journals[1]]
