@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qdqspec.api import compare, find_regions, measure, render, tune, verify
+    from qdqspec.api import compare, find_culprits, find_regions, measure, render, tune, verify
     from qdqspec.errors import QdqspecError
     from qdqspec.session import Session
     from qdqspec.session.result import Result
@@ -28,6 +28,7 @@ _HOME = {
     "Spec": "qdqspec.spec.models",
     "Study": "qdqspec.session.study",
     "compare": "qdqspec.api",
+    "find_culprits": "qdqspec.api",
     "find_regions": "qdqspec.api",
     "load_spec": "qdqspec.spec.load",
     "measure": "qdqspec.api",
@@ -44,6 +45,7 @@ __all__ = [
     "Study",
     "__version__",
     "compare",
+    "find_culprits",
     "find_regions",
     "load_spec",
     "measure",

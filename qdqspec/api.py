@@ -19,9 +19,18 @@ from qdqspec.report.compare import Comparison, compare_runs
 from qdqspec.report.record import read_record
 from qdqspec.report.write import write_report
 from qdqspec.session import Session
+from qdqspec.session.culprits import MOST
 from qdqspec.session.result import Result
 from qdqspec.spec.inline import AskedWithStrategy, PathLike
-from qdqspec.types import Case, LatencyEvidence, ParityEvidence, Region, RegionRules, RunRecord
+from qdqspec.types import (
+    Case,
+    CulpritEvidence,
+    LatencyEvidence,
+    ParityEvidence,
+    Region,
+    RegionRules,
+    RunRecord,
+)
 
 _TIMED = frozenset({"latency", "regression"})
 
@@ -97,6 +106,22 @@ def verify(
             if not kind.needs & _TIMED:
                 session.judge(case, check)
         return session.record()
+
+
+def find_culprits(
+    model: PathLike | Case,
+    tuned: PathLike | None = None,
+    *,
+    most: int | None = MOST,
+    **asked: Unpack[AskedHere],
+) -> CulpritEvidence:
+    """Which Q/DQ pairs of ``tuned`` cost most accuracy, whoever quantized it; without it, those of the known winner.
+
+    Raises `StateError` where no winner is known for what is asked.
+    """
+    here, rest = _divided(asked)
+    with Session(mode="verify", **here) as session:
+        return session.find_culprits(model, tuned, most=most, **rest)
 
 
 def compare(before: RunRecord | PathLike, after: RunRecord | PathLike) -> Comparison:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from qdqspec.config import Settings
-from qdqspec.errors import SpecError
+from qdqspec.errors import ConfigError, SpecError
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Case
 
@@ -55,6 +55,18 @@ def find_cases(reference: str, settings: Settings, base: Path) -> tuple[Case, ..
             cure=f"its cases: {', '.join(known)}",
         )
     return chosen
+
+
+def find_case(reference: str, settings: Settings, base: Path) -> Case:
+    """The one case that is meant; raises `ConfigError` naming them where a spec has several."""
+    cases = find_cases(reference, settings, base)
+    if len(cases) > 1:
+        raise ConfigError(
+            f"this spec has {len(cases)} cases, and one is wanted",
+            where=reference,
+            cure=f"name one: {', '.join(f'{reference}::{case.id}' for case in cases)}",
+        )
+    return cases[0]
 
 
 def _hidden(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from qdqspec.types import Interval
+from qdqspec.types import Interval, Site
 
 _SPACES = re.compile(r"(\s+)")
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -94,6 +94,15 @@ def seconds_text(seconds: float) -> str:
 def count_text(number: int, noun: str) -> str:
     """A number with its noun: ``1 pair``, ``12 pairs``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def pair_text(site: Site, width: int = 36) -> str:
+    """A Q/DQ pair by its tensor and what reads it: ``fire2/x > fire2/conv:0``."""
+    readers = [
+        "graph output" if end.is_output else f"{plain(end.node, width)}:{end.input}" for end in site.consumers
+    ]
+    more = f" and {len(readers) - 2} more" if len(readers) > 2 else ""
+    return f"{plain(site.tensor, width)} > {', '.join(readers[:2])}{more}"
 
 
 def plain(text: object, width: int | None = None) -> str:

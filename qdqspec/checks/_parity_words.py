@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 from qdqspec.checks._parity_limits import LIMITS, NAME_WIDTH
-from qdqspec.types import ParityEvidence, Section, TensorParity
-from qdqspec.units import plain, share_text
+from qdqspec.types import Culprit, CulpritEvidence, ParityEvidence, Section, TensorParity
+from qdqspec.units import count_text, pair_text, plain, share_text
 
 _BOTH = 2.0  # steps whose noise differs by less than this factor share the blame
+_CULPRITS = 3  # pairs that a verdict shows
+_HELPS_DB = 1.0  # what leaving them out must give to be advised
+_NAMED, _NODE_WIDTH = 6, 40  # nodes that advice names
 _MOST_DB = 300.0  # beyond, powers of ten leave what a float can hold
 QUANTIZATION, RUNTIME = "quantization", "the runtime"
 
@@ -49,9 +52,28 @@ def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
     )
 
 
-def advice(worst: TensorParity, step: str) -> str:
-    """What to do about an output, by the step that is to blame."""
-    name = plain(worst.name, NAME_WIDTH)
+def culprits_table(found: CulpritEvidence | None) -> tuple[Section, ...]:
+    """The pairs that cost most, and what leaving their nodes in float would give."""
+    if found is None or not found.pairs:
+        return ()
+    return (
+        Section(
+            title=f"Noisiest of {count_text(found.total, 'Q/DQ pair')} at '{plain(found.output, NAME_WIDTH)}' "
+            f"({found.together_db:.1f} dB together, over {count_text(found.samples, 'sample')})",
+            headers=("pair", "alone", "of the noise", "without these nodes so far"),
+            rows=tuple(_culprit_row(culprit) for culprit in found.pairs[:_CULPRITS]),
+        ),
+    )
+
+
+def _culprit_row(culprit: Culprit) -> tuple[str, ...]:
+    without = "" if culprit.without_db is None else f"{culprit.without_db:.1f} dB"
+    return (pair_text(culprit.site), f"{culprit.alone_db:.1f} dB", share_text(culprit.share), without)
+
+
+def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> str:
+    """What to do about an output, by the step that is to blame and the pairs that are."""
+    name = plain(output, NAME_WIDTH)
     if step == RUNTIME:
         return (
             f"The Q/DQ arithmetic of '{name}' is close enough, and the runtime leaves it: it saturates, rounds or "
@@ -60,9 +82,26 @@ def advice(worst: TensorParity, step: str) -> str:
         )
     where = " in its Q/DQ arithmetic, before any runtime" if step == QUANTIZATION else ""
     return (
-        f"Output '{name}' moved most{where}. Exclude layers before it (patterns.nodes.exclude), "
+        f"Output '{name}' moved most{where}. {_which_nodes(culprits)}, "
         "set tune.min_sqnr_db, try another quantize.calibration, or accept less."
     )
+
+
+def _which_nodes(culprits: CulpritEvidence | None) -> str:
+    """What to exclude: the nodes of the noisiest pairs where leaving them in float helps, else what is before."""
+    found = culprits.pairs[:_CULPRITS] if culprits is not None else ()
+    gains = [culprit.without_db for culprit in found if culprit.without_db is not None]
+    if culprits is None or not gains or max(gains) < culprits.together_db + _HELPS_DB:
+        spread = "No few pairs make most of the noise: exclude" if gains else "Exclude"
+        return (
+            f"{spread} layers before it (patterns.nodes.exclude; qdqspec explain CASE --culprits lists pairs)"
+        )
+    worst = found[: gains.index(max(gains)) + 1]
+    nodes = dict.fromkeys(plain(node, _NODE_WIDTH) for culprit in worst for node in culprit.nodes)
+    named = list(nodes)[:_NAMED] + [f"{len(nodes) - _NAMED} more"] * (len(nodes) > _NAMED)
+    where = [f"exclude {', '.join(named)} (patterns.nodes.exclude)"] if nodes else []
+    where += ["leave graph outputs in float (quantize.outputs)"] if any(c.makes_output for c in worst) else []
+    return f"For {max(gains):.1f} dB {' and '.join(where)}"
 
 
 def _noise(parity: ParityEvidence, output: str) -> tuple[float, float] | None:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from qdqspec.checks._params import require_a_limit
 from qdqspec.checks._parity_limits import AGREEMENT, LIMITS, NAME_WIDTH, Limit, ParityLimits, broken, value_of
-from qdqspec.checks._parity_words import QUANTIZATION, RUNTIME, advice, blame, steps_table
+from qdqspec.checks._parity_words import QUANTIZATION, RUNTIME, advice, blame, culprits_table, steps_table
 from qdqspec.checks._verdicts import WIDTH, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.types import Evidence, EvidenceKind, ParityEvidence, Section, TensorParity, TopK, Verdict
@@ -65,6 +65,11 @@ class ParityParams(CheckParams, ParityLimits):
     def _names(self, out: TensorParity) -> bool:
         return any(fnmatchcase(out.name, glob) for glob in self.outputs)
 
+    def culpable(self, parity: ParityEvidence) -> str | None:
+        """The output that leads a failure which quantization has a part in; ``None`` where there is none."""
+        found = (failure.output for failure in _failures(self, parity) if failure.step != RUNTIME)
+        return next(found, None)
+
     @property
     def asks_agreement(self) -> bool:
         """Whether any of its limits is about classes."""
@@ -99,14 +104,16 @@ class ParityCheck:
             failures[0].words if failures else _kept(params, judged),
             _table(params, parity, judged),
             *steps_table(parity, judged[0].name),
+            *(culprits_table(evidence.culprits) if params.culpable(parity) is not None else ()),
             numbers=_numbers(params, parity, judged),
-            advice=advice(judged[0], failures[0].step if failures else ""),
+            advice=advice(failures[0].output, failures[0].step, evidence.culprits) if failures else "",
         )
 
 
 class _Failure(NamedTuple):
-    """A limit that is not kept, in words, and the step that is to blame; empty where that is not known."""
+    """A limit that an output does not keep, and the step that is to blame; empty where that is not known."""
 
+    output: str
     words: str
     step: str
 
@@ -115,21 +122,22 @@ def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
     """Every limit that is not kept: those of the whole first, then those of its two steps."""
     top, found = params.top.key, []
     for out in params.chosen(parity.outputs):
-        found += [_blamed(words, blame(parity, out.name)) for words in broken(params, out, top)]
+        found += [_blamed(out.name, words, blame(parity, out.name)) for words in broken(params, out, top)]
     for limits, outputs, step in (
         (params.quantization, parity.quantization, QUANTIZATION),
         (params.runtime, parity.runtime, RUNTIME),
     ):
         if limits is not None:
             for out in params.chosen(outputs):
-                found += [_Failure(f"{step} alone, {words}", step) for words in broken(limits, out, top)]
+                said = broken(limits, out, top)
+                found += [_Failure(out.name, f"{step} alone, {words}", step) for words in said]
     return found
 
 
-def _blamed(words: str, step: str) -> _Failure:
+def _blamed(output: str, words: str, step: str) -> _Failure:
     """What does not hold, with the step that it comes from where the line has room for it."""
     longer = f"{words}, by {step}" if step else words
-    return _Failure(longer if len(longer) <= WIDTH else words, step)
+    return _Failure(output, longer if len(longer) <= WIDTH else words, step)
 
 
 def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Verdict | None:

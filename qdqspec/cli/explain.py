@@ -11,9 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cases import find_cases, is_spec
+from qdqspec.cases import find_case, is_spec
+from qdqspec.cli.culprits import explain_culprits
 from qdqspec.cli.words import FINE, add_verb, say, say_json, settings_from
-from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, StateError
+from qdqspec.errors import BackendError, BackendUnavailableError, StateError
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -47,10 +48,23 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument(
         "--layers", type=int, default=12, metavar="N", help="Differences that are shown (default: 12)."
     )
+    parser.add_argument(
+        "--culprits",
+        action="store_true",
+        help="Tell instead which Q/DQ pairs of a case or MODEL cost most accuracy, and what leaving them out gives.",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="NPZ",
+        help="Inputs for --culprits (default: those of the spec, else random).",
+    )
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Find the engines, compare, and say what is seen."""
+    """Find the engines, compare, and say what is seen; or rank the pairs by what accuracy they cost."""
+    if arguments.culprits:
+        return explain_culprits(arguments)
     from qdqspec.report.explain_text import explain_json, explain_text
 
     engines = _engines(arguments)
@@ -140,19 +154,11 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
 
 
 def _from_case(what: str, settings: Settings) -> list[Engine]:
-    cases = find_cases(what, settings, Path.cwd())
-    if len(cases) != 1:
-        raise ConfigError(
-            f"the spec has {len(cases)} cases, and one is explained at a time",
-            where=what,
-            cure="name one: " + ", ".join(f"{what}::{case.id}" for case in cases),
-        )
-    folder = settings.folder(cases[0])
+    case = find_case(what, settings, Path.cwd())
+    folder = settings.folder(case)
     if not (folder / _RESULT).is_file():
         raise StateError(
-            f"there are no results of {cases[0].name} yet",
-            where=folder,
-            cure=f"run it once: pytest {what}",
+            f"there are no results of {case.name} yet", where=folder, cure=f"run it once: pytest {what}"
         )
     return _from_folder(folder, settings)
 

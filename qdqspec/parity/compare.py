@@ -189,6 +189,11 @@ def sqnr_db(signal: float, noise: float) -> float:
     return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
 
 
+def power_of(sqnr_db: float) -> float:
+    """Noise power over signal power."""
+    return float(10 ** (-sqnr_db / 10))
+
+
 def _ratio(difference: float, step: float) -> float:
     if difference == 0:
         return 0.0

@@ -26,8 +26,17 @@ class OutputGate:
     ) -> None:
         self._pairs = [(feed, reference.run(feed)) for feed in islice(feeds, samples)]
 
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return len(self._pairs)
+
     def __call__(self, engine: Engine) -> float:
         """Run an engine on the samples; an output that is not finite or of another shape is worst of all."""
+        return min(self.by_output(engine).values(), default=MOST_DB)
+
+    def by_output(self, engine: Engine) -> dict[str, float]:
+        """The same for each output of floats."""
         signal: dict[str, float] = {}
         noise: dict[str, float] = {}
         for feed, expected in self._pairs:
@@ -37,8 +46,9 @@ class OutputGate:
                     power, error = _powers(values, seen.get(name))
                     signal[name] = signal.get(name, 0.0) + power
                     noise[name] = noise.get(name, 0.0) + error
-        ratios = (sqnr_db(signal[name], noise[name]) for name in signal)
-        return float(np.clip(min(ratios, default=MOST_DB), -MOST_DB, MOST_DB))
+        return {
+            name: float(np.clip(sqnr_db(signal[name], noise[name]), -MOST_DB, MOST_DB)) for name in signal
+        }
 
 
 def _powers(expected: Array, seen: Array | None) -> tuple[float, float]:

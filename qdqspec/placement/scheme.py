@@ -83,9 +83,9 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
-    prepared, notes = _prepared(model, known.pairs)
+    prepared, notes = prepared_for(model, known.pairs)
     reasons = {pair.site.tensor: reason for pair in known.pairs if (reason := _misfit(prepared, pair))}
-    fitting = _fitting(prepared, known.pairs)
+    fitting = fitting_in(prepared, known.pairs)
     if known.pairs and not fitting:
         first, reason = next(iter(reasons.items()))
         raise PlacementError(
@@ -96,23 +96,28 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     notes += [f"left out '{tensor}': {reason}" for tensor, reason in reasons.items()]
     placement = Placement(sites=frozenset(pair.site for pair in fitting))
     floating = frozenset(pair.site for pair in fitting if not pair.stored)
-    inserted = insert_qdq(prepared, placement, _Numbers(prepared, fitting), floating=floating)
+    inserted = insert_qdq(prepared, placement, SchemeNumbers(prepared, fitting), floating=floating)
     return replace(inserted, notes=(*notes, *inserted.notes))
 
 
-def _prepared(model: Model, pairs: Sequence[PlacedPair]) -> tuple[Model, list[str]]:
-    """The model the sites were meant for: folding renumbers the nodes that have no name."""
+def prepared_for(model: Model, pairs: Sequence[PlacedPair]) -> tuple[Model, list[str]]:
+    """The model the sites were meant for, and notes: folding renumbers the nodes that have no name."""
     folded = fold_batchnorm(model)
-    if not pairs or not folded.removed or len(_fitting(model, pairs)) > len(_fitting(folded.model, pairs)):
+    if (
+        not pairs
+        or not folded.removed
+        or len(fitting_in(model, pairs)) > len(fitting_in(folded.model, pairs))
+    ):
         return model, []
     return folded.model, [f"{len(folded.removed)} BatchNormalization folded, as tuning does"]
 
 
-def _fitting(model: Model, pairs: Iterable[PlacedPair]) -> list[PlacedPair]:
+def fitting_in(model: Model, pairs: Iterable[PlacedPair]) -> list[PlacedPair]:
+    """The pairs whose sites the model has."""
     return [pair for pair in pairs if _misfit(model, pair) is None]
 
 
-class _Numbers:
+class SchemeNumbers:
     """The numbers of a scheme as insertion asks for them."""
 
     def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
@@ -120,11 +125,19 @@ class _Numbers:
         self._params = {pair.site: params_of(pair, _shape(model, pair.site)) for pair in pairs}
 
     def params(self, site: Site) -> QuantParams:
+        """Scale and zero point of a site, or of one with more consumers that this one is part of."""
+        if site not in self._params:
+            self._params[site] = self._params[self._whole(site)]
         return self._params[site]
 
     def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
+        """The constant of a site as integers."""
         values = self._model.array(site.tensor).astype(np.float32, copy=False)
-        return quantize(values, self._params[site])
+        return quantize(values, self.params(site))
+
+    def _whole(self, part: Site) -> Site:
+        alike = (known for known in self._params if replace(known, consumers=part.consumers) == part)
+        return next(known for known in alike if set(part.consumers) <= set(known.consumers))
 
 
 def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:

@@ -23,15 +23,17 @@ from typing import Any, Self, Unpack, cast
 from qdqspec import __version__
 from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.baseline.store import Renewal
-from qdqspec.cases import SPEC_SUFFIXES, find_cases
+from qdqspec.cases import SPEC_SUFFIXES, find_case
 from qdqspec.checks.base import Check
 from qdqspec.config import Settings
 from qdqspec.errors import BackendUnavailableError, ConfigError
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.lock import DeviceLock
 from qdqspec.measure.store import Store
+from qdqspec.placement.import_qdq import import_placement
 from qdqspec.registry import resolve
+from qdqspec.session.culprits import MOST, culprits_of
 from qdqspec.session.result import Result
 from qdqspec.session.scores import joined_metrics
 from qdqspec.session.study import AnyStrategy, Study
@@ -43,6 +45,7 @@ from qdqspec.types import (
     CaseRecord,
     CheckResult,
     CheckSpec,
+    CulpritEvidence,
     DeviceKey,
     Evidence,
     EvidenceKind,
@@ -105,6 +108,25 @@ class Session:
         record = replace(self.record(), cases=(CaseRecord(evidence=evidence),))
         return Result(record=record, kept=self.work(case).finder.kept, given=self.model(case))
 
+    def find_culprits(
+        self,
+        model: PathLike | Case,
+        tuned: PathLike | None = None,
+        *,
+        most: int | None = MOST,
+        **asked: Unpack[AskedWithStrategy],
+    ) -> CulpritEvidence:
+        """Which Q/DQ pairs cost most accuracy: of ``tuned``, a model quantized by any tool, or of the known winner.
+
+        The ``most`` noisiest are ranked, or all where it is ``None``. Nothing is timed; a winner that is not known is
+        searched.
+        """
+        work = self.work(self.case(model, asked))
+        if tuned is None:
+            return culprits_of(work.bench, work.finder.pairs, most=most)
+        imported = import_placement(load_model(Path(tuned)), work.bench.given)
+        return culprits_of(work.bench, imported.pairs, most=most)
+
     def study(
         self,
         model: PathLike | Case,
@@ -155,14 +177,7 @@ class Session:
             )
         if isinstance(model, Case):
             return model
-        cases = find_cases(str(model), self.settings, Path.cwd())
-        if len(cases) > 1:
-            raise ConfigError(
-                f"this spec has {len(cases)} cases",
-                where=str(model),
-                cure=f"name one: {', '.join(f'{model}::{case.id}' for case in cases)}",
-            )
-        return cases[0]
+        return find_case(str(model), self.settings, Path.cwd())
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and checked."""
@@ -190,6 +205,7 @@ class Session:
             pairs=work.finder.pairs,
             latency=work.latency if "latency" in needs else None,
             parity=work.parity if "parity" in needs else None,
+            culprits=work.culprits if "parity" in needs else None,
             accuracy=work.accuracy if "accuracy" in needs else {},
             size_bytes=work.sizes if "size" in needs else {},
             regression=work.gate.evidence if "regression" in needs else {},

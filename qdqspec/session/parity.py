@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from qdqspec.backends._ort_options import AS_DEFINED, OPTIMIZATION
-from qdqspec.backends.base import Array, Engine
+from qdqspec.backends.base import Array, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.measure.isolate import Isolated
 from qdqspec.parity.compare import Run, compare_outputs
@@ -19,7 +19,7 @@ from qdqspec.session.prepare import require_path
 from qdqspec.session.tuning import Workbench
 from qdqspec.types import Case, ParityEvidence, TopK
 
-_ARITHMETIC = "onnxruntime"  # the backend that computes a model as ONNX defines it
+ARITHMETIC = "onnxruntime"  # the backend that computes a model as ONNX defines it
 
 
 class SideBySide:
@@ -60,10 +60,9 @@ class SideBySide:
 
     def _unfused(self, work: Workbench, model: Path) -> _Rebuilt:
         backend = work.backend
-        if backend.name != _ARITHMETIC:
-            backend = self._opened.enter_context(Isolated(_ARITHMETIC))
-        options = replace(work.options, extra={**work.options.extra, OPTIMIZATION: AS_DEFINED})
-        return self._engine(lambda: backend.build(model, options))
+        if backend.name != ARITHMETIC:
+            backend = self._opened.enter_context(Isolated(ARITHMETIC))
+        return self._engine(lambda: backend.build(model, unfused(work.options)))
 
     def _computed(self, feeds: Mapping[str, Array]) -> dict[str, Array] | None:
         if self._arithmetic is None:
@@ -96,6 +95,11 @@ class _Rebuilt:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+
+def unfused(options: BuildOptions) -> BuildOptions:
+    """The same options for a build of `ARITHMETIC` that computes every pair, and fuses nothing."""
+    return replace(options, extra={**options.extra, OPTIMIZATION: AS_DEFINED})
 
 
 def compare_models(bench: CaseBench, tuned: Path) -> ParityEvidence:

@@ -12,6 +12,7 @@ from qdqspec.lint import lint_model
 from qdqspec.measure.store import Store
 from qdqspec.placement.survival import check_survival
 from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.culprits import culprits_of
 from qdqspec.session.finder import Finder
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of
 from qdqspec.session.parity import compare_models
@@ -22,6 +23,7 @@ from qdqspec.types import (
     AccuracyEvidence,
     Case,
     CheckSpec,
+    CulpritEvidence,
     DeviceKey,
     Finding,
     LatencyEvidence,
@@ -33,6 +35,7 @@ from qdqspec.types import (
 )
 
 DRIFT = 0.05  # from here on it is said
+CULPRIT_SECONDS = 30.0  # what looking for them may take when a check has failed
 
 
 class CaseWork:
@@ -66,6 +69,18 @@ class CaseWork:
     def parity_with(self, tuned: Path) -> ParityEvidence:
         """Outputs of another model that takes the same inputs against those of the model given."""
         return compare_models(self.bench, tuned)
+
+    @cached_property
+    def culprits(self) -> CulpritEvidence | None:
+        """The pairs that cost most, where a check of parity fails and quantization has a part in that."""
+        checks = (check.params for check in self.bench.case.checks if check.kind == "parity")
+        outputs = (params.culpable(self.parity) for params in checks)
+        output = next((name for name in outputs if name is not None), None)
+        return (
+            None
+            if output is None
+            else culprits_of(self.bench, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
+        )
 
     def require(self, check: CheckSpec) -> None:
         """Raise where a check could never be judged: before a search, and not after it."""

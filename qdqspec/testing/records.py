@@ -21,6 +21,8 @@ from qdqspec.types import (
     CheckResult,
     CheckSpec,
     Consumer,
+    Culprit,
+    CulpritEvidence,
     DeviceKey,
     Evidence,
     Finding,
@@ -294,6 +296,25 @@ def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionE
             notes=("onnxruntime: was 1.31.0, is 1.31.1",),
         )
     }
+
+
+def sample_culprits() -> CulpritEvidence:
+    """Three pairs that make most of the noise: an activation, a weight, and what makes the graph output."""
+    pairs = sample_pairs(6, whole=26)
+    made = replace(pairs[0].site, tensor="softmaxout_1", consumers=(Consumer("", 0),))
+    costs = ((pairs[8].site, 33.6, 0.61, 35.2), (pairs[3].site, 38.4, 0.2, 37.9), (made, 41.4, 0.1, 41.5))
+    return CulpritEvidence(
+        output="softmaxout_1",
+        pairs=tuple(
+            Culprit(site=site, alone_db=alone, share=share, without_db=without)
+            for site, alone, share, without in costs
+        ),
+        total=12,
+        rest=0.09,
+        together_db=31.4,
+        samples=8,
+        data="evaluation",
+    )
 
 
 def sample_pairs(count: int, *, whole: int) -> tuple[PlacedPair, ...]:

@@ -45,6 +45,8 @@ from qdqspec.types.measured import (
     Trial,
 )
 from qdqspec.types.parity import (
+    Culprit,
+    CulpritEvidence,
     ParityEvidence,
     TensorParity,
     TopK,
@@ -79,6 +81,8 @@ __all__ = [
     "CheckSpec",
     "Clock",
     "Consumer",
+    "Culprit",
+    "CulpritEvidence",
     "DeviceKey",
     "Evidence",
     "EvidenceKind",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from qdqspec.types.placed import Site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +83,47 @@ class ParityEvidence:
     def max_steps(self) -> float:
         """The worst output's largest difference in quantization steps."""
         return max((o.max_steps for o in self.outputs), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """One Q/DQ pair and the noise that it makes.
+
+    ``alone_db`` is the SQNR with this pair and no other, ``share`` its part of the noise of all pairs.
+    ``without_db`` is measured with all that the readers of this pair, and of the worse ones before it, read left in
+    float; it is known for the worst pairs only.
+    """
+
+    site: Site
+    alone_db: float
+    share: float
+    without_db: float | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that read the pair: to leave them out of quantization takes the pair out."""
+        return tuple(dict.fromkeys(end.node for end in self.site.consumers if not end.is_output))
+
+    @property
+    def makes_output(self) -> bool:
+        """Whether the pair makes a graph output."""
+        return any(end.is_output for end in self.site.consumers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CulpritEvidence:
+    """What single Q/DQ pairs of a model cost at one output, the worst first, over a few samples of ``data``.
+
+    ``together_db`` is the SQNR with all ``total`` pairs, ``rest`` the part of the noise that those not listed make.
+    Everything is computed as ONNX defines it, so that it tells of quantization and not of what a runtime makes of
+    it. ``missing`` says why there is nothing, or not more.
+    """
+
+    output: str = ""
+    pairs: tuple[Culprit, ...] = ()
+    total: int = 0
+    rest: float = 0.0
+    together_db: float = math.inf
+    samples: int = 0
+    data: str = ""
+    missing: str = ""

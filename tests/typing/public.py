@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import reveal_type
 
-from qdqspec import Session, Study, compare, find_regions, load_spec, measure, render, tune, verify
+from qdqspec import (
+    Session,
+    Study,
+    compare,
+    find_culprits,
+    find_regions,
+    load_spec,
+    measure,
+    render,
+    tune,
+    verify,
+)
 
 result = tune("net.onnx", trials=30, quant="int8", calibration="data.npz", backend="onnxruntime")
 reveal_type(result)  # qdqspec.session.result.Result
@@ -21,6 +32,7 @@ reveal_type(verify("net.onnx", "tuned.onnx"))  # qdqspec.types.evidence.ParityEv
 reveal_type(verify("net.qdq.yaml::default"))  # qdqspec.types.judged.RunRecord
 reveal_type(compare("a.json", result.record))  # qdqspec.report.compare.Comparison
 reveal_type(render(result.record, "run.html"))  # pathlib.Path
+reveal_type(find_culprits("net.onnx", "tuned.onnx").pairs)  # tuple[qdqspec.types.parity.Culprit, ...]
 reveal_type(find_regions("net.onnx"))  # tuple[qdqspec.types.placed.Region, ...]
 
 with Session(backend="onnxruntime") as session, session.study("net.onnx", trials=3) as study:

@@ -17,6 +17,7 @@ from qdqspec.testing.records import (
     check_named,
     faster_case,
     params_of,
+    sample_culprits,
     sample_lint,
 )
 from qdqspec.types import (
@@ -218,6 +219,34 @@ def test_a_step_is_blamed_where_only_the_whole_cannot_be_compared() -> None:
     verdict = judge("parity", replace(evidence, parity=parity), min_sqnr_db=20)
     assert "qdqspec explain" in verdict.advice
     assert verdict.sections[1].rows[1][1] == "-inf"
+
+
+def test_a_failure_advises_to_leave_out_the_pairs_that_cost_most() -> None:
+    evidence = replace(in_steps(15.1, 40.0), culprits=sample_culprits())
+    verdict = judge("parity", evidence, min_sqnr_db=20)
+    assert verdict.sections[-1].title.startswith(
+        "Noisiest of 12 Q/DQ pairs at 'softmaxout_1' (31.4 dB together"
+    )
+    assert verdict.advice.startswith(
+        "Output 'y' moved most in its Q/DQ arithmetic, before any runtime. For 41.5 dB exclude fire4/conv, fire1/conv "
+        "(patterns.nodes.exclude) and leave graph outputs in float (quantize.outputs), "
+    )
+    passed = judge("parity", evidence, min_sqnr_db=10)
+    assert not any(section.title.startswith("Noisiest") for section in passed.sections)
+
+
+def test_pairs_are_not_blamed_for_what_the_runtime_does() -> None:
+    evidence = replace(in_steps(40.0, 15.1), culprits=sample_culprits())
+    verdict = judge("parity", evidence, min_sqnr_db=20)
+    assert not any(section.title.startswith("Noisiest") for section in verdict.sections)
+    assert "patterns.nodes.exclude" in verdict.advice
+
+
+def test_where_leaving_pairs_out_does_not_help_that_is_said() -> None:
+    found = sample_culprits()
+    flat = replace(found, pairs=tuple(replace(pair, without_db=31.9) for pair in found.pairs))
+    verdict = judge("parity", replace(in_steps(15.1, 40.0), culprits=flat), min_sqnr_db=20)
+    assert "No few pairs make most of the noise: exclude layers before it" in verdict.advice
 
 
 def test_each_step_has_limits_of_its_own() -> None:

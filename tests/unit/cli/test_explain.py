@@ -159,3 +159,45 @@ def test_what_cannot_be_explained_is_one_message(verb, words, message):
     assert result.code == 2
     assert message in result.err
     assert result.out == ""
+
+
+def test_the_pairs_that_cost_most_in_a_model_of_another_tool(verb, models):
+    words = ("--culprits", "--reference", models / "digits_resnet.onnx")
+    data = models.parent / "data" / "digits_calibration.npz"
+    result = verb(
+        "explain", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", *words, "--data", data, "--layers", "2"
+    )
+    assert result.code == 0
+    assert "dB SQNR with 41 Q/DQ pairs (8 samples of evaluation data)" in result.out
+    assert "logits > graph output" in result.out
+    assert "the other 39" in result.out
+    assert "outputs: false" in result.out
+
+
+def test_the_pairs_that_cost_most_in_a_case_and_in_its_folder(verb, tmp_path, spec):
+    missing = verb("explain", f"{spec}::default", "--culprits", "--backend", "fake")
+    assert missing.code == 2
+    assert "no results of a run here" in missing.err
+    assert verb("tune", spec, "--backend", "fake").code == 0
+    found = verb("explain", spec, "--culprits", "--backend", "fake", "--json").json
+    scheme = json.loads((tmp_path / "reports" / "digits" / "default" / "scheme.json").read_text())
+    assert found["total"] == len(found["pairs"]) == sum(s["format"] != "int32" for s in scheme["sites"])
+    assert found["data"] == "random"
+    assert any("random inputs are used" in note for note in found["notes"])
+    folder = verb(
+        "explain", tmp_path / "reports" / "digits" / "default", "--culprits", "--backend", "fake", "--json"
+    )
+    assert folder.json["pairs"] == found["pairs"]
+
+
+def test_a_model_without_its_original_is_ranked_against_itself_without_pairs(verb):
+    result = verb("explain", DATA / "qdq_nncf_digits_resnet.onnx", "--culprits", "--layers", "1")
+    assert result.code == 0
+    assert "input > /conv1/Conv:0" in result.out
+    assert "random inputs are used" in result.out
+
+
+def test_one_model_is_ranked_at_a_time(verb):
+    result = verb("explain", "a.onnx", "b.onnx", "--culprits")
+    assert result.code == 2
+    assert "one case or model" in result.err

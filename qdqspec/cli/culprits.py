@@ -1,0 +1,94 @@
+"""``explain --culprits``: which Q/DQ pairs cost most accuracy, in a case, its folder, or a model of any tool."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from qdqspec.cases import find_case, is_spec
+from qdqspec.cli.words import FINE, say, say_json, settings_from
+from qdqspec.errors import ConfigError, StateError
+from qdqspec.types import Case
+
+if TYPE_CHECKING:
+    from qdqspec.config import Settings
+    from qdqspec.types import PlacedPair
+
+_SCHEME, _REFERENCE = "scheme.json", "reference.onnx"
+
+
+def explain_culprits(arguments: argparse.Namespace) -> int:
+    """Rank the pairs and print them."""
+    from qdqspec.report.culprits import culprits_json, culprits_text
+    from qdqspec.session import Session
+    from qdqspec.session.culprits import culprits_of
+
+    if len(arguments.what) > 1:
+        raise ConfigError("the pairs of one model are ranked at a time", cure="name one case or model")
+    settings = settings_from(arguments)
+    with _meant(arguments, settings) as (case, pairs), Session(settings) as session:
+        most = None if arguments.json else max(arguments.layers, 1)
+        bench = session.work(case).bench
+        found = culprits_of(bench, pairs, most=most)
+        notes = tuple(bench.prepared.warnings)
+    if arguments.json:
+        say_json({**culprits_json(found), "notes": list(notes)})
+    else:
+        say("\n\n".join((culprits_text(found), *(f"note: {note}" for note in notes))))
+    return FINE
+
+
+@contextmanager
+def _meant(
+    arguments: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[Case, tuple[PlacedPair, ...]]]:
+    """The float model with its data, as a case, and the pairs that are placed in it."""
+    (what,) = arguments.what
+    if what.endswith(".onnx"):
+        with _model(Path(what), arguments.reference) as (reference, pairs):
+            yield _with_data(Case(id="default", model=reference), arguments.data), pairs
+        return
+    if is_spec(Path(what.partition("::")[0])):
+        case = find_case(what, settings, Path.cwd())
+        yield _with_data(case, arguments.data), _pairs(settings.folder(case), f"run it once: pytest {what}")
+        return
+    folder = Path(what).absolute()
+    pairs = _pairs(folder, "name a case, the folder that a run left, or a model")
+    yield _with_data(Case(id="default", model=folder / _REFERENCE), arguments.data), pairs
+
+
+def _with_data(case: Case, data: Path | None) -> Case:
+    return case if data is None else replace(case, inputs=replace(case.inputs, evaluation=data.absolute()))
+
+
+def _pairs(folder: Path, cure: str) -> tuple[PlacedPair, ...]:
+    from qdqspec.placement.scheme import read_scheme
+
+    if not (folder / _SCHEME).is_file():
+        raise StateError("there are no results of a run here", where=folder, cure=cure)
+    return read_scheme(folder / _SCHEME).pairs
+
+
+@contextmanager
+def _model(path: Path, original: Path | None) -> Iterator[tuple[Path, tuple[PlacedPair, ...]]]:
+    """The float model under a quantized one, and the pairs; without its original it is made by taking them out."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.graph.save import save_model
+    from qdqspec.placement.import_qdq import import_placement
+    from qdqspec.placement.strip import strip_qdq
+
+    model = load_model(path)
+    reference = None if original is None else load_model(original)
+    pairs = import_placement(model, reference).pairs
+    if original is not None:
+        yield original.absolute(), pairs
+        return
+    with TemporaryDirectory(prefix="qdqspec-") as folder:
+        stripped = Path(folder) / _REFERENCE
+        save_model(strip_qdq(model).proto, stripped, inputs=[path], base=path.absolute().parent)
+        yield stripped, pairs

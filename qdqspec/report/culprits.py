@@ -1,0 +1,130 @@
+"""Which Q/DQ pairs cost most accuracy, as a page of text and as JSON. May import floor 0, tabulate and this room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tabulate import tabulate
+
+from qdqspec.types import Culprit, CulpritEvidence
+from qdqspec.units import count_text, pair_text, plain, share_text
+
+SCHEMA_VERSION = 1
+_FEW = 0.5  # from this share on the listed pairs are most of the noise
+_HEADS = ("pair", "kind", "format", "alone dB", "of the noise", "without dB")
+_LEGEND = (
+    "alone: the SQNR with this pair and no other.\n"
+    "without: what is left when the nodes of this row and of those above read floats.\n"
+    "Computed as ONNX defines it, unfused; what a runtime adds is not in it."
+)
+
+
+def culprits_text(found: CulpritEvidence) -> str:
+    """The ranking, what it means, and what leaving out the worst gives."""
+    if not found.pairs:
+        return f"No pair can be blamed: {plain(found.missing or 'there is no noise')}."
+    head = (
+        f"{plain(found.output)}: {found.together_db:.1f} dB SQNR with {count_text(found.total, 'Q/DQ pair')} "
+        f"({count_text(found.samples, 'sample')} of {found.data} data)"
+    )
+    parts = [head, _table(found), _LEGEND, _spread(found), _removal(found)]
+    if found.missing:
+        parts.append(f"note: {plain(found.missing)}, so that not all that were asked for are here")
+    return "\n\n".join(part for part in parts if part)
+
+
+def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
+    """The same as an object."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "output": found.output,
+        "together_db": found.together_db,
+        "total": found.total,
+        "samples": found.samples,
+        "data": found.data,
+        "rest": found.rest,
+        "missing": found.missing or None,
+        "pairs": [_pair_json(culprit) for culprit in found.pairs],
+    }
+
+
+def _table(found: CulpritEvidence) -> str:
+    rows = [_row(culprit) for culprit in found.pairs]
+    others = found.total - len(found.pairs)
+    if others:
+        rows.append(
+            (
+                f"{'the other' if others == 1 else f'the other {others}'}",
+                "",
+                "",
+                "",
+                share_text(found.rest),
+                "",
+            )
+        )
+    sides = ("left", "left", "left", "right", "right", "right")
+    text = tabulate(rows, headers=_HEADS, colalign=sides, tablefmt="simple", disable_numparse=True)
+    return "\n".join(line.rstrip() for line in text.split("\n"))
+
+
+def _row(culprit: Culprit) -> tuple[str, ...]:
+    site = culprit.site
+    return (
+        pair_text(site),
+        "weight" if site.weight else "activation",
+        plain(site.format),
+        f"{culprit.alone_db:.1f}",
+        share_text(culprit.share),
+        "" if culprit.without_db is None else f"{culprit.without_db:.1f}",
+    )
+
+
+def _spread(found: CulpritEvidence) -> str:
+    """Whether a few pairs make most of the noise."""
+    removed = [culprit for culprit in found.pairs if culprit.without_db is not None]
+    share = sum(culprit.share for culprit in removed)
+    which = "noisiest pair makes" if len(removed) == 1 else f"{len(removed)} noisiest pairs make"
+    what = f"The {which} {share_text(share)} of the noise"
+    if share >= _FEW:
+        return f"{what}: leave them out, or give them another format."
+    return f"{what}. It is spread: another calibration, or fewer pairs at large, may do more."
+
+
+def _removal(found: CulpritEvidence) -> str:
+    """The lines of a spec that leave out what helps, and what they give."""
+    gains = [culprit.without_db for culprit in found.pairs if culprit.without_db is not None]
+    if not gains or max(gains) <= found.together_db:
+        return "" if not gains else "To leave their nodes in float does not help: their errors cancel others."
+    worst = found.pairs[: gains.index(max(gains)) + 1]
+    nodes = dict.fromkeys(node for culprit in worst for node in culprit.nodes)
+    lines = [f"For {max(gains):.1f} dB instead of {found.together_db:.1f} dB:"]
+    if nodes:
+        lines += [
+            "  patterns:",
+            "    nodes:",
+            "      exclude:",
+            *(f"        - {_quoted(node)}" for node in nodes),
+        ]
+    if any(culprit.makes_output for culprit in worst):
+        lines += ["  quantize:", "    outputs: false"]
+    return "\n".join(lines)
+
+
+def _quoted(node: str) -> str:
+    """A node's name as YAML has it, with the signs of globs taken as they are."""
+    taken = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in plain(node))
+    return '"' + taken.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _pair_json(culprit: Culprit) -> dict[str, Any]:
+    site = culprit.site
+    return {
+        "tensor": site.tensor,
+        "consumers": [end._asdict() for end in site.consumers],
+        "format": site.format,
+        "axis": site.axis,
+        "weight": site.weight,
+        "alone_db": culprit.alone_db,
+        "share": culprit.share,
+        "without_db": culprit.without_db,
+    }

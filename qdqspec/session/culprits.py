@@ -1,0 +1,206 @@
+"""Which Q/DQ pairs cost the most accuracy, and what leaving them out would give. Part of the session.
+
+Everything is computed by ONNX Runtime without optimization, whatever the backend: no engine is built, nothing is
+timed, and pairs can be heard one by one, which no runtime would fuse.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from qdqspec.backends.base import Array, BuildOptions, Engine
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model
+from qdqspec.graph.weights import WeightStore
+from qdqspec.measure.isolate import Isolated
+from qdqspec.parity.compare import power_of, sqnr_db
+from qdqspec.parity.gate import MOST_DB, OutputGate
+from qdqspec.parity.noisiest import Noisiest
+from qdqspec.placement.insert import Inserter
+from qdqspec.placement.scheme import SchemeNumbers, fitting_in, prepared_for
+from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.parity import ARITHMETIC, unfused
+from qdqspec.session.prepare import Candidates, require_path
+from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
+
+MOST = 12  # pairs that are listed unless more are asked for
+REMOVED = 3  # of these, how many are left out together to see what that gives
+
+Pairs = tuple[Site, ...]  # a pair with what makes no sense without it: a weight with its bias
+
+
+def culprits_of(
+    bench: CaseBench,
+    pairs: Sequence[PlacedPair],
+    output: str | None = None,
+    *,
+    most: int | None = MOST,
+    seconds: float | None = None,
+) -> CulpritEvidence:
+    """As `find_culprits`, of pairs placed in the model of a case, heard on the best data there is."""
+    left = [limit for limit in (seconds, bench.work.seconds_left()) if limit is not None]
+    feeds, data = bench.comparison_data()
+    return find_culprits(
+        bench.given,
+        pairs,
+        feeds,
+        data,
+        output=output,
+        most=most,
+        seconds=min(left, default=None),
+        options=bench.work.options,
+    )
+
+
+def find_culprits(
+    model: Model,
+    pairs: Sequence[PlacedPair],
+    feeds: Iterable[Mapping[str, Array]],
+    data: str,
+    *,
+    output: str | None = None,
+    most: int | None = MOST,
+    seconds: float | None = None,
+    options: BuildOptions | None = None,
+) -> CulpritEvidence:
+    """The noisiest pairs of a placement of ``model``, heard at ``output`` or else where the SQNR is worst.
+
+    ``most`` is how many are wanted, all where it is ``None``; with ``seconds``, those that were found by then.
+    Where ONNX Runtime cannot compute the model, ``missing`` says so.
+    """
+    if not pairs:
+        return CulpritEvidence(missing="nothing is quantized")
+    with ExitStack() as opened:
+        try:
+            hearing = _Hearing(opened, model, pairs, feeds, options or BuildOptions(), output)
+            found, rest = _loudest(hearing, most, seconds)
+            return CulpritEvidence(
+                output=hearing.output,
+                pairs=tuple(_with_removals(hearing, found)),
+                total=len(hearing.pairs),
+                rest=rest,
+                together_db=hearing.together_db,
+                samples=hearing.samples,
+                data=data,
+                missing=""
+                if most is None or len(found) == min(most, len(hearing.pairs))
+                else "the time was over",
+            )
+        except BackendError as error:
+            return CulpritEvidence(missing=f"ONNX Runtime does not compute it: {error.what}")
+
+
+class _Hearing:
+    """Tells the SQNR of any part of a placement."""
+
+    def __init__(
+        self,
+        opened: ExitStack,
+        model: Model,
+        pairs: Sequence[PlacedPair],
+        feeds: Iterable[Mapping[str, Array]],
+        options: BuildOptions,
+        output: str | None,
+    ) -> None:
+        prepared, _ = prepared_for(model, pairs)
+        fitting = fitting_in(prepared, pairs)
+        folder = Path(opened.enter_context(TemporaryDirectory(prefix="qdqspec-")))
+        inserter = Inserter(
+            prepared,
+            SchemeNumbers(prepared, fitting),
+            floating=frozenset(pair.site for pair in fitting if not pair.stored),
+            store=WeightStore(folder, base=require_path(model).parent),
+        )
+        self._backend = opened.enter_context(Isolated(ARITHMETIC))
+        self._options = unfused(options)
+        self._write = Candidates(
+            folder, require_path(model), lambda placement: inserter.insert(placement).parts
+        )
+        with self._engine(Placement(sites=frozenset())) as reference:
+            self._gate = OutputGate(reference, feeds)
+        self.sites = frozenset(pair.site for pair in fitting)
+        self.pairs = _together(prepared, self.sites)
+        together = self._by_output(self.sites)
+        self.output = output if output in together else min(together, key=together.__getitem__, default="")
+        self.together_db = together.get(self.output, MOST_DB)
+
+    @property
+    def samples(self) -> int:
+        """How many inputs it listens to."""
+        return self._gate.samples
+
+    def sqnr_db(self, sites: Iterable[Site]) -> float:
+        """The SQNR of the model with these sites alone."""
+        return self._by_output(sites).get(self.output, MOST_DB)
+
+    def power(self, pairs: Iterable[Pairs]) -> float:
+        """The noise power of a group of pairs, over that of the signal."""
+        return power_of(self.sqnr_db(site for pair in pairs for site in pair))
+
+    def _by_output(self, sites: Iterable[Site]) -> dict[str, float]:
+        with self._engine(Placement(sites=frozenset(sites))) as engine:
+            return self._gate.by_output(engine)
+
+    def _engine(self, placement: Placement) -> closing[Engine]:
+        return closing(self._backend.build(self._write(placement), self._options))
+
+
+def _together(model: Model, sites: frozenset[Site]) -> list[Pairs]:
+    """The pairs in the order in which their readers stand in the graph; a bias goes with the weight of its node."""
+    biases = {site.consumers[0].node: site for site in sites if site.format == BIAS_FORMAT}
+    found: list[Pairs] = []
+    for site in sorted(sites, key=lambda site: (_place(model, site), site.row)):
+        if site.format != BIAS_FORMAT:
+            bias = biases.pop(site.consumers[0].node, None) if site.weight and site.consumers else None
+            found.append((site,) if bias is None else (site, bias))
+    return found + [(site,) for site in biases.values()]
+
+
+def _place(model: Model, site: Site) -> int:
+    return min(
+        (model.by_name[end.node].index for end in site.consumers if end.node in model.by_name), default=0
+    )
+
+
+def _loudest(hearing: _Hearing, most: int | None, seconds: float | None) -> tuple[list[Culprit], float]:
+    """The noisiest pairs, as many as are wanted or as there is time for, and the share of all others."""
+    stop = math.inf if seconds is None else time.monotonic() + seconds
+    ranked = Noisiest(hearing.pairs, hearing.power, most)
+    powers: list[tuple[Pairs, float]] = []
+    for pair, power in ranked:
+        powers.append((pair, power))
+        if len(powers) == most or time.monotonic() > stop:
+            break
+    whole = math.fsum(power for _, power in powers) + ranked.rest
+    share = [power / whole if whole else 0.0 for _, power in powers]
+    found = [
+        Culprit(site=pair[0], alone_db=min(sqnr_db(1.0, power), MOST_DB), share=part)
+        for (pair, power), part in zip(powers, share, strict=True)
+    ]
+    return found, max(0.0, 1 - math.fsum(share)) if whole else 0.0
+
+
+def _with_removals(hearing: _Hearing, found: Sequence[Culprit]) -> Iterator[Culprit]:
+    """The same, the first few with the SQNR that is left when their readers and those of all before read floats."""
+    gone: set[str] = set()  # nodes; the empty name is that of graph outputs
+    for number, culprit in enumerate(found):
+        if number >= REMOVED:
+            yield culprit
+            continue
+        gone.update(end.node for end in culprit.site.consumers)
+        yield replace(culprit, without_db=hearing.sqnr_db(_without(hearing.sites, gone)))
+
+
+def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
+    """The sites as they are when these nodes read nothing quantized."""
+    for site in sites:
+        left = tuple(end for end in site.consumers if end.node not in nodes)
+        if left:
+            yield site if len(left) == len(site.consumers) else replace(site, consumers=left)

@@ -1,0 +1,56 @@
+"""The noisiest of many, found by hearing groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.parity.noisiest import Noisiest
+
+powers = st.lists(st.floats(0, 1e6), max_size=60)
+
+
+class Hearing:
+    """Noise that adds up, as it does at small power."""
+
+    def __init__(self, powers: Sequence[float]) -> None:
+        self.powers = powers
+        self.count = 0
+
+    def __call__(self, items: Sequence[int]) -> float:
+        self.count += 1
+        return math.fsum(self.powers[item] for item in items)
+
+
+@given(powers, st.one_of(st.none(), st.integers(1, 5)))
+def test_items_come_by_falling_noise(values: list[float], wanted: int | None) -> None:
+    found = list(Noisiest(range(len(values)), Hearing(values), wanted))
+    assert sorted(item for item, _ in found) == list(range(len(values)))
+    assert [power for _, power in found] == pytest.approx(sorted(values, reverse=True))
+    assert all(power == pytest.approx(values[item]) for item, power in found)
+
+
+@given(powers.filter(bool), st.integers(1, 5))
+def test_what_was_not_given_yet_is_the_rest(values: list[float], wanted: int) -> None:
+    ranked = Noisiest(range(len(values)), Hearing(values), wanted)
+    found = [power for _, (_, power) in zip(range(wanted), ranked, strict=False)]
+    assert math.fsum(found) + ranked.rest == pytest.approx(math.fsum(values))
+
+
+def test_a_few_of_many_are_found_with_few_hearings() -> None:
+    values = [1e-6] * 1000
+    values[137], values[900], values[901] = 5.0, 3.0, 4.0
+    hearing = Hearing(values)
+    ranked = iter(Noisiest(range(1000), hearing, 3))
+    assert [next(ranked)[0] for _ in range(3)] == [137, 901, 900]
+    assert hearing.count <= 2 * 3 * math.ceil(math.log2(1000))
+
+
+def test_to_rank_all_takes_one_hearing_each() -> None:
+    hearing = Hearing([float(i) for i in range(50)])
+    list(Noisiest(range(50), hearing))
+    assert hearing.count == 50

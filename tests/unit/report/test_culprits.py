@@ -1,0 +1,51 @@
+"""The page on which Q/DQ pairs cost most accuracy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from ruamel.yaml import YAML
+
+from qdqspec.report.culprits import culprits_json, culprits_text
+from qdqspec.testing.records import sample_culprits
+from qdqspec.types import Consumer, CulpritEvidence
+
+SAMPLE = sample_culprits()
+
+
+def test_the_page(golden) -> None:
+    golden("explain/culprits.txt", culprits_text(SAMPLE) + "\n")
+
+
+def test_where_noise_is_spread_and_leaving_pairs_out_does_not_help(golden) -> None:
+    pairs = tuple(replace(pair, share=0.05, without_db=31.0) for pair in SAMPLE.pairs)
+    spread = replace(SAMPLE, pairs=pairs, rest=0.85, missing="the time was over")
+    golden("explain/culprits-spread.txt", culprits_text(spread) + "\n")
+
+
+def test_without_a_pair_to_blame_the_reason_is_said() -> None:
+    assert culprits_text(CulpritEvidence(missing="nothing is quantized")) == (
+        "No pair can be blamed: nothing is quantized."
+    )
+
+
+def test_the_lines_for_a_spec_are_yaml_whatever_nodes_are_called() -> None:
+    names = ['say "a"\\b', "x: [1]*", "Conv#5", "-"]
+    pairs = tuple(
+        replace(pair, site=replace(pair.site, consumers=(Consumer(name, 0),)), without_db=32.0 + number)
+        for number, name in enumerate(names)
+        for pair in SAMPLE.pairs[:1]
+    )
+    text = culprits_text(replace(SAMPLE, pairs=pairs))
+    lines = text[text.index("patterns:") :]
+    read = YAML(typ="safe").load("\n".join(line.removeprefix("  ") for line in lines.split("\n")))
+    assert read["patterns"]["nodes"]["exclude"] == ['say "a"\\b', "x: [[]1][*]", "Conv#5", "-"]
+
+
+def test_as_json() -> None:
+    found = culprits_json(SAMPLE)
+    json.dumps(found, allow_nan=False)
+    assert found["pairs"][2]["consumers"] == [{"node": "", "input": 0}]
+    assert found["pairs"][0]["without_db"] == 35.2
+    assert (found["total"], found["missing"]) == (12, None)

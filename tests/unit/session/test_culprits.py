@@ -1,0 +1,175 @@
+"""Which pairs cost most, on real models and on one with a planted culprit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec import find_culprits
+from qdqspec.backends.base import BuildOptions
+from qdqspec.graph.model import load_model
+from qdqspec.session import Session, culprits
+from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.culprits import culprits_of
+from qdqspec.testing.records import params_of
+from qdqspec.types import Case, CheckSpec, Consumer, CulpritEvidence, Inputs, PlacedPair, Site
+
+DATA = Path(__file__).parents[2] / "data"
+MODELS = Path(__file__).parents[3] / "specs" / "models"
+CALIBRATION = MODELS.parent / "data" / "digits_calibration.npz"
+TUNED = DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+TEXT = """<ir_version: 8, opset_import: ["": 19]> chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {
+  [first] a = Conv<pads = [1, 1, 1, 1]>(x, w)  [relu] b = Relu(a)  [second] c = Conv<pads = [1, 1, 1, 1]>(b, w2)
+  [add] d = Add(b, c)  [third] y = Conv<pads = [1, 1, 1, 1]>(d, w) }"""
+
+
+def placed(tensor: str, *readers: tuple[str, int], scale: float, weight: bool = False) -> PlacedPair:
+    ends = tuple(Consumer(*reader) for reader in readers)
+    site = Site(tensor=tensor, consumers=ends, format="int8" if weight else "uint8", weight=weight)
+    return PlacedPair(site=site, scale=(scale,), zero_point=(0 if weight else 128,))
+
+
+# Activations lie between -4 and 4, weights below one: all steps are fine but that of what the second reads.
+PAIRS = (
+    placed("x", ("first", 0), scale=0.04),
+    placed("w", ("first", 1), ("third", 1), scale=0.008, weight=True),
+    placed("b", ("second", 0), scale=2.0),
+    placed("b", ("add", 0), scale=0.04),
+    placed("w2", ("second", 1), scale=0.008, weight=True),
+    placed("d", ("third", 0), scale=0.08),
+)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    random = np.random.default_rng(0)
+    model = onnx.parser.parse_model(TEXT)
+    for name in ("w", "w2"):
+        weight = random.normal(0, 0.08, (8, 8, 3, 3)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    onnx.save(model, tmp_path / "chain.onnx")
+    np.savez(tmp_path / "data.npz", x=random.normal(size=(12, 8, 12, 12)).astype(np.float32))
+    return Case(id="default", model=tmp_path / "chain.onnx", inputs=Inputs(calibration=tmp_path / "data.npz"))
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(backend="fake", root=tmp_path / "root") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def digits() -> CulpritEvidence:
+    """All pairs of a real model that another tool quantized."""
+    return find_culprits(MODELS / "digits_resnet.onnx", TUNED, most=None, calibration=CALIBRATION)
+
+
+@pytest.fixture
+def bench(session: Session, case: Case) -> CaseBench:
+    return session.work(case).bench
+
+
+def test_a_planted_culprit_is_found_first_and_leaving_it_out_gives_what_was_said(bench: CaseBench) -> None:
+    found = culprits_of(bench, PAIRS)
+    worst = found.pairs[0]
+    assert (worst.site.tensor, worst.nodes) == ("b", ("second",))
+    assert worst.share > 0.9
+    assert (found.total, len(found.pairs), found.samples, found.data) == (6, 6, 8, "calibration")
+    assert found.output == "y"
+    others = culprits_of(bench, [pair for pair in PAIRS if pair.site.consumers[0].node != "second"])
+    assert worst.without_db == pytest.approx(others.together_db)
+    assert worst.without_db > found.together_db + 10
+
+
+def test_shares_add_up_and_what_is_not_listed_is_the_rest(bench: CaseBench) -> None:
+    whole, some = culprits_of(bench, PAIRS, most=None), culprits_of(bench, PAIRS, most=2)
+    assert sum(pair.share for pair in whole.pairs) == pytest.approx(1)
+    assert whole.rest == pytest.approx(0, abs=1e-9)
+    assert [pair.site for pair in some.pairs] == [pair.site for pair in whole.pairs[:2]]
+    assert some.rest == pytest.approx(1 - sum(pair.share for pair in some.pairs))
+
+
+def test_leaving_out_one_reader_keeps_the_pair_for_the_others(bench: CaseBench) -> None:
+    together = placed("b", ("second", 0), ("add", 0), scale=2.0)
+    left = tuple(culprits._without(frozenset({together.site}), {"second"}))
+    assert left == (Site(tensor="b", consumers=(Consumer("add", 0),), format="uint8"),)
+    found = culprits_of(bench, [together, *PAIRS[:2]], most=1)
+    assert found.pairs[0].nodes == ("add", "second")
+
+
+def test_the_same_question_has_the_same_answer(bench: CaseBench) -> None:
+    assert culprits_of(bench, PAIRS) == culprits_of(bench, PAIRS)
+
+
+def test_a_bias_goes_with_its_weight(digits: CulpritEvidence) -> None:
+    assert digits.total == len(digits.pairs) == 41  # 13 biases are no pairs of their own
+    assert all(pair.site.format != "int32" for pair in digits.pairs)
+
+
+def test_pairs_of_another_tool_are_ranked_in_the_names_of_the_model_given(digits: CulpritEvidence) -> None:
+    assert {node for pair in digits.pairs for node in pair.nodes} <= set(
+        load_model(MODELS / "digits_resnet.onnx").by_name
+    )
+    first, second = digits.pairs[:2]
+    assert first.makes_output  # this tool quantizes the logits
+    assert first.nodes == ()
+    assert "/fc/Gemm" in second.nodes
+    assert 30 < digits.together_db < 60
+    assert first.without_db is not None
+    assert first.without_db > digits.together_db
+
+
+def test_noise_of_single_pairs_adds_up_to_that_of_all(digits: CulpritEvidence) -> None:
+    total = sum(10 ** (-pair.alone_db / 10) for pair in digits.pairs)
+    assert -10 * np.log10(total) == pytest.approx(digits.together_db, abs=2)
+
+
+def test_without_pairs_nobody_is_to_blame(bench: CaseBench) -> None:
+    assert culprits_of(bench, []) == CulpritEvidence(missing="nothing is quantized")
+
+
+def test_what_was_found_before_the_time_was_over_is_told(bench: CaseBench) -> None:
+    found = culprits_of(bench, PAIRS, seconds=0.0)
+    assert len(found.pairs) == 1
+    assert found.missing == "the time was over"
+
+
+def test_what_onnx_runtime_cannot_compute_is_said(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "mine": 1]> f (float[1,4] x) => (float[1,4] y) {
+          [relu] a = Relu(x)  [own] y = mine.Op(a) }"""
+    )
+    onnx.save(model, tmp_path / "own.onnx")
+    with Session(root=tmp_path) as session:
+        case = Case(id="default", model=tmp_path / "own.onnx")
+        found = culprits_of(session.work(case).bench, [placed("x", ("relu", 0), scale=0.1)])
+    assert found.pairs == ()
+    assert found.missing.startswith("ONNX Runtime does not compute it: ")
+
+
+def test_culprits_are_looked_for_where_a_check_of_parity_fails_and_only_there(
+    session: Session, case: Case
+) -> None:
+    quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
+    session._options = BuildOptions(extra=quiet)
+    asked = replace(case, tune=replace(case.tune, trials=3))
+    loose, strict = (
+        replace(
+            asked,
+            id=name,
+            checks=(CheckSpec(id="parity", kind="parity", params=params_of("parity", **values)),),
+        )
+        for name, values in (("loose", {"min_sqnr_db": 5}), ("strict", {"min_sqnr_db": 90}))
+    )
+    assert session.judge(loose, loose.checks[0]).verdict.outcome == "pass"
+    assert session.evidence(loose, frozenset({"parity"})).culprits is None
+    verdict = session.judge(strict, strict.checks[0]).verdict
+    assert verdict.outcome == "fail"
+    assert verdict.headline.endswith("by quantization")
+    assert any(section.title.startswith("Noisiest of") for section in verdict.sections)
