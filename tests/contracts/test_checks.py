@@ -6,15 +6,8 @@ import pytest
 
 from qdqspec.registry import names
 from qdqspec.testing.checks import CheckContract
-from qdqspec.testing.records import (
-    cached_case,
-    check_named,
-    faster_case,
-    sample_culprits,
-    sample_lint,
-    sample_regression,
-    sample_survival,
-)
+from qdqspec.testing.records import cached_case, check_named, faster_case
+from qdqspec.testing.samples import sample_culprits, sample_lint, sample_regression, sample_survival
 from qdqspec.types import Evidence, Interval, LatencyEvidence
 
 FASTER = faster_case().evidence

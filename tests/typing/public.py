@@ -28,7 +28,7 @@ reveal_type(result.front)  # tuple[qdqspec.types.measured.FrontPoint, ...]
 reveal_type(result.save("folder"))  # pathlib.Path
 
 reveal_type(measure("net.onnx", "tuned.onnx"))  # qdqspec.types.evidence.LatencyEvidence
-reveal_type(verify("net.onnx", "tuned.onnx"))  # qdqspec.types.evidence.ParityEvidence
+reveal_type(verify("net.onnx", "tuned.onnx"))  # qdqspec.types.parity.ParityEvidence
 reveal_type(verify("net.qdq.yaml::default"))  # qdqspec.types.judged.RunRecord
 reveal_type(compare("a.json", result.record))  # qdqspec.report.compare.Comparison
 reveal_type(render(result.record, "run.html"))  # pathlib.Path

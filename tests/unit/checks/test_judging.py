@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 from qdqspec.checks.accuracy import drop_interval
 from qdqspec.checks.latency import percentile
 from qdqspec.checks.speedup import judge_interval
-from qdqspec.testing.records import (
-    alone_case,
-    cached_case,
-    check_named,
-    faster_case,
-    params_of,
-    sample_culprits,
-    sample_lint,
-)
+from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
+from qdqspec.testing.samples import sample_culprits, sample_lint
 from qdqspec.types import (
     AccuracyEvidence,
     Evidence,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.checks.regression import is_stale, judge_change
-from qdqspec.testing.records import check_named, faster_case, params_of, sample_regression
+from qdqspec.testing.records import check_named, faster_case, params_of
+from qdqspec.testing.samples import sample_regression
 from qdqspec.types import Change, Evidence, Interval, RegressionEvidence, Verdict
 
 FASTER = faster_case().evidence

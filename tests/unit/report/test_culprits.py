@@ -8,7 +8,7 @@ from dataclasses import replace
 from ruamel.yaml import YAML
 
 from qdqspec.report.culprits import culprits_json, culprits_text
-from qdqspec.testing.records import sample_culprits
+from qdqspec.testing.samples import sample_culprits
 from qdqspec.types import Consumer, CulpritEvidence
 
 SAMPLE = sample_culprits()

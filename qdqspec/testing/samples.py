@@ -1,0 +1,228 @@
+"""Invented but plausible measurements, the same on every machine, that `testing.records` makes records of.
+
+May import floor 0.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+from qdqspec.types import (
+    AccuracyEvidence,
+    Change,
+    Consumer,
+    Culprit,
+    CulpritEvidence,
+    Finding,
+    Interval,
+    LatencyEvidence,
+    LintTarget,
+    Optimizer,
+    ParityEvidence,
+    PlacedPair,
+    Placement,
+    Race,
+    RegressionEvidence,
+    Samples,
+    SearchResult,
+    Site,
+    SurvivalEvidence,
+    TensorParity,
+    Trial,
+)
+
+
+def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 7) -> LatencyEvidence:
+    """Times around the medians with the long right tail that real ones have, on both clocks."""
+    rng = random.Random(seed)  # noqa: S311 - a sample, not a secret
+    by_median: dict[float, Samples] = {}
+    for median in medians.values():
+        if median not in by_median:
+            by_median[median] = _samples(rng, median, runs)
+    reference, tuned = medians["reference"], medians["tuned"]
+    ratios = {
+        role: _interval(median / reference, same=median == reference) for role, median in medians.items()
+    }
+    return LatencyEvidence(
+        clock="cpu",
+        samples={role: by_median[median] for role, median in medians.items()},
+        ratios=ratios,
+        speedup=_interval(reference / tuned, same=tuned == reference),
+        builds=3,
+    )
+
+
+def sample_search(
+    pairs: tuple[PlacedPair, ...], ratios: tuple[float | None, ...], *, left_alone: bool = False
+) -> SearchResult:
+    """A search with one trial a ratio; ``None`` is a failed one. The best so far becomes incumbent."""
+    winner = Placement(sites=frozenset(pair.site for pair in pairs))
+    best = 1.0
+    trials = []
+    for number, ratio in enumerate(ratios):
+        faster = ratio is not None and (number == 0 or ratio < best * 0.985)
+        trials.append(_trial(number, ratio, best, faster=faster))
+        best = ratio if faster and ratio is not None else best
+    return SearchResult(
+        winner=winner,
+        trials=tuple(trials),
+        left_alone=left_alone,
+        reason="no candidate was faster than the reference in its race" if left_alone else "confirmed",
+        strategy="attribution",
+        seconds=96.4,
+        cpu_seconds=91.2,
+        eps=0.014,
+        blocks=11,
+        regions=14,
+        patterns=6,
+    )
+
+
+def sample_accuracy() -> AccuracyEvidence:
+    """354 of 360 samples right before, 353 after: two became wrong, and one right."""
+    return AccuracyEvidence(
+        metric="top1", reference=354 / 360, tuned=353 / 360, samples=360, lost=2, gained=1
+    )
+
+
+def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
+    """All that optimizers do to pairs: leave them, fuse some, lose some, or not be there."""
+    lost = ("fire3/x > fire3/conv:0", "fire3/w > fire3/conv:1")
+    found = (
+        SurvivalEvidence(optimizer="constant-folding", kept=pairs),
+        SurvivalEvidence(optimizer="onnxruntime-extended", kept=2, integer=pairs - 2),
+        SurvivalEvidence(optimizer="onnxscript", kept=pairs - len(lost), lost=lost),
+        SurvivalEvidence(
+            optimizer="onnxslim",
+            error="onnxslim is not installed here",
+            cure="pip install onnxslim",
+        ),
+    )
+    return {result.optimizer: result for result in found}
+
+
+def sample_lint() -> dict[LintTarget, tuple[Finding, ...]]:
+    """One target that refuses something, one that only has something to say."""
+    refused = Finding(
+        id="TRT001",
+        severity="refused",
+        node="fire3/x_QuantizeLinear",
+        message="has zero point 128",
+        title="The zero point is not zero: TensorRT quantizes symmetrically only",
+        cure="quantize again with zero points of 0",
+        source="onnx-tensorrt",
+    )
+    slow = replace(refused, id="TRT042", severity="slow", node="", message="12 of 12 are float32")
+    note = replace(refused, id="ORT013", severity="note", node="", message="12 may saturate")
+    return {"tensorrt-11": (refused, slow), "onnxruntime-cpu": (note,)}
+
+
+def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionEvidence]:
+    """A case beside its baseline, ``change`` slower than it, with bounds two per cent to each side."""
+    moved = 1 + change
+    return {
+        "regression": RegressionEvidence(
+            state="compared",
+            file="__baselines__/squeezenet/sample-device.json",
+            command="pytest specs/squeezenet.qdq.yaml::default::regression --qdq-update=changed",
+            baseline=Interval(median=0.574, low=0.567, high=0.581),
+            ratio=Interval(median=0.574 * moved, low=0.566 * moved, high=0.582 * moved),
+            change=Change(
+                builds=Interval(median=moved, low=moved - 0.02, high=moved + 0.02),
+                ranks=Interval(median=moved, low=moved - 0.01, high=moved + 0.01),
+                p_value=0.0004 if abs(change) > 0.01 else 0.31,
+            ),
+            looks=looks,
+            builds=6 if looks > 1 else 3,
+            recorded="2026-01-08T14:00:00+00:00",
+            notes=("onnxruntime: was 1.31.0, is 1.31.1",),
+        )
+    }
+
+
+def sample_culprits() -> CulpritEvidence:
+    """Three pairs that make most of the noise: an activation, a weight, and what makes the graph output."""
+    pairs = sample_pairs(6, whole=26)
+    made = replace(pairs[0].site, tensor="softmaxout_1", consumers=(Consumer("", 0),))
+    costs = ((pairs[8].site, 33.6, 0.61, 35.2), (pairs[3].site, 38.4, 0.2, 37.9), (made, 41.4, 0.1, 41.5))
+    return CulpritEvidence(
+        output="softmaxout_1",
+        pairs=tuple(
+            Culprit(site=site, alone_db=alone, share=share, without_db=without)
+            for site, alone, share, without in costs
+        ),
+        total=12,
+        rest=0.09,
+        together_db=31.4,
+        samples=8,
+        data="evaluation",
+    )
+
+
+def sample_pairs(count: int, *, whole: int) -> tuple[PlacedPair, ...]:
+    """An activation and a weight pair for each of the first ``count`` of ``whole`` convolutions."""
+    pairs = []
+    for index in range(count):
+        node = f"fire{index}/conv"
+        activation = Site(tensor=f"fire{index}/x", consumers=(Consumer(node, 0),), format="uint8")
+        weight = Site(
+            tensor=f"fire{index}/w", consumers=(Consumer(node, 1),), format="int8", axis=0, weight=True
+        )
+        pairs.append(PlacedPair(site=activation, scale=(0.0235 + index / 1000,), zero_point=(0,)))
+        pairs.append(PlacedPair(site=weight, scale=(0.0021, 0.0034, 0.0019), zero_point=(0, 0, 0)))
+    return tuple(pairs[: 2 * min(count, whole)])
+
+
+def _samples(rng: random.Random, median: float, runs: int) -> Samples:
+    cpu = tuple(round(median * (0.985 + rng.expovariate(1 / 0.025)), 6) for _ in range(runs))
+    wall = tuple(round(value * (1.01 + rng.expovariate(1 / 0.06)), 6) for value in cpu)
+    return Samples(wall_ms=wall, cpu_ms=cpu)
+
+
+def _interval(ratio: float, *, same: bool = False) -> Interval:
+    if same:
+        return Interval(median=1.0, low=1.0, high=1.0)
+    return Interval(median=round(ratio, 4), low=round(ratio * 0.982, 4), high=round(ratio * 1.017, 4))
+
+
+def sample_parity(*outputs: tuple[str, float]) -> ParityEvidence:
+    """Three quarters of the noise come from quantization, the rest from the runtime."""
+    return ParityEvidence(
+        outputs=tuple(sample_tensor(name, db) for name, db in outputs),
+        samples=32,
+        data="evaluation",
+        quantization=tuple(sample_tensor(name, db + 1.25) for name, db in outputs),
+        runtime=tuple(sample_tensor(name, db + 6.02) for name, db in outputs),
+    )
+
+
+def sample_tensor(name: str, sqnr_db: float) -> TensorParity:
+    """An output with so much noise, whose other figures go with it."""
+    noise: float = 0.0 if sqnr_db == float("inf") else 10 ** (-sqnr_db / 20)
+    return TensorParity(
+        name=name,
+        sqnr_db=sqnr_db,
+        cosine=1 - noise**2 / 2,
+        max_abs=round(noise, 5),
+        max_steps=round(noise * 90, 2),
+        agreement={"top1": 1.0, "top5": 0.96},
+    )
+
+
+def _trial(number: int, ratio: float | None, best: float, *, faster: bool) -> Trial:
+    phase = "pure" if number < 4 else "compose"
+    blank = Trial(number=number, phase=phase, placement=Placement(sites=frozenset()), build_seconds=0.4)
+    if ratio is None:
+        return replace(blank, status="failed", error="Attempt to replace the existing tensor")
+    if number == 0:
+        return replace(blank, ratio=ratio, incumbent=True)
+    race = Race(
+        opponent=f"trial {number - 1}",
+        ratio=round(ratio / best, 4),
+        p_value=0.001 if faster else 0.4,
+        pairs=24,
+        verdict="faster" if faster else "slower" if ratio > best * 1.05 else "no difference",
+    )
+    return replace(blank, ratio=ratio, incumbent=faster, race=race)
