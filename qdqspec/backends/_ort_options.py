@@ -2,18 +2,22 @@
 
 ``optimization`` is how far ONNX Runtime rewrites a model before it runs it: ``all`` (as shipped), ``extended``,
 ``basic``, or ``off``, where every QuantizeLinear and DequantizeLinear is computed as the ONNX standard defines it
-and everything between them in floating point.
+and everything between them in floating point. ``plugins`` are libraries of custom operators, separated as in PATH;
+the command line gives them, never a spec.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean
 
 PREFIX = "onnxruntime."
 OPTIMIZATION = f"{PREFIX}optimization"
+PLUGINS = f"{PREFIX}plugins"
 AS_DEFINED = "off"  # of `OPTIMIZATION`
 FULL = "all"
 
@@ -28,7 +32,7 @@ LEVELS = {
 def level_from(extra: Mapping[str, str]) -> str:
     """A key of `LEVELS`; raises `ConfigError` for an unknown word or value."""
     for word in extra:
-        if word.startswith(PREFIX) and word != OPTIMIZATION:
+        if word.startswith(PREFIX) and word not in (OPTIMIZATION, PLUGINS):
             near = did_you_mean(word, [OPTIMIZATION])
             raise ConfigError(f"unknown option '{word}'{near}", cure=f"known: {OPTIMIZATION}")
     asked = extra.get(OPTIMIZATION, FULL).strip()
@@ -38,3 +42,8 @@ def level_from(extra: Mapping[str, str]) -> str:
             f"'{asked}' does not fit {OPTIMIZATION}{near}", cure=f"one of {', '.join(LEVELS)} is expected"
         )
     return asked
+
+
+def libraries_from(extra: Mapping[str, str]) -> tuple[Path, ...]:
+    """The libraries of custom operators to load."""
+    return tuple(Path(text) for text in extra.get(PLUGINS, "").split(os.pathsep) if text)

@@ -26,7 +26,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -35,8 +35,12 @@ from qdqspec.errors import BackendError, ConfigError
 from qdqspec.registry import did_you_mean
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
+if TYPE_CHECKING:
+    from onnx.reference import ReferenceEvaluator
+
 _BUILD_MS = 200.0  # simulated time that passes while building
 _MEMORY_ROOM = 64 << 20  # bytes a process may still take before it runs out, where that is simulated
+_DEQUANTIZES = 19  # the first opset whose DequantizeLinear the reference implementation has
 _STAGES = ("", "build", "run", "bind", "time", "layers")
 
 
@@ -143,13 +147,10 @@ class FakeEngine:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs with the ONNX reference implementation."""
-        from onnx.reference import ReferenceEvaluator
-
         break_down(self._words, "run")
         self._check(feeds)
-        evaluator = ReferenceEvaluator(str(self._model))
-        values = evaluator.run(None, dict(feeds))
-        return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
+        evaluator = _evaluator(self._model)
+        return dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Check the names of the inputs; of the values only their number matters to a made-up time."""
@@ -205,6 +206,29 @@ class FakeEngine:
             replace(layer, milliseconds=launch + max(layer.milliseconds - launch, 0.0) * grown)
             for layer in self._layers
         )
+
+
+def _evaluator(model: Path) -> ReferenceEvaluator:
+    """The reference implementation, completed: that of onnx 1.23 has no DequantizeLinear older than opset 19."""
+    from onnx import load
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_19
+
+    from qdqspec.graph.opset import opset_of
+
+    if opset_of(load(str(model), load_external_data=False)) >= _DEQUANTIZES:
+        return ReferenceEvaluator(str(model))
+
+    class DequantizeLinear(DequantizeLinear_19):
+        op_domain = ""
+
+        # Attributes of later opsets come along with their defaults, which the older operator does not take.
+        def _run(
+            self, x: Any, x_scale: Any, x_zero_point: Any = None, axis: int = 1, *_: Any, **__: Any
+        ) -> Any:
+            return super()._run(x, x_scale, x_zero_point, axis)
+
+    return ReferenceEvaluator(str(model), new_ops=[DequantizeLinear])
 
 
 def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:

@@ -22,8 +22,9 @@ from qdqspec.backends import _cpu
 from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
 from qdqspec.backends._ort_layers import map_kernels
 from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR, SINCE_OPSET
-from qdqspec.backends._ort_options import FULL, LEVELS, level_from
+from qdqspec.backends._ort_options import FULL, LEVELS, level_from, libraries_from
 from qdqspec.backends._ort_profile import layer_times, read_profile
+from qdqspec.backends._ort_words import cure_for, plainly
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
@@ -59,7 +60,7 @@ class OnnxRuntime:
                 "providers": ", ".join(ort.get_available_providers()),
             } | facts
         except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
-            why = f"onnxruntime cannot be imported: {_one_line(error)}"
+            why = f"onnxruntime cannot be imported: {plainly(error)}"
             return Availability(usable=False, why=why, install=_INSTALL, facts=facts)
         return Availability(usable=True, facts=facts)
 
@@ -223,7 +224,7 @@ def _session(
         import onnxruntime as ort
     except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
         raise BackendUnavailableError(
-            f"onnxruntime cannot be imported: {_one_line(error)}", cure=_INSTALL
+            f"onnxruntime cannot be imported: {plainly(error)}", cure=_INSTALL
         ) from None
     if not model.is_file():
         raise BackendError("there is no such model file", where=model, cure="check the path")
@@ -250,7 +251,21 @@ def _session_options(options: BuildOptions) -> ort.SessionOptions:
     settings.log_severity_level = _FATAL
     if options.threads == 1:
         settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for library in libraries_from(options.extra):
+        _register(settings, library)
     return settings
+
+
+def _register(settings: ort.SessionOptions, library: Path) -> None:
+    """Load a library of custom operators, which the command line named."""
+    try:
+        settings.register_custom_ops_library(str(library))
+    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
+        raise BackendError(
+            f"the library of custom operators could not be loaded: {plainly(error)}",
+            where=library,
+            cure="give --plugin a library that exports RegisterCustomOps and was built for this ONNX Runtime",
+        ) from None
 
 
 @contextmanager
@@ -261,12 +276,8 @@ def _refusals(what: str, model: Path, cure: str | None = _CHECK_INPUTS) -> Itera
     except BackendError:
         raise
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
-        raise BackendError(f"{what}: {_one_line(error)}", where=model, cure=cure) from None
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text.removeprefix("[ONNXRuntimeError] : ")[:500] or type(error).__name__
+        why = plainly(error)
+        raise BackendError(f"{what}: {why}", where=model, cure=cure_for(why) or cure) from None
 
 
 backend = OnnxRuntime

@@ -128,7 +128,8 @@ OPTIONS: tuple[Option, ...] = (
         parse=values.path,
         metavar="LIB.so",
         kind="many",
-        help="A plugin library for TensorRT. On the command line only. Repeatable.",
+        help="A library of custom operators (ONNX Runtime) or plugins (TensorRT). On the command line only. "
+        "Repeatable.",
     ),
     Option(
         name="trtexec-args",

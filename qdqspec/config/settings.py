@@ -62,7 +62,10 @@ class Settings:
     def extra(self) -> dict[str, str]:
         """The words for backends: the options given as such, and those that have a flag of their own."""
         words = dict(option.split("=", 1) for option in self.backend_option)
-        own = {"tensorrt.plugins": os.pathsep.join(map(str, self.plugin)), "trtexec.args": self.trtexec_args}
+        own = {
+            f"{self.backend}.plugins": os.pathsep.join(map(str, self.plugin)),
+            "trtexec.args": self.trtexec_args,
+        }
         return words | {word: text for word, text in own.items() if text}
 
     def folder(self, case: Case) -> Path:

@@ -14,7 +14,11 @@ from qdqspec.registry import did_you_mean, names
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 # Words that can make a backend load native code: each has an option of its own, for the command line alone.
-_GUARDED = {"tensorrt.plugins": "--qdq-plugin", "trtexec.args": "--qdq-trtexec-args"}
+_GUARDED = {
+    "onnxruntime.plugins": "--qdq-plugin",
+    "tensorrt.plugins": "--qdq-plugin",
+    "trtexec.args": "--qdq-trtexec-args",
+}
 
 
 def word(value: object) -> str:

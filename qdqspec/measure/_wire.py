@@ -90,10 +90,18 @@ class Stream:
         return count
 
 
+def travels(value: object) -> bool:
+    """Whether a value is a tensor of numbers. Text, sequences and maps do not travel."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return False
+    kind, module = value.dtype.kind, value.dtype.type.__module__
+    return kind in _NUMERIC_KINDS or (kind == "V" and module == "ml_dtypes")
+
+
 def _dtype_name(name: str, array: Array) -> str:
-    """The dtype as it travels: ``float32``, ``bfloat16``. Text and objects do not travel."""
+    """The dtype as it travels: ``float32``, ``bfloat16``."""
     dtype = array.dtype
-    if dtype.kind in _NUMERIC_KINDS or (dtype.kind == "V" and dtype.type.__module__ == "ml_dtypes"):
+    if travels(array):
         return dtype.name
     raise BackendError(
         f"tensor '{name}' holds {dtype.name} values, and only numbers and booleans can be sent to an engine",

@@ -34,7 +34,7 @@ from qdqspec import registry
 from qdqspec.backends.base import Array, Backend, Engine
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.measure._records import layer_to_json, options_from_json, samples_to_json
-from qdqspec.measure._wire import Header, Stream, WireClosedError
+from qdqspec.measure._wire import Header, Stream, WireClosedError, travels
 
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
 _DEATH_SIGNAL_OPTION = 1  # PR_SET_PDEATHSIG of Linux' prctl
@@ -77,7 +77,14 @@ class Service:
         return {"graph_hash": self.engine.graph_hash}, {}
 
     def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Answer:
-        return {}, self._built().run(arrays)
+        outputs = self._built().run(arrays)
+        numeric = {name: value for name, value in outputs.items() if travels(value)}
+        if outputs and not numeric:
+            raise BackendError(
+                f"no output is a tensor of numbers ({', '.join(outputs)}), so there is nothing to compare",
+                cure="give the model such an output",
+            )
+        return {}, numeric
 
     def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Answer:
         self._built().bind(arrays, **_profile(header))

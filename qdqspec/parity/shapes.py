@@ -17,6 +17,14 @@ from qdqspec.types import Inputs, InputShape, ShapeProfile
 Array = npt.NDArray[np.generic]
 Shape = tuple[int, ...]
 
+_NO_NUMBERS = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+_NO_TENSORS = {
+    "sequence_type": "is a sequence",
+    "optional_type": "is optional",
+    "map_type": "is a map",
+    "sparse_tensor_type": "is a sparse tensor",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
@@ -42,6 +50,8 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
             where=model.where,
             cure=f"its inputs: {', '.join(model.inputs)}",
         )
+    for name in model.inputs:
+        _require_numbers(model, name)
     own = {name: _own_shape(model, name, declared.get(name)) for name in model.inputs}
     _check_batch(model, own, inputs.batch)
     return {name: _resolve(model, name, own[name], declared.get(name), inputs.batch) for name in own}
@@ -152,12 +162,22 @@ def _resolve(
 
 
 def _dtype(model: Model, name: str) -> np.dtype[np.generic]:
-    known = model.elem_type(name)
-    if known in (None, onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-        raise ModelError(
-            f"input '{name}' is no tensor of numbers, so it cannot be fed from data", where=model.where
-        )
-    return onnx.helper.tensor_dtype_to_np_dtype(known)
+    return onnx.helper.tensor_dtype_to_np_dtype(_require_numbers(model, name))
+
+
+def _require_numbers(model: Model, name: str) -> int:
+    """The element type of an input; raises `ModelError` where it cannot be fed from arrays."""
+    elem_type = model.elem_type(name)
+    kinds = (value.type for value in model.proto.graph.input if value.name == name)
+    kind = next((kind.WhichOneof("value") for kind in kinds), None)
+    if kind == "tensor_type" and elem_type is not None and elem_type not in _NO_NUMBERS:
+        return elem_type
+    what = "holds strings" if elem_type == onnx.TensorProto.STRING else _NO_TENSORS.get(kind or "")
+    raise ModelError(
+        f"input '{name}' {what or 'has no element type'}, and only tensors of numbers can be fed",
+        where=model.where,
+        cure="cut the part that reads it off the model",
+    )
 
 
 def _declare(name: str, shape: object) -> str:

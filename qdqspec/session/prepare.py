@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, ModelError
+from qdqspec.graph.cautions import cautions
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
@@ -28,9 +29,10 @@ from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
 from qdqspec.regions.fusion import groups_of
 from qdqspec.regions.search import find_regions
 from qdqspec.session.scores import Scores
-from qdqspec.types import Case, Placement, Region
+from qdqspec.types import Case, PatternRules, Placement, Region
 
 RANDOM_SAMPLES = 8
+_GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
 
 
 class Prepared:
@@ -43,7 +45,7 @@ class Prepared:
     def __init__(self, case: Case, given: Model, backend: Backend, options: BuildOptions, seed: int) -> None:
         self.case = case
         self.given = given
-        self.warnings: list[str] = []
+        self.warnings = list(cautions(given))
         self._backend = backend
         self._options = options
         self._seed = seed
@@ -185,8 +187,38 @@ class Prepared:
         backend = self._backend
         if not self.capabilities.observes:
             backend = observers.enter_context(Isolated("onnxruntime"))
-        engine = observers.enter_context(closing(backend.build(path, self._options)))
-        return engine.run
+        with self._explained(path):
+            engine = observers.enter_context(closing(backend.build(path, self._options)))
+
+        def run(feed: Feed) -> Mapping[str, Array]:
+            with self._explained(path, cure=_GIVE_DATA if self.calibration is None else None):
+                return engine.run(feed)
+
+        return run
+
+    @contextmanager
+    def _explained(self, observer: Path, cure: str | None = None) -> Iterator[None]:
+        """What goes wrong with the observer, told of the model that it observes."""
+        try:
+            yield
+        except BackendError as error:
+            what = error.what.replace(str(observer), self.given.where)
+            raise BackendError(what, where=self.given.where, cure=error.cure or cure) from None
+
+    @property
+    def nothing(self) -> str:
+        """Why there is nothing to search; empty where there is."""
+        if self.space.units:
+            return ""
+        if self.candidates.units:
+            return "nothing in it can be quantized: no range was found for what could be"
+        allowed = self.case.patterns == PatternRules()
+        by = (
+            "the backend runs none of its operators in integers"
+            if allowed
+            else "the spec's patterns leave nothing"
+        )
+        return f"nothing in it can be quantized: {by} (qdqspec inspect tells why, operator by operator)"
 
     def _warn_random(self) -> None:
         warning = "no calibration data: random inputs are used, so scales and parity prove little"

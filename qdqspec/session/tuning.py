@@ -169,7 +169,7 @@ class Tuning:
             winner=choice.placement,
             trials=trials,
             left_alone=choice.left_alone,
-            reason=choice.reason,
+            reason=prepared.nothing or choice.reason,
             strategy=self._name,
             seconds=time.monotonic() - started,
             cpu_seconds=time.process_time() - cpu_started,

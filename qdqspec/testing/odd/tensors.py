@@ -133,6 +133,19 @@ def _sequence_input() -> onnx.ModelProto:
     )
 
 
+def _sequence_output() -> onnx.ModelProto:
+    proto = write(
+        """net (float[2, 8] x) => (float[2, 8] y, float[2, 8] rows) {
+            y = MatMul(x, w)
+            rows = SplitToSequence <axis = 0> (y)
+        }""",
+        {"w": (8, 8)},
+    )
+    row = helper.make_tensor_type_proto(TensorProto.FLOAT, [1, 8])
+    proto.graph.output[1].type.CopyFrom(helper.make_sequence_type_proto(row))
+    return proto
+
+
 def _optional_input() -> onnx.ModelProto:
     return write(
         """net (optional(float[1, 8]) maybe) => (float[1, 8] y) {
@@ -210,6 +223,7 @@ TENSORS = (
         name="sequence-input", oddity="an input that is a sequence", make=_sequence_input,
         outcome="refused", says="'rows' is a sequence",
     ),
+    OddModel(name="sequence-output", oddity="an output that is a sequence", make=_sequence_output),
     OddModel(
         name="optional-input", oddity="an input that may be missing", make=_optional_input,
         outcome="refused", says="'maybe' is optional",

@@ -210,3 +210,27 @@ def test_wrong_words_are_named(extra: dict[str, str], text: str) -> None:
 
 def test_words_of_other_backends_are_not_ours(tmp_path: Path) -> None:
     FakeDevice().build(chain(tmp_path, PLAIN), BuildOptions(extra={"onnxruntime.level": "all"}))
+
+
+def test_a_model_that_only_moves_values_takes_time_as_well(tmp_path: Path) -> None:
+    copies = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> g (float[4] x) => (float[4] y) { y = Identity(x) }'
+    )
+    onnx.save(copies, tmp_path / "copies.onnx")
+    assert true_ms(tmp_path / "copies.onnx") > 0
+
+
+@pytest.mark.parametrize("opset", [10, 13, 19, 21])
+def test_pairs_of_every_opset_are_computed(tmp_path: Path, opset: int) -> None:
+    """The reference implementation of onnx 1.23 knows DequantizeLinear from opset 19 on."""
+    pair = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": {opset}]>
+        g (float[4] x) => (float[4] y) <float s = {{0.5}}, uint8 z = {{128}}> {{
+            q = QuantizeLinear(x, s, z)
+            y = DequantizeLinear(q, s, z)
+        }}"""
+    )
+    onnx.save(pair, tmp_path / "pair.onnx")
+    engine = FakeDevice().build(tmp_path / "pair.onnx", BuildOptions())
+    outputs = engine.run({"x": np.array([0, 0.3, 0.6, -1], np.float32)})
+    np.testing.assert_array_equal(outputs["y"], np.array([0, 0.5, 0.5, -1], np.float32))

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from qdqspec.backends._ort_words import cure_for, plainly
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.errors import BackendError, ConfigError
@@ -235,3 +236,38 @@ def test_an_optimization_level_is_recorded_with_the_device() -> None:
     device = OnnxRuntime().device(BuildOptions(extra={"onnxruntime.optimization": "basic"}))
     assert device.details["optimization"] == "basic"
     assert "optimization" not in OnnxRuntime().device(BuildOptions()).details
+
+
+OLD_IR = """[ONNXRuntimeError] : 1 : FAIL : Load model from /a b/m.onnx failed:/onnxruntime_src/graph/model.cc:256
+onnxruntime::Model::Model(onnx::ModelProto&&, const std::function<void()>&) Unsupported model IR version: 14, max
+supported IR version: 13
+"""
+UNKNOWN = "Load model from m.onnx failed:Fatal error: acme:Secret(-1) is not a registered function/op"
+NO_KERNEL = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for MatMul(13) node"
+
+
+@pytest.mark.parametrize(
+    ("said", "plain", "cure"),
+    [
+        (OLD_IR, "Unsupported model IR version: 14, max supported IR version: 13", "older IR version"),
+        (UNKNOWN, "Fatal error: acme:Secret(-1) is not a registered function/op", "--plugin LIB.so"),
+        (NO_KERNEL, "Could not find an implementation for MatMul(13) node", "float32"),
+        ("something\nelse", "something else", None),
+        ("", "ValueError", None),
+    ],
+)
+def test_what_onnx_runtime_says_is_told_without_its_source_files(
+    said: str, plain: str, cure: str | None
+) -> None:
+    assert plainly(ValueError(said)) == plain
+    found = cure_for(plain)
+    assert found is None if cure is None else cure in (found or "")
+
+
+def test_a_library_that_has_no_operators_is_named(tmp_path: Path) -> None:
+    build(tmp_path / "m.onnx", small_model())
+    library = tmp_path / "lib.so"
+    library.write_bytes(b"no library")
+    with pytest.raises(BackendError, match="custom operators could not be loaded") as caught:
+        OnnxRuntime().build(tmp_path / "m.onnx", BuildOptions(extra={"onnxruntime.plugins": str(library)}))
+    assert caught.value.where == str(library)

@@ -163,14 +163,16 @@ def test_a_duration_is_time_with_units_or_refused(text):
 # ---- words for backends -------------------------------------------------------------------------
 
 
-def test_words_for_backends_come_together(tmp_path):
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt"])
+def test_words_for_backends_come_together(tmp_path, backend):
+    """A library of custom operators of one runtime is none of another's."""
     root = project(tmp_path, "[tool.qdqspec]\nbackend-option = ['tensorrt.opt-level=4', 'fake.seed=3']\n")
-    flags = {"plugin": ["a.so", "b.so"], "trtexec_args": "--verbose"}
+    flags = {"backend": backend, "plugin": ["a.so", "b.so"], "trtexec_args": "--verbose"}
     settings = load_settings(root, flags=flags, environ={}, cwd=tmp_path)
     assert settings.extra == {
         "tensorrt.opt-level": "4",
         "fake.seed": "3",
-        "tensorrt.plugins": f"{tmp_path / 'a.so'}{os.pathsep}{tmp_path / 'b.so'}",
+        f"{backend}.plugins": f"{tmp_path / 'a.so'}{os.pathsep}{tmp_path / 'b.so'}",
         "trtexec.args": "--verbose",
     }
     assert load_settings(tmp_path / "elsewhere", environ={}).extra == {}
@@ -189,6 +191,11 @@ def test_a_word_for_a_backend_names_backend_word_and_value(tmp_path, text):
         ("", {"QDQSPEC_PLUGIN": "evil.so"}, "QDQSPEC_PLUGIN"),
         ("", {"QDQSPEC_TRTEXEC_ARGS": "--dynamicPlugins=evil.so"}, "QDQSPEC_TRTEXEC_ARGS"),
         ("backend-option = ['tensorrt.plugins=evil.so']", {}, "pyproject.toml [tool.qdqspec] backend-option"),
+        (
+            "backend-option = ['onnxruntime.plugins=evil.so']",
+            {},
+            "pyproject.toml [tool.qdqspec] backend-option",
+        ),
         ("", {"QDQSPEC_BACKEND_OPTION": "trtexec.args=--dynamicPlugins=evil.so"}, "QDQSPEC_BACKEND_OPTION"),
     ],
 )

@@ -100,7 +100,7 @@ def test_specs_carry_the_models_dtype() -> None:
 
 
 def test_inputs_of_text_cannot_be_fed() -> None:
-    with pytest.raises(ModelError, match="input 'x' is no tensor of numbers"):
+    with pytest.raises(ModelError, match="input 'x' holds strings, and only tensors"):
         input_specs(model_with(TensorProto.STRING, x=[1]), {"x": (1,)})
 
 

@@ -1,0 +1,60 @@
+"""What one should know of a model before relying on what is measured of it.
+
+May import floor 0, onnx and the model view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import TensorProto, TypeProto
+
+from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.ops import is_default
+
+_RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+_TRAINS = 2  # index of Dropout's input that says so
+_SHOWN = 3
+
+
+def cautions(model: Model) -> Iterator[str]:
+    """Sentences, each with what to do about it; none for an ordinary model."""
+    random = [node.name for node in model.nodes if _is_random(model, node)]
+    if random:
+        yield f"its outputs are random ({_listed(random)}): comparing them proves little; export it for inference"
+    present = [node.name for node in model.nodes if node.op_type in QDQ_OPS]
+    if present:
+        yield (
+            f"Q/DQ stands in it already ({_listed(present)}): it is part of the reference, and further pairs are "
+            "tried around it; to search from the float model: qdqspec strip"
+        )
+    unseen = [output.name for output in model.proto.graph.output if not _is_numeric(output.type)]
+    if unseen:
+        yield f"outputs that are no tensors of numbers are not compared: {_listed(unseen)}"
+
+
+def _is_random(model: Model, node: Node) -> bool:
+    if not is_default(node):
+        return False
+    return node.op_type in _RANDOM or (node.op_type == "Dropout" and _trains(model, node))
+
+
+def _trains(model: Model, dropout: Node) -> bool:
+    """Whether a Dropout drops: since opset 12 an input says so, and one that is computed may."""
+    told = dropout.inputs[_TRAINS] if len(dropout.inputs) > _TRAINS else ""
+    if not told:
+        return False
+    return told not in model.constants or bool(model.array(told).any())
+
+
+def _is_numeric(kind: TypeProto) -> bool:
+    return not kind.HasField("value") or (
+        kind.HasField("tensor_type") and kind.tensor_type.elem_type != TensorProto.STRING
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:_SHOWN]) + more
