@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 from qdqspec import __version__
 from qdqspec.cli.baseline import add_verbs as add_baseline
+from qdqspec.cli.cache import add_verbs as add_cache
 from qdqspec.cli.compare import add_verbs as add_compare
 from qdqspec.cli.explain import add_verbs as add_explain
+from qdqspec.cli.init import add_verbs as add_init
 from qdqspec.cli.lint import add_verbs as add_lint
 from qdqspec.cli.machine import add_verbs as add_machine_verbs
 from qdqspec.cli.models import add_verbs as add_model_verbs
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for add in (
+        add_init,
         add_tune,
         add_model_verbs,
         add_qdq_verbs,
@@ -64,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         add_compare,
         add_explain,
         add_baseline,
+        add_cache,
         add_machine_verbs,
     ):
         add(verbs)

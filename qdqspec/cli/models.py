@@ -97,7 +97,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     inspection = inspect_model(
         model,
         find(model),
-        _judged(model, settings_from(arguments)),
+        judged(model, settings_from(arguments)),
         bodies=find_bodies(model, find),
         forecast=forecast_tuning(model, TRIALS["default"]),
     )
@@ -116,7 +116,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _judged(model: Model, settings: Settings) -> Judged:
+def judged(model: Model, settings: Settings) -> Judged:
     """What the backend's search may quantize, by its table where the backend does not work here."""
     from qdqspec.backends.base import BuildOptions
     from qdqspec.placement.judging import judge
@@ -135,7 +135,7 @@ def apply(arguments: argparse.Namespace) -> int:
 
     model = load_model(arguments.model)
     result = apply_scheme(model, arguments.scheme)
-    inputs = [arguments.model, arguments.scheme]
+    inputs = [arguments.model, arguments.scheme, *model.external_files()]
     save_model(result.proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
     _conclude(arguments, {"pairs": _count(result.proto, "DequantizeLinear"), "notes": list(result.notes)})
     return FINE
@@ -151,7 +151,8 @@ def strip(arguments: argparse.Namespace) -> int:
     reference = None if arguments.reference is None else load_model(arguments.reference)
     removed = _count(model.proto, "DequantizeLinear")
     result = strip_qdq(model, reference)
-    inputs = [path for path in (arguments.model, arguments.reference) if path is not None]
+    given = (model, *(() if reference is None else (reference,)))
+    inputs = [file for one in given for file in (one.path, *one.external_files()) if file is not None]
     save_model(result.proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
     _conclude(arguments, {"pairs": removed, "notes": list(result.notes)})
     return FINE

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qdqspec.registry import did_you_mean, names
 
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 # Words that can make a backend load native code: each has an option of its own, for the command line alone.
 _GUARDED = {
@@ -58,9 +58,9 @@ def whole(least: int) -> Callable[[object], int]:
 
 
 def duration(value: object) -> float:
-    """``90s``, ``20m``, ``1h30m`` in seconds."""
+    """``90s``, ``20m``, ``1h30m``, ``2d`` in seconds."""
     text = str(value).strip()
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smh])", text, re.ASCII)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text, re.ASCII)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError("a time with its unit is expected, such as 90s, 20m or 1h30m")
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)

@@ -43,6 +43,16 @@ class StoreInfo:
     oldest_seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreEntry:
+    """One entry. ``damage`` says what is wrong with it, and is empty where nothing is."""
+
+    folder: Path
+    size_bytes: int
+    age_seconds: float
+    damage: str
+
+
 class Store:
     """The cache in ``folder``, which is made when first written to. ``clock`` gives seconds since the epoch."""
 
@@ -94,9 +104,22 @@ class Store:
         return StoreInfo(
             folder=self.folder,
             entries=len(entries),
-            size_bytes=sum(f.stat().st_size for e in entries for f in e.rglob("*") if f.is_file()),
+            size_bytes=sum(map(_size, entries)),
             oldest_seconds=max((self.age_seconds(entry) for entry in entries), default=0.0),
         )
+
+    def entries(self) -> tuple[StoreEntry, ...]:
+        """Every entry, the oldest first. Each is read to find damage."""
+        found = [
+            StoreEntry(
+                folder=entry,
+                size_bytes=_size(entry),
+                age_seconds=self.age_seconds(entry),
+                damage=_damage(entry) or "",
+            )
+            for entry in self._entries()
+        ]
+        return tuple(sorted(found, key=lambda entry: -entry.age_seconds))
 
     def prune(self, older_than_seconds: float) -> int:
         """Remove entries of that age or more, and abandoned half-written ones; return how many entries went."""
@@ -207,6 +230,10 @@ def _created(entry: Path) -> float:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / _MANIFEST)
+
+
+def _size(entry: Path) -> int:
+    return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
 
 
 def _digest(path: Path) -> str:

@@ -133,8 +133,11 @@ class _Words:
             yield f"an input holds {other[0]}"
         if node.op_type in NEEDS_WEIGHT and weight_input(self._model, node) is None:
             yield "its weight is computed, and integer kernels want a constant one"
-        if all(node.inputs[index] in self._model.constants for index in data_inputs(node)):
+        constants = [index for index in data_inputs(node) if node.inputs[index] in self._model.constants]
+        if len(constants) == len(data_inputs(node)):
             yield "all that it reads is constant"
+        elif not all(self._finder.has_range(node, index) for index in constants):
+            yield "a constant that it reads is empty, infinite or no number, so it has no scale"
 
     def _unseen(self, tensor: str) -> str:
         """Why a tensor cannot be made integer for all who see it; empty where it can."""

@@ -178,7 +178,7 @@ class UnitFinder:
         if not all(is_float(self._model, node.inputs[index]) for index in indexes):
             return None
         constants = tuple(index for index in indexes if node.inputs[index] in self._model.constants)
-        if not all(self._has_range(node.inputs[i], is_weight=i == weight) for i in constants):
+        if not all(self.has_range(node, index) for index in constants):
             return None
         edges = tuple((node.inputs[i], Consumer(node.name, i)) for i in indexes if i not in constants)
         if not edges or not self._of_shapes.isdisjoint(node.outputs):
@@ -191,16 +191,17 @@ class UnitFinder:
         too_old = self._model.opset < self._capabilities.since_opset.get(node.op_type, 0)
         return not too_old and node.op_type not in NEVER and is_default(node)
 
-    def _has_range(self, constant: str, *, is_weight: bool) -> bool:
-        """Whether it has elements, and all of them are numbers: an attention mask is minus infinity.
+    def has_range(self, node: Node, index: int) -> bool:
+        """Whether a constant has elements, and all of them are numbers: an attention mask is minus infinity.
 
-        Weights are not read for this: one that holds others is an error of the model, told where it is quantized.
+        A weight is not read for this: one that holds others is an error of the model, told where it is quantized.
         """
+        constant = node.inputs[index]
         if 0 in self._model.constants[constant].dims:
             return False
-        return is_weight or bool(
-            np.isfinite(self._model.array(constant).astype(np.float32, copy=False)).all()
-        )
+        if index == weight_input(self._model, node):
+            return True
+        return bool(np.isfinite(self._model.array(constant).astype(np.float32, copy=False)).all())
 
     def _constant(self, node: Node, index: int, choice: FormatChoice) -> Site:
         """The site of a constant operand: the weight as the format stores weights, others as it stores activations."""

@@ -110,11 +110,11 @@ def _summary(inspection: Inspection) -> str:
         lines.append(f"{where}: {len(inspection.quantizable)} of {inspection.nodes} nodes ({share:.0%})")
         lines += [f"note: {inspection.judged.note}"] if inspection.judged.note else []
     if inspection.forecast is not None:
-        lines.append(_forecast(inspection.forecast))
+        lines.append(forecast_line(inspection.forecast))
     return "\n".join(lines)
 
 
-def _forecast(guess: Forecast) -> str:
+def forecast_line(guess: Forecast) -> str:
     low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
     return (
         f"tuning may take {low} to {high}: {guess.builds} builds, guessed from node count, weights and "

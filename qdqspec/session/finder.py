@@ -111,7 +111,13 @@ class Finder:
         if bench.settings.no_cache or cut_short:
             return Kept(result=result, folder=folder, raw_winner=raw_winner)
         self.store.discard(bench.key)
-        return keep(self.store, bench.key, result, raw_winner, folder)
+        about = {
+            "case": bench.case.name,
+            "model": bench.given.where,
+            "device": bench.device.key,
+            "target": target,
+        }
+        return keep(self.store, bench.key, result, raw_winner, folder, about)
 
     def _still_holds(self, known: Kept) -> bool:
         """Time a cached winner anew; where a short look proves nothing, look as closely as a search would."""

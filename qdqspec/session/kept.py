@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _CONCLUSIONS = (
 )
 
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
+_CONCLUDED = "search.json"
 _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, "layers.csv")
 
 
@@ -77,16 +79,26 @@ def data_digest(path: Path | None) -> str:
     return digest.hexdigest()
 
 
-def keep(store: Store, key: str, result: SearchResult, raw_winner: Placement, files: Path) -> Kept:
-    """Put a finished search into the cache, with the model and scheme files that stand in ``files``."""
+def keep(
+    store: Store,
+    key: str,
+    result: SearchResult,
+    raw_winner: Placement,
+    files: Path,
+    about: Mapping[str, str],
+) -> Kept:
+    """Put a finished search into the cache, with the model and scheme files that stand in ``files``.
+
+    ``about`` is for people who look at the cache: case, model, backend and device by their names.
+    """
 
     def fill(folder: Path) -> None:
         lines = [json.dumps(trial_to_json(trial)) for trial in result.trials]
         (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
         conclusions |= {"winner": result.winner.digest, "raw_winner": raw_winner.digest}
-        conclusions["front"] = _plain(result.front)
-        (folder / "search.json").write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
+        conclusions |= {"front": _plain(result.front), "about": dict(about)}
+        (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         for name in _FILES:
             if (files / name).is_file():
                 shutil.copyfile(files / name, folder / name)
@@ -101,7 +113,7 @@ def recall(store: Store, key: str) -> Kept | None:
         return None
     lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()
     trials = tuple(trial_from_json(json.loads(line)) for line in lines)
-    said = json.loads((folder / "search.json").read_text(encoding="utf-8"))
+    said = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
     placements = {trial.placement.digest: trial.placement for trial in trials}
     result = SearchResult(
         winner=placements[said["winner"]],
@@ -111,6 +123,15 @@ def recall(store: Store, key: str) -> Kept | None:
         **{name: said[name] for name in _CONCLUSIONS},
     )
     return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])
+
+
+def about(entry: Path) -> dict[str, str]:
+    """What an entry says of itself; empty where an earlier version wrote it, or it cannot be read."""
+    try:
+        said = json.loads((entry / _CONCLUDED).read_text(encoding="utf-8")).get("about", {})
+        return {str(name): str(value) for name, value in said.items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 def _plain(value: Any) -> Any:

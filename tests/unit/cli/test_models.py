@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import onnx
 import pytest
 
 from qdqspec.graph.model import load_model
@@ -125,3 +126,16 @@ def test_what_cannot_be_done_is_one_message(verb, model, words, message):
     assert result.code == 2
     assert message in result.err
     assert result.out == ""
+
+
+@pytest.mark.parametrize("words", [["strip", "net.onnx"], ["apply", "net.onnx", "scheme.json"]])
+def test_weights_in_a_file_of_their_own_are_an_input_as_well(verb, model, scheme, tmp_path, words):
+    net = onnx.load(model)
+    onnx.save_model(
+        net, tmp_path / "net.onnx", save_as_external_data=True, location="net.bin", size_threshold=0
+    )
+    before = (tmp_path / "net.bin").read_bytes()
+    result = verb(*words, "-o", "net.bin")
+    assert result.code == 2
+    assert "the output would overwrite the input" in result.err
+    assert (tmp_path / "net.bin").read_bytes() == before

@@ -9,6 +9,12 @@ import pytest
 import qdqspec.cli as cli
 
 VERBS = (
+    "init",
+    "cache",
+    "import",
+    "diff",
+    "fold",
+    "lint",
     "tune",
     "inspect",
     "apply",

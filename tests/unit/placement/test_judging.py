@@ -78,6 +78,11 @@ REASONS = {
         "a",
         "Conv: its weight is computed, and integer kernels want a constant one",
     ),
+    "no scale": (
+        f"g ({IMAGE} x) => ({IMAGE} y) <float[0] none = {{}}> {{ a = Add(x, none) y = Neg(a) }}",
+        "a",
+        "Add: a constant that it reads is empty, infinite or no number, so it has no scale",
+    ),
     "dead": (
         f"g ({IMAGE} x) => ({IMAGE} y) {{ a = Conv(x, w) y = Neg(x) }}",
         "a",

@@ -1,0 +1,103 @@
+"""Verb ``cache``: what finished searches are kept here, and making room. Nothing in it is missed: it is made anew."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from qdqspec.cli.words import FINE, WANTING, add_verb, complain, say, say_json, settings_from
+from qdqspec.config import values
+from qdqspec.units import seconds_text, size_text
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+    from qdqspec.measure.store import StoreEntry
+
+_ACTIONS = ("list", "prune", "clear")
+_MONTH = 30 * 86400.0  # seconds
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``cache``."""
+    parser = add_verb(
+        verbs,
+        "cache",
+        cache,
+        does="List, thin out or empty the cache of finished searches. Exits 1 where an entry is damaged.",
+        example="qdqspec cache prune --older-than 30d",
+        options=["cache-dir"],
+    )
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=_ACTIONS,
+        help="list: every entry (default); prune: remove old ones; clear: remove all.",
+    )
+    parser.add_argument(
+        "--older-than",
+        type=_age,
+        default=_MONTH,
+        metavar="TIME",
+        help="How old an entry must be for prune, such as 12h or 30d (default: 30d).",
+    )
+
+
+def _age(text: str) -> float:
+    try:
+        return values.duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def cache(arguments: argparse.Namespace) -> int:
+    """List what is kept, or remove some of it."""
+    from qdqspec.measure.store import Store
+
+    store = Store(settings_from(arguments).cache_dir)
+    if arguments.action == "list":
+        return _list(arguments, store)
+    gone = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
+    if arguments.json:
+        say_json({"schema_version": 1, "folder": str(store.folder), "removed": gone})
+    else:
+        say(f"{store.folder}: {gone} {'entry' if gone == 1 else 'entries'} removed")
+    return FINE
+
+
+def _list(arguments: argparse.Namespace, store: Any) -> int:
+    entries = store.entries()
+    if arguments.json:
+        rows = [_row(entry) for entry in entries]
+        say_json({"schema_version": 1, "folder": str(store.folder), "entries": rows})
+    else:
+        size = sum(entry.size_bytes for entry in entries)
+        say(f"{store.folder}: {len(entries)} finished searches, {size_text(size)}")
+        for entry in entries:
+            say(_line(entry))
+    damaged = [entry for entry in entries if entry.damage]
+    for entry in damaged:
+        complain(
+            f"{entry.folder}: {entry.damage}\n  it is ignored and made anew; qdqspec cache clear removes it"
+        )
+    return WANTING if damaged else FINE
+
+
+def _line(entry: StoreEntry) -> str:
+    from qdqspec.session.kept import about
+
+    said = about(entry.folder)
+    what = " on ".join(said[word] for word in ("case", "device") if word in said) or "(not said)"
+    return f"  {entry.folder.name[:12]}  {size_text(entry.size_bytes):>9}  {seconds_text(entry.age_seconds):>9}  {what}"
+
+
+def _row(entry: StoreEntry) -> dict[str, Any]:
+    from qdqspec.session.kept import about
+
+    return {
+        "key": entry.folder.name,
+        "bytes": entry.size_bytes,
+        "age_seconds": round(entry.age_seconds),
+        "damage": entry.damage,
+        **about(entry.folder),
+    }

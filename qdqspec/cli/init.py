@@ -1,0 +1,152 @@
+"""Verb ``init``: a commented spec for a model, with what was found in it and what fits this machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec import __version__
+from qdqspec.cases import SPEC_SUFFIXES
+from qdqspec.cli.draft import Draft, InputDraft, counted
+from qdqspec.cli.models import judged
+from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, settings_from
+from qdqspec.config import Settings
+from qdqspec.errors import ConfigError, OutputError
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+    from qdqspec.graph.model import Model
+    from qdqspec.regions.inspection import Judged
+
+_IMAGE, _SEQUENCE, _OTHER = 224, 128, 16  # guesses for dimensions that a model leaves open
+_REASONS = 3  # that are told of what stays float
+_OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``init``."""
+    parser = add_verb(
+        verbs,
+        "init",
+        init,
+        does="Write a commented spec for a model: what was found in it, and what fits this machine.",
+        example="qdqspec init models/net.onnx -o specs/net.qdq.yaml",
+        options=["backend", "device", "backend-option", "allow-path"],
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="SPEC", help="Where to (default: <model>.qdq.yaml, here)."
+    )
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Look at the model and write the spec. What is there already is never overwritten."""
+    from qdqspec.graph.model import load_model
+
+    settings = settings_from(arguments)
+    output = _output(arguments.model, arguments.output)
+    model = load_model(arguments.model)
+    draft = _draft(model, output, settings)
+    _write_new(output, draft.text())
+    notes = [*draft.cautions, *_outside(model, settings)]
+    if arguments.json:
+        shapes = {one.name: one.shape for one in draft.inputs}
+        say_json({"schema_version": 1, "output": str(output), "inputs": shapes, "notes": notes})
+        return FINE
+    for note in notes:
+        say(f"note: {note}")
+    say(f"{output}: run it with: pytest {output}")
+    return FINE
+
+
+def _output(model: Path, asked: Path | None) -> Path:
+    if asked is None:
+        return Path(model.name.removesuffix(".onnx").removesuffix(".qdq") + SPEC_SUFFIXES[0])
+    if not asked.name.endswith(SPEC_SUFFIXES):
+        raise ConfigError(
+            "pytest collects a spec by its ending",
+            where=asked,
+            cure=f"call it {asked.stem}{SPEC_SUFFIXES[0]}",
+        )
+    return asked
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise OutputError(
+            "there is a spec already, and it is not overwritten", where=path, cure="name another file with -o"
+        ) from None
+    except OSError as error:
+        raise OutputError(
+            f"the spec cannot be written: {error.strerror}", where=path, cure="choose another folder with -o"
+        ) from None
+
+
+def _draft(model: Model, output: Path, settings: Settings) -> Draft:
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.graph.cautions import cautions
+
+    backend, options = backend_named(settings.backend), BuildOptions.of(settings)
+    return Draft(
+        model=_relative(model, output),
+        version=__version__,
+        facts=list(_facts(model, judged(model, settings), backend.target)),
+        cautions=list(cautions(model)),
+        inputs=[_input(model, name) for name in model.inputs],
+        formats=backend.capabilities(options).formats,
+        target=backend.target,
+    )
+
+
+def _relative(model: Model, output: Path) -> str:
+    assert model.path is not None
+    return Path(os.path.relpath(model.path, output.absolute().parent)).as_posix()
+
+
+def _facts(model: Model, found: Judged, target: str) -> Iterator[str]:
+    from qdqspec.regions.forecast import forecast_tuning
+    from qdqspec.regions.inspect import forecast_line
+    from qdqspec.session.tuning import TRIALS
+
+    ops = Counter(node.op_type for node in model.nodes)
+    yield f"opset {model.opset}, {len(model.nodes)} nodes: {counted(ops)}"
+    integer = Counter(model.by_name[name].op_type for name, reason in found.reasons.items() if not reason)
+    yield f"{target} can run in integers: {counted(integer) or 'nothing'}"
+    refused = Counter(reason for reason in found.reasons.values() if reason and not _OF_COURSE.search(reason))
+    yield from (f"stays float, {count}: {reason}" for reason, count in refused.most_common(_REASONS))
+    if found.note:
+        yield f"{found.backend}: {found.note}"
+    yield forecast_line(forecast_tuning(model, TRIALS["default"]))
+
+
+def _input(model: Model, name: str) -> InputDraft:
+    """An input with what stands in for its dynamic dimensions: one of a batch, pictures of a common size."""
+    import onnx
+
+    elem_type = model.elem_type(name)
+    kind = onnx.TensorProto.DataType.Name(elem_type).lower() if elem_type else "no tensor"
+    own = model.shape(name)
+    if own is None:
+        return InputDraft(name=name, kind=kind, shape=None)
+    usual = _IMAGE if len(own) == 4 else _SEQUENCE if "int" in kind else _OTHER
+    filled = tuple(size if size is not None and size >= 0 else usual for size in own)
+    open_dims = tuple(index for index, size in enumerate(own) if size is None or size < 0)
+    if 0 in open_dims and len(own) > 1:
+        filled = (1, *filled[1:])
+    return InputDraft(name=name, kind=kind, shape=filled, open_dims=open_dims)
+
+
+def _outside(model: Model, settings: Settings) -> Iterator[str]:
+    """What to say where specs may not name the model without being told."""
+    assert model.path is not None
+    allowed = (settings.root, *settings.allow_path)
+    if not any(model.path.resolve().is_relative_to(folder.resolve()) for folder in allowed):
+        yield f"the model lies outside {settings.root}: run with --qdq-allow-path={model.path.parent}"

@@ -1,0 +1,16 @@
+"""What ``qdqspec init`` writes is a spec that pytest runs as it is."""
+
+from __future__ import annotations
+
+import shutil
+
+from qdqspec.cli import main
+
+
+def test_pytest_runs_what_init_wrote(pytester, models):
+    shutil.copy(models / "digits_resnet.onnx", pytester.path)
+    (pytester.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
+    assert main(["init", "digits_resnet.onnx", "--backend=fake"]) == 0
+    options = ("-W", "error", "--qdq-backend=fake", "--qdq-time-limit=3s")
+    run = pytester.runpytest_subprocess("digits_resnet.qdq.yaml", *options)
+    run.assert_outcomes(passed=2)
