@@ -53,7 +53,7 @@ def cost_of(model: Model, seed: int, scale: float = 1.0, integer: float = 1.0) -
         for node in model.nodes
         if (layer := simulation.layer(node)) is not None
     )
-    layers = layers or (LayerTime(name="run", op_type="Run", milliseconds=_LAUNCH_MS * scale),)
+    layers = layers or (LayerTime(name="run", op_type="Run", milliseconds=LAUNCH_MS * scale),)
     return Cost(layers=layers, structure=_structure(model, layers))
 
 

@@ -25,11 +25,11 @@ def test_import_strip_apply_is_the_same_model(verb, tmp_path) -> None:
     assert compared.out == "28 equal Q/DQ pairs; the float models are the same\n"
 
 
-def test_import_says_what_it_leaves_out(verb) -> None:
+def test_import_says_what_it_had_to_guess(verb) -> None:
     result = verb("import", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", "-o", "scheme.json")
     assert result.code == 0
-    assert "note: 1: 'logits': makes a graph output" in result.out
-    assert result.out.endswith("scheme.json: 24 activation and 32 weight pairs in it\n")
+    assert "note: a Relu stands where a zero point had cut off negative values" in result.out
+    assert result.out.endswith("scheme.json: 25 activation and 32 weight pairs in it\n")
 
 
 def test_import_with_the_original_fits_the_original(verb, models) -> None:
