@@ -1,4 +1,4 @@
-"""Committed baselines: ``__baselines__/<spec>/<device>.json`` beside a spec. May import floor 0, pydantic.
+"""Committed baselines: ``__baselines__/<spec>/<device>.json`` beside a spec. May import floor 0, pydantic, filelock.
 
 A file holds, for every case and check of its spec, the ratio tuned / reference on one device, with the raw
 samples it was taken from. Keys are sorted and each build's samples stand on one line, so that a diff shows
@@ -7,23 +7,28 @@ what changed. What is read was written by somebody else: any bytes give a baseli
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qdqspec.errors import OutputError, StateError
+from qdqspec.files import explained, write_whole
+from qdqspec.temporary import shared_folder
 from qdqspec.types import Case, Clock, DeviceKey, Interval
 
 FOLDER = "__baselines__"
 SCHEMA_VERSION: Final = 1
 _LARGEST = 64 << 20  # bytes: a thousand cases have a tenth of it
+_PATIENCE = 60.0  # seconds; a file is written in milliseconds
 _RENEW = "restore it from version control, or write it anew with --qdq-update=all"
 
 Name: TypeAlias = tuple[str, str]  # case and entry: ("int8-b8", "regression")
@@ -171,18 +176,39 @@ def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: It
     """Put entries into a file and drop others; a file without entries is removed.
 
     ``device`` is that of the entries put; a file that only loses entries keeps its own. A damaged file is
-    written anew with what is put, and so is one of another device. Raises `OutputError` where it cannot be written.
+    written anew with what is put, and so is one of another device. Processes that change one file wait for each
+    other. Raises `OutputError` where it cannot be written.
     """
-    known = _known(path)
-    if known is None or (put and known.device != device):
-        known = Baseline(device=device)
+    with _alone(path):
+        known = _known(path)
+        if known is None or (put and known.device != device):
+            known = Baseline(device=device)
+        kept = _changed(known, put, drop)
+        _replace(path, _text(Baseline(device=known.device, cases=kept)) if kept else None)
+
+
+def _changed(known: Baseline, put: Mapping[Name, Entry], drop: Iterable[Name]) -> dict[str, dict[str, Entry]]:
     cases = {case: dict(checks) for case, checks in known.cases.items()}
     for case, check in drop:
         cases.get(case, {}).pop(check, None)
     for (case, check), entry in put.items():
         cases.setdefault(case, {})[check] = entry
-    kept = {case: checks for case, checks in cases.items() if checks}
-    _replace(path, _text(Baseline(device=known.device, cases=kept)) if kept else None)
+    return {case: checks for case, checks in cases.items() if checks}
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes of this user from the file. The lock lies elsewhere: baselines are committed."""
+    name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    try:
+        with FileLock(shared_folder("locks") / f"baseline-{name}.lock", timeout=_PATIENCE):
+            yield
+    except Timeout:
+        raise OutputError(
+            f"another run has been writing the baseline for {_PATIENCE:.0f} s",
+            where=path,
+            cure="wait for it to end, or end it",
+        ) from None
 
 
 def _known(path: Path) -> Baseline | None:
@@ -200,19 +226,8 @@ def _text(baseline: Baseline) -> str:
 
 def _replace(path: Path, text: str | None) -> None:
     """Write the file whole or not at all, or remove it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        if text is None:
-            path.unlink(missing_ok=True)
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise OutputError(
-            f"the baseline cannot be written: {error.strerror}",
-            where=path,
-            cure="make the folder writable, or free some space",
-        ) from None
+    if text is not None:
+        write_whole(path, text, what="the baseline", make_folder=True)
+        return
+    with explained("the baseline", path, "make the folder writable"):
+        path.unlink(missing_ok=True)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.cases import find_case, is_spec
@@ -219,14 +218,15 @@ def _from_model(path: Path, reference: Path | None, settings: Settings) -> list[
     from qdqspec.graph.model import QDQ_OPS, load_model
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
+    from qdqspec.temporary import TemporaryFolder
 
     model = load_model(path)
     if reference is not None:
         return _profiled({"reference": reference, "tuned": path}, settings)
     if not any(node.op_type in QDQ_OPS for node in model.nodes):
         return _profiled({path.stem: path}, settings)
-    with TemporaryDirectory(prefix="qdqspec-") as folder:
-        stripped = Path(folder) / "reference.onnx"
+    with TemporaryFolder() as folder:
+        stripped = folder / "reference.onnx"
         save_model(strip_qdq(model).proto, stripped, inputs=[path], base=path.absolute().parent)
         return _profiled({"reference": stripped, "tuned": path}, settings)
 

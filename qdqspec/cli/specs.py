@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from qdqspec.cases import find_specs, load_cases
 from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, complain, say, say_json, settings_from
 from qdqspec.config import Settings
-from qdqspec.errors import OutputError, SpecError
+from qdqspec.errors import SpecError
+from qdqspec.files import write_whole
 from qdqspec.types import Case
 
 if TYPE_CHECKING:
@@ -109,8 +110,5 @@ def write_schema(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         say(text)
         return FINE
-    try:
-        arguments.output.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"the schema cannot be written: {error.strerror}", where=arguments.output) from None
+    write_whole(arguments.output, text + "\n", what="the schema")
     return FINE

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +11,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.errors import OutputError
+from qdqspec.files import explained, partial_folder, write_whole
 from qdqspec.graph.protos import is_external, map_tensors, size_of, tensors
 from qdqspec.graph.weights import WeightStore, with_own_bytes
 from qdqspec.graph.wire import Parts, parts_of
@@ -82,9 +80,8 @@ def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:
     """Write a text file whole or not at all. Raises `OutputError` as `save_model` does."""
     path = Path(path).absolute()
     refuse_overwriting(path, inputs)
-    with _workshop(path) as folder:
-        (folder / path.name).write_text(text, encoding="utf-8")
-        (folder / path.name).replace(path)
+    _require_room(path)
+    write_whole(path, text)
 
 
 def refuse_overwriting(path: Path, inputs: Sequence[Path]) -> None:
@@ -117,22 +114,13 @@ def _move_out(folder: Path, path: Path, data: Path) -> None:
 @contextmanager
 def _workshop(path: Path) -> Iterator[Path]:
     """A hidden folder on the same disk as ``path``, gone afterwards; errors of the disk are explained."""
+    _require_room(path)
+    with explained("the file", path), partial_folder(path.parent) as folder:
+        yield folder
+
+
+def _require_room(path: Path) -> None:
     if not path.parent.is_dir():
         raise OutputError("there is no such folder to write to", where=path.parent, cure="make it first")
     if path.is_dir():
         raise OutputError("this is a folder, not a file to write", where=path, cure="name a file in it")
-    folder = None
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        yield folder
-    except OSError as error:
-        why = error.strerror or str(error)
-        cure = (
-            "free some space or choose another folder"
-            if error.errno == errno.ENOSPC
-            else "choose another folder"
-        )
-        raise OutputError(f"the file cannot be written: {why}", where=path, cure=cure) from None
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)

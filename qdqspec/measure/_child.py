@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from qdqspec.files import explained
 from qdqspec.measure._wire import Stream
 
 LOG = "log.txt"
@@ -51,9 +52,10 @@ class Child:
         return code
 
 
-def scratch_folder() -> Path:
-    """A new folder for the logs and temporary files of one launcher."""
-    return Path(tempfile.mkdtemp(prefix="qdqspec-"))
+def engine_folder(scratch: Path) -> Path:
+    """A new folder for the log and temporary files of one engine. Raises `OutputError` where it cannot be made."""
+    with explained("the temporary folder", scratch, "set TMPDIR to another folder"):
+        return Path(tempfile.mkdtemp(dir=scratch))
 
 
 def start_worker(

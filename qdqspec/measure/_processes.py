@@ -12,20 +12,18 @@ import hmac
 import json
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import IO, Any
 
 from qdqspec.errors import BackendError
-from qdqspec.measure._child import Child, kill, last_words, scratch_folder, start_worker
+from qdqspec.measure._child import Child, engine_folder, kill, last_words, start_worker
 from qdqspec.measure._wire import Stream
+from qdqspec.temporary import TemporaryFolder
 
 START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine and a cold disk
 _CONTROL_LIMIT = 1 << 16  # bytes of one control message
@@ -41,7 +39,8 @@ class Zygote:
     """Forks children from a process with the backend's library loaded."""
 
     def __init__(self, backend: str) -> None:
-        self._scratch = scratch_folder()
+        self._own = TemporaryFolder()
+        self._scratch = self._own.path
         # A forgotten engine may be collected, and ended, in the middle of another request of this thread.
         self._lock = threading.RLock()
         self._asked = 0
@@ -69,7 +68,7 @@ class Zygote:
 
     def start(self) -> Child:
         """Fork one child."""
-        folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        folder = engine_folder(self._scratch)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
@@ -85,7 +84,7 @@ class Zygote:
         """End the zygote; it kills its children first."""
         self._control.close()
         _wait_or_kill(self._process)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._own.close()
 
     def _end(self, pid: int) -> int:
         try:
@@ -139,7 +138,8 @@ class Interpreters:
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
-        self._scratch = scratch_folder()
+        self._own = TemporaryFolder()
+        self._scratch = self._own.path
         self._processes: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -150,7 +150,7 @@ class Interpreters:
     def start(self) -> Child:
         """Start one interpreter and wait until it has connected and shown its token."""
         self._processes = [process for process in self._processes if process.poll() is None]
-        folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        folder = engine_folder(self._scratch)
         token = secrets.token_bytes(32)
         with socket.create_server(("127.0.0.1", 0)) as server:
             process = start_worker(
@@ -170,7 +170,7 @@ class Interpreters:
         """End all children."""
         for process in self._processes:
             kill(process)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._own.close()
 
 
 def can_fork() -> bool:

@@ -1,9 +1,10 @@
 """The journal of a search: every trial on a line of its own, on disk before the next one starts.
 
 May import floor 0. ``trials.jsonl`` holds one object a line and nothing else; what the run was (model,
-spec, backend, device, seed, versions) stands beside it in ``trials.header.json``, and each line
-carries that header's digest as ``run``, so that lines of another run are recognized. A journal is read
-when it is opened: what a kill tore off is cut and said, anything else that is wrong is a `StateError`.
+spec, backend, device, seed, versions) stands beside it in ``trials.header.json``. Each line carries that
+header's digest as ``run``, so that lines of another run are recognized, and ends with a digest of itself as
+``sum``, so that a changed byte is. A journal is read when it is opened: what a kill tore off is cut and said,
+anything else that is wrong is a `StateError`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,22 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from qdqspec.errors import OutputError, StateError
+from qdqspec.files import unwritable, write_whole
 from qdqspec.measure._records import trial_from_json, trial_to_json
 from qdqspec.types import Trial
 
 __all__ = ["SCHEMA_VERSION", "Journal", "trial_from_json", "trial_to_json"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: lines end with a sum
+_SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
+_SUM_BYTES = 26  # of a line: what `_SUM` finds, without the line's end
 _AWAY = "move the journal away, or choose another output folder, to start anew"
 
 
@@ -52,11 +57,27 @@ class Journal:
                 _check_header(path, header)
             lines, notes = _whole_lines(path, raw, run)
             entries = [_entry(path, number, line, run) for number, line in enumerate(lines, 1)]
-            _write_whole(_header_path(path), json.dumps(header, indent=2, sort_keys=True).encode() + b"\n")
+            text = json.dumps(header, indent=2, sort_keys=True) + "\n"
+            write_whole(_header_path(path), text, what="the journal", make_folder=True)
             _mend(path, raw, b"".join(lines))
             return cls(path, run, entries, notes)
         except OSError as error:
             raise _unwritable(path, error) from None
+
+    @classmethod
+    def salvage(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
+        """Begin a journal in ``target`` with the lines of this run that stand before any damage in ``source``.
+
+        They are copied byte for byte; the answer says how many they are.
+        """
+        run = _digest(_plain({"schema_version": SCHEMA_VERSION, **header}))
+        sound: list[bytes] = []
+        with contextlib.suppress(StateError):
+            for line in source.read_bytes().removesuffix(b"\n").split(b"\n"):
+                _entry(source, len(sound) + 1, line, run)
+                sound.append(line + b"\n")
+        write_whole(target, b"".join(sound), what="the journal")
+        return len(sound)
 
     def append(self, trial: Trial, **more: object) -> None:
         """Write one trial, and wait until it is on disk. ``more`` are further keys of its line.
@@ -64,7 +85,7 @@ class Journal:
         Raises `OutputError` when it cannot be written; what stood before is whole then.
         """
         entry = _plain({**trial_to_json(trial), **more, "run": self._run})
-        self._write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        self._write(_line(entry))
         self._entries.append(entry)
 
     def entries(self) -> tuple[dict[str, Any], ...]:
@@ -159,8 +180,7 @@ def _whole_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], tuple[s
 def _entry(path: Path, number: int, line: bytes, run: str) -> dict[str, Any]:
     where = f"{path}:{number}"
     try:
-        entry = json.loads(line)
-        trial_from_json(entry)
+        entry = _read(line)
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0][:120]
         raise StateError(
@@ -170,8 +190,28 @@ def _entry(path: Path, number: int, line: bytes, run: str) -> dict[str, Any]:
         ) from None
     if entry.get("run") != run:
         raise StateError("this line was written by another run", where=where, cure=_AWAY)
-    checked: dict[str, Any] = entry
-    return checked
+    return entry
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    """An entry with its sum as the last key, and the line's end."""
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    return text[:-1] + b',"sum":"' + _sum(text) + b'"}\n'
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """What `_line` was given; raises ``ValueError`` where the line is not as it was written, or no trial."""
+    found = _SUM.fullmatch(line, max(0, len(line.removesuffix(b"\n")) - _SUM_BYTES))
+    text = line[: found.start()] + b"}" if found else line
+    entry: dict[str, Any] = json.loads(text)
+    trial_from_json(entry)
+    if found is None or found[1] != _sum(text):
+        raise ValueError("its sum does not fit")
+    return entry
+
+
+def _sum(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
 
 
 def _mend(path: Path, raw: bytes, whole: bytes) -> None:
@@ -183,20 +223,7 @@ def _mend(path: Path, raw: bytes, whole: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a small file so that a kill leaves the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
 def _unwritable(path: Path, error: OSError) -> OutputError:
-    return OutputError(
-        f"the journal cannot be written: {error.strerror or error}",
-        where=path,
-        cure="free some space or choose another output folder; the trials before it are kept",
+    return unwritable(
+        "the journal", path, error, "choose another output folder; the trials before it are kept"
     )

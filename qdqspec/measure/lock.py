@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,6 +16,8 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from qdqspec.errors import OutputError, StateError
+from qdqspec.files import remove_partial, unwritable
+from qdqspec.temporary import shared_folder
 
 
 class RunLock:
@@ -31,6 +32,7 @@ class RunLock:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
+            remove_partial(self._folder)
             self._owner.write_text(json.dumps({"pid": os.getpid()}), encoding="utf-8")
         except Timeout:
             raise StateError(
@@ -40,11 +42,7 @@ class RunLock:
             ) from None
         except OSError as error:
             self._lock.release()
-            raise OutputError(
-                f"the folder cannot be written: {error.strerror}",
-                where=self._folder,
-                cure="choose another output folder",
-            ) from None
+            raise unwritable("the folder", self._folder, error, "choose another output folder") from None
         return self
 
     def __exit__(
@@ -70,13 +68,12 @@ class DeviceLock:
 
     def __init__(self, device_key: str, *, folder: Path | None = None) -> None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", device_key)[:100]
-        self._path = (folder or _own_temporary_folder()) / f"{name}.lock"
+        self._path = (folder or shared_folder("locks")) / f"{name}.lock"
         self._lock = FileLock(self._path, thread_local=False)
 
     def __enter__(self) -> Self:
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_owner(self._path.parent)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except OSError as error:
             raise OutputError(
@@ -90,14 +87,3 @@ class DeviceLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()
-
-
-def _check_owner(folder: Path) -> None:
-    """Names here are predictable and others may write to the parent: do not use a folder they planted."""
-    if hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid():
-        raise PermissionError("its folder belongs to another user")
-
-
-def _own_temporary_folder() -> Path:
-    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    return Path(tempfile.gettempdir()) / f"qdqspec-locks-{user}"

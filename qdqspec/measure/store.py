@@ -12,24 +12,19 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from qdqspec.errors import OutputError
+from qdqspec.files import is_full, partial_folder, remove_partial, replace_file, unwritable
+from qdqspec.temporary import TemporaryFolder
 
 _MANIFEST = "entry.json"
-_PARTIAL = ".partial-"  # prefix of folders that are still being filled
-_PARTIAL_LIFE = 24 * 3600.0  # seconds after which one of them is surely abandoned
-# What an unwritable or full folder answers; any other error is the business of who fills the entry.
-_UNWRITABLE = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EEXIST, errno.ENOTDIR}
-)
+# What a folder answers that cannot be written; any other error is the business of who fills the entry.
+_UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of qdqspec; it may be deleted at any time.\n"
 
 
@@ -84,7 +79,7 @@ class Store:
             try:
                 return self._put(self._made_folder(), key, fill)
             except OSError as error:
-                if error.errno not in _UNWRITABLE:
+                if not _is_unwritable(error):
                     raise
                 self._go_elsewhere(error)
         return self._put_elsewhere(key, fill)
@@ -128,37 +123,30 @@ class Store:
             if self.age_seconds(entry) >= older_than_seconds:
                 shutil.rmtree(entry, ignore_errors=True)
                 gone += not entry.exists()
-        for partial in self.folder.glob(f"{_PARTIAL}*"):
-            if self._clock() - partial.stat().st_mtime > _PARTIAL_LIFE:
-                shutil.rmtree(partial, ignore_errors=True)
+        remove_partial(self.folder)
         return gone
 
     def _put(self, root: Path, key: str, fill: Callable[[Path], None]) -> Path:
-        partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=root))
-        try:
+        with partial_folder(root) as partial:
             fill(partial)
             _write_manifest(partial, self._clock())
             return _move_in(partial, root / key)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def _put_elsewhere(self, key: str, fill: Callable[[Path], None]) -> Path:
         assert self._elsewhere is not None
         try:
             return self._put(self._elsewhere, key, fill)
         except OSError as error:
-            if error.errno not in _UNWRITABLE:
+            if not _is_unwritable(error):
                 raise
-            raise OutputError(
-                f"results cannot be written: {error.strerror or error}",
-                where=self._elsewhere,
-                cure="free some disk space",
+            raise unwritable(
+                "the cache entry", self._elsewhere, error, "set TMPDIR to another folder"
             ) from None
 
     def _go_elsewhere(self, error: OSError) -> None:
         """Use a temporary folder from now on, as long as this object lives."""
-        self._elsewhere = Path(tempfile.mkdtemp(prefix="qdqspec-cache-"))
-        weakref.finalize(self, shutil.rmtree, self._elsewhere, ignore_errors=True)
+        self._own = TemporaryFolder()
+        self._elsewhere = self._own.path
         reason = error.strerror or error
         self._warn(f"{self.folder}: the cache cannot be written ({reason}); this run goes on without it")
 
@@ -169,7 +157,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, text in ((".gitignore", "*\n"), ("CACHEDIR.TAG", _TAG)):
             if not (self.folder / name).exists():
-                (self.folder / name).write_text(text, encoding="ascii")
+                replace_file(self.folder / name, text)
         return self.folder
 
     def _entries(self) -> Iterator[Path]:
@@ -185,6 +173,10 @@ def cache_key(**parts: object) -> str:
     """The key of what depends on ``parts``: JSON values, whose order inside mappings does not matter."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_unwritable(error: OSError) -> bool:
+    return error.errno in _UNWRITABLE or is_full(error)
 
 
 def _move_in(partial: Path, entry: Path) -> Path:

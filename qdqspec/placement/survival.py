@@ -12,7 +12,6 @@ int8, doubles DequantizeLinear nodes, and gives new names while it changes the l
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,6 +28,7 @@ from qdqspec.placement.found import FoundPair, find_pairs
 from qdqspec.placement.optimizers import run_optimizer
 from qdqspec.placement.recognize import is_op, is_qdq
 from qdqspec.placement.strip import take_apart
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
 
 _KERNELS = (
@@ -72,9 +72,9 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
 def _through(
     name: Optimizer, source: Model, path: Path, pairs: Iterable[tuple[FoundPair, dict[str, str]]]
 ) -> SurvivalEvidence:
-    with tempfile.TemporaryDirectory(prefix="qdqspec-survival-") as folder:
+    with TemporaryFolder() as folder:
         try:
-            out = run_optimizer(name, path, Path(folder))
+            out = run_optimizer(name, path, folder)
         except BackendError as error:
             return SurvivalEvidence(optimizer=name, error=error.what, cure=error.cure or "")
         after = _After(source, Model(onnx.load(str(out), load_external_data=False), path=out))

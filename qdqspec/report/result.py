@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from qdqspec.files import RESULT, write_whole
 from qdqspec.report.record import case_to_json, json_text
-from qdqspec.report.write import write_whole
 from qdqspec.types import RunRecord
-
-RESULT = "result.json"
 
 
 def write_results(record: RunRecord) -> None:
@@ -17,4 +15,4 @@ def write_results(record: RunRecord) -> None:
     for case in record.cases:
         folder = case.evidence.output
         if folder is not None and folder.is_dir():
-            write_whole(folder / RESULT, json_text(case_to_json(case)).encode("utf-8"))
+            write_whole(folder / RESULT, json_text(case_to_json(case)), what="the result")

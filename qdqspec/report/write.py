@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
-from qdqspec.errors import ConfigError, OutputError
+from qdqspec.errors import ConfigError
+from qdqspec.files import write_whole
 from qdqspec.registry import names, resolve
 from qdqspec.report.formats.base import ReportFormat
 from qdqspec.report.record import json_text, record_from_json, record_to_json
@@ -46,31 +45,20 @@ def render(record: RunRecord, path: Path) -> bytes:
 
 def write_report(record: RunRecord, path: Path) -> None:
     """Write one report; raises `OutputError` where the file cannot be written."""
-    write_whole(path, render(record, path))
+    _write(path, render(record, path))
 
 
 def write_reports(record: RunRecord, paths: Iterable[Path]) -> None:
     """Write several reports; a suffix that no format has is refused before anything is written."""
     rendered = [(path, render(record, path)) for path in paths]
     for path, content in rendered:
-        write_whole(path, content)
+        _write(path, content)
 
 
 def write_json(record: RunRecord, path: Path) -> None:
     """Write the run record, whatever the path's suffix."""
-    write_whole(path, json_text(record_to_json(record)).encode("utf-8"))
+    _write(path, json_text(record_to_json(record)))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace the file in one step, so that no reader ever sees half of it. Folders are made."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(content)
-        beside.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise OutputError(
-            f"the report cannot be written: {error.strerror}", where=path, cure="choose another path"
-        ) from None
+def _write(path: Path, content: bytes | str) -> None:
+    write_whole(path, content, what="the report", make_folder=True)

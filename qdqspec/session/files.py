@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from qdqspec.errors import OutputError, StateError
+from qdqspec.errors import StateError
+from qdqspec.files import explained, partial_folder, remove_partial
 from qdqspec.graph.model import Model
 from qdqspec.graph.ondisk import LARGE
-from qdqspec.graph.save import refuse_overwriting, save_model, write_text
+from qdqspec.graph.save import save_model, write_text
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measure.journal import Journal
 from qdqspec.placement.cache import gather
@@ -25,20 +25,21 @@ from qdqspec.placement.scheme import write_scheme
 from qdqspec.search.select import reaches
 from qdqspec.session.kept import MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
 from qdqspec.session.prepare import Prepared, require_path
+from qdqspec.session.stage import staged
 from qdqspec.types import Interval, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
 LOGS = "logs"  # a folder, one file a build
 FRONT = "front"  # a folder, where the search had two objectives
-_SET_ASIDE = "trials.previous.jsonl"
 
 
 @contextmanager
 def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[BuildLogs]:
     """The journal to go on with: an unfinished one of this very run, else a new one.
 
-    A finished journal, and one of another model, spec or device, is set aside as ``trials.previous.jsonl``;
-    of the latter ``notes`` is told, as of anything else that was found.
+    A finished journal is set aside as ``trials.previous.jsonl``. So is one of another model, spec or device, and a
+    damaged one, whose lines before the damage are gone on with; of these ``notes`` is told, as of anything else
+    that was found. None that is unfinished is ever overwritten.
     """
     path = folder / JOURNAL
     if _is_finished(path):
@@ -46,8 +47,12 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
     try:
         journal = Journal.open(path, header)
     except StateError as error:
-        _set_aside(path)
-        notes.append(f"{error.what}; it was set aside as {_SET_ASIDE}")
+        aside = _set_aside(path)
+        sound = Journal.salvage(aside, path, header)
+        kept = f", and its first {sound} lines are gone on with" if sound else ""
+        notes.append(
+            f"{Path(error.where or path).name}: {error.what}; it was set aside as {aside.name}{kept}"
+        )
         journal = Journal.open(path, header)
     notes.extend(journal.notes)
     with journal:
@@ -61,6 +66,7 @@ class BuildLogs:
         self._journal = journal
         self._folder = folder / LOGS
         make_folder(self._folder)
+        remove_partial(self._folder)  # the run before may have been killed while it wrote
         if not journal.entries():  # a new search: what an earlier one left would be taken for its own
             for old in self._folder.glob("*.log"):
                 old.unlink()
@@ -99,16 +105,23 @@ def _log_text(trial: Trial) -> str:
 
 
 def _is_finished(path: Path) -> bool:
-    """Whether a journal ends with a confirmation, whoever's it is."""
+    """Whether a journal ends with a confirmation, whoever's it is, or is one that the cache has kept."""
     try:
-        last = path.read_bytes().splitlines()[-1:]
-        return bool(last) and json.loads(last[0])["phase"] == "confirm"
-    except (OSError, ValueError, KeyError, TypeError):
+        last = json.loads(path.read_bytes().splitlines()[-1])
+        return last["phase"] == "confirm" or "run" not in last
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return False  # missing or damaged: opening it says what is wrong
 
 
-def _set_aside(path: Path) -> None:
-    os.replace(path, path.with_name(_SET_ASIDE))  # noqa: PTH105 - says more than Path.replace that one file goes
+def _set_aside(path: Path) -> Path:
+    """Rename a journal so that none of an unfinished run is lost, and say what it is called now."""
+    for number in itertools.count(1):
+        aside = path.with_name(f"trials.previous{f'-{number}' if number > 1 else ''}.jsonl")
+        if not aside.exists() or _is_finished(aside):
+            with explained("the old journal", aside):
+                path.replace(aside)
+            break
+    return aside
 
 
 def write_results(
@@ -118,13 +131,14 @@ def write_results(
 
     A model that is left alone is its own tuned model. Raises `OutputError` where the folder cannot be written.
     """
-    _copy(prepared.given, folder / REFERENCE)
-    write_placement(prepared, result.winner, folder / MODEL)
-    write_placement(prepared, raw_winner, folder / RAW_MODEL)
-    write_scheme(folder / SCHEME, result.winner, prepared.numbers.placed(result.winner), backend)
-    write_text(folder / LAYERS, _layers(result.trials, result.winner))
-    if result.front:
-        _write_front(prepared, result, folder / FRONT)
+    with staged(folder, prepared.given) as stage:
+        _copy(prepared.given, stage / REFERENCE)
+        write_placement(prepared, result.winner, stage / MODEL)
+        write_placement(prepared, raw_winner, stage / RAW_MODEL)
+        write_scheme(stage / SCHEME, result.winner, prepared.numbers.placed(result.winner), backend)
+        write_text(stage / LAYERS, _layers(result.trials, result.winner))
+        if result.front:
+            _write_front(prepared, result, stage / FRONT)
 
 
 def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None:
@@ -161,29 +175,18 @@ def write_patterns(
 
 def take_results(kept: Kept, given: Model, folder: Path) -> None:
     """Copy the files of a cached search into the folder of this run; a journal that is there stays."""
-    _copy(given, folder / REFERENCE)
-    try:
+    with staged(folder, given) as stage:
+        _copy(given, stage / REFERENCE)
         for file in kept.folder.iterdir():
             wanted = file.name.startswith("tuned") or file.name in (SCHEME, PATTERNS, LAYERS, JOURNAL)
             if wanted and not (file.name == JOURNAL and (folder / JOURNAL).exists()):
-                refuse_overwriting(folder / file.name, [require_path(given)])
-                shutil.copyfile(file, folder / file.name)
-    except OSError as error:
-        raise OutputError(
-            f"results cannot be written: {error.strerror}", where=folder, cure="choose another output folder"
-        ) from None
+                shutil.copyfile(file, stage / file.name)
 
 
 def make_folder(folder: Path) -> None:
     """Make the folder where it is missing; raise `OutputError` where that cannot be."""
-    try:
+    with explained("the folder", folder, "choose another output folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"the folder cannot be written: {error.strerror}",
-            where=folder,
-            cure="choose another output folder",
-        ) from None
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
@@ -197,7 +200,7 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
         if (
             given.stat().st_size >= LARGE
         ):  # its integer weights stay on disk until they are written, as it did
-            base = Path(stack.enter_context(TemporaryDirectory(prefix=".qdqspec-", dir=path.parent)))
+            base = stack.enter_context(partial_folder(path.parent))
             store = WeightStore(base, base=given.parent)
         inserted = Inserter(prepared.model, prepared.numbers, store=store).insert(placement)
         prepared.warnings.extend(note for note in inserted.notes if note not in prepared.warnings)

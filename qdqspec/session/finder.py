@@ -13,9 +13,17 @@ from qdqspec.errors import BackendError, QdqspecError, StateError
 from qdqspec.measure.store import Store
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.session.case_bench import CaseBench
-from qdqspec.session.files import make_folder, open_journal, take_results, write_patterns, write_results
-from qdqspec.session.kept import PATTERNS, SCHEME, Kept, keep, recall
+from qdqspec.session.files import (
+    REFERENCE,
+    make_folder,
+    open_journal,
+    take_results,
+    write_patterns,
+    write_results,
+)
+from qdqspec.session.kept import MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept, keep, recall
 from qdqspec.session.prepare import require_path
+from qdqspec.session.stage import refuse_own
 from qdqspec.session.timing import BUILDS, ROUNDS
 from qdqspec.session.tuning import Tuned, tune
 from qdqspec.types import LatencyEvidence, PlacedPair, Placement
@@ -89,6 +97,7 @@ class Finder:
         return self._tuned()
 
     def _tuned(self) -> Kept:
+        refuse_own(self.bench.output, (REFERENCE, MODEL, RAW_MODEL), self.bench.given)  # before the work
         with open_journal(
             self.bench.output, self.bench.journal_header, self.bench.prepared.warnings
         ) as journal:

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, ModelError
@@ -29,6 +28,7 @@ from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
 from qdqspec.regions.fusion import groups_of
 from qdqspec.regions.search import find_regions
 from qdqspec.session.scores import Scores
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, PatternRules, Placement, Region
 
 RANDOM_SAMPLES = 8
@@ -181,8 +181,7 @@ class Prepared:
 
     def _observe(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
         """Run the observer until ``observers`` are closed: on the backend where that gives outputs fast enough."""
-        folder = observers.enter_context(TemporaryDirectory(prefix="qdqspec-"))
-        path = Path(folder) / "observer.onnx"
+        path = observers.enter_context(TemporaryFolder()) / "observer.onnx"
         save_model(observer, path, base=require_path(self.given).parent)
         backend = self._backend
         if not self.capabilities.observes:

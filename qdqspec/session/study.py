@@ -7,18 +7,17 @@ knows stands in a journal, so a saved study goes on by replaying that.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from qdqspec.errors import OutputError, StateError
+from qdqspec.errors import StateError
+from qdqspec.files import copy_whole, explained
 from qdqspec.graph.save import write_text
 from qdqspec.measure.bench import Built
 from qdqspec.measure.journal import Journal
@@ -32,6 +31,7 @@ from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placement
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.tuning import MakeStrategy, Tuned, named
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, Label, Placement, Region, Trial
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Study:
         with ExitStack() as opened:
             if close is not None:
                 opened.callback(close)
-            self._folder = folder or Path(opened.enter_context(TemporaryDirectory(prefix="qdqspec-")))
+            self._folder = folder or opened.enter_context(TemporaryFolder())
             opened.enter_context(RunLock(self._folder))
             header = {**bench.journal_header, "strategy": name}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
@@ -259,10 +259,6 @@ def _strategy(given: AnyStrategy | None, case: Case) -> tuple[MakeStrategy, str]
 
 def _copy_journal(source: Path, target: Path) -> None:
     header = f"{Path(JOURNAL).stem}.header.json"
-    try:
+    with explained("the study", target):
         for name in (JOURNAL, header):
-            shutil.copyfile(source / name, target / name)
-    except OSError as error:
-        raise OutputError(
-            f"the study cannot be written: {error.strerror}", where=target, cure="choose another folder"
-        ) from None
+            copy_whole(source / name, target / name)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self, TypeAlias, cast
 
@@ -32,6 +31,7 @@ from qdqspec.session.files import BuildLogs
 from qdqspec.session.parts import PartFiles
 from qdqspec.session.prepare import Candidates, Prepared, require_path
 from qdqspec.session.warm import Start, seeds
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     Clock,
     FrontPoint,
@@ -119,7 +119,7 @@ class Tuning:
         self._name = name or rules.strategy
         trials = trials_of(rules, space, make)
         with ExitStack() as opened:
-            folder = Path(opened.enter_context(TemporaryDirectory(prefix="qdqspec-")))
+            folder = opened.enter_context(TemporaryFolder())
             self._bench = _bench(prepared, work, folder, order)
             opened.callback(self._bench.close)
             self.search = Search(

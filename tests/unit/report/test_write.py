@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,10 @@ def test_a_write_that_fails_leaves_the_old_report(tmp_path: Path, monkeypatch) -
     path = tmp_path / "a.md"
     path.write_text("old", encoding="utf-8")
 
-    def full(self: Path, content: bytes) -> int:
+    def full(file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left"):
         write_report(sample_run(), path)
     assert path.read_text(encoding="utf-8") == "old"

@@ -1,0 +1,123 @@
+"""Files that are whole or not there, and what killed runs left of them. May import floor 0.
+
+A file is written under another name beside its place and then renamed, so that nobody, and no run after a kill,
+ever reads half of it. What a kill leaves is hidden, called ``.qdqspec-*.part``, and removed by whoever writes there
+next.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from qdqspec.errors import OutputError
+
+RESULT = "result.json"  # of a case; written last: where it stands, what lies beside it belongs together
+
+_PREFIX, _SUFFIX = ".qdqspec-", ".part"
+_ABANDONED = 3600.0  # seconds: nobody takes as long to write a file
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def write_whole(
+    path: Path, content: bytes | str, *, what: str = "the file", make_folder: bool = False
+) -> None:
+    """Replace a file in one step, on disk before this returns. Text becomes UTF-8.
+
+    ``make_folder`` makes missing folders. Raises `OutputError`, which calls the file ``what``, where it cannot be
+    written; what stood there before is whole then.
+    """
+    path = Path(path)
+    with explained(what, path):
+        if make_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+
+
+def replace_file(path: Path, content: bytes | str) -> None:
+    """As `write_whole`, for callers that have an answer of their own to what the system says. Raises ``OSError``."""
+    with partial_folder(path.parent) as folder:
+        beside = folder / "whole"
+        with beside.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file of any size so that the target is whole or as it was. Raises ``OSError``."""
+    with partial_folder(target.parent) as folder:
+        shutil.copyfile(source, folder / "whole").replace(target)
+
+
+@contextmanager
+def partial_folder(parent: Path) -> Iterator[Path]:
+    """A hidden folder on the disk of ``parent``, to write in and to move from; gone afterwards.
+
+    A kill leaves it behind; those of earlier runs are removed on the way. Raises ``OSError``.
+    """
+    remove_partial(parent, _is_old)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", suffix=_SUFFIX, dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_partial(folder: Path, is_abandoned: Callable[[Path], bool] | None = None) -> None:
+    """Remove what killed runs left half-written in a folder.
+
+    That is what is called after a process of this machine that is gone, unless ``is_abandoned`` says otherwise.
+    """
+    with suppress(OSError):
+        for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
+            if (is_abandoned or _is_orphan)(left):
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_old(partial: Path) -> bool:
+    return time.time() - partial.stat().st_mtime > _ABANDONED
+
+
+def _is_orphan(partial: Path) -> bool:
+    pid = partial.name.removeprefix(_PREFIX).partition("-")[0]
+    if (
+        os.name != "posix" or not pid.isdecimal()
+    ):  # elsewhere there is no question to a process without an answer
+        return _is_old(partial)
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
+@contextmanager
+def explained(what: str, path: Path, cure: str = "choose another folder") -> Iterator[None]:
+    """Turn what the system says when ``what`` cannot be written to ``path`` into an `OutputError`."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(what, path, error, cure) from None
+
+
+def unwritable(what: str, path: Path, error: OSError, cure: str = "choose another folder") -> OutputError:
+    """The error of a file that cannot be written. On a full disk the cure begins with making room."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if is_full(error):
+        cure = f"free some space or {cure}"
+    return OutputError(f"{what} cannot be written: {reason}", where=path, cure=cure)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk, a quota or a limit on files is used up."""
+    return isinstance(error, OSError) and error.errno in _FULL

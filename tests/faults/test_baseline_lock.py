@@ -1,0 +1,48 @@
+"""Runs that renew baselines of one file at the same time lose nothing of each other's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from qdqspec.baseline.store import read_baseline
+
+RENEWING = """
+import sys
+from pathlib import Path
+from qdqspec.baseline.store import Entry, Ratio, RoleTimes, update_baseline
+entry = Entry(
+    ratio=Ratio(median=0.5, low=0.4, high=0.6),
+    clock="wall",
+    samples={role: RoleTimes(wall_ms=((1.0, 1.1),)) for role in ("tuned", "reference")},
+    model_sha256="ab",
+    rules={},
+    scheme="cd",
+)
+sys.stdin.readline()  # all begin together
+for number in range(int(sys.argv[3])):
+    update_baseline(Path(sys.argv[1]), "a-cpu", {(f"{sys.argv[2]}-{number}", "regression"): entry})
+"""
+RUNS, ENTRIES = 4, 12
+
+
+def test_entries_of_runs_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+    file = tmp_path / "__baselines__" / "net" / "a-cpu.json"
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", RENEWING, str(file), f"run{number}", str(ENTRIES)],
+            stdin=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(RUNS)
+    ]
+    for run in runs:
+        assert run.stdin is not None
+        run.stdin.write("\n")
+        run.stdin.close()
+    assert [run.wait(120) for run in runs] == [0] * RUNS
+    known = read_baseline(file)
+    assert known is not None
+    assert len(known.names()) == RUNS * ENTRIES
+    assert [path.name for path in file.parent.iterdir()] == ["a-cpu.json"], "nothing that git would show"

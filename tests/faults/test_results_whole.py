@@ -1,0 +1,182 @@
+"""What a run leaves is the old set of files or the new one, and a journal that is not finished is never lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqspec.errors import OutputError
+from qdqspec.session.files import JOURNAL
+
+SET = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx", "scheme.json", "layers.csv")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".lock")
+    }
+
+
+def other_model(project: Path) -> None:
+    proto = onnx.load(project / "chain.onnx")
+    proto.graph.initializer[0].raw_data = bytes(reversed(proto.graph.initializer[0].raw_data))
+    weights = proto.graph.initializer[0]
+    weights.raw_data = b"".join(weights.raw_data[i : i + 4][::-1] for i in range(0, len(weights.raw_data), 4))
+    onnx.save(proto, project / "chain.onnx")
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_full_disk_leaves_the_old_results_as_they_were(
+    open_session, case, project, monkeypatch: pytest.MonkeyPatch, cached: bool
+) -> None:
+    session = open_session()
+    session.search(case)
+    folder = session.output(case)
+    (folder / "result.json").write_text("the old result")
+    if not cached:
+        other_model(project)
+    before = {name: content for name, content in contents(folder).items() if name != JOURNAL}
+
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    name = "qdqspec.session.files.shutil.copyfile" if cached else "qdqspec.session.files.write_scheme"
+    with monkeypatch.context() as patch:
+        patch.setattr(name, full)
+        with pytest.raises(OutputError, match="No space left") as caught:
+            open_session().search(case)
+    assert caught.value.where == str(folder)
+    assert "free some space" in str(caught.value.cure)
+    after = contents(folder)
+    assert {name: after[name] for name in (*SET, "result.json")} == {
+        name: before[name] for name in (*SET, "result.json")
+    }
+    assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
+    open_session().search(case)
+    assert "result.json" not in contents(folder), "it is written by reports, when all else is there"
+
+
+def test_an_error_names_the_file_that_was_to_be(open_session, case, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session()
+    session.search(case)
+    sync = os.fsync
+
+    def full_for_the_scheme(file: int) -> None:
+        if b'"schema_version": 1, "backend"' in Path(f"/proc/self/fd/{file}").read_bytes():
+            raise OSError(28, os.strerror(28))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", full_for_the_scheme)
+    with pytest.raises(OutputError) as caught:
+        open_session(no_cache=True).search(case)
+    assert caught.value.where == str(session.output(case) / "scheme.json")
+
+
+def test_a_kill_while_results_move_leaves_no_result_that_belongs_to_others(
+    open_session, case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session()
+    session.search(case)
+    folder = session.output(case)
+    (folder / "result.json").write_text("the old result")
+    move = Path.replace
+
+    def killed(source: Path, target: Path) -> Path:
+        if Path(target).name == "scheme.json" and Path(target).parent == folder:
+            raise KeyboardInterrupt
+        return move(source, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        open_session().search(case)
+    monkeypatch.undo()
+    assert not (folder / "result.json").exists()
+    open_session().search(case)
+    assert set(SET) <= contents(folder).keys()
+
+
+def test_weights_of_an_older_model_do_not_stay_beside_a_newer_one(open_session, case) -> None:
+    session = open_session()
+    folder = session.output(case)
+    folder.mkdir(parents=True)
+    (folder / "tuned.onnx").write_text("an old model")
+    (folder / "tuned.onnx.data").write_text("its weights")
+    session.search(case)
+    assert not (folder / "tuned.onnx.data").exists()
+    onnx.checker.check_model(folder / "tuned.onnx")
+
+
+def test_the_users_own_weights_are_never_removed(open_session, case, project: Path) -> None:
+    """A model whose external data happens to be called as ours would be, in the very folder of results."""
+    session = open_session()
+    folder = session.settings.output / "mine" / "default"
+    folder.mkdir(parents=True)
+    onnx.save(
+        onnx.load(project / "chain.onnx"),
+        folder / "mine.onnx",
+        save_as_external_data=True,
+        location="tuned.onnx.data",
+        size_threshold=0,
+    )
+    own = (folder / "tuned.onnx.data").read_bytes()
+    with pytest.raises(OutputError, match="would overwrite the input"):
+        session.search(replace(case, model=folder / "mine.onnx"))
+    assert (folder / "tuned.onnx.data").read_bytes() == own
+
+
+def test_no_unfinished_journal_is_ever_overwritten(open_session, case, project, interrupt) -> None:
+    left: list[bytes] = []
+    for _ in range(3):
+        session = open_session()
+        interrupt(session, case, 2)
+        left.append((session.output(case) / JOURNAL).read_bytes())
+        other_model(project)
+    folder = session.output(case)
+    search = open_session().evidence(case, frozenset())
+    aside = ["trials.previous.jsonl", "trials.previous-2.jsonl", "trials.previous-3.jsonl"]
+    assert [(folder / name).read_bytes() for name in aside] == left
+    assert any("set aside as trials.previous-3.jsonl" in warning for warning in search.warnings)
+    open_session(no_cache=True).search(case)
+    assert [(folder / name).read_bytes() for name in aside] == left, "a finished one has a place of its own"
+
+
+def test_a_damaged_line_costs_what_stands_behind_it_and_no_more(open_session, case, interrupt) -> None:
+    session = open_session()
+    interrupt(session, case, 3)
+    journal = session.output(case) / JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    spoilt = [*lines[:-1], lines[-1].replace(b'"status":"ok"', b'"status":"Ok"')]
+    assert spoilt != lines
+    journal.write_bytes(b"".join(spoilt))
+    evidence = open_session().evidence(case, frozenset())
+    (said,) = [warning for warning in evidence.warnings if "damaged" in warning]
+    assert said.startswith(f"{JOURNAL}:{len(lines)}: ")
+    assert f"its first {len(lines) - 1} lines are gone on with" in said
+    assert journal.read_bytes().startswith(b"".join(lines[:-1]))
+    assert (journal.parent / "trials.previous.jsonl").read_bytes() == b"".join(spoilt)
+
+
+def test_what_was_cut_off_is_said_and_a_resumed_search_ends_where_a_whole_one_does(
+    open_session, case, interrupt
+) -> None:
+    whole = open_session(output=Path("whole"), no_cache=True).search(case)
+    session = open_session()
+    interrupt(session, case, 3)
+    journal = session.output(case) / JOURNAL
+    raw = journal.read_bytes()
+    complete = b"".join(raw.splitlines(keepends=True)[:-1])
+    journal.write_bytes(raw[:-100])
+    evidence = open_session().evidence(case, frozenset())
+    assert any("were half a line" in warning for warning in evidence.warnings)
+    assert journal.read_bytes().startswith(complete)
+    assert evidence.search is not None
+    assert evidence.search.winner == whole.winner
+    numbers = [json.loads(line)["trial"] for line in journal.read_text().splitlines() if line]
+    assert sorted(set(numbers)) == list(range(max(numbers) + 1))

@@ -1,0 +1,96 @@
+"""Files are whole or not there, and what a kill leaves of them is removed by who writes there next."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qdqspec.errors import OutputError
+from qdqspec.files import copy_whole, partial_folder, remove_partial, write_whole
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from qdqspec.files import partial_folder
+with partial_folder(Path(sys.argv[1])) as folder:
+    (folder / "whole").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def kill_while_writing(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED_WHILE_WRITING, str(folder)], check=False)
+    assert len(names(folder)) == 1
+
+
+def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a", "é\n")
+    assert (tmp_path / "a").read_bytes() == "é\n".encode()
+    write_whole(tmp_path / "a", b"\x00")
+    assert (tmp_path / "a").read_bytes() == b"\x00"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_file_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    write_whole(tmp_path / "a", "")
+    copy_whole(tmp_path / "usual", tmp_path / "b")
+    assert {(tmp_path / name).stat().st_mode for name in ("a", "b", "usual")} == {
+        (tmp_path / "usual").stat().st_mode
+    }
+
+
+def test_the_longest_name_that_the_system_takes_is_taken(tmp_path: Path) -> None:
+    write_whole(tmp_path / ("n" * 255), "x")
+    assert names(tmp_path) == ["n" * 255]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_what_cannot_be_written_leaves_the_old_file_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, call: str
+) -> None:
+    write_whole(tmp_path / "a", "old")
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(*((os, "fsync", refuse) if call == "fsync" else (Path, "replace", refuse)))
+    with pytest.raises(OutputError, match="the report cannot be written") as caught:
+        write_whole(tmp_path / "a", "new", what="the report")
+    monkeypatch.undo()
+    assert caught.value.where == str(tmp_path / "a")
+    assert os.strerror(number) in caught.value.what
+    assert ("free some space" in str(caught.value.cure)) == (
+        number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    )
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_what_a_kill_left_is_removed_when_its_process_is_gone(tmp_path: Path) -> None:
+    kill_while_writing(tmp_path)
+    with partial_folder(tmp_path) as mine:
+        remove_partial(tmp_path)
+        assert names(tmp_path) == [mine.name], "one's own is in use"
+    assert names(tmp_path) == []
+
+
+def test_a_writer_removes_what_is_old_and_leaves_what_may_be_in_use(tmp_path: Path) -> None:
+    kill_while_writing(tmp_path)
+    (left,) = tmp_path.iterdir()
+    write_whole(tmp_path / "a", "")
+    assert left.exists(), "on a disk that machines share, the process may live on another one"
+    os.utime(left, (time.time() - 7200,) * 2)
+    write_whole(tmp_path / "a", "")
+    assert names(tmp_path) == ["a"]
