@@ -8,11 +8,13 @@ next.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -63,35 +65,36 @@ def partial_folder(parent: Path) -> Iterator[Path]:
 
     A kill leaves it behind; those of earlier runs are removed on the way. Raises ``OSError``.
     """
-    remove_partial(parent, _is_old)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", suffix=_SUFFIX, dir=parent))
+    remove_partial(parent)
+    name = f"{_PREFIX}{_machine()}-{os.getpid()}-"
+    folder = Path(tempfile.mkdtemp(prefix=name, suffix=_SUFFIX, dir=parent))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_partial(folder: Path, is_abandoned: Callable[[Path], bool] | None = None) -> None:
+def remove_partial(folder: Path) -> None:
     """Remove what killed runs left half-written in a folder.
 
-    That is what is called after a process of this machine that is gone, unless ``is_abandoned`` says otherwise.
+    That is what carries the name of a process of this machine that is gone, and what is an hour old.
     """
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-            if (is_abandoned or _is_orphan)(left):
+            if _is_orphan(left.name) or time.time() - left.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(left, ignore_errors=True)
 
 
-def _is_old(partial: Path) -> bool:
-    return time.time() - partial.stat().st_mtime > _ABANDONED
+def _machine() -> str:
+    """Eight letters for this machine: on a disk that several share, a process may live on another one."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
-def _is_orphan(partial: Path) -> bool:
-    pid = partial.name.removeprefix(_PREFIX).partition("-")[0]
-    if (
-        os.name != "posix" or not pid.isdecimal()
-    ):  # elsewhere there is no question to a process without an answer
-        return _is_old(partial)
+def _is_orphan(name: str) -> bool:
+    machine, _, rest = name.removeprefix(_PREFIX).partition("-")
+    pid = rest.partition("-")[0]
+    if os.name != "posix" or machine != _machine() or not pid.isdecimal():
+        return False  # elsewhere there is no question to a process without an answer
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

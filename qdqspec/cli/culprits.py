@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_case, is_spec
@@ -81,6 +80,7 @@ def _model(path: Path, original: Path | None) -> Iterator[tuple[Path, tuple[Plac
     from qdqspec.graph.save import save_model
     from qdqspec.placement.import_qdq import import_placement
     from qdqspec.placement.strip import strip_qdq
+    from qdqspec.temporary import TemporaryFolder
 
     model = load_model(path)
     reference = None if original is None else load_model(original)
@@ -88,7 +88,7 @@ def _model(path: Path, original: Path | None) -> Iterator[tuple[Path, tuple[Plac
     if original is not None:
         yield original.absolute(), pairs
         return
-    with TemporaryDirectory(prefix="qdqspec-") as folder:
-        stripped = Path(folder) / _REFERENCE
+    with TemporaryFolder() as folder:
+        stripped = folder / _REFERENCE
         save_model(strip_qdq(model).proto, stripped, inputs=[path], base=path.absolute().parent)
         yield stripped, pairs

@@ -11,8 +11,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from qdqspec.backends.base import Array, BuildOptions, Engine
 from qdqspec.errors import BackendError
@@ -28,6 +26,7 @@ from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.parity import ARITHMETIC, unfused
 from qdqspec.session.prepare import Candidates, require_path
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
 MOST = 12  # pairs that are listed unless more are asked for
@@ -111,7 +110,7 @@ class _Hearing:
     ) -> None:
         prepared, _ = prepared_for(model, pairs)
         fitting = fitting_in(prepared, pairs)
-        folder = Path(opened.enter_context(TemporaryDirectory(prefix="qdqspec-")))
+        folder = opened.enter_context(TemporaryFolder())
         inserter = Inserter(
             prepared,
             SchemeNumbers(prepared, fitting),

@@ -86,11 +86,16 @@ def test_what_a_kill_left_is_removed_when_its_process_is_gone(tmp_path: Path) ->
     assert names(tmp_path) == []
 
 
-def test_a_writer_removes_what_is_old_and_leaves_what_may_be_in_use(tmp_path: Path) -> None:
+def test_a_writer_removes_what_is_abandoned_and_leaves_what_may_be_in_use(tmp_path: Path) -> None:
     kill_while_writing(tmp_path)
     (left,) = tmp_path.iterdir()
+    prefix, _, rest = left.name.removeprefix(".qdqspec-").partition("-")
+    elsewhere = left.with_name(f".qdqspec-{prefix[::-1]}-{rest}")
+    elsewhere.mkdir()
     write_whole(tmp_path / "a", "")
-    assert left.exists(), "on a disk that machines share, the process may live on another one"
-    os.utime(left, (time.time() - 7200,) * 2)
+    assert names(tmp_path) == [elsewhere.name, "a"], (
+        "on a shared disk, the process may live on another machine"
+    )
+    os.utime(elsewhere, (time.time() - 7200,) * 2)
     write_whole(tmp_path / "a", "")
     assert names(tmp_path) == ["a"]

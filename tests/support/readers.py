@@ -1,0 +1,379 @@
+"""Everything that reads a file somebody else may have written, with a real one of each to begin from.
+
+``READERS[name].read(data, folder)`` gives any bytes to a reader: it returns, or raises `QdqspecError`. Whatever else
+comes out is a fault. ``mutated`` spoils real bytes as disks, editors and enemies do. For the property tests and for
+``benchmarks/fuzz.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from qdqspec.backends._trt_json import read_profile, read_times
+from qdqspec.backends._trt_layers import parse_layers
+from qdqspec.backends._trtexec_log import read_log
+from qdqspec.backends._trtexec_messages import find_all
+from qdqspec.baseline.compare import Conditions, differences, unlikeness
+from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
+from qdqspec.checks.regression import judge_change
+from qdqspec.config import load_settings
+from qdqspec.graph.model import Model, load_model
+from qdqspec.measure.change import BuildTimes, change_between
+from qdqspec.measure.journal import Journal
+from qdqspec.parity.npz import read_members
+from qdqspec.placement.cache_file import read_cache
+from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
+from qdqspec.regions.grammar import parse
+from qdqspec.registry import names
+from qdqspec.report.compare import compare_runs, comparison_text, comparison_to_json
+from qdqspec.report.record import case_from_json, case_to_json, read_record, record_to_json
+from qdqspec.report.write import format_named
+from qdqspec.session.study import _read as read_study
+from qdqspec.spec.load import load_spec
+from qdqspec.testing.backends import small_model
+from qdqspec.testing.records import sample_run
+from qdqspec.types import Consumer, PlacedPair, Placement, Samples, Site, Trial
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "data" / "tensorrt" / "samples"
+HEADER = {"model_sha256": "ab12", "device": "a-cpu", "seed": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """What reads a kind of file, and files of the kind."""
+
+    read: Callable[[bytes, Path], object]
+    seeds: Callable[[], Sequence[bytes]]
+
+
+# ---- seeds ---------------------------------------------------------------------------------------
+
+
+def _specs() -> list[bytes]:
+    return [path.read_bytes() for path in sorted((ROOT / "specs").glob("*.qdq.yaml"))]
+
+
+def _made(write: Callable[[Path], None], name: str) -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        write(path)
+        return [path.read_bytes()]
+
+
+SITES = (
+    Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8"),
+    Site(tensor="w", consumers=(Consumer("conv", 1),), format="int8", axis=0, weight=True),
+)
+PAIRS = (
+    PlacedPair(site=SITES[0], scale=(0.02,), zero_point=(128,)),
+    PlacedPair(site=SITES[1], scale=(0.01, 0.02, 0.03, 0.04), zero_point=(0, 0, 0, 0)),
+)
+PLACEMENT = Placement(sites=frozenset(SITES))
+
+
+def _scheme(path: Path) -> None:
+    write_scheme(path, PLACEMENT, PAIRS, "onnxruntime-cpu")
+
+
+def _journal(path: Path) -> None:
+    trial = Trial(
+        number=0, phase="pure", placement=PLACEMENT, samples=Samples(wall_ms=(1.5, 1.25)), ratio=0.9
+    )
+    with Journal.open(path, HEADER) as journal:
+        journal.append(trial)
+        journal.append(replace(trial, number=1))
+
+
+def _baseline(path: Path) -> None:
+    times = RoleTimes(wall_ms=((1.0, 1.1, 1.2), (1.05, 1.1, 1.0)), cpu_ms=((1.0, 1.1, 1.0), (1.0, 1.0, 1.0)))
+    entry = Entry(
+        ratio=Ratio(median=0.5, low=0.4, high=0.6),
+        clock="cpu",
+        samples={"tuned": times, "reference": times},
+        model_sha256="ab",
+        rules={"quantize.format": "int8"},
+        scheme="cd",
+        environment={"driver": "1"},
+        recorded="2026-01-01T00:00:00+00:00",
+    )
+    update_baseline(path, "a-cpu", {("default", "regression"): entry, ("other", "own"): entry})
+
+
+def _records() -> list[bytes]:
+    return [json.dumps(record_to_json(sample_run())).encode()]
+
+
+def _results() -> list[bytes]:
+    return [json.dumps(case_to_json(case)).encode() for case in sample_run().cases]
+
+
+PATTERNS = b"""\
+schema_version: 1
+caches:
+- backend: onnxruntime-cpu
+  device: a-cpu
+  patterns:
+  - pattern: p1:abcdef
+    text: Conv > Relu
+    schemes:
+    - {ratio: 0.6, interval: [0.5, 0.7], sites: 'in0.0=uint8 in0.1=w:int8/0 out1.0=uint8'}
+    - {ratio: 0.9, sites: 'in0.0=uint8'}
+"""
+SETTINGS = b"""\
+[tool.qdqspec]
+backend = "fake"
+threads = 2
+time-limit = "20m"
+require = ["device", "conclusive"]
+report = ["a.html", "b.md"]
+backend-option = ["tensorrt.opt-level=4"]
+"""
+STUDY = b"""\
+{"schema_version": 1, "settings": {"backend": "fake", "threads": 1, "seed": 0}, "strategy": "attribution",
+ "case": {"id": "default", "model": "/nowhere/a.onnx", "tune": {"trials": 5}, "inputs": {"profiles": []}}}
+"""
+EXPRESSIONS = (
+    b"Conv > BatchNormalization? > (Relu|Clip)?",
+    b"Conv[group=1] > (Transpose|Reshape)* > LayerNormalization",
+    b"attention",
+)
+
+
+def _arrays() -> list[bytes]:
+    found = []
+    for save in (np.savez, np.savez_compressed):
+        file = io.BytesIO()
+        save(file, x=np.arange(24, dtype=np.float32).reshape(4, 2, 3), labels=np.arange(4))
+        found.append(file.getvalue())
+    return found
+
+
+def _models() -> list[bytes]:
+    outside = onnx.ModelProto()
+    outside.CopyFrom(small_model())
+    weight = outside.graph.initializer[0]
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.ClearField("raw_data")
+    for key, value in (("location", "weights.bin"), ("offset", "0"), ("length", "432")):
+        weight.external_data.add(key=key, value=value)
+    branch = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (bool c, float[2] x) => (float[2] y) '
+        "{ y = If (c) <then_branch = a () => (float[2] p) { p = Add(x, x) }, "
+        "else_branch = b () => (float[2] q) { q = Mul(x, x) }> }"
+    )
+    protos = (small_model(), small_model(quantized=True), outside, branch)
+    return [proto.SerializeToString() for proto in protos]
+
+
+def _recorded(*patterns: str, most: int = 40_000) -> list[bytes]:
+    files = [path for pattern in patterns for path in sorted(RECORDED.glob(pattern))]
+    return [path.read_bytes() for path in files if path.stat().st_size <= most]
+
+
+# ---- readers -------------------------------------------------------------------------------------
+
+
+def _file(name: str, read: Callable[[Path], object]) -> Callable[[bytes, Path], object]:
+    def give(data: bytes, folder: Path) -> object:
+        path = folder / name
+        path.write_bytes(data)
+        return read(path)
+
+    return give
+
+
+def _read_spec(path: Path) -> object:
+    return load_spec(path, root=path.parent).cases()
+
+
+def _read_journal(path: Path) -> object:
+    path.with_name("trials.header.json").unlink(missing_ok=True)
+    with Journal.open(path, HEADER) as journal:
+        return journal.trials()
+
+
+def _read_header(path: Path) -> object:
+    _journal(path.with_name("trials.jsonl"))
+    path.write_bytes(content := path.read_bytes()[:0] + path.with_name("given").read_bytes())
+    with Journal.open(path.with_name("trials.jsonl"), HEADER) as journal:
+        return content, journal.trials()
+
+
+@functools.cache
+def _model() -> Model:
+    return Model(small_model())
+
+
+def _use_scheme(path: Path) -> object:
+    read_scheme(path)
+    return apply_scheme(_model(), path)
+
+
+def _compare_baseline(path: Path) -> object:
+    known = read_baseline(path)
+    times = BuildTimes(tuned=((1.0, 1.1, 0.9),) * 3, reference=((1.0, 1.1, 0.9),) * 3)
+    now = Conditions(clock="cpu", model_sha256="ab", rules={}, scheme="cd", environment={})
+    for entry in (known.entry(name) for name in known.names()) if known else ():
+        assert entry is not None
+        unlikeness(entry, now)
+        differences(entry, now)
+        before = BuildTimes(
+            tuned=entry.samples["tuned"].on(entry.clock), reference=entry.samples["reference"].on(entry.clock)
+        )
+        judge_change(change_between(times, before), 0.05)
+    return known
+
+
+def _show_record(path: Path) -> object:
+    """Whatever is taken for a record must be one for every report and for a comparison too."""
+    record = read_record(path)
+    compared = compare_runs(record, sample_run())
+    shown = [format_named(name).render(record) for name in names("format")]
+    return shown, comparison_text(compared), json.dumps(comparison_to_json(compared, 0.05))
+
+
+def _explain_case(path: Path) -> object:
+    (path.parent / "trials.jsonl").write_bytes(b"")
+    return case_from_json(_loaded(path))
+
+
+def _loaded(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_arrays(path: Path) -> object:
+    return [sum(row.size for row in member.rows()) for member in read_members(path).values()]
+
+
+def _read_model(path: Path) -> object:
+    path.with_name("weights.bin").write_bytes(bytes(432))
+    model = load_model(path)
+    _ = model.types, model.consumers, model.producer, model.subgraph_reads
+    return [model.array(name) for name in model.constants]
+
+
+def _text(read: Callable[[str], object]) -> Callable[[bytes, Path], object]:
+    return lambda data, folder: read(data.decode("utf-8", errors="replace"))
+
+
+def _read_settings(path: Path) -> object:
+    return load_settings(path.parent, environ={})
+
+
+def _read_study(path: Path) -> object:
+    return read_study(path.parent)
+
+
+READERS: dict[str, Reader] = {
+    "spec": Reader(read=_file("a.qdq.yaml", _read_spec), seeds=_specs),
+    "expression": Reader(read=_text(parse), seeds=lambda: EXPRESSIONS),
+    "journal": Reader(
+        read=_file("trials.jsonl", _read_journal), seeds=lambda: _made(_journal, "trials.jsonl")
+    ),
+    "scheme": Reader(read=_file("scheme.json", _use_scheme), seeds=lambda: _made(_scheme, "scheme.json")),
+    "baseline": Reader(read=_file("b.json", _compare_baseline), seeds=lambda: _made(_baseline, "b.json")),
+    "run record": Reader(read=_file("run.json", _show_record), seeds=_records),
+    "result": Reader(read=_file("result.json", _explain_case), seeds=_results),
+    "pattern cache": Reader(read=_file("patterns.yaml", read_cache), seeds=lambda: (PATTERNS,)),
+    "configuration": Reader(read=_file("pyproject.toml", _read_settings), seeds=lambda: (SETTINGS,)),
+    "study": Reader(read=_file("study.json", _read_study), seeds=lambda: (STUDY,)),
+    "arrays": Reader(read=_file("data.npz", _read_arrays), seeds=_arrays),
+    "model": Reader(read=_file("model.onnx", _read_model), seeds=_models),
+    "layer information": Reader(read=_text(parse_layers), seeds=lambda: _recorded("*.graph.json")),
+    "layer profile": Reader(read=_text(read_profile), seeds=lambda: _recorded("*.profile.json")),
+    "query times": Reader(read=_text(read_times), seeds=lambda: _recorded("*.times.json", most=400_000)),
+    "trtexec log": Reader(
+        read=_text(lambda log: (read_log(log), find_all(log))), seeds=lambda: _recorded("*.log")
+    ),
+}
+
+
+# ---- spoiling ------------------------------------------------------------------------------------
+
+WORDS = tuple(
+    b'{ } [ ] " : , null true NaN Infinity -1 0 1e999 99999999999999999999 \x00 \xff \n \\u0000 \\ud800 &a *a !!python '
+    b"<<: - ~ ../../etc/passwd".split(b" ")
+)
+
+
+def mutated(seed: bytes, chance: random.Random) -> bytes:
+    """The bytes with a few changes: flipped bits, cuts, repeats, words that mean something, nesting."""
+    data = bytearray(seed)
+    for _ in range(chance.choice((1, 1, 1, 2, 4, 12))):
+        data = bytearray(chance.choice(_CHANGES)(bytes(data), chance))
+        if len(data) > 4 * len(seed) + 4096:
+            break
+    return bytes(data)
+
+
+def _span(data: bytes, chance: random.Random) -> tuple[int, int]:
+    start = chance.randrange(len(data) + 1)
+    return start, min(len(data), start + chance.choice((1, 2, 8, 64, 1024)))
+
+
+def _flip(data: bytes, chance: random.Random) -> bytes:
+    if not data:
+        return b"\x01"
+    place = chance.randrange(len(data))
+    return data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
+
+
+def _cut(data: bytes, chance: random.Random) -> bytes:
+    start, end = _span(data, chance)
+    return data[:start] if chance.random() < 0.3 else data[:start] + data[end:]
+
+
+def _repeat(data: bytes, chance: random.Random) -> bytes:
+    start, end = _span(data, chance)
+    return data[:start] + data[start:end] * chance.choice((2, 3, 50)) + data[end:]
+
+
+def _word(data: bytes, chance: random.Random) -> bytes:
+    start, end = _span(data, chance)
+    return data[:start] + chance.choice(WORDS) + data[chance.choice((start, end)) :]
+
+
+def _move(data: bytes, chance: random.Random) -> bytes:
+    (start, end), (place, _) = _span(data, chance), _span(data, chance)
+    return data[:place] + data[start:end] + data[place:]
+
+
+def _number(data: bytes, chance: random.Random) -> bytes:
+    """Another value where a digit stands."""
+    digits = [place for place, byte in enumerate(data[:20_000]) if 48 <= byte <= 57]
+    if not digits:
+        return data
+    place = chance.choice(digits)
+    value = chance.choice(
+        (b"0", b"-1", b"1e400", b"1e-400", b"9" * 30, b"0.5", b'"x"', b"null", b"[]", b"{}")
+    )
+    return data[:place] + value + data[place + 1 :]
+
+
+def _nest(data: bytes, chance: random.Random) -> bytes:
+    start, _ = _span(data, chance)
+    opening = chance.choice((b"[", b'{"a":', b"(", b"- ", b"\n "))
+    return data[:start] + opening * chance.choice((10, 300, 5000)) + data[start:]
+
+
+_CHANGES = (_flip, _flip, _flip, _cut, _repeat, _word, _word, _move, _number, _number, _nest)
+
+
+def spoiled(seeds: Sequence[bytes], chance: random.Random) -> Iterator[bytes]:
+    """Without end: real bytes, each with a few changes."""
+    while True:
+        yield mutated(chance.choice(seeds), chance)
