@@ -8,6 +8,7 @@ import re
 from qdqspec.types import Interval, Site
 
 _SPACES = re.compile(r"(\s+)")
+_SHARE = re.compile(r"top\d+|miou")
 _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -64,6 +65,16 @@ def fraction(value: object) -> object:
         return float(value.strip()[:-1]) / 100
     except ValueError:
         raise ValueError(f"'{value}' is not a percentage such as 5%") from None
+
+
+def metric_text(metric: str, value: float, more: int = 0) -> str:
+    """The value of a task metric (``top1``, or of an output ``top1:logits``), with ``more`` digits than usual.
+
+    Shares are percentages; what a metric of the user's own means is not known, so that it stays a number.
+    """
+    if _SHARE.fullmatch(metric.partition(":")[0]):
+        return f"{100 * value:.{1 + more}f} %"
+    return f"{value:.{4 + more}g}"
 
 
 def db_text(decibel: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,8 +10,8 @@ from pydantic import Field, model_validator
 from qdqspec.checks._params import require_a_limit
 from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
-from qdqspec.types import AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
-from qdqspec.units import percent_text, plain, share_text
+from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
+from qdqspec.units import metric_text, percent_text, plain, share_text
 
 
 class AccuracyParams(CheckParams):
@@ -62,8 +61,6 @@ class AccuracyCheck:
 
 
 _Limit = tuple[str, bool, tuple[str, str, str]]  # headline, whether it holds, table row
-_SHARE = re.compile(r"top\d+|miou")
-_SLACK = 1e-9  # 0.97 - 0.96 is 0.010000000000000009: the limit itself must pass
 
 
 def _compare(params: AccuracyParams, measured: AccuracyEvidence) -> Verdict:
@@ -93,32 +90,25 @@ def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[_Limit]:
     name = plain(params.evidence_key, 24)
     found: list[_Limit] = []
     if params.min is not None:
-        holds = measured.tuned >= params.min - _SLACK
+        holds = measured.tuned >= params.min - SLACK
         value, least = _texts_apart(params, measured.tuned, params.min)
         sign = ">=" if holds else "<"
         found.append((f"{name} {value} {sign} {least}", holds, (name, value, f"at least {least}")))
     if params.max_drop is not None:
         drop = measured.reference - measured.tuned
-        holds = drop <= params.max_drop + _SLACK
+        holds = drop <= params.max_drop + SLACK
         value, most = _texts_apart(params, drop, params.max_drop)
-        moved = f"{_text(params, measured.reference)} to {_text(params, measured.tuned)}"
+        moved = f"{metric_text(params.metric, measured.reference)} to {metric_text(params.metric, measured.tuned)}"
         words = f"{name} fell by {value}" if drop > 0 else f"{name} did not fall"
         found.append((f"{words} ({moved}), allowed {most}", holds, ("drop", value, f"at most {most}")))
     return found
 
 
-def _text(params: AccuracyParams, value: float, more: int = 0) -> str:
-    """Shares are percentages; what a custom metric means is not known, so that it stays a number."""
-    if _SHARE.fullmatch(params.metric):
-        return f"{100 * value:.{1 + more}f} %"
-    return f"{value:.{4 + more}g}"
-
-
 def _texts_apart(params: AccuracyParams, value: float, limit: float) -> tuple[str, str]:
     """Both numbers, with enough digits to see which one is larger."""
     for more in range(5):
-        texts = _text(params, value, more), _text(params, limit, more)
-        if texts[0] != texts[1] or abs(value - limit) <= _SLACK:
+        texts = metric_text(params.metric, value, more), metric_text(params.metric, limit, more)
+        if texts[0] != texts[1] or abs(value - limit) <= SLACK:
             break
     return texts
 
@@ -138,8 +128,8 @@ def drop_interval(lost: int, gained: int, samples: int) -> Interval:
 def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
     facts = [
         ("metric", plain(params.evidence_key)),
-        ("reference", _text(params, measured.reference)),
-        ("tuned", _text(params, measured.tuned)),
+        ("reference", metric_text(params.metric, measured.reference)),
+        ("tuned", metric_text(params.metric, measured.tuned)),
     ]
     if measured.lost is not None and measured.gained is not None:
         drop = drop_interval(measured.lost, measured.gained, measured.samples)
@@ -162,7 +152,7 @@ def _resolution(params: AccuracyParams, measured: AccuracyEvidence) -> str:
         return ""
     step = 1 / measured.samples
     said = f"One sample of {measured.samples} is {100 * step:.2g} %"
-    if params.max_drop is not None and params.max_drop < step - _SLACK:
+    if params.max_drop is not None and params.max_drop < step - SLACK:
         return f"{said}: within {share_text(params.max_drop)} not a single one may be lost."
     return f"{said}."
 

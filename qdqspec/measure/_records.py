@@ -142,8 +142,12 @@ def placement_from_json(data: Json) -> Placement:
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to, ``subgraph`` in what part."""
-    part = {"subgraph": list(trial.subgraph)} if trial.subgraph else {}
+    """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to.
+
+    ``subgraph`` (in what part) and ``accuracy`` (a task metric) stand only where they are known.
+    """
+    part: dict[str, Any] = {"subgraph": list(trial.subgraph)} if trial.subgraph else {}
+    part |= {} if trial.accuracy is None else {"accuracy": trial.accuracy}
     return {
         "trial": trial.number,
         **_plain_of(trial, _PLAIN_TRIAL),
@@ -176,6 +180,7 @@ def _trial_from_json(data: Json) -> Trial:
         layers=tuple(layer_from_json(layer) for layer in data["layers"]),
         race=_race_from_json(data["race"]) if data["race"] else None,
         subgraph=_texts(data.get("subgraph", [])),
+        **_plain_from({"accuracy": data.get("accuracy")}, {"accuracy": (*_NUMBER, type(None))}),
         **_plain_from(data, _PLAIN_TRIAL),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,12 @@ import numpy as np
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
+from qdqspec.measure.admission import Admission
 from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, attach, loads_of, profile_latencies
 from qdqspec.measure.race import SCREEN, WARMUP, Entrant, both_of, race
 from qdqspec.measure.stats import drift, inverse, pooled_deviation, ratio_intervals, trimmed_mean
-from qdqspec.measure.together import Together, time_together
+from qdqspec.measure.together import Together, joined, time_together
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
 NOISE_BUILDS = 5  # three underestimate the deviation so often that one race in thirty is won for nothing
@@ -68,7 +69,7 @@ class Built:
 class Bench:
     """Keeps the incumbent's engine open and races every challenger against it.
 
-    With ``sqnr_db`` every candidate's accuracy is taken too, and one below ``min_sqnr_db`` cannot win.
+    With ``admission`` every candidate's accuracy is taken too, and who is not accurate enough cannot win.
     ``feeds`` are inputs of one shape profile, or loads of several. ``extract`` writes the placed pairs with the
     nodes named alone, and gives inputs for them. ``folder`` is where the candidates are written, and is not named
     in what is recorded.
@@ -84,8 +85,7 @@ class Bench:
         random: np.random.Generator,
         options: BuildOptions | None = None,
         exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
-        sqnr_db: Callable[[Engine], float] | None = None,
-        min_sqnr_db: float | None = None,
+        admission: Admission | None = None,
         extract: Extract | None = None,
         folder: Path | None = None,
     ) -> None:
@@ -97,8 +97,7 @@ class Bench:
         self._random = random
         self._options = options or BuildOptions()
         self._exclusive = exclusive
-        self._sqnr_db = sqnr_db
-        self._min_sqnr_db = min_sqnr_db
+        self._admission = admission
         self._extract = extract
         self._folder = folder
         self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
@@ -160,12 +159,14 @@ class Bench:
                 if trial.subgraph:
                     with self._exclusive():
                         return self._parts.measure(trial, engine, profile=built.profile)
-                if self._sqnr_db is not None:
-                    trial = replace(trial, sqnr_db=self._sqnr_db(engine))
+                if self._admission is not None:
+                    trial = self._admission.heard(trial, engine)
                 if not built.timed:
                     return trial
+                before = self._incumbent
                 with self._exclusive():
-                    return self._measure(trial, engine, built.profile)
+                    trial = self._measure(trial, engine, built.profile)
+                return self._admitted(trial, before)
         except BackendError as error:
             return replace(built.trial, status="failed", error=self._reason(error), graph_hash="")
 
@@ -173,6 +174,8 @@ class Bench:
         """Take a trial of an earlier run as if it had been measured now, without building anything."""
         if trial.ok and not trial.subgraph:
             self._seen.setdefault(trial.graph_hash, trial)
+        if self._admission is not None:
+            self._admission.recall(trial)
         if trial.incumbent:
             self._replace_incumbent(_Incumbent(trial.placement, trial.ratio or 1.0))
 
@@ -186,7 +189,7 @@ class Bench:
         if found.failures:
             why = self._reason(found.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
-        samples = _joined(found.samples["noise"])
+        samples = joined(found.samples["noise"])
         self.recall_noise(samples)
         return samples
 
@@ -218,7 +221,7 @@ class Bench:
         present = {role: p.digest for role, p in roles.items() if p.digest in timed}
         return LatencyEvidence(
             clock=self.clock,
-            samples={role: _joined(timed[digest]) for role, digest in present.items()},
+            samples={role: joined(timed[digest]) for role, digest in present.items()},
             ratios={role: ratios[digest] for role, digest in present.items()},
             speedup=inverse(ratios[present["tuned"]])
             if "tuned" in present
@@ -228,6 +231,16 @@ class Bench:
             drift=drift([build.on(self.clock) for group in timed.values() for build in group]),
             failures={role: broken[p.digest] for role, p in roles.items() if p.digest in broken},
         )
+
+    def admits(self, placement: Placement) -> bool:
+        """Whether a placement is accurate enough to be shipped; scores it where that was not done before."""
+        admission = self._admission
+        if admission is None or admission.score is None or not placement.sites:
+            return True
+        if placement.digest not in admission.scores:
+            with closing(self._open(placement)) as engine:
+                admission.scores[placement.digest] = admission.score(engine)
+        return admission.admits(placement)
 
     def close(self) -> None:
         """Free the engines that are kept."""
@@ -273,17 +286,27 @@ class Bench:
             trial = replace(trial, incumbent=True, ratio=1.0)
         elif trial.graph_hash and trial.graph_hash in self._seen:
             return _with_same_graph(trial, self._seen[trial.graph_hash])
-        elif self._too_noisy(trial):
+        elif self._admission is not None and self._admission.is_too_noisy(trial):
             trial = replace(trial, ratio=self._screened(samples))
         else:
             trial = self._race(trial, engine, self._incumbent.ratio)
         self._seen[trial.graph_hash] = trial
         return trial
 
-    def _too_noisy(self, trial: Trial) -> bool:
-        if self._min_sqnr_db is None or trial.sqnr_db is None:
-            return False
-        return trial.sqnr_db < self._min_sqnr_db
+    def _admitted(self, trial: Trial, before: _Incumbent | None) -> Trial:
+        """Score who has won; where that is not enough, who was to beat ``before`` still is. Not within the lock."""
+        winner = self._incumbent
+        if self._admission is None or not trial.incumbent or winner is None or winner.engine is None:
+            return trial
+        try:
+            trial = self._admission.scored(trial, winner.engine)
+        except BackendError:
+            self._replace_incumbent(before)
+            raise
+        if not trial.incumbent:
+            self._replace_incumbent(before)
+        self._seen[trial.graph_hash] = trial
+        return trial
 
     def _screened(self, samples: Samples) -> float:
         """The ratio to the reference by a few runs: enough to learn from, not to win by."""
@@ -343,7 +366,7 @@ class Bench:
         )
         return outcome, ours
 
-    def _replace_incumbent(self, successor: _Incumbent) -> None:
+    def _replace_incumbent(self, successor: _Incumbent | None) -> None:
         self._close_incumbent()
         self._incumbent = successor
 
@@ -366,11 +389,6 @@ class Bench:
 def _with_same_graph(trial: Trial, earlier: Trial) -> Trial:
     """The runtime made of it what it made of an earlier candidate: nothing new to measure."""
     outcome = Race(opponent=earlier.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
-    return replace(trial, race=outcome, ratio=earlier.ratio, samples=earlier.samples)
-
-
-def _joined(builds: Sequence[Samples]) -> Samples:
-    total = Samples()
-    for build in builds:
-        total += build
-    return total
+    return replace(
+        trial, race=outcome, ratio=earlier.ratio, samples=earlier.samples, accuracy=earlier.accuracy
+    )

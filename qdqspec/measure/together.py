@@ -85,3 +85,11 @@ def _take(
             except BackendError as error:
                 result.failures[name] = error
                 del result.samples[name]  # it ran before and fails now: no result for this placement
+
+
+def joined(builds: Sequence[Samples]) -> Samples:
+    """The samples of several builds, one build after the other."""
+    total = Samples()
+    for build in builds:
+        total += build
+    return total

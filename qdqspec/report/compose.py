@@ -120,6 +120,7 @@ def _trial(trial: Trial, redact: Redactor) -> TrialPart:
         build_seconds=trial.build_seconds,
         ratio=trial.ratio,
         sqnr_db=trial.sqnr_db,
+        accuracy=trial.accuracy,
         incumbent=trial.incumbent,
         race=trial.race,
     )
@@ -135,6 +136,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
         left_alone=search.left_alone,
         reason=redact.text(search.reason),
         front=search.front,
+        accuracy=search.accuracy,
         provenance=search.provenance,
     )
 

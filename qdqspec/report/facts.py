@@ -11,11 +11,20 @@ from dataclasses import dataclass
 
 from qdqspec.report.fit import MAX_ROWS
 from qdqspec.report.tables import COLUMNS, left_alone, provenance_text
-from qdqspec.types import CaseRecord, CheckResult, Evidence, PlacedPair, RunRecord, TensorParity
+from qdqspec.types import (
+    AccuracyBound,
+    CaseRecord,
+    CheckResult,
+    Evidence,
+    PlacedPair,
+    RunRecord,
+    TensorParity,
+)
 from qdqspec.units import (
     count_text,
     db_text,
     interval_text,
+    metric_text,
     ms_text,
     percent_text,
     plain,
@@ -246,6 +255,19 @@ def _search_facts(found: Evidence) -> list[tuple[str, str]]:
             "model structure",
             f"{count_text(search.regions, 'region')} of {count_text(search.patterns, 'pattern')}",
         ),
+        *_bound_facts(search.accuracy),
         ("smallest difference that counts", f"{100 * search.eps:.1f} %"),
         ("scheme", plain(search.winner.digest)),
     ]
+
+
+def _bound_facts(bound: AccuracyBound | None) -> list[tuple[str, str]]:
+    """What the search held a task metric to, and what that came to."""
+    if bound is None:
+        return []
+    least, reference, shipped = (
+        metric_text(bound.metric, value) for value in (bound.least, bound.reference, bound.shipped)
+    )
+    scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
+    said = f"at least {least} (reference {reference}), shipped {shipped}; {scored}"
+    return [(f"held to {plain(bound.metric, 40)}", said)]

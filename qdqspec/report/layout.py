@@ -14,6 +14,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from qdqspec.types import (
+    AccuracyBound,
     AccuracyEvidence,
     Clock,
     Consumer,
@@ -97,6 +98,7 @@ class TrialPart(Part):
     build_seconds: float
     ratio: float | None
     sqnr_db: float | None = None
+    accuracy: float | None = None
     incumbent: bool
     race: Race | None
 
@@ -121,6 +123,7 @@ class SearchPart(Part):
     left_alone: bool
     reason: str
     front: tuple[FrontPoint, ...] = ()
+    accuracy: AccuracyBound | None = None
     provenance: Provenance
 
 

@@ -66,6 +66,7 @@ def _search(part: CasePart) -> SearchResult | None:
         left_alone=search.left_alone,
         reason=search.reason,
         front=search.front,
+        accuracy=search.accuracy,
         strategy=search.strategy,
         seconds=search.seconds,
         cpu_seconds=search.cpu_seconds,
@@ -89,6 +90,7 @@ def _trial(part: TrialPart) -> Trial:
         incumbent=part.incumbent,
         ratio=part.ratio,
         sqnr_db=part.sqnr_db,
+        accuracy=part.accuracy,
     )
 
 

@@ -16,7 +16,7 @@ class Stepwise:
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._asked: set[tuple[str, tuple[str, ...]]] = set()
+        self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether to be timed
         self._waiting: list[Proposal] = []
         self._answers: list[Trial] = []
         self._open = 0
@@ -41,8 +41,8 @@ class Stepwise:
         return not self._waiting and not self._open
 
     def is_new(self, placement: Placement) -> bool:
-        """Whether a placement of the whole model was not asked for yet, by any labels."""
-        return (placement.digest, ()) not in self._asked
+        """Whether a placement of the whole model was not asked to be timed yet, by any labels."""
+        return not self._asked.get((placement.digest, ()), False)
 
     @property
     def asked(self) -> int:
@@ -63,7 +63,8 @@ class Stepwise:
         fresh = []
         for proposal in proposals:
             key = (proposal.placement.digest, proposal.subgraph)
-            if key not in self._asked:
-                self._asked.add(key)
+            # One that was only heard may still be raced; one that was raced was heard as well.
+            if key not in self._asked or (proposal.timed and not self._asked[key]):
+                self._asked[key] = proposal.timed
                 fresh.append(proposal)
         return fresh

@@ -15,12 +15,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import TARGETS_DB, NoiseModel, noisiest_first, priced
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, flips, fuse, unit_labels
 from qdqspec.search.crossings import FP, Codes
+from qdqspec.search.select import reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
 
@@ -33,6 +35,7 @@ FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
 MARGINS_DB = (3.0, 6.0, 10.0)  # asked for beyond the target where the noise model proves too hopeful
 DOUBT_DB = 1.0  # how far below the target a prediction may lie and still be tried
 UNHEARD_DB = 20.0  # what a block counts as that could not be heard alone
+APPROACHES = 6  # builds that look for the noise which a task metric bears
 ROUNDS = 5
 PATIENCE = 2  # rounds without a won race before it ends: each still teaches the cost model
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -46,12 +49,16 @@ class Attribution(Stepwise):
         self._random = random
         self._measured: list[Trial] = []
         self._noise: NoiseModel | None = None
+        self._bar = NoiseBar()  # what scored candidates teach, where a task metric is a constraint
         self._turn = 0  # whose draw comes first: the cost model's or the surrogate's
         super().__init__(self._phases(setup.space))
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Take the answers; when those of a whole step are there, think of the next step."""
         self._measured.extend(trial for trial in trials if trial.ok and trial.phase not in NOT_CANDIDATES)
+        if (least := self._setup.min_accuracy) is not None:
+            for trial in trials:
+                self._bar.learn(trial, least)
         super().tell(trials)
 
     @property
@@ -67,11 +74,30 @@ class Attribution(Stepwise):
         costs.learn(profiled)
         if blocks:
             yield from self._compose(space, costs)
-            if self._setup.watches_accuracy:
-                yield from self._listen(space, costs)
-                yield from self._trade(space, costs)
+            yield from self._heed(space, costs)
             yield from self._explore(space, costs)
+            if self._must_listen:
+                yield from self._heed(space, costs)
+                yield from self._explore(space, costs)
             yield from self._refine(space, costs)
+
+    @property
+    def _must_listen(self) -> bool:
+        """Whether noise stands in the way of some placement, and nobody knows yet which block makes it."""
+        return self._noise is None and (self._setup.pareto or self._least_db is not None)
+
+    @property
+    def _least_db(self) -> float | None:
+        """The SQNR worth building: as asked for, and as candidates with too low a score have taught."""
+        return max((db for db in (self._setup.min_sqnr_db, self._bar.aim_db) if db is not None), default=None)
+
+    def _heed(self, space: SchemeSpace, costs: CostModel) -> Steps:
+        """Where accuracy counts: hear what noise each block makes, and trade it for time."""
+        if self._must_listen:
+            yield from self._listen(space, costs)
+            if self._setup.min_accuracy is not None:
+                yield from self._approach(space, costs)
+            yield from self._trade(space, costs)
 
     def _compose(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P2: the best label of each block, crossings counted more or less; learn; again while it wins."""
@@ -110,9 +136,28 @@ class Attribution(Stepwise):
             {name: known for name, known in together.items() if known is not None},
         )
 
+    def _approach(self, space: SchemeSpace, costs: CostModel) -> Steps:
+        """Find the noise that a task metric just bears: less after a refusal, more after a win.
+
+        Ends where the next labelling is known, as after one that was accurate enough and not faster.
+        """
+        more = 0.0
+        for _ in range(APPROACHES):
+            aim = self._least_db
+            if aim is None:
+                return
+            codes = noisiest_first(costs.compose(1.0), _offered(costs), self._known_noise, aim + more)
+            placement = self._placed(space, costs, codes)
+            if not self.is_new(placement):
+                return
+            trials = yield [_profiled(placement, "trade")]
+            costs.learn(trials)
+            refused = any(not reaches(trial, None, self._setup.min_accuracy) for trial in trials)
+            more = more + MARGINS_DB[0] if refused and self._least_db == aim else 0.0
+
     def _trade(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """Labellings between quickest and most accurate: by a price on noise, and noisiest blocks first to go."""
-        least = self._setup.min_sqnr_db
+        least = self._setup.min_sqnr_db  # how far a prediction is off is known of an SQNR alone
         trials = yield [
             Proposal(placement=self._placed(space, costs, codes), phase="trade", profile=True)
             for codes in self._trades(costs)
@@ -125,7 +170,7 @@ class Attribution(Stepwise):
                 costs.learn((yield [_profiled(self._placed(space, costs, codes), "trade")]))
 
     def _trades(self, costs: CostModel) -> Iterator[Codes]:
-        noise, least = self._known_noise, self._setup.min_sqnr_db
+        noise, least = self._known_noise, self._least_db
         targets = (
             TARGETS_DB if self._setup.pareto else () if least is None else (least, least + MARGINS_DB[0])
         )
@@ -140,7 +185,7 @@ class Attribution(Stepwise):
 
     def _accurate(self, codes: Codes) -> bool:
         """Whether a labelling is expected to be accurate enough to win."""
-        least = self._setup.min_sqnr_db
+        least = self._least_db
         return least is None or self._noise is None or self._noise.sqnr_db(codes) >= least - DOUBT_DB
 
     def _explore(self, space: SchemeSpace, costs: CostModel) -> Steps:
@@ -149,7 +194,7 @@ class Attribution(Stepwise):
         for trial in self._measured:
             surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
         winless = 0
-        while winless < SURROGATE_PATIENCE:
+        while winless < SURROGATE_PATIENCE and not self._must_listen:
             proposal = self._drawn(space, costs, surrogate)
             if proposal is None:
                 return
@@ -175,11 +220,18 @@ class Attribution(Stepwise):
                 codes = surrogate.propose(incumbent, self._random)
                 if surrogate.predict(codes) > best * (1 + HOPE):
                     continue
+            codes = self._quietened(costs, codes)
             placement = self._placed(space, costs, codes)
             if self.is_new(placement) and self._accurate(codes):
                 self._turn = 1 - self._turn
                 return placement
         return None
+
+    def _quietened(self, costs: CostModel, codes: Codes) -> Codes:
+        """What is left of a labelling when its noisiest blocks have made way for the accuracy asked for."""
+        if self._least_db is None or self._noise is None:
+            return codes
+        return noisiest_first(codes, _offered(costs), self._noise, self._least_db)
 
     def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P4: flip single blocks and small groups, the most promising first; what wins is the new start."""

@@ -34,7 +34,8 @@ class SearchSetup:
 
     ``noise`` is the deviation to expect of a measured ratio; ``seeds`` are placements worth trying first.
     ``min_sqnr_db`` is what a candidate must reach to win; with ``pareto`` accuracy is an objective of its own.
-    Where neither is asked for, trials carry no SQNR.
+    ``min_accuracy`` is the same for a task metric, which is taken of would-be winners alone: their trials carry it,
+    and those below it are not the incumbent. Where none of the three is asked for, trials carry no SQNR.
     """
 
     space: SchemeSpace
@@ -44,12 +45,13 @@ class SearchSetup:
     noise: float = 0.01
     seeds: tuple[Placement, ...] = ()
     min_sqnr_db: float | None = None
+    min_accuracy: float | None = None
     pareto: bool = False
 
     @property
     def watches_accuracy(self) -> bool:
         """Whether every trial tells its SQNR."""
-        return self.pareto or self.min_sqnr_db is not None
+        return self.pareto or self.min_sqnr_db is not None or self.min_accuracy is not None
 
 
 class Strategy(Protocol):

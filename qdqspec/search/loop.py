@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from qdqspec.errors import BackendError
 from qdqspec.measure.bench import Bench, Built
 from qdqspec.search.base import Proposal, Strategy
-from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Samples, Trial
+from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
 from qdqspec.units import count_text, seconds_text
 
 Watch = Callable[[Progress], None]
@@ -241,12 +241,17 @@ def _check_reference(trial: Trial) -> None:
         raise BackendError(f"the model does not run without any Q/DQ: {trial.error}")
 
 
+def _fate(trial: Trial, race: Race) -> str:
+    """What its race came to; who won it and was not accurate enough is dropped all the same."""
+    return "slower" if race.verdict == "faster" and not trial.incumbent else race.verdict
+
+
 def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) -> Progress:
     spent = budget.spent_seconds
     done = _candidates(trials)
     by_trials = spent / len(trials) * (budget.trials - done)
     by_clock = budget.seconds - spent if budget.seconds is not None else by_trials
-    verdicts = [t.race.verdict for t in trials if t.race and not t.subgraph]
+    verdicts = [_fate(t, t.race) for t in trials if t.race and not t.subgraph]
     return Progress(
         case=case,
         phase=trials[-1].phase,

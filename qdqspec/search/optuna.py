@@ -16,6 +16,7 @@ from qdqspec.errors import ConfigError
 from qdqspec.search._classes import Choice, TiedClass, gathered, pure_choices, spread, tied_classes
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
+from qdqspec.search.select import reaches
 from qdqspec.types import Trial
 
 STARTUP = 10  # random trials before the estimator speaks, ...
@@ -98,10 +99,12 @@ class _Study:
         return samplers.TPESampler(seed=seed, n_startup_trials=few)
 
     def _values(self, trial: Trial) -> list[float] | None:
-        """The objectives; ``None`` where the trial failed."""
+        """The objectives; ``None`` where the trial failed. What a task metric refused gains nothing."""
         if not trial.ok or trial.ratio is None:
             return None
-        return [trial.ratio, _decibels(trial)] if self._setup.pareto else [trial.ratio]
+        accurate = reaches(trial, None, self._setup.min_accuracy)
+        ratio = trial.ratio if accurate else max(1.0, trial.ratio)
+        return [ratio, _decibels(trial)] if self._setup.pareto else [ratio]
 
 
 def _decibels(trial: Trial) -> float:

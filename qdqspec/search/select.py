@@ -22,15 +22,20 @@ class Choice:
 
 
 def finalists(
-    trials: Sequence[Trial], everything: Placement, *, min_sqnr_db: float | None = None
+    trials: Sequence[Trial],
+    everything: Placement,
+    *,
+    min_sqnr_db: float | None = None,
+    min_accuracy: float | None = None,
 ) -> dict[str, Placement]:
     """The roles to confirm: reference, winner, runner-up, and everything quantized.
 
-    Winner and runner-up reach ``min_sqnr_db``; everything quantized is there for comparison.
+    Winner and runner-up reach what accuracy is asked for, as far as that is known of them; everything quantized is
+    there for comparison.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in trials if t.ok and t.incumbent]
-    sound = (t for t in good if t.number > 0 and reaches(t, min_sqnr_db))
+    sound = (t for t in good if t.number > 0 and reaches(t, min_sqnr_db, min_accuracy))
     ranked = sorted(sound, key=lambda t: t.ratio if t.ratio is not None else float("inf"))
     roles = {"reference": trials[0].placement, "winner": champions[-1].placement}
     others = [t.placement for t in ranked if t.placement.digest not in {p.digest for p in roles.values()}]
@@ -46,8 +51,10 @@ def raw_winner(trials: Sequence[Trial]) -> Placement | None:
     return next((t.placement for t in reversed(trials) if t.ok and t.phase == "raw"), None)
 
 
-def reaches(trial: Trial, min_sqnr_db: float | None) -> bool:
-    """Whether a trial is accurate enough."""
+def reaches(trial: Trial, min_sqnr_db: float | None, min_accuracy: float | None = None) -> bool:
+    """Whether a trial is accurate enough. A task metric is known of few, and speaks only where it is."""
+    if min_accuracy is not None and trial.accuracy is not None and trial.accuracy < min_accuracy:
+        return not trial.placement.sites
     return min_sqnr_db is None or (trial.sqnr_db is not None and trial.sqnr_db >= min_sqnr_db)
 
 

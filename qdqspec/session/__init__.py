@@ -230,11 +230,19 @@ class Session:
 
     def plan(self, case: Case) -> str:
         """What a search would try and what it would cost at most, without building anything."""
-        space = self.work(case).bench.prepared.candidates
+        prepared, rules = self.work(case).bench.prepared, case.tune
+        space = prepared.candidates
         pairs = space.resolve(space.everything()).pairs
-        return (
+        said = (
             f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
-            f"up to {pairs} Q/DQ pairs; at most {trials_of(case.tune, space)} builds and 12 to confirm"
+            f"up to {pairs} Q/DQ pairs; at most {trials_of(rules, space)} builds and 12 to confirm"
+        )
+        if rules.accuracy is None:
+            return said
+        prepared.scores.require(rules.accuracy.metric)
+        return (
+            f"{said}; {rules.accuracy.key} on {prepared.scores.samples} samples, of the reference and of each "
+            "candidate that has won its races"
         )
 
     def output(self, case: Case) -> Path:

@@ -77,7 +77,7 @@ class CaseBench:
         return key_of(
             self.case,
             self.given.sha256,
-            data_digest(self.case.inputs.calibration),
+            " ".join([data_digest(self.case.inputs.calibration), *self._held_to]),
             " ".join([self.device.key, *(f"{word}={text}" for word, text in words)]),
             self.settings.seed,
         )
@@ -92,7 +92,21 @@ class CaseBench:
             "device": self.device.key,
             "seed": self.settings.seed,
             "qdqspec": __version__,
+            **({"accuracy": self._held_to[0]} if self._held_to else {}),
         }
+
+    @cached_property
+    def _held_to(self) -> tuple[str, ...]:
+        """What a search held to a task metric depends on besides its rules: the reference's score, and the data.
+
+        The code of a metric has no digest, but another metric would hardly give the same model the same score.
+        """
+        rules = self.case.tune.accuracy
+        if rules is None:
+            return ()
+        reference = self.prepared.scores.of_reference(rules.metric, rules.output).value
+        said = f"{rules.key} {reference:.9g} of the reference"
+        return said, data_digest(self.case.inputs.evaluation)
 
     def alone(self) -> AbstractContextManager[object]:
         """One run in the folder. Workers of one test run wait for each other, and find the work done."""

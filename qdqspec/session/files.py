@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -92,6 +92,8 @@ def _log_text(trial: Trial) -> str:
     ]
     if trial.sqnr_db is not None:
         lines.append(f"accuracy   {trial.sqnr_db:.1f} dB SQNR")
+    if trial.accuracy is not None:
+        lines.append(f"metric     {trial.accuracy:.6g}")
     if race is not None:
         figures = f"{race.ratio:.4f}, {race.pairs} pairs, p = {race.p_value:.2g}"
         lines.append(f"race       {race.verdict} against {race.opponent}: {figures}")
@@ -145,20 +147,20 @@ def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None
     """One model for each placement of the front, fastest first, and what was measured of them."""
     make_folder(folder)
     placements = {trial.placement.digest: trial.placement for trial in result.trials}
-    rows = ["file,digest,pairs,ratio,low,high,sqnr_db"]
+    rows = ["file,digest,pairs,ratio,low,high,sqnr_db,accuracy"]
     for number, point in enumerate(result.front, 1):
         name = f"{number}.onnx"
         write_placement(prepared, placements[point.placement], folder / name)
         figures = (point.ratio.median, point.ratio.low, point.ratio.high, point.sqnr_db)
-        rows.append(
-            ",".join([name, point.placement, str(point.pairs), *(f"{value:.4f}" for value in figures)])
-        )
+        accuracy = "" if point.accuracy is None else f"{point.accuracy:.6g}"
+        cells = (name, point.placement, str(point.pairs), *(f"{value:.4f}" for value in figures), accuracy)
+        rows.append(",".join(cells))
     write_text(folder / "front.csv", "\n".join(rows) + "\n")
 
 
 def write_patterns(
     prepared: Prepared,
-    trials: Sequence[Trial],
+    result: SearchResult,
     confirmed: Mapping[str, Interval],
     path: Path,
     backend: str,
@@ -169,7 +171,8 @@ def write_patterns(
     What was built of parts of the model says nothing of the whole, and what was not accurate enough is no start.
     """
     least_db = prepared.case.tune.min_sqnr_db
-    fit = [trial for trial in trials if not trial.subgraph and reaches(trial, least_db)]
+    least = None if result.accuracy is None else result.accuracy.least
+    fit = [trial for trial in result.trials if not trial.subgraph and reaches(trial, least_db, least)]
     write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))
 
 

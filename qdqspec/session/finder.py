@@ -27,6 +27,7 @@ from qdqspec.session.stage import refuse_own
 from qdqspec.session.timing import BUILDS, ROUNDS
 from qdqspec.session.tuning import Tuned, tune
 from qdqspec.types import LatencyEvidence, PlacedPair, Placement
+from qdqspec.units import metric_text
 
 VERIFY_BUILDS, VERIFY_ROUNDS = 2, 12  # how thoroughly a cached winner is timed at first
 
@@ -115,7 +116,7 @@ class Finder:
         folder, target = bench.output, bench.target
         write_results(bench.prepared, result, raw_winner, folder, target)
         patterns = folder / PATTERNS
-        write_patterns(bench.prepared, result.trials, tuned.intervals, patterns, target, bench.device.key)
+        write_patterns(bench.prepared, result, tuned.intervals, patterns, target, bench.device.key)
         cut_short = bench.work.seconds_left() == 0  # by the run's time limit: such a search is not kept
         if bench.settings.no_cache or cut_short:
             return Kept(result=result, folder=folder, raw_winner=raw_winner)
@@ -132,6 +133,8 @@ class Finder:
         """Time a cached winner anew; where a short look proves nothing, look as closely as a search would."""
         if known.model is None:
             return True
+        if not self._accurate(known.model):
+            return False
         self.latency = self._timed(known, VERIFY_BUILDS, VERIFY_ROUNDS)
         if self.latency.speedup.low <= 1:
             self.latency = self._timed(known)
@@ -141,6 +144,21 @@ class Finder:
             )
             return False
         return True
+
+    def _accurate(self, model: Path) -> bool:
+        """Score a cached winner anew where a task metric is a constraint: its code may have changed meanwhile."""
+        rules, scores = self.bench.case.tune.accuracy, self.bench.prepared.scores
+        if rules is None:
+            return True
+        value = scores.of_file(model, rules.metric, rules.output).value
+        least = rules.least(scores.of_reference(rules.metric, rules.output).value)
+        if value >= least:
+            return True
+        self.bench.prepared.warnings.append(
+            f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
+            f"{metric_text(rules.metric, least)} that tune.accuracy asks for: tuned anew"
+        )
+        return False
 
     def _required(self, known: Kept | None) -> Kept:
         case, mode = self.bench.case, self.bench.settings.mode

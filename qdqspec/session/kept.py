@@ -17,9 +17,9 @@ from typing import Any
 
 from qdqspec.measure.journal import trial_from_json, trial_to_json
 from qdqspec.measure.store import Store, cache_key
-from qdqspec.types import Case, FrontPoint, Interval, Placement, Provenance, SearchResult
+from qdqspec.types import AccuracyBound, Case, FrontPoint, Interval, Placement, Provenance, SearchResult
 
-STATE_VERSION = 2  # raised when what an entry means changes, so that old ones are not taken
+STATE_VERSION = 3  # raised when what an entry means changes, so that old ones are not taken
 _CONCLUSIONS = (
     "left_alone",
     "reason",
@@ -97,7 +97,8 @@ def keep(
         (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
         conclusions |= {"winner": result.winner.digest, "raw_winner": raw_winner.digest}
-        conclusions |= {"front": _plain(result.front), "about": dict(about)}
+        conclusions |= {"front": _plain(result.front), "accuracy": _plain(result.accuracy)}
+        conclusions["about"] = dict(about)
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         for name in _FILES:
             if (files / name).is_file():
@@ -120,6 +121,7 @@ def recall(store: Store, key: str) -> Kept | None:
         trials=trials,
         provenance=Provenance(source="cached", age_seconds=store.age_seconds(folder)),
         front=tuple(FrontPoint(**{**point, "ratio": Interval(**point["ratio"])}) for point in said["front"]),
+        accuracy=None if said["accuracy"] is None else AccuracyBound(**said["accuracy"]),
         **{name: said[name] for name in _CONCLUSIONS},
     )
     return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias, cast
@@ -19,22 +19,21 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import Settings
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measure.bench import Bench
-from qdqspec.measure.stats import inverse
-from qdqspec.parity.gate import OutputGate
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search, Watch
-from qdqspec.search.select import Choice, choose, finalists, front_of, raw_winner, reaches
+from qdqspec.search.select import raw_winner
+from qdqspec.session.confirm import Confirmed, confirm
 from qdqspec.session.files import BuildLogs
+from qdqspec.session.held import Held, held_of
 from qdqspec.session.parts import PartFiles
 from qdqspec.session.prepare import Candidates, Prepared, require_path
 from qdqspec.session.warm import Start, seeds
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     Clock,
-    FrontPoint,
     Interval,
     LatencyEvidence,
     Placement,
@@ -44,8 +43,6 @@ from qdqspec.types import (
 )
 
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
-FRONT = 8  # placements of a front that are built afresh and timed together
-NO_PLACEMENT = Placement(sites=frozenset())
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 
@@ -117,13 +114,14 @@ class Tuning:
         lots, order = np.random.default_rng(work.settings.seed).spawn(2)
         make = make or named(rules.strategy)
         self._name = name or rules.strategy
+        self._held = held_of(prepared, work.backend, work.options)
         trials = trials_of(rules, space, make)
         with ExitStack() as opened:
             folder = opened.enter_context(TemporaryFolder())
-            self._bench = _bench(prepared, work, folder, order)
+            self._bench = _bench(prepared, work, folder, order, self._held)
             opened.callback(self._bench.close)
             self.search = Search(
-                make(_setup(prepared, work, self._bench.clock, trials), lots),
+                make(_setup(prepared, work, self._bench.clock, trials, self._held), lots),
                 self._bench,
                 _budget(rules, trials, work.seconds_left()),
                 journal,
@@ -135,39 +133,30 @@ class Tuning:
 
     def confirm(self) -> Tuned:
         """Build the finalists afresh, time them together, and choose what is shipped."""
-        rules, trials = self._prepared.case.tune, tuple(self.search.trials)
-        ended_by = self.search.ended_by  # now: what follows takes time too
-        space = self._prepared.space
-        roles = finalists(trials, space.resolve(space.everything()), min_sqnr_db=rules.min_sqnr_db)
-        front = _front_roles(trials, roles, rules)
-        measured = self._bench.compare({**roles, **front, "tuned": roles["winner"]})
-        barred = {t.placement.digest for t in trials if not t.subgraph and not reaches(t, rules.min_sqnr_db)}
-        choice = choose(
-            roles,
-            {role: ratio for role, ratio in measured.ratios.items() if role in roles},
-            barred=barred,
-            ended_by=ended_by,
+        prepared, space = self._prepared, self._prepared.space
+        trials, everything = tuple(self.search.trials), space.resolve(space.everything())
+        confirmed = confirm(
+            trials,
+            everything,
+            self._bench,
+            self._held,
+            pareto=prepared.case.tune.objective == "pareto",
+            ended_by=self.search.ended_by,
         )
-        confirmed = tuple(
-            (role, _confirmed(number, role, placement, measured))
-            for number, (role, placement) in enumerate(roles.items(), len(trials))
-        )
+        winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
         return Tuned(
-            result=self._result(
-                trials, choice, _front(trials, {**roles, **front}, measured) if front else ()
-            ),
-            latency=renamed(measured, choice.role),
-            raw_winner=raw_winner(trials) or roles["winner"],
-            confirmed=confirmed,
+            result=self._result(confirmed),
+            latency=confirmed.latency,
+            raw_winner=raw_winner(trials) or winner,
+            confirmed=confirmed.lines,
         )
 
-    def _result(
-        self, trials: tuple[Trial, ...], choice: Choice, front: tuple[FrontPoint, ...]
-    ) -> SearchResult:
+    def _result(self, confirmed: Confirmed) -> SearchResult:
         prepared, (started, cpu_started) = self._prepared, self._started
+        choice = confirmed.choice
         return SearchResult(
             winner=choice.placement,
-            trials=trials,
+            trials=confirmed.trials,
             left_alone=choice.left_alone,
             reason=prepared.nothing or choice.reason,
             strategy=self._name,
@@ -177,7 +166,8 @@ class Tuning:
             blocks=len(prepared.space.units),
             regions=len(prepared.regions),
             patterns=len({region.pattern for region in prepared.regions}),
-            front=front,
+            front=confirmed.front,
+            accuracy=self._held.bound(choice.placement),
         )
 
     def rest(self) -> None:
@@ -197,70 +187,9 @@ class Tuning:
         self.close()
 
 
-def _front_roles(
-    trials: Sequence[Trial], roles: Mapping[str, Placement], rules: TuneRules
-) -> dict[str, Placement]:
-    """The placements of the front that are no finalists already, for a search with two objectives."""
-    if rules.objective != "pareto":
-        return {}
-    known = {placement.digest for placement in roles.values()}
-    members = [t.placement for t in front_of(trials, FRONT) if t.placement.digest not in known]
-    return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
-
-
-def _front(
-    trials: Sequence[Trial], roles: Mapping[str, Placement], measured: LatencyEvidence
-) -> tuple[FrontPoint, ...]:
-    """What remains of the front once its members were built afresh and timed together."""
-    sqnr = {t.placement.digest: t.sqnr_db for t in trials if t.ok and t.sqnr_db is not None}
-    timed = [
-        (measured.ratios[role], p)
-        for role, p in roles.items()
-        if role in measured.ratios and p.digest in sqnr
-    ]
-    points: list[FrontPoint] = []
-    for ratio, placement in sorted(timed, key=lambda pair: pair[0].median):
-        if not points or sqnr[placement.digest] > points[-1].sqnr_db:
-            points.append(
-                FrontPoint(
-                    placement=placement.digest,
-                    pairs=placement.pairs,
-                    ratio=ratio,
-                    sqnr_db=sqnr[placement.digest],
-                )
-            )
-    return tuple(points)
-
-
-def renamed(measured: LatencyEvidence, role: str) -> LatencyEvidence:
-    """The same measurement with ``tuned`` standing for what is shipped."""
-    names = {"tuned": role, "reference": "reference"} | {
-        name: name for name in ("runner-up", "everything") if name in measured.samples and name != role
-    }
-    return LatencyEvidence(
-        clock=measured.clock,
-        samples={name: measured.samples[source] for name, source in names.items()},
-        ratios={name: measured.ratios[source] for name, source in names.items()},
-        speedup=inverse(measured.ratios[role]),
-        builds=measured.builds,
-        provenance=measured.provenance,
-        drift=measured.drift,
-        profiles=tuple(
-            replace(profile, ratios={name: profile.ratios[source] for name, source in names.items()})
-            for profile in measured.profiles
-        ),
-    )
-
-
-def _confirmed(number: int, role: str, placement: Placement, measured: LatencyEvidence) -> Trial:
-    """The journal's line of a finalist's fresh builds."""
-    trial = Trial(number=number, phase="confirm", placement=placement)
-    if role not in measured.samples:
-        return replace(trial, status="failed", error=measured.failures[role])
-    return replace(trial, samples=measured.samples[role], ratio=measured.ratios[role].median)
-
-
-def _bench(prepared: Prepared, work: Workbench, folder: Path, random: np.random.Generator) -> Bench:
+def _bench(
+    prepared: Prepared, work: Workbench, folder: Path, random: np.random.Generator, held: Held
+) -> Bench:
     rules = prepared.case.tune
     store = WeightStore(folder, base=require_path(prepared.given).parent)
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
@@ -272,24 +201,13 @@ def _bench(prepared: Prepared, work: Workbench, folder: Path, random: np.random.
         random=random,
         options=work.options,
         exclusive=work.exclusive,
-        sqnr_db=_gate(prepared, work) if _watches_accuracy(rules) else None,
-        min_sqnr_db=rules.min_sqnr_db,
+        admission=held.admission,
         extract=PartFiles(prepared, folder, store),
         folder=folder,
     )
 
 
-def _watches_accuracy(rules: TuneRules) -> bool:
-    return rules.objective == "pareto" or rules.min_sqnr_db is not None
-
-
-def _gate(prepared: Prepared, work: Workbench) -> OutputGate:
-    """The reference's outputs on calibration samples, for the accuracy of candidates."""
-    with closing(work.backend.build(require_path(prepared.given), work.options)) as reference:
-        return OutputGate(reference, prepared.feeds())
-
-
-def _setup(prepared: Prepared, work: Workbench, clock: Clock, trials: int) -> SearchSetup:
+def _setup(prepared: Prepared, work: Workbench, clock: Clock, trials: int, held: Held) -> SearchSetup:
     rules, space = prepared.case.tune, prepared.space
     device = work.backend.device(work.options).key
     start = Start(space=space, backend=work.backend.target, device=device, note=prepared.warnings.append)
@@ -299,7 +217,8 @@ def _setup(prepared: Prepared, work: Workbench, clock: Clock, trials: int) -> Se
         preset=rules.preset,
         trials=trials,
         seeds=seeds(rules.start_from, start),
-        min_sqnr_db=rules.min_sqnr_db,
+        min_sqnr_db=held.min_sqnr_db,
+        min_accuracy=held.min_accuracy,
         pareto=rules.objective == "pareto",
     )
 

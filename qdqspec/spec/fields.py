@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+from qdqspec.units import fraction
 
 _T = TypeVar("_T")
 
@@ -25,6 +27,11 @@ def _said(text: str) -> str:
 Words: TypeAlias = Annotated[str, AfterValidator(_said), Field(json_schema_extra={"minLength": 1})]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction: TypeAlias = Annotated[
+    float,
+    BeforeValidator(fraction, json_schema_input_type=float | str),
+    Field(allow_inf_nan=False),
+]
 
 
 class Section(BaseModel):

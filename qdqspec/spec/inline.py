@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean
+from qdqspec.spec.evaluation import require_evaluation
 from qdqspec.spec.explain import error_without_file
 from qdqspec.spec.fields import Section
 from qdqspec.spec.inputs import InputsSection
@@ -55,6 +56,7 @@ class Asked(TypedDict, total=False):
     minutes: float
     objective: Literal["latency", "pareto"]
     min_sqnr_db: float
+    accuracy: Mapping[str, str | float]
     clock: Literal["auto", "cpu", "wall"]
     start_from: Sequence[PathLike]
     metrics: Mapping[str, Metric]
@@ -94,7 +96,7 @@ _PLACES = {
     **{
         word: ("tune", word)
         for word in (
-            "strategy", "preset", "trials", "minutes", "objective", "min_sqnr_db", "clock",
+            "strategy", "preset", "trials", "minutes", "objective", "min_sqnr_db", "accuracy", "clock",
             "start_from",
         )
     },
@@ -119,6 +121,7 @@ def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
         _put(data, _PLACES[word], value)
     try:
         bare = BareSpec.model_validate(data)
+        require_evaluation(bare.inputs, bare.tune)
     except ValidationError as error:
         raise error_without_file(error, BareSpec, data) from None
     return Case(

@@ -75,7 +75,7 @@ class Spec(Section):
         """Outside a file, say what is wrong in our own words and class."""
         try:
             spec = handler(value)
-            require_evaluation(spec.inputs, spec.checks)
+            require_evaluation(spec.inputs, spec.tune, spec.checks)
             return spec
         except ValidationError as error:
             if isinstance(info.context, Place) and info.context.from_file:

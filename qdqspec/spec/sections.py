@@ -12,11 +12,11 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import Count, Listed, Positive, Section, Words
+from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Section, Words
 from qdqspec.spec.kinds import Strategy, Target
 from qdqspec.spec.place import NamesFile, SpecPath
 from qdqspec.spec.vocabulary import Activations, Format, Granularity, Method, Preset
-from qdqspec.types import PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
+from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 
 # ---- what may be quantized, and how -------------------------------------------------------------
 
@@ -123,6 +123,32 @@ def _minutes(value: object) -> object:
 Minutes: TypeAlias = Annotated[Positive, BeforeValidator(_minutes, json_schema_input_type=Positive | str)]
 
 
+class AccuracySection(Section):
+    """What a task metric must keep in the search; the keys are those of the check ``accuracy``."""
+
+    metric: Words = Field(
+        default="top1",
+        description="top1, top5, any top<k>, miou, or the name of a metric of fixture qdq_metrics.",
+    )
+    min: Fraction | None = Field(default=None, description="Smallest value that can win: 0.97 or 97%.")
+    max_drop: Annotated[Fraction, Field(ge=0)] | None = Field(
+        default=None, description="Largest loss against the reference, in the metric's own unit: 0.01 or 1%."
+    )
+    output: Words | None = Field(
+        default=None, description="The output that is scored; the first where not named."
+    )
+
+    @model_validator(mode="after")
+    def _holds_something(self) -> Self:
+        if self.min is None and self.max_drop is None:
+            raise PydanticCustomError("accuracy", "nothing to keep: give at least one of min, max_drop")
+        return self
+
+    def rules(self) -> AccuracyRules:
+        """As a frozen record."""
+        return AccuracyRules(metric=self.metric, min=self.min, max_drop=self.max_drop, output=self.output)
+
+
 class TuneSection(Section):
     """The search: how, how long, for what."""
 
@@ -135,6 +161,9 @@ class TuneSection(Section):
     )
     min_sqnr_db: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         default=None, description="Accuracy constraint inside the search, in dB."
+    )
+    accuracy: AccuracySection | None = Field(
+        default=None, description="Accuracy constraint inside the search, by a metric on inputs.evaluation."
     )
     clock: Literal["auto", "cpu", "wall"] = Field(default="auto", description="The clock that decides.")
     start_from: Listed[SpecPath] = Field(
@@ -150,6 +179,7 @@ class TuneSection(Section):
             minutes=self.minutes,
             objective=self.objective,
             min_sqnr_db=self.min_sqnr_db,
+            accuracy=None if self.accuracy is None else self.accuracy.rules(),
             clock=self.clock,
             start_from=self.start_from,
         )

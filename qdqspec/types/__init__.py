@@ -7,6 +7,8 @@ evidence is all that was measured of a case, a verdict is what a check makes of 
 from __future__ import annotations
 
 from qdqspec.types.asked import (
+    SLACK,
+    AccuracyRules,
     Case,
     CheckSpec,
     Inputs,
@@ -33,6 +35,7 @@ from qdqspec.types.evidence import (
 from qdqspec.types.judged import CaseRecord, CheckResult, RunRecord, Section, Verdict
 from qdqspec.types.measured import (
     NOT_CANDIDATES,
+    AccuracyBound,
     DeviceKey,
     FrontPoint,
     Interval,
@@ -72,7 +75,10 @@ from qdqspec.types.words import (
 __all__ = [
     "LABELS",
     "NOT_CANDIDATES",
+    "SLACK",
+    "AccuracyBound",
     "AccuracyEvidence",
+    "AccuracyRules",
     "BaselineState",
     "Case",
     "CaseRecord",

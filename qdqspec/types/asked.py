@@ -13,6 +13,8 @@ from qdqspec.types.words import Severity
 # better. An output whose first axis does not count samples is an array of arrays, one for each feed.
 Metric: TypeAlias = Callable[[Mapping[str, Any], Any], float]
 
+SLACK = 1e-9  # by which a metric may miss its limit
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputShape:
@@ -86,6 +88,32 @@ class QuantizeRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyRules:
+    """What a task metric on the evaluation data must keep: a smallest value, a largest loss, or both.
+
+    Both are in the metric's own unit; ``output`` names what is scored, the first output where it is ``None``.
+    """
+
+    metric: str = "top1"
+    min: float | None = None
+    max_drop: float | None = None
+    output: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What it is called in evidence: ``top1``, or ``top1:logits``."""
+        return self.metric if self.output is None else f"{self.metric}:{self.output}"
+
+    def least(self, reference: float) -> float:
+        """The smallest value that is good enough, given the reference's.
+
+        A hair below what was asked: 0.97 - 0.96 is more than 0.01 in binary fractions.
+        """
+        floors = [self.min, None if self.max_drop is None else reference - self.max_drop]
+        return max(floor for floor in floors if floor is not None) - SLACK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRules:
     """The search: strategy, budget (whichever is reached first), objective and gating clock."""
 
@@ -95,6 +123,7 @@ class TuneRules:
     minutes: float | None = None
     objective: Literal["latency", "pareto"] = "latency"
     min_sqnr_db: float | None = None
+    accuracy: AccuracyRules | None = None
     clock: Literal["auto", "cpu", "wall"] = "auto"
     start_from: tuple[Path, ...] = ()
 

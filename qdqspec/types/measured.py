@@ -101,6 +101,7 @@ class Trial:
     ratio: float | None = None  # median over the reference's, as first screened
     subgraph: tuple[str, ...] = ()  # the nodes that it was built of, where that was not the whole model
     sqnr_db: float | None = None  # worst output against the reference's, where the search watches accuracy
+    accuracy: float | None = None  # a task metric on all evaluation data, where that was taken of it
 
     @property
     def ok(self) -> bool:
@@ -142,13 +143,32 @@ class FrontPoint:
     """A placement that no other one beats in both latency and accuracy, each measured on it.
 
     ``placement`` is its digest, ``pairs`` how many activations it quantizes, ``ratio`` its time over the
-    reference's, from fresh builds; ``sqnr_db`` is that of its worst output.
+    reference's, from fresh builds; ``sqnr_db`` is that of its worst output, ``accuracy`` the task metric that the
+    search is held to, where it is.
     """
 
     placement: str
     pairs: int
     ratio: Interval
     sqnr_db: float
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyBound:
+    """What a search held a task metric to: nothing is shipped that was not scored and reached ``least``.
+
+    ``shipped`` is the value of what is shipped, ``best`` the best of all quantized candidates that were scored;
+    ``scored`` says how many these were, each on all ``samples``.
+    """
+
+    metric: str
+    least: float
+    reference: float
+    shipped: float
+    best: float | None
+    scored: int
+    samples: int
 
 
 # Phases whose builds are no candidates: they repeat one, quantize one block to see what noise it makes, or are a
@@ -172,6 +192,7 @@ class SearchResult:
     regions: int
     patterns: int
     front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy both: fastest first
+    accuracy: AccuracyBound | None = None  # where a task metric was a constraint
     provenance: Provenance = Provenance()
 
     @property

@@ -26,7 +26,7 @@ matrix: {quant: [int8, uint8], batch: [1, 8], exclude: [{quant: int8, batch: 8}]
 patterns: {allow: [Conv, "Conv > Relu?"], deny: [Softmax], nodes: {exclude: ["/head/*"]}}
 regions: {by: manual, max_nodes: 10, manual: [[a, b], [c]]}
 quantize: {format: int8, calibration: entropy, weights: per-channel, activations: auto}
-tune: {strategy: attribution, preset: default, trials: 60, minutes: 90s, min_sqnr_db: 2.5e1}
+tune: {strategy: attribution, preset: default, trials: 60, minutes: 90s, min_sqnr_db: 2.5e1, accuracy: {max_drop: 1%}}
 checks:
   - &first {kind: latency, max_ms: {onnxruntime-cpu: 9.0, tensorrt: 1.2}, percentile: 50}
   - {kind: speedup, min: 1.3, id: fast, severity: warn}

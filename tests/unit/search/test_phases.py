@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import NoiseModel, noisiest_first, power, priced
 from qdqspec.search.attribution import Attribution
@@ -37,8 +40,6 @@ class Listening(Oracle):
         self._sqnr, self._least = noise_of(space), least
 
     def answer(self, proposal):  # type: ignore[no-untyped-def] # as in the base class
-        from dataclasses import replace
-
         best = self._best
         trial = replace(super().answer(proposal), sqnr_db=self._sqnr(proposal.placement))
         if not proposal.timed or (self._least is not None and not reaches(trial, self._least)):
@@ -67,8 +68,6 @@ def test_phases_come_in_their_order() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_finds_the_best_of_all_labellings_or_nearly_so(seed: int) -> None:
-    import itertools
-
     space = small_space()
     oracle = Oracle(space, seed)
     strategy = Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(seed))
@@ -94,6 +93,87 @@ def test_blocks_are_heard_alone_once_and_are_no_candidates() -> None:
     alone = [trial for trial in trials if trial.phase == "sensitivity"]
     assert 0 < len(alone) <= len(oracle.space.units)
     assert not any(trial.incumbent for trial in alone)
+
+
+class Scoring(Oracle):
+    """An oracle that tells the SQNR of all, and of who wins a score that grows with it, though not quite evenly.
+
+    Who scores too low does not win, and who is as noisy as the bench would not race is not raced.
+    """
+
+    def __init__(self, space: SchemeSpace, seed: int, least: float) -> None:
+        super().__init__(space, seed)
+        self.least = least
+        self.scored: list[Placement] = []
+        self._sqnr, self._bar = noise_of(space), NoiseBar()
+
+    def score(self, placement: Placement) -> float:
+        uneven = int(placement.digest[:4], 16) / 0xFFFF  # of two decibels
+        return min(1.0, (self._sqnr(placement) + 2 * uneven) / 50)
+
+    def answer(self, proposal):  # type: ignore[no-untyped-def] # as in the base class
+        best = self._best
+        sqnr_db = self._sqnr(proposal.placement)
+        trial = replace(super().answer(proposal), sqnr_db=sqnr_db)
+        if not proposal.timed or self._bar.is_hopeless(sqnr_db):
+            self._best = best
+            return replace(trial, incumbent=False, race=None)
+        if trial.incumbent and proposal.placement.sites:
+            self.scored.append(proposal.placement)
+            trial = replace(trial, accuracy=self.score(proposal.placement))
+            self._bar.learn(trial, self.least)
+            if not reaches(trial, None, self.least):
+                self._best = best
+                return replace(trial, incumbent=False)
+        return trial
+
+
+def scored_search(seed: int, least: float, **setup: object) -> tuple[list[Trial], Scoring]:
+    space = small_space()
+    oracle = Scoring(space, seed, least)
+    asked = SearchSetup(space=space, clock="cpu", min_accuracy=least, **setup)  # type: ignore[arg-type] # keyword words of the setup
+    return drive(Attribution(asked, np.random.default_rng(seed)), oracle, trials=60), oracle
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_held_to_a_metric_the_winner_is_accurate_enough_and_nearly_the_best_of_those(seed: int) -> None:
+    trials, oracle = scored_search(seed, 0.78)
+    space = oracle.space
+    winner = [trial for trial in trials if trial.incumbent][-1]
+    assert winner.placement.sites
+    assert oracle.score(winner.placement) >= 0.78
+    names = [unit.id for unit in space.units]
+    labellings = itertools.product(*(unit.labels for unit in space.units))
+    all_of_them = (space.resolve(dict(zip(names, labels, strict=True))) for labels in labellings)
+    best = min(oracle.cost(placement) for placement in all_of_them if oracle.score(placement) >= 0.78)
+    assert oracle.cost(winner.placement) <= 1.08 * best
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_few_are_scored_and_none_twice(seed: int) -> None:
+    trials, oracle = scored_search(seed, 0.78)
+    assert len(oracle.scored) == len({placement.digest for placement in oracle.scored})
+    assert len(oracle.scored) <= len(trials) / 3
+
+
+def test_a_block_that_was_heard_alone_may_still_be_raced_alone() -> None:
+    trials, _ = scored_search(5, 0.9)
+    heard = {trial.placement.digest for trial in trials if trial.phase == "sensitivity"}
+    assert any(t.placement.digest in heard for t in trials if t.phase not in ("sensitivity", "pure"))
+
+
+def test_blocks_are_heard_only_where_a_metric_refused_someone() -> None:
+    easy, oracle = scored_search(0, 0.1)
+    assert oracle.scored
+    assert "sensitivity" not in {trial.phase for trial in easy}
+    hard, _ = scored_search(0, 0.78)
+    assert "sensitivity" in {trial.phase for trial in hard}
+
+
+def test_a_metric_that_nothing_keeps_leaves_the_reference_and_costs_little() -> None:
+    trials, oracle = scored_search(0, 0.999)
+    assert [trial.placement.sites for trial in trials if trial.incumbent] == [frozenset()]
+    assert len(oracle.scored) <= 16
 
 
 def test_two_objectives_give_a_front() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.search.select import choose, finalists
+from qdqspec.search.select import choose, finalists, reaches
 from qdqspec.types import Consumer, Interval, Placement, Site, Trial
 
 
@@ -159,3 +161,32 @@ def test_what_ships_is_proved_faster_or_left_alone(drawn: dict[str, tuple[float,
         best = min(proved, key=lambda role: ratios[role].median)
         assert ratios[chosen.role].median <= ratios[best].high
         assert chosen.placement.pairs <= ROLES[best].pairs
+
+
+# ---- accuracy -----------------------------------------------------------------------------------
+
+
+def test_what_a_metric_refused_is_no_finalist() -> None:
+    trials = [
+        trial(0, REFERENCE, 1.0, won=True),
+        replace(trial(1, FEW, 0.5), accuracy=0.1),
+        replace(trial(2, MANY, 0.8, won=True), accuracy=0.95),
+        trial(3, ALL, 0.9),
+    ]
+    roles = finalists(trials, ALL, min_accuracy=0.9)
+    assert roles == {"reference": REFERENCE, "winner": MANY, "runner-up": ALL, "everything": ALL}
+
+
+def test_a_metric_speaks_only_where_it_is_known_and_never_of_the_reference() -> None:
+    assert reaches(trial(1, FEW, 0.5), None, 0.9)
+    assert not reaches(replace(trial(1, FEW, 0.5), accuracy=0.8), None, 0.9)
+    assert reaches(replace(trial(0, REFERENCE, 1.0), accuracy=0.8), None, 0.9)
+    assert not reaches(replace(trial(1, FEW, 0.5), accuracy=0.95, sqnr_db=10.0), 20.0, 0.9)
+
+
+def test_that_only_inaccurate_ones_were_faster_is_said() -> None:
+    ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.99)}
+    chosen = choose(ROLES, ratios, barred={MANY.digest})
+    assert chosen.left_alone
+    assert chosen.reason.startswith("the best (winner) took 0.500")
+    assert chosen.reason.endswith(", but is not accurate enough")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +14,17 @@ from onnx import numpy_helper
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import ConfigError, DataError
+from qdqspec.report.formats.markdown import MarkdownFormat
+from qdqspec.report.record import record_from_json, record_to_json
 from qdqspec.session import Session
 from qdqspec.testing.records import params_of
-from qdqspec.types import Case, CheckSpec, Inputs, TuneRules
+from qdqspec.types import AccuracyRules, Case, CheckSpec, Inputs, TuneRules
 
 # Two convolutions and a classifier of four classes; on random images any two models agree on most of them.
-TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,6,6] x) => (float[1,4] y) {
+TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,4] y) {
   a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)  d = Add(b, c)
   e = GlobalAveragePool(d)  f = Flatten(e)  y = Gemm(f, v) }"""
-SAMPLES = 12
+SAMPLES = 4
 
 Open = Callable[..., Session]
 
@@ -38,7 +41,7 @@ def project(tmp_path: Path) -> Path:
         values = random.normal(0, 0.2, shape).astype(np.float32)
         proto.graph.initializer.append(numpy_helper.from_array(values, name))
     onnx.save(proto, tmp_path / "net.onnx")
-    images = random.normal(size=(SAMPLES, 8, 6, 6)).astype(np.float32)
+    images = random.normal(size=(SAMPLES, 8, 12, 12)).astype(np.float32)
     outputs = onnx.reference.ReferenceEvaluator(proto)
     labels = np.array([outputs.run(None, {"x": image[None]})[0].argmax() for image in images])
     np.savez(tmp_path / "data.npz", x=images, labels=labels)
@@ -139,7 +142,7 @@ def test_what_cannot_be_judged_is_said_before_anything_is_built(
 
 
 def test_labels_are_wanted_before_anything_is_built(open_session: Open, case: Case, project: Path) -> None:
-    np.savez(project / "data.npz", x=np.zeros((2, 8, 6, 6), np.float32))
+    np.savez(project / "data.npz", x=np.zeros((2, 8, 12, 12), np.float32))
     case, check = with_check(case, min=0.5)
     session = open_session()
     built = count_builds(session)
@@ -164,7 +167,7 @@ def test_a_metric_that_fails_is_told_to_its_own_check_alone(open_session: Open, 
 
 
 def test_labels_that_do_not_fit_name_their_file(open_session: Open, case: Case, project: Path) -> None:
-    np.savez(project / "data.npz", x=np.zeros((2, 8, 6, 6), np.float32), labels=np.array([0, 9]))
+    np.savez(project / "data.npz", x=np.zeros((2, 8, 12, 12), np.float32), labels=np.array([0, 9]))
     case, check = with_check(case, min=0.5)
     with pytest.raises(DataError, match="label 9 is no class") as caught:
         open_session().judge(case, check)
@@ -175,3 +178,194 @@ def test_labels_that_do_not_fit_name_their_file(open_session: Open, case: Case, 
 def test_metrics_are_functions_by_name(open_session: Open, metrics) -> None:
     with pytest.raises(ConfigError, match="metrics are a mapping of names to functions"):
         open_session(metrics=metrics)
+
+
+# ---- a constraint of the search -----------------------------------------------------------------
+
+
+class Closeness:
+    """One less the outputs' relative distance from the reference's: finer than a count of right classes."""
+
+    def __init__(self, project: Path) -> None:
+        proto = onnx.load(project / "net.onnx")
+        images = np.load(project / "data.npz")["x"]
+        evaluator = onnx.reference.ReferenceEvaluator(proto)
+        self.wanted = np.concatenate([evaluator.run(None, {"x": image[None]})[0] for image in images])
+        self.values: list[float] = []
+
+    def __call__(self, outputs, labels) -> float:
+        distance = np.abs(outputs["y"] - self.wanted).mean() / np.abs(self.wanted).mean()
+        self.values.append(float(1 - distance))
+        return self.values[-1]
+
+
+def held(case: Case, **rules: object) -> Case:
+    return replace(case, tune=replace(case.tune, trials=8, accuracy=AccuracyRules(metric="close", **rules)))
+
+
+@pytest.fixture
+def close(project: Path) -> Closeness:
+    return Closeness(project)
+
+
+def unheld(open_session: Open, case: Case, close: Closeness) -> list[float]:
+    """What the metric says of the quantized candidates of a search that is not held to it."""
+    search = open_session(metrics={"close": close}).search(held(case, min=-1e9))
+    close.values.clear()
+    return sorted(t.accuracy for t in search.trials if t.accuracy is not None and t.placement.sites)
+
+
+def test_what_is_shipped_keeps_the_metric(open_session: Open, case: Case, close: Closeness) -> None:
+    seen = unheld(open_session, case, close)
+    least = (seen[0] + 1) / 2  # what a search that is not held would ship is below
+    session = open_session(metrics={"close": close})
+    case = held(case, max_drop=1 - least)
+    search = session.search(case)
+    assert search.accuracy is not None
+    assert search.accuracy.reference == pytest.approx(1.0)
+    assert search.accuracy.least == pytest.approx(least)
+    assert search.accuracy.shipped >= least - 1e-6
+    assert search.accuracy.samples == SAMPLES
+    refused = [t for t in search.trials if t.accuracy is not None and t.accuracy < search.accuracy.least]
+    assert refused
+    assert not any(trial.incumbent for trial in refused)
+    assert search.winner.digest not in {trial.placement.digest for trial in refused}
+    assert search.accuracy.scored == len(close.values) - 1  # once each, and the reference once
+
+
+def test_a_constraint_that_nothing_keeps_leaves_the_model_alone_and_says_why(
+    open_session: Open, case: Case, close: Closeness
+) -> None:
+    session = open_session(metrics={"close": close})
+    case = held(case, max_drop=1e-6)
+    evidence = session.evidence(case, frozenset({"latency"}))
+    search = evidence.search
+    assert search is not None
+    assert search.left_alone
+    assert search.accuracy is not None
+    assert search.accuracy.shipped == search.accuracy.reference
+    assert search.accuracy.best == max(v for v in close.values[1:])
+    best = f"{search.accuracy.best:.4g}"
+    assert f"did not keep close 1; the best of them reached close {best}, in 0." in search.reason
+    assert (session.output(case) / "trials.jsonl").read_text().count('"accuracy"') >= search.accuracy.scored
+
+
+def test_a_resumed_search_scores_only_what_was_not(open_session: Open, case: Case, close: Closeness) -> None:
+    case = held(case, max_drop=1e-6)
+    first = open_session(metrics={"close": close})
+    seen = []
+
+    def stop(progress) -> None:
+        seen.append(progress)
+        if len(close.values) == 3:  # the reference and two candidates
+            raise KeyboardInterrupt
+
+    first.watch = stop
+    with pytest.raises(KeyboardInterrupt):
+        first.search(case)
+    again = Closeness(case.model.parent)
+    search = open_session(metrics={"close": again}).search(case)
+    assert search.accuracy is not None
+    assert search.accuracy.scored == 2 + len(again.values) - 1  # the reference is scored in every run
+    assert search.provenance.source == "measured"
+
+
+def test_another_metric_of_the_same_name_is_another_search(
+    open_session: Open, case: Case, close: Closeness
+) -> None:
+    case = held(case, min=-1e9)
+    first = open_session(metrics={"close": close}).search(case)
+    assert open_session(metrics={"close": close}).search(case).provenance.source == "cached"
+    other = open_session(metrics={"close": lambda *_: 7.0}).search(case)
+    assert other.provenance.source == "measured"
+    assert first.accuracy is not None
+    assert other.accuracy is not None
+    assert (first.accuracy.reference, other.accuracy.reference) == (pytest.approx(1.0), 7.0)
+
+
+def test_a_cached_winner_that_no_longer_keeps_the_metric_is_searched_anew(
+    open_session: Open, case: Case, close: Closeness
+) -> None:
+    case = held(case, max_drop=1.0)
+    first = open_session(metrics={"close": close}).search(case)
+    assert not first.left_alone
+
+    def stricter(outputs, labels) -> float:
+        value = close(outputs, labels)
+        return value if value > 1 - 1e-6 else -9.0  # the same of the reference
+
+    evidence = open_session(metrics={"close": stricter}).evidence(case, frozenset({"latency"}))
+    assert evidence.search is not None
+    assert evidence.search.provenance.source == "measured"
+    assert evidence.search.left_alone
+    assert any("the cached winner has close -9 now" in warning for warning in evidence.warnings)
+
+
+def test_a_front_is_scored_and_keeps_the_constraint(open_session: Open, case: Case, close: Closeness) -> None:
+    seen = unheld(open_session, case, close)
+    case = held(case, max_drop=1 - (seen[0] + 1) / 2)
+    case = replace(case, tune=replace(case.tune, objective="pareto", trials=14))
+    session = open_session(metrics={"close": close})
+    search = session.search(case)
+    assert search.accuracy is not None
+    assert search.front
+    scores = [point.accuracy for point in search.front]
+    assert all(score is not None and score >= search.accuracy.least for score in scores)
+    header, *rows = (session.output(case) / "front" / "front.csv").read_text().splitlines()
+    assert header.endswith(",sqnr_db,accuracy")
+    assert [float(row.rpartition(",")[2]) for row in rows] == pytest.approx(scores, rel=1e-5)
+    assert search.accuracy.scored <= len(close.values)
+
+
+def test_a_metric_that_cannot_judge_the_model_itself_is_an_error_before_the_search(
+    open_session: Open, case: Case
+) -> None:
+    session = open_session(metrics={"close": lambda *_: float("nan")})
+    built = count_builds(session)
+    with pytest.raises(DataError, match="metric 'close' gave nan for the model itself"):
+        session.search(held(case, min=0.0))
+    assert {path.name for path in built} <= {"net.onnx", "observer.onnx"}
+
+
+def test_a_metric_that_fails_on_candidates_fails_their_trials(
+    open_session: Open, case: Case, close: Closeness
+) -> None:
+    def picky(outputs, labels) -> float:
+        if close(outputs, labels) < 1 - 1e-6:
+            raise ValueError("not these")
+        return 1.0
+
+    search = open_session(metrics={"close": picky}).search(held(case, min=0.0))
+    assert search.left_alone
+    failed = [trial for trial in search.trials if not trial.ok]
+    assert failed
+    assert all("metric 'close' raised ValueError: not these" in (trial.error or "") for trial in failed)
+
+
+def test_what_a_constraint_can_hardly_keep_is_said(open_session: Open, case: Case) -> None:
+    rules = AccuracyRules(metric="top1", max_drop=0.01, min=1.5)
+    case = replace(case, tune=replace(case.tune, trials=1, accuracy=rules))
+    warnings = open_session().evidence(case, frozenset()).warnings
+    assert "tune.accuracy: one sample of 4 is 25 %, so that a drop of 1.0 % lets none be lost" in warnings
+    assert "tune.accuracy: the reference itself has top1 100.0 %, below the 150.0 % asked" in warnings
+
+
+def test_a_plan_tells_what_the_metric_costs(open_session: Open, case: Case, close: Closeness) -> None:
+    said = open_session(metrics={"close": close}, mode="plan").plan(held(case, min=0.5))
+    assert said.endswith(
+        f"close on {SAMPLES} samples, of the reference and of each candidate that has won its races"
+    )
+    assert close.values == []
+
+
+def test_the_record_carries_the_constraint(open_session: Open, case: Case, close: Closeness) -> None:
+    case, check = with_check(held(case, max_drop=1.0), metric="close", max_drop=1.0)
+    session = open_session(metrics={"close": close})
+    session.judge(case, check)
+    record = session.record()
+    again = record_from_json(json.loads(json.dumps(record_to_json(record))))
+    assert again.cases[0].evidence.search.accuracy == record.cases[0].evidence.search.accuracy
+    assert [t.accuracy for t in again.cases[0].evidence.search.trials] == [
+        t.accuracy for t in record.cases[0].evidence.search.trials
+    ]
+    assert "held to close" in MarkdownFormat().render(record)

@@ -15,7 +15,9 @@ from pydantic import Field
 from qdqspec import load_spec, registry
 from qdqspec.checks.base import CheckParams
 from qdqspec.errors import SpecError
-from qdqspec.types import Case, InputShape, ShapeProfile, TuneRules
+from qdqspec.spec.kinds import params_of
+from qdqspec.spec.sections import AccuracySection
+from qdqspec.types import AccuracyRules, Case, InputShape, ShapeProfile, TuneRules
 
 HEAD = "qdqspec: 1\nmodel: m.onnx\n"
 CHECKS = "checks:\n  - {kind: speedup, min: 1.2}\n"
@@ -408,3 +410,38 @@ def test_accuracy_without_evaluation_data_is_refused_where_it_is_asked_for(write
     (problem,) = caught.value.problems
     assert problem == (5, 5, "check 'accuracy' needs inputs.evaluation, which is not given")
     assert "add inputs: {evaluation: data.npz}" in str(caught.value)
+
+
+def test_a_search_is_held_to_a_metric_by_the_keys_of_the_check(write: Write) -> None:
+    text = (
+        HEAD
+        + "inputs: {evaluation: e.npz}\ntune: {accuracy: {metric: top3, min: 0.9, max_drop: 1%, output: y}}\n"
+        + CHECKS
+    )
+    (case,) = load_spec(write(text)).cases()
+    assert case.tune.accuracy == AccuracyRules(metric="top3", min=0.9, max_drop=0.01, output="y")
+    own = AccuracySection.model_fields
+    theirs = {
+        n: f for n, f in params_of("accuracy").model_fields.items() if n not in ("kind", "id", "severity")
+    }
+    assert {n: f.default for n, f in own.items()} == {n: f.default for n, f in theirs.items()}
+
+
+@pytest.mark.parametrize(
+    ("tune", "problem"),
+    [
+        ("{max_drop: 1%}", "4:18: 'tune.accuracy' needs inputs.evaluation, which is not given"),
+        ("{metric: top1}", "nothing to keep: give at least one of min, max_drop"),
+        ("{max_drop: -1%}", "'max_drop' should be greater than or equal to 0"),
+        ("{min: high}", "'min' should be a number, not 'high'"),
+        ("{min: 9x%}", "'9x%' is not a percentage such as 5%"),
+        ("{drop: 1%}", "unknown key 'drop' in 'tune.accuracy'"),
+    ],
+)
+def test_a_wrong_constraint_is_told_at_its_place(write: Write, tune: str, problem: str) -> None:
+    data = "" if "inputs.evaluation" in problem else "inputs: {evaluation: e.npz}\n"
+    text = HEAD + (data or "title: T\n") + f"tune: {{accuracy: {tune}}}\n" + CHECKS
+    with pytest.raises(SpecError) as caught:
+        load_spec(write(text))
+    assert problem in str(caught.value)
+    assert ":4:" in str(caught.value.where)

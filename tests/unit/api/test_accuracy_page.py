@@ -1,0 +1,65 @@
+"""The page on accuracy says what works: its Python runs, and its specs are judged with its own conftest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qdqspec import load_spec
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "how-to" / "accuracy.md").read_text(encoding="utf-8")
+HEAD = "qdqspec: 1\nmodel: digits_resnet.onnx\n"
+DATA = "inputs: {evaluation: digits_evaluation.npz}\n"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, models: Path) -> Path:
+    shutil.copy(models / "digits_resnet.onnx", tmp_path)
+    for kind in ("calibration", "evaluation"):
+        shutil.copy(ROOT / "specs" / "data" / f"digits_{kind}.npz", tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_every_spec_of_the_page_is_one(block: str, tmp_path: Path) -> None:
+    text = block if block.startswith("qdqspec") else HEAD + block
+    text = text if "inputs:" in text else text.replace("checks:", f"{DATA}checks:")
+    (tmp_path / "a.qdq.yaml").write_text(text, encoding="utf-8")
+    assert load_spec(tmp_path / "a.qdq.yaml").cases()
+
+
+def test_the_python_of_the_page_runs(folder: Path) -> None:
+    (folder / "page.py").write_text("\n".join(blocks("python")), encoding="utf-8")
+    done = run(folder, "-W", "error", "page.py")
+    assert done.returncode == 0, done.stderr
+    reference, least, shipped, *_ = done.stdout.split()
+    assert float(least) == pytest.approx(float(reference) - 0.05)
+    assert float(shipped) >= float(least)
+
+
+def test_the_spec_that_holds_a_search_keeps_what_it_says(folder: Path) -> None:
+    (held,) = (block for block in blocks("yaml") if "tune:" in block)
+    (folder / "a.qdq.yaml").write_text(held, encoding="utf-8")
+    (folder / "conftest.py").write_text(blocks("python")[0], encoding="utf-8")
+    done = run(folder, "-m", "pytest", "-q", "a.qdq.yaml", "--qdq-json=run.json", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout
+    found = json.loads((folder / "run.json").read_text(encoding="utf-8"))["cases"][0]
+    bound = found["search"]["accuracy"]
+    assert bound["reference"] == pytest.approx(534 / 540)
+    assert found["accuracy"]["top1"]["tuned"] == pytest.approx(bound["shipped"])
+    assert bound["shipped"] >= bound["least"]

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.parity.noise_bar import HOPELESS_DB, STEP_DB, NoiseBar
+from qdqspec.types import Consumer, Placement, Site, Trial
+
+SOMETHING = Placement(sites=frozenset({Site(tensor="t", consumers=(Consumer("n", 0),), format="uint8")}))
+
+
+def bar(**scores: float) -> NoiseBar:
+    """``bar(db20=0.9)``: a candidate of 20 dB scored 0.9, where 0.5 is enough."""
+    found = NoiseBar()
+    for name, score in scores.items():
+        found.learn(_trial(float(name.removeprefix("db")), score), 0.5)
+    return found
+
+
+def _trial(sqnr_db: float | None, score: float | None, placement: Placement = SOMETHING) -> Trial:
+    return Trial(number=1, phase="p", placement=placement, sqnr_db=sqnr_db, accuracy=score)
+
+
+def test_nothing_is_aimed_at_until_one_was_refused() -> None:
+    assert bar().aim_db is None
+    assert bar(db20=0.9).aim_db is None
+    assert not bar(db20=0.9).is_hopeless(-200.0)
+
+
+def test_less_noise_is_aimed_at_after_a_refusal() -> None:
+    assert bar(db10=0.1).aim_db == 10 + STEP_DB
+    assert bar(db10=0.1, db15=0.2).aim_db == 15 + STEP_DB
+
+
+def test_between_a_refusal_and_a_win_the_middle_is_tried() -> None:
+    assert bar(db10=0.1, db16=0.9).aim_db == 13
+    assert bar(db10=0.1, db40=0.9).aim_db == 10 + STEP_DB  # far apart: not further than a step
+
+
+def test_twice_the_noise_of_one_refused_is_not_raced() -> None:
+    found = bar(db20=0.1, db30=0.9)
+    assert found.is_hopeless(20 - HOPELESS_DB)
+    assert not found.is_hopeless(20 - HOPELESS_DB + 0.1)
+
+
+def test_a_cleaner_one_that_was_refused_makes_no_noisier_one_hopeless_that_was_not() -> None:
+    found = bar(db30=0.1, db20=0.9)
+    assert not found.is_hopeless(15.0)
+    assert found.aim_db == 20
+
+
+@pytest.mark.parametrize(
+    "trial", [_trial(20.0, None), _trial(None, 0.1), _trial(200.0, 0.1, Placement(sites=frozenset()))]
+)
+def test_what_was_not_scored_or_not_heard_or_is_the_reference_teaches_nothing(trial: Trial) -> None:
+    found = NoiseBar()
+    found.learn(trial, 0.5)
+    assert found == NoiseBar()
+
+
+@given(st.lists(st.tuples(st.floats(-50, 100), st.booleans()), max_size=8))
+def test_nothing_that_was_kept_is_hopeless_and_the_aim_is_above_what_was_refused(told) -> None:
+    found = NoiseBar()
+    for sqnr_db, good in told:
+        found.learn(_trial(sqnr_db, 1.0 if good else 0.0), 0.5)
+    assert not any(found.is_hopeless(sqnr_db) for sqnr_db in found.kept)
+    if found.aim_db is not None:
+        assert math.isfinite(found.aim_db)
+        assert found.aim_db > found.lost_db
