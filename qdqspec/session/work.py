@@ -35,6 +35,9 @@ from qdqspec.types import (
 )
 
 DRIFT = 0.05  # from here on it is said
+ROUGH_DB = (
+    10.0  # below this an output's error is a third of the output and more: said where nothing judges it
+)
 CULPRIT_SECONDS = 30.0  # what looking for them may take when a check has failed
 
 
@@ -153,7 +156,7 @@ class CaseWork:
     def warnings(self) -> tuple[str, ...]:
         """What the user should know of this case so far."""
         own = self.bench.prepared.warnings if "prepared" in self.bench.__dict__ else []
-        return (*own, *self._drift_warning(), *self.store.warnings)
+        return (*own, *self._drift_warning(), *self._rough_warning(), *self.store.warnings)
 
     def _drift_warning(self) -> tuple[str, ...]:
         measured = self.finder.latency
@@ -161,6 +164,19 @@ class CaseWork:
             return ()
         drifted = f"the machine's speed drifted by {measured.drift:+.0%} while it was measured"
         return (f"{drifted}: ratios were taken round by round and hold, milliseconds hold less",)
+
+    def _rough_warning(self) -> tuple[str, ...]:
+        parity: ParityEvidence | None = self.__dict__.get("parity")
+        rules, kinds = self.bench.case.tune, {check.kind for check in self.bench.case.checks}
+        watched = (
+            rules.min_sqnr_db is not None or rules.accuracy is not None or kinds & {"parity", "accuracy"}
+        )
+        if parity is None or watched or parity.sqnr_db >= ROUGH_DB:
+            return ()
+        found = f"the tuned model's outputs are within {parity.sqnr_db:.1f} dB of the reference's only ({parity.data} data)"
+        return (
+            f"{found}, and nothing asks for more: set tune.min_sqnr_db or tune.accuracy, or check parity",
+        )
 
 
 def _size(path: Path, model: Model | None = None) -> int:

@@ -25,10 +25,12 @@ from qdqspec.types import (
     Case,
     CheckSpec,
     Inputs,
+    ParityEvidence,
     PatternRules,
     Progress,
     QuantizeRules,
     RegionRules,
+    TensorParity,
     TuneRules,
 )
 
@@ -746,3 +748,22 @@ def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path
         assert again.search(real).winner == evidence.search.winner
         assert again.search(real).provenance.source == "cached"
     assert digests(models) == before
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "asked", "warned"),
+    [
+        pytest.param(9.9, {}, True, id="rough"),
+        pytest.param(10.1, {}, False, id="fair"),
+        pytest.param(9.9, {"min_sqnr_db": 5.0}, False, id="as asked for"),
+    ],
+)
+def test_rough_outputs_are_said_where_nothing_asks_for_better(
+    open_session: Open, case: Case, sqnr_db: float, asked: dict[str, float], warned: bool
+) -> None:
+    with closing(open_session()) as session:
+        work = session.work(replace(case, tune=replace(case.tune, **asked)))
+        output = TensorParity(name="y", sqnr_db=sqnr_db, cosine=0.9, max_abs=1.0, max_steps=9.0)
+        work.parity = ParityEvidence(outputs=(output,), samples=1, data="random")
+        said = " ".join(work.warnings)
+    assert ("set tune.min_sqnr_db or tune.accuracy" in said) == warned
