@@ -173,7 +173,7 @@ class CaseWork:
         )
         if parity is None or watched or parity.sqnr_db >= ROUGH_DB:
             return ()
-        found = f"the tuned model's outputs are within {parity.sqnr_db:.1f} dB of the reference's only ({parity.data} data)"
+        found = f"the tuned model's worst output has an SQNR of {parity.sqnr_db:.1f} dB ({parity.data} data)"
         return (
             f"{found}, and nothing asks for more: set tune.min_sqnr_db or tune.accuracy, or check parity",
         )
