@@ -44,9 +44,9 @@ class MeteredDevice(FakeDevice):
         super().__init__()
         self.cpu_seconds = 0.0
 
-    def capabilities(self) -> Capabilities:
+    def capabilities(self, options: BuildOptions) -> Capabilities:
         """As the device's, but outputs come too slowly to calibrate with."""
-        return replace(super().capabilities(), observes=False)
+        return replace(super().capabilities(options), observes=False)
 
     def build(self, model: Path, options: BuildOptions) -> MeteredEngine:  # type: ignore[override]  # the same seam
         """Build, on the meter."""

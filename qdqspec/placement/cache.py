@@ -138,6 +138,13 @@ def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> E
 # ---- into a search ------------------------------------------------------------------------------
 
 
+class WarmStart(NamedTuple):
+    """A placement to begin with. ``proved`` where this very device found the best of every region in it."""
+
+    placement: Placement
+    proved: bool
+
+
 class _Known(NamedTuple):
     """What is known for one region, and which frames it is told in."""
 
@@ -147,7 +154,7 @@ class _Known(NamedTuple):
 
 def warm_starts(
     cache: PatternCache, regions: Sequence[Region], space: SchemeSpace, backend: str, device: str
-) -> tuple[Placement, ...]:
+) -> tuple[WarmStart, ...]:
     """Placements to begin with: the best scheme of every pattern that is known, then the second best.
 
     What this device found counts more than what others did. Regions of unknown patterns stay float, and in one
@@ -166,14 +173,23 @@ def warm_starts(
         for region in frames[0].leaves
         if (entries := _known(usable, frames, region.id)) is not None
     }
-    starts: dict[str, Placement] = {}
+    starts: dict[str, WarmStart] = {}
     for rank in range(_STARTS if known else 0):
         labels = _composed(frames, space, known, rank)
-        unknown = _of_unknown(frames[0], space, known) if rank == 0 else {}
-        for start in (space.resolve({**labels, **unknown}), space.resolve(labels)):
-            if start.sites:
-                starts.setdefault(start.digest, start)
+        unknown = _of_unknown(frames[0], space, known)
+        proved = rank == 0 and not unknown and _is_own(cache, backend, device, frames, known)
+        for start in (space.resolve({**labels, **(unknown if rank == 0 else {})}), space.resolve(labels)):
+            if start.sites or proved:  # that a sister stays float is worth knowing too
+                starts.setdefault(start.digest, WarmStart(start, proved))
     return tuple(starts.values())
+
+
+def _is_own(
+    cache: PatternCache, backend: str, device: str, frames: Sequence[Frames], known: Mapping[str, _Known]
+) -> bool:
+    """Whether this device itself knows every pattern."""
+    patterns = (frames[found.frames].of(region_id).pattern for region_id, found in known.items())
+    return all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
 
 
 def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[Entry, ...]]:

@@ -1,7 +1,8 @@
 """Patterns: what regions have in common. May import floors 0 and 1.
 
 Two regions share a pattern when their nodes can be paired so that operators, attributes, element types,
-shapes (if asked for), input slots and the boundary agree. Operands of commutative operators may change
+shapes (if asked for), input slots and the boundary agree. Where shapes are not asked for, the groups of a
+convolution that has one for each channel are a shape too. Operands of commutative operators may change
 places. Values of constants do not count, nor whether two inputs share one constant, and bodies of If,
 Loop and Scan are told by their operators only.
 """
@@ -9,6 +10,7 @@ Loop and Scan are told by their operators only.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -28,6 +30,7 @@ VERSION = "p1"
 _End: TypeAlias = tuple[int, str, int, int, str]  # slot, tensor, maker (-1: fed), its output, text
 REPEATING = 200  # nodes; nobody has larger blocks twice, and remembering them costs memory
 UNKNOWN = "?"  # a type
+_GROUPS = re.compile(r"(?<=[\[,])group=\d+")
 _BODY_SLOT = -1  # the tensors that a body reads have no order of their own
 
 
@@ -69,7 +72,8 @@ class PatternMaker:
     def __init__(self, flow: Flow, granularity: Granularity = "structure+shapes") -> None:
         self.place = {index: i for i, index in enumerate(flow.order)}
         self._flow = flow
-        self._types = _type_texts(flow.model, with_shapes=granularity == "structure+shapes")
+        self._with_shapes = granularity == "structure+shapes"
+        self._types = _type_texts(flow.model, with_shapes=self._with_shapes)
         self._faces: dict[int, _Face] = {}
         self._solved: dict[tuple[object, ...], tuple[list[int], str, str]] = {}
         self._made_by = {
@@ -168,8 +172,10 @@ class PatternMaker:
             else:
                 constants.append(f"c{text}")
         outputs = ",".join([types.get(t, UNKNOWN) for t in node.outputs])
-        label = self._flow.own[node.index].decode() + outputs
-        return _Face(label, tuple(ends), tuple(constants), node.outputs)
+        own = self._flow.own[node.index].decode()
+        if not self._with_shapes and _is_depthwise(self._flow.model, node):
+            own = _GROUPS.sub("group=each", own)
+        return _Face(own + outputs, tuple(ends), tuple(constants), node.outputs)
 
 
 class _Face(NamedTuple):
@@ -179,6 +185,16 @@ class _Face(NamedTuple):
     ends: tuple[_End, ...]
     constants: tuple[str, ...]
     outputs: tuple[str, ...]
+
+
+def _is_depthwise(model: Model, node: Node) -> bool:
+    """Whether a convolution has a group for each channel: how many is told by shapes, if these are asked for."""
+    if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 2:
+        return False
+    weight = model.shape(node.inputs[1]) or ()
+    groups = next((attribute.i for attribute in node.proto.attribute if attribute.name == "group"), 1)
+    axis, width = (0, groups) if node.op_type == "ConvTranspose" else (1, 1)
+    return groups > 1 and len(weight) > axis and weight[axis] == width
 
 
 def _shared_outside(faces: Sequence[_Face], local: Mapping[int, int]) -> dict[str, int]:

@@ -32,11 +32,14 @@ DRAWS = 30  # models drawn for one proposal that was not built before
 HEATING = 10  # draws after which the cost model's doubts have doubled
 HOPE = 0.02  # a proposal expected to be slower than the incumbent by more than this is not built
 FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
+PROVED_PATIENCE, PROVED_LOSSES = 2, 3  # of P3 and P4 where a search of a sister has come to what leads, ...
+SURPRISE = 0.97  # ... as long as nothing is quicker than that by more
 MARGINS_DB = (3.0, 6.0, 10.0)  # asked for beyond the target where the noise model proves too hopeful
 DOUBT_DB = 1.0  # how far below the target a prediction may lie and still be tried
 UNHEARD_DB = 20.0  # what a block counts as that could not be heard alone
 APPROACHES = 6  # builds that look for the noise which a task metric bears
 ROUNDS = 5
+PROVED_SHARES = (1.0,)
 PATIENCE = 2  # rounds without a won race before it ends: each still teaches the cost model
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
@@ -65,9 +68,23 @@ class Attribution(Stepwise):
     def _incumbent(self) -> Trial:
         return next(trial for trial in reversed(self._measured) if trial.incumbent)
 
+    @property
+    def _is_proved(self) -> bool:
+        """Whether what leads is, or hardly beats, what a whole search came to: then little is left to be found."""
+        known = [t.ratio for t in self._measured if t.ratio and t.placement.digest in self._setup.proved]
+        return bool(known) and (self._incumbent.ratio or 1.0) >= SURPRISE * min(known)
+
+    @property
+    def _patience(self) -> int:
+        return PROVED_PATIENCE if self._is_proved else SURROGATE_PATIENCE
+
     def _phases(self, space: SchemeSpace) -> Steps:
-        reference, *pure = pure_placements(space)
-        trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds, *pure)]
+        reference, everything, *pure = pure_placements(space)
+        trials = yield [
+            _profiled(placement, "pure") for placement in (reference, *self._setup.seeds, everything)
+        ]
+        if not self._is_proved:
+            trials += yield [_profiled(placement, "pure") for placement in pure]
         profiled = [trial for trial in trials if trial.ok and trial.layers]
         blocks = fuse(space, (trial.layers for trial in profiled))
         costs = CostModel(space, blocks)
@@ -103,12 +120,13 @@ class Attribution(Stepwise):
         """P2: the best label of each block, crossings counted more or less; learn; again while it wins."""
         winless = 0
         for _ in range(ROUNDS):
+            shares = PROVED_SHARES if self._is_proved else SHARES
             trials = yield [
-                _profiled(self._placed(space, costs, costs.compose(share)), "compose") for share in SHARES
+                _profiled(self._placed(space, costs, costs.compose(share)), "compose") for share in shares
             ]
             costs.learn(trials)
             winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
-            if winless == PATIENCE or not trials:
+            if winless == PATIENCE or not trials or self._is_proved:
                 return
 
     def _listen(self, space: SchemeSpace, costs: CostModel) -> Steps:
@@ -194,7 +212,7 @@ class Attribution(Stepwise):
         for trial in self._measured:
             surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
         winless = 0
-        while winless < SURROGATE_PATIENCE and not self._must_listen:
+        while winless < self._patience and not self._must_listen:
             proposal = self._drawn(space, costs, surrogate)
             if proposal is None:
                 return
@@ -236,7 +254,7 @@ class Attribution(Stepwise):
     def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P4: flip single blocks and small groups, the most promising first; what wins is the new start."""
         losses = builds = 0
-        while losses < FLIP_LOSSES and builds < FLIPS:
+        while losses < (PROVED_LOSSES if self._is_proved else FLIP_LOSSES) and builds < FLIPS:
             for codes in flips(costs, _codes(costs, self._incumbent)):
                 placement = self._placed(space, costs, codes)
                 if self.is_new(placement) and self._accurate(codes):

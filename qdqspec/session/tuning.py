@@ -30,7 +30,7 @@ from qdqspec.session.files import BuildLogs
 from qdqspec.session.held import Held, held_of
 from qdqspec.session.parts import PartFiles
 from qdqspec.session.prepare import Candidates, Prepared, require_path
-from qdqspec.session.warm import Start, seeds
+from qdqspec.session.warm import Start, warm_starts
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     Clock,
@@ -211,12 +211,14 @@ def _setup(prepared: Prepared, work: Workbench, clock: Clock, trials: int, held:
     rules, space = prepared.case.tune, prepared.space
     device = work.backend.device(work.options).key
     start = Start(space=space, backend=work.backend.target, device=device, note=prepared.warnings.append)
+    starts = warm_starts(rules.start_from, start)
     return SearchSetup(
         space=space,
         clock=clock,
         preset=rules.preset,
         trials=trials,
-        seeds=seeds(rules.start_from, start),
+        seeds=tuple(known.placement for known in starts if known.placement.sites),
+        proved=frozenset(known.placement.digest for known in starts if known.proved),
         min_sqnr_db=held.min_sqnr_db,
         min_accuracy=held.min_accuracy,
         pareto=rules.objective == "pareto",

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import load_model
-from qdqspec.placement.cache import warm_starts
+from qdqspec.placement.cache import WarmStart
+from qdqspec.placement.cache import warm_starts as cached_starts
 from qdqspec.placement.cache_file import read_cache
 from qdqspec.placement.import_qdq import placement_for
 from qdqspec.placement.project import project
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.types import Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,22 +31,23 @@ class Start:
     note: Callable[[str], None]
 
 
-def seeds(paths: Iterable[Path], start: Start) -> tuple[Placement, ...]:
-    """The placements that the files come to, each once. Raises where a file is damaged or of another backend.
+def warm_starts(paths: Iterable[Path], start: Start) -> tuple[WarmStart, ...]:
+    """What the files come to, each placement once. Raises where a file is damaged or of another backend.
 
     A file that says nothing for this model is noted.
     """
-    found: dict[str, Placement] = {}
+    found: dict[str, WarmStart] = {}
     for path in paths:
-        placements = [placement for placement in _reader(path)(path, start) if placement.sites]
-        if not placements:
+        starts = [known for known in _reader(path)(path, start) if known.placement.sites or known.proved]
+        if not starts:
             start.note(f"{path.name} has nothing to start from for this model")
-        for placement in placements:
-            found.setdefault(placement.digest, placement)
+        for known in starts:
+            before = found.get(known.placement.digest, known)
+            found[known.placement.digest] = WarmStart(known.placement, known.proved or before.proved)
     return tuple(found.values())
 
 
-_Reader = Callable[[Path, Start], Iterable[Placement]]
+_Reader = Callable[[Path, Start], Iterable[WarmStart]]
 
 
 def _reader(path: Path) -> _Reader:
@@ -60,14 +61,14 @@ def _reader(path: Path) -> _Reader:
     return reader
 
 
-def _of_cache(path: Path, start: Start) -> Iterable[Placement]:
+def _of_cache(path: Path, start: Start) -> Iterable[WarmStart]:
     try:
-        return warm_starts(read_cache(path), start.space.regions, start.space, start.backend, start.device)
+        return cached_starts(read_cache(path), start.space.regions, start.space, start.backend, start.device)
     except StateError as error:
         raise StateError(error.what, where=error.where or path, cure=error.cure) from None
 
 
-def _of_scheme(path: Path, start: Start) -> Iterable[Placement]:
+def _of_scheme(path: Path, start: Start) -> Iterable[WarmStart]:
     known = read_scheme(path)
     if known.backend != start.backend:
         raise StateError(
@@ -76,14 +77,14 @@ def _of_scheme(path: Path, start: Start) -> Iterable[Placement]:
             where=path,
             cure=f"start from a scheme.json that a run on {start.backend} has left",
         )
-    return [project(start.space, known.placement)]
+    return [WarmStart(project(start.space, known.placement), proved=False)]
 
 
-def _of_model(path: Path, start: Start) -> Iterable[Placement]:
+def _of_model(path: Path, start: Start) -> Iterable[WarmStart]:
     fitted = placement_for(start.space.model, load_model(path))
     for line in fitted.notes:
         start.note(f"{path.name}: {line}")
-    return [project(start.space, fitted.placement)]
+    return [WarmStart(project(start.space, fitted.placement), proved=False)]
 
 
 _READERS: Mapping[str, _Reader] = {

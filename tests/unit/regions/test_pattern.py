@@ -53,6 +53,23 @@ def test_shapes_count_only_when_asked_for():
     assert digest(body, "4,4", "structure") == digest(body, "8,8", "structure")
 
 
+def depthwise(channels: int, groups: int, granularity: str) -> str:
+    weight = f"{channels},{channels // groups},3,3"
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+    g (float[1,{channels},8,8] x, float[{weight}] w) => (float y) {{ y = Conv <group = {groups}> (x, w) }}"""
+    model = Model(onnx.parser.parse_model(text))
+    return canonical(model, [node.name for node in model.nodes], granularity).digest
+
+
+def test_a_filter_for_each_channel_is_one_structure_whatever_the_width():
+    """How many groups there are is a shape then, and no attribute."""
+    assert depthwise(4, 4, "structure") == depthwise(8, 8, "structure")
+    assert depthwise(8, 2, "structure") != depthwise(8, 8, "structure")
+    assert depthwise(8, 2, "structure") != depthwise(8, 4, "structure")
+    assert depthwise(8, 1, "structure") != depthwise(8, 8, "structure")
+    assert depthwise(4, 4, "structure+shapes") != depthwise(8, 8, "structure+shapes")
+
+
 def test_a_result_seen_outside_counts():
     body = "a = Relu(x) y = Neg(a)"
     model = model_of(body)
