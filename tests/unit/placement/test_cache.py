@@ -188,8 +188,9 @@ def searched(space: SchemeSpace) -> list[Trial]:
 def test_the_first_warm_start_is_what_won(space: SchemeSpace) -> None:
     cache = gather(searched(space), space, *HERE)
     starts = warm_starts(cache, space.regions, space, *HERE)
-    assert starts[0].digest == everything(space).digest
-    assert starts[0].labels == everything(space).labels
+    assert starts[0].placement.digest == everything(space).digest
+    assert starts[0].placement.labels == everything(space).labels
+    assert [start.proved for start in starts] == [True, *(False for _ in starts[1:])]
 
 
 def test_a_failed_trial_teaches_nothing(space: SchemeSpace) -> None:
@@ -215,7 +216,7 @@ def test_a_model_of_other_shapes_finds_its_patterns_by_structure(space: SchemeSp
     regions = find_regions(other)
     assert {r.pattern for r in regions}.isdisjoint({r.pattern for r in space.regions})
     sister = SchemeSpace(other, backend().capabilities(), regions=regions)
-    assert warm_starts(cache, regions, sister, *HERE)[0].digest == everything(space).digest
+    assert warm_starts(cache, regions, sister, *HERE)[0].placement.digest == everything(space).digest
 
 
 def test_a_cache_of_another_backend_is_refused(space: SchemeSpace) -> None:
@@ -227,8 +228,9 @@ def test_a_cache_of_another_backend_is_refused(space: SchemeSpace) -> None:
 def test_this_device_counts_more_than_others(space: SchemeSpace) -> None:
     own = gather([trial(0, space.resolve({}), 1.0)], space, *HERE)
     other = gather([trial(1, everything(space), 0.2)], space, HERE[0], "another-machine")
-    assert warm_starts(other, space.regions, space, *HERE)[0].digest == everything(space).digest
-    assert warm_starts(merge(own, other), space.regions, space, *HERE) == ()  # here, float was best
+    assert warm_starts(other, space.regions, space, *HERE) == ((everything(space), False),)
+    here = warm_starts(merge(own, other), space.regions, space, *HERE)
+    assert here == ((space.resolve({}), True),)  # on this device float was best
 
 
 def test_a_second_best_is_a_start_where_it_is_close(space: SchemeSpace) -> None:
@@ -243,7 +245,8 @@ def test_regions_of_unknown_patterns_stay_float_or_are_quantized_whole(space: Sc
     cache = gather(searched(space), space, *HERE)
     known = next(key for key, rows in cache.entries.items() if key.pattern == most_common(space))
     starts = warm_starts(PatternCache(entries={known: cache.entries[known]}), space.regions, space, *HERE)
-    whole, alone = starts[:2]
+    whole, alone = (start.placement for start in starts[:2])
+    assert not any(start.proved for start in starts)
     assert alone.sites < whole.sites
     units = {unit.id for unit in space.units}
     assert len(dict(whole.labels)) > len(dict(alone.labels)) > 0

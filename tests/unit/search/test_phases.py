@@ -79,6 +79,39 @@ def test_it_finds_the_best_of_all_labellings_or_nearly_so(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_what_a_sisters_search_came_to_is_only_checked(seed: int) -> None:
+    space = small_space()
+    cold = drive(
+        Attribution(SearchSetup(space=space, clock="cpu"), np.random.default_rng(seed)), Oracle(space, seed)
+    )
+    best = [trial.placement for trial in cold if trial.incumbent][-1]
+    builds = {}
+    for name, known in (("seed", frozenset[str]()), ("proved", frozenset({best.digest}))):
+        setup = SearchSetup(space=space, clock="cpu", seeds=(best,) if best.sites else (), proved=known)
+        oracle = Oracle(space, seed)
+        trials = drive(Attribution(setup, np.random.default_rng(seed)), oracle)
+        builds[name] = len(trials)
+        assert oracle.cost([t.placement for t in trials if t.incumbent][-1]) <= oracle.cost(best)
+        assert space.resolve(space.everything()).digest in {t.placement.digest for t in trials}
+    assert builds["proved"] <= 11
+    assert builds["proved"] < builds["seed"] / 2
+
+
+def test_where_it_is_beaten_by_far_the_search_is_a_whole_one() -> None:
+    """The sister is another model after all."""
+    space = small_space()
+    worse = space.resolve({space.units[-1].id: space.units[-1].full})
+    setup = SearchSetup(space=space, clock="cpu", seeds=(worse,), proved=frozenset({worse.digest}))
+    trials, without = (
+        drive(Attribution(one, np.random.default_rng(1)), Oracle(space, 1))
+        for one in (setup, SearchSetup(space=space, clock="cpu", seeds=(worse,)))
+    )
+    ratios = {trial.placement.digest: trial.ratio or 1.0 for trial in trials}
+    assert min(ratios.values()) < 0.9 * ratios[worse.digest]
+    assert len(trials) >= len(without) - 3
+
+
+@pytest.mark.parametrize("seed", range(4))
 def test_with_a_constraint_the_winner_is_accurate_enough(seed: int) -> None:
     trials, oracle = searched(seed, min_sqnr_db=38.0)
     winner = [trial for trial in trials if trial.incumbent][-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -19,7 +20,7 @@ from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.regions.search import find_regions
-from qdqspec.session.warm import Start, seeds
+from qdqspec.session.warm import Start, warm_starts
 from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Placement, Trial
 
@@ -50,6 +51,11 @@ def half(space: SchemeSpace) -> Placement:
 
 def numbers(space: SchemeSpace) -> Quantizer:
     return Quantizer(space.model, ranges_for(space.model), biases=space.bias_sources)
+
+
+def seeds(paths: list[Path], start: Start) -> tuple[Placement, ...]:
+    """The placements alone."""
+    return tuple(known.placement for known in warm_starts(paths, start))
 
 
 def cache_at(path: Path, space: SchemeSpace, placement: Placement, target: str = HERE[0]) -> Path:
@@ -148,3 +154,47 @@ def test_a_model_with_the_same_nodes_renamed_by_a_tool_is_recognized(
     path = tmp_path / "other.onnx"
     onnx.save(proto, path)
     assert seeds([path], start) == (half,)
+
+
+# ---- what a whole search came to ----------------------------------------------------------------
+
+
+def test_what_a_search_of_this_device_left_is_proved(start: Start, half: Placement, tmp_path: Path) -> None:
+    (known,) = warm_starts([cache_at(tmp_path / "patterns.yaml", start.space, half)], start)
+    assert known.proved
+
+
+def test_that_a_sister_stays_float_is_proved_and_nothing_to_build(
+    start: Start, notes: list[str], tmp_path: Path
+) -> None:
+    reference = start.space.resolve({})
+    (known,) = warm_starts([cache_at(tmp_path / "patterns.yaml", start.space, reference)], start)
+    assert known == (reference, True)
+    assert notes == []
+
+
+def test_what_is_known_of_half_a_model_or_from_elsewhere_is_not_proved(
+    start: Start, half: Placement, models: Path, tmp_path: Path
+) -> None:
+    """Nor a scheme or a quantized model: nobody knows how thoroughly it was searched."""
+    cache = gather([Trial(number=0, phase="pure", placement=half, ratio=0.5)], start.space, *HERE)
+    some = dict(list(cache.entries.items())[:1])
+    write_cache(tmp_path / "some.yaml", replace(cache, entries=some))
+    elsewhere = gather(
+        [Trial(number=0, phase="pure", placement=half, ratio=0.5)], start.space, HERE[0], "another"
+    )
+    write_cache(tmp_path / "elsewhere.yaml", elsewhere)
+    write_scheme(tmp_path / "scheme.json", half, numbers(start.space).placed(half), HERE[0])
+    save_model(insert_qdq(start.space.model, half, numbers(start.space)).proto, tmp_path / "half.onnx")
+    for name in ("some.yaml", "elsewhere.yaml", "scheme.json", "half.onnx"):
+        known = warm_starts([tmp_path / name], start)
+        assert known
+        assert not any(one.proved for one in known)
+
+
+def test_what_one_file_proves_is_proved(start: Start, half: Placement, tmp_path: Path) -> None:
+    scheme, cache = tmp_path / "scheme.json", tmp_path / "patterns.yaml"
+    write_scheme(scheme, half, numbers(start.space).placed(half), HERE[0])
+    cache_at(cache, start.space, half)
+    for paths in ([scheme, cache], [cache, scheme]):
+        assert [known.proved for known in warm_starts(paths, start)] == [True]
