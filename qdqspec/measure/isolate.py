@@ -31,6 +31,7 @@ from qdqspec.measure._processes import Interpreters, Zygote, can_fork, open_laun
 from qdqspec.measure._records import layer_from_json, options_to_json, samples_from_json
 from qdqspec.measure._wire import Header, WireClosedError
 from qdqspec.measure.worker import backend_by_name
+from qdqspec.quantize.scales import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 BUILD_TIMEOUT = 600.0
@@ -135,8 +136,8 @@ class IsolatedEngine:
         self._bury = weakref.finalize(self, child.bury)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once and return the outputs by name."""
-        return self.ask({"do": "run"}, feeds)[1]
+        """Run once and return the outputs by name; bfloat16 comes back as float32, which numpy knows."""
+        return {name: as_real(value) for name, value in self.ask({"do": "run"}, feeds)[1].items()}
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Fix the inputs that `time` and `layers` use. They travel once."""

@@ -20,6 +20,7 @@ from qdqspec.graph.protos import copy_model
 from qdqspec.graph.wire import Parts, parts_of
 from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import REALS, as_real
 
 Array: TypeAlias = npt.NDArray[np.generic]
 Feed: TypeAlias = Mapping[str, Array]
@@ -34,7 +35,7 @@ _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
     "entropy": entropy_range,
     "mse": mse_range,
 }
-_FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE})
+_FLOATS = frozenset({*REALS, onnx.TensorProto.DOUBLE})
 # Bounded by nature; and their rare large values are the message.
 _BOUNDED = frozenset({"HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 _NEGLIGIBLE = float(np.finfo(np.float32).smallest_normal)  # nothing to gain, and no bins to be had
@@ -113,7 +114,8 @@ class _Watch:
         found = {name: feed[name] for name in self.inputs}
         if self.execute is not None:
             found |= {name: value for name, value in self.execute(feed).items() if name in self.wanted}
-        return {name: value for name, value in found.items() if _is_float(value)}
+        real = {name: as_real(value) for name, value in found.items() if isinstance(value, np.ndarray)}
+        return {name: value for name, value in real.items() if _is_float(value)}
 
 
 def _answers(model: Model) -> set[str]:
@@ -130,8 +132,8 @@ def _has_tails(span: TensorRange) -> bool:
     return span.largest > _NEGLIGIBLE
 
 
-def _is_float(value: object) -> bool:
-    return isinstance(value, np.ndarray) and value.size > 0 and np.issubdtype(value.dtype, np.floating)
+def _is_float(value: Array) -> bool:
+    return value.size > 0 and np.issubdtype(value.dtype, np.floating)
 
 
 def _spans(watch: _Watch, feeds: Iterable[Feed]) -> tuple[dict[str, TensorRange], dict[int, list[str]]]:

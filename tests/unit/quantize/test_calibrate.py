@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -131,6 +132,21 @@ def test_what_is_not_finite_stays_float_and_is_said(method: str) -> None:
 def test_no_sample_is_an_error_not_an_empty_result(absolute: Model) -> None:
     with pytest.raises(DataError, match="no calibration sample"):
         calibrate(absolute, ["y"], feeds_of(), "max", run_on_cpu)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bfloat16_has_ranges_as_well(absolute: Model, method: str) -> None:
+    """numpy does not know the type, and does not take it for a float."""
+    absolute.proto.graph.input[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
+    absolute.proto.graph.output[0].type.tensor_type.elem_type = TensorProto.BFLOAT16
+    values = np.array([-3, 2], ml_dtypes.bfloat16)
+
+    def run(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
+        return lambda feed: {"y": np.abs(feed["x"])}
+
+    found = calibrate(absolute, ["x", "y"], lambda: iter([{"x": values}]), method, run)
+    assert found["y"] == TensorRange(0, 3)
+    assert found["x"].low < -2
 
 
 def test_a_tensor_of_an_untaken_branch_is_left_out_with_a_note() -> None:

@@ -1,0 +1,256 @@
+"""Every verb on every odd model: a result, or one clear error, and never a traceback.
+
+The models and what is to be expected of them are `qdqspec.testing.odd`. Tuning runs on the simulated device, which
+gives real outputs, and for some on ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from qdqspec.backends.fake import FakeDevice
+from qdqspec.cli import main
+from qdqspec.config import Settings
+from qdqspec.errors import QdqspecError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.parity.data import random_feeds
+from qdqspec.parity.shapes import resolve_shapes
+from qdqspec.placement.scheme import write_scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.session import Session
+from qdqspec.session.result import Result
+from qdqspec.testing.odd import ODD_MODELS, OddModel
+from qdqspec.types import Inputs
+
+_SOME_OPSETS = (
+    "opset-7",
+    "opset-9",
+    "opset-13",
+    "opset-21",
+    "opset-25",
+)  # `benchmarks/odd_models.py` runs all
+MODELS = [odd for odd in ODD_MODELS if not odd.name.startswith("opset-") or odd.name in _SOME_OPSETS]
+READABLE = [odd for odd in MODELS if odd.name != "no-nodes"]
+# What the reference implementation behind the simulated device cannot compute, and ONNX Runtime can.
+NOT_SIMULATED = {"sparse-weight"}
+NOT_TUNED = {f"names-{kind}" for kind in ("colons", "slashes", "spaces", "globs", "endings", "length")}
+NOTHING_SIMULATED = {"only-copies"}  # it has no integer kernels for these
+NOTHING_PLACED = {
+    "only-a-function",
+    "only-copies",
+    "double",
+    "q-operators",
+    "string-input",
+    "unnamed-dimensions",
+}
+# The other way about.
+NOT_ON_ORT = {"bfloat16": "ONNX Runtime has no kernel", "names-repeated": "two nodes with same node name"}
+
+
+def of(models: list[OddModel]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("odd", models, ids=lambda odd: odd.name)
+
+
+@dataclass
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Verb = Callable[..., Outcome]
+
+
+@pytest.fixture
+def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verb:
+    """``verb("strip", ...)`` in an empty project; an exception that leaves a verb fails the test."""
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> Outcome:
+        code = main(list(words))
+        written = capsys.readouterr()
+        if code == 2:
+            assert written.err.startswith("qdqspec: ")
+            assert "net.onnx" in written.err
+        return Outcome(code, written.out, written.err)
+
+    return run
+
+
+@pytest.fixture
+def net(odd: OddModel, tmp_path: Path) -> Path:
+    onnx.save(odd.make(), tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with session("fake", tmp_path_factory.mktemp("fake")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def onnx_runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    with session("onnxruntime", tmp_path_factory.mktemp("ort")) as opened:
+        yield opened
+
+
+def session(backend: str, folder: Path) -> Session:
+    return Session(Settings(root=folder, backend=backend, no_cache=True, output=folder / "reports"))
+
+
+# ---- tune -----------------------------------------------------------------------------------------
+
+
+def tuned(session: Session, model: Path) -> Result | None:
+    """The result, or ``None`` where it was refused in words that name the file."""
+    try:
+        return session.tune(model, trials=2)
+    except QdqspecError as error:
+        said = str(error)
+    assert str(model) in said
+    assert "Traceback" not in said
+    return None
+
+
+@of([odd for odd in MODELS if odd.name not in NOT_TUNED])
+def test_tune_on_the_simulated_device(odd: OddModel, net: Path, simulated: Session) -> None:
+    found = tuned(simulated, net)
+    if odd.name in NOT_SIMULATED:
+        assert found is None
+        return
+    assert (found is None) == (odd.outcome == "refused")
+    if found is not None:
+        is_told = found.reason.startswith("nothing in it can be quantized")
+        assert is_told == (odd.outcome == "nothing" or odd.name in NOTHING_SIMULATED)
+        assert found.search.built == (1 if is_told else 2)
+        assert found.left_alone == (not found.scheme.sites)
+
+
+TUNED_FOR_REAL = (
+    "names-quotes", "names-of-others", "names-repeated", "loop", "local-function", "custom-operator", "float16",
+    "bfloat16", "double", "zero-size", "initializers-are-inputs", "sparse-weight", "sequence-output",
+    "infinite-mask", "opset-7", "opset-25", "output-twice", "training-batchnorm", "pairs-already",
+)  # fmt: skip
+
+
+@of([odd for odd in MODELS if odd.name in TUNED_FOR_REAL])
+def test_tune_on_onnx_runtime(odd: OddModel, net: Path, onnx_runtime: Session) -> None:
+    found = tuned(onnx_runtime, net)
+    assert (found is None) == (odd.outcome == "refused" or odd.name in NOT_ON_ORT)
+    if found is not None:
+        assert found.reason.startswith("nothing in it can be quantized") == (odd.outcome == "nothing")
+
+
+@of([odd for odd in MODELS if odd.outcome == "refused"])
+@pytest.mark.parametrize("backend", ["fake", "onnxruntime"])
+def test_what_is_refused_says_why(odd: OddModel, net: Path, verb: Verb, backend: str) -> None:
+    result = verb("tune", "net.onnx", "--backend", backend, "-o", "out", "--no-cache")
+    assert result.code == 2
+    assert odd.says in result.err
+
+
+# ---- verbs about one model ------------------------------------------------------------------------
+
+
+@of(MODELS)
+def test_inspect_and_lint(odd: OddModel, net: Path, verb: Verb) -> None:
+    refused = odd.name == "no-nodes"
+    for words in (["--json"], ["--verbose", "--include-all"], ["--backend", "fake", "--max-nodes", "2"]):
+        assert verb("inspect", "net.onnx", *words).code == (2 if refused else 0)
+    targets = ("tensorrt-10", "tensorrt-11", "onnxruntime-cpu")
+    looked = verb("lint", "net.onnx", *(word for target in targets for word in ("--target", target)))
+    assert looked.code in ((2,) if refused else (0, 1))
+
+
+@of(
+    [
+        odd
+        for odd in MODELS
+        if odd.name in ("names-quotes", "loop", "only-copies", "string-constant", "string-input")
+    ]
+)
+def test_explain(odd: OddModel, net: Path, verb: Verb) -> None:
+    assert verb("explain", "net.onnx", "--backend", "fake").code == (2 if odd.outcome == "refused" else 0)
+
+
+@of(READABLE)
+def test_fold_and_strip_keep_what_a_model_computes(odd: OddModel, net: Path, verb: Verb) -> None:
+    before = net.read_bytes()
+    for name in ("fold", "strip"):
+        assert verb(name, "net.onnx", "-o", f"{name}.onnx").code == 0
+        if odd.name != "pairs-already" or name == "fold":
+            assert_same_outputs(net, net.with_name(f"{name}.onnx"))
+    assert net.read_bytes() == before
+    assert verb("diff", "net.onnx", "net.onnx").code == 0
+    assert verb("diff", "net.onnx", "strip.onnx").code == (odd.name == "pairs-already")
+    assert verb("import", "net.onnx", "-o", "scheme.json").code == (0 if odd.name == "pairs-already" else 2)
+
+
+@of(READABLE)
+def test_what_is_applied_can_be_read_back_and_taken_out(odd: OddModel, net: Path, verb: Verb) -> None:
+    model = load_model(net)
+    space = SchemeSpace(model, FakeDevice().capabilities())
+    placement = space.resolve(space.everything())
+    if not placement.sites:
+        assert odd.name in NOTHING_PLACED
+        return
+    numbers = Quantizer(model, {name: TensorRange(-4, 4) for name in model.types}, biases=space.bias_sources)
+    write_scheme(net.with_name("scheme.json"), placement, numbers.placed(placement), "fake")
+    assert verb("apply", "net.onnx", "scheme.json", "-o", "placed.onnx").code == 0
+    placed = load_model(net.with_name("placed.onnx"))
+    assert interface(placed) == interface(model)
+    assert loads(placed.path) == loads(net)
+    assert verb("diff", "net.onnx", "placed.onnx").code == 1
+    assert verb("import", "placed.onnx", "-o", "again.json", "--reference", "net.onnx").code == 0
+    assert verb("strip", "placed.onnx", "-o", "back.onnx", "--reference", "net.onnx").code == 0
+    if odd.name != "pairs-already":
+        assert net.with_name("back.onnx").read_bytes() == model.proto.SerializeToString(deterministic=True)
+        assert verb("apply", "net.onnx", "again.json", "-o", "placed-again.onnx").code == 0
+        assert verb("diff", "placed.onnx", "placed-again.onnx").code == 0
+
+
+def interface(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return model.inputs, model.outputs
+
+
+def loads(model: Path | None) -> bool:
+    return opened(model) is not None
+
+
+def opened(model: Path | None) -> onnxruntime.InferenceSession | None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
+        return None
+
+
+def assert_same_outputs(one: Path, other: Path) -> None:
+    """Where ONNX Runtime runs the first and its inputs can be made up."""
+    reference, changed = opened(one), opened(other)
+    assert (reference is None) == (changed is None)
+    model = load_model(one)
+    try:
+        feeds = dict(next(iter(random_feeds(model, resolve_shapes(model, Inputs()), 0, 1))))
+    except QdqspecError:
+        return
+    if reference is None or changed is None or "Dropout" in {node.op_type for node in model.nodes}:
+        return
+    for left, right in zip(reference.run(None, feeds), changed.run(None, feeds), strict=True):
+        if isinstance(left, np.ndarray) and left.dtype.kind == "f":
+            np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_equal(left, right)
