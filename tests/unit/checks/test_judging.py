@@ -65,7 +65,10 @@ def test_one_of_several_shape_profiles_has_a_budget_of_its_own() -> None:
     assert verdict.headline == "median at x 8 9.20 ms > budget 5.00 ms (+84.0 %)"
     assert ("tuned at x 8 (50%)", "9.20") in {row[:2] for row in verdict.sections[1].rows}
     missing = judge("latency", evidence, max_ms=5, profile=2)
-    assert (missing.outcome, missing.headline) == ("inconclusive", "there is no shape profile 2: 2 measured")
+    assert (missing.outcome, missing.headline) == (
+        "inconclusive",
+        "there is no shape profile 2: 2 measured: nothing to judge",
+    )
     assert judge("latency", timed(3.0), max_ms=5, profile=0).outcome == "pass", "the only one is the first"
 
 
