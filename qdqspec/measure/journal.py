@@ -24,11 +24,13 @@ from qdqspec.files import unwritable, write_whole
 from qdqspec.measure._records import trial_from_json, trial_to_json
 from qdqspec.types import Trial
 
-__all__ = ["SCHEMA_VERSION", "Journal", "trial_from_json", "trial_to_json"]
+__all__ = ["SCHEMA_VERSION", "Journal", "read_journal", "trial_from_json", "trial_to_json"]
 
 SCHEMA_VERSION = 2  # 2: lines end with a sum
 _SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
 _SUM_BYTES = 26  # of a line: what `_SUM` finds, without the line's end
+MOST_BYTES = 1 << 30  # a build takes some hundred kilobytes at most
+_OTHER = "name the trials.jsonl of a tuning run, with trials.header.json beside it"
 _AWAY = "move the journal away, or choose another output folder, to start anew"
 
 
@@ -123,6 +125,33 @@ class Journal:
             with contextlib.suppress(OSError):  # a full disk may hold half a line: take it back
                 os.ftruncate(self._file, size)
             raise _unwritable(self.path, error) from None
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Trial, ...]]:
+    """Header and trials of a journal, oldest first; nothing is written, and a line torn at the end is left out.
+
+    Raises `StateError` where there is none, its header is missing, or something in it is damaged.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise StateError(f"a journal has at most {MOST_BYTES >> 20} MiB", where=path, cure=_OTHER)
+        header, raw = json.loads(_header_path(path).read_bytes()), path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        where = error.filename or path
+        raise StateError(
+            f"the journal {path.name} cannot be read: {reason}", where=where, cure=_OTHER
+        ) from None
+    except (ValueError, RecursionError):
+        raise StateError(
+            f"the header of the journal {path.name} is damaged", where=_header_path(path), cure=_OTHER
+        ) from None
+    if not isinstance(header, dict):
+        raise StateError("this is no header of a journal", where=_header_path(path), cure=_OTHER)
+    run = _digest(header)
+    lines, _ = _whole_lines(path, raw, run)
+    entries = (_entry(path, number, line, run) for number, line in enumerate(lines, 1))
+    return header, tuple(trial_from_json(entry) for entry in entries)
 
 
 def _header_path(path: Path) -> Path:

@@ -70,7 +70,12 @@ class Attribution(Stepwise):
 
     @property
     def _is_proved(self) -> bool:
-        """Whether what leads is, or hardly beats, what a whole search came to: then little is left to be found."""
+        """Whether what leads is, or hardly beats, what a whole search came to: then little is left to be found.
+
+        Not in an extensive search: who asks for one wants more than was found before.
+        """
+        if self._setup.preset == "extensive":
+            return False
         known = [t.ratio for t in self._measured if t.ratio and t.placement.digest in self._setup.proved]
         return bool(known) and (self._incumbent.ratio or 1.0) >= SURPRISE * min(known)
 

@@ -1,4 +1,4 @@
-"""Where a search starts from: pattern caches, schemes and quantized models that the spec names. Part of the session.
+"""Where a search starts from: pattern caches, journals, schemes and quantized models. Part of the session.
 
 Each gives placements of this model that the backend can use, with this case's formats and numbers. They are
 candidates like any other: a poor one costs a build and no more.
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import load_model
+from qdqspec.measure.journal import read_journal
 from qdqspec.placement.cache import WarmStart
 from qdqspec.placement.cache import warm_starts as cached_starts
 from qdqspec.placement.cache_file import read_cache
@@ -19,6 +20,8 @@ from qdqspec.placement.import_qdq import placement_for
 from qdqspec.placement.project import project
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.space import SchemeSpace
+
+MOST = 2  # placements of a journal; each costs the next search a build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ def _reader(path: Path) -> _Reader:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(
-            "tune.start_from takes pattern caches (.yaml), schemes (.json) and Q/DQ models (.onnx)",
+            "tune.start_from takes pattern caches (.yaml), journals (.jsonl), schemes (.json) and Q/DQ models (.onnx)",
             where=path,
             cure="name a file that a tuning run has left, or a quantized model",
         )
@@ -70,14 +73,31 @@ def _of_cache(path: Path, start: Start) -> Iterable[WarmStart]:
 
 def _of_scheme(path: Path, start: Start) -> Iterable[WarmStart]:
     known = read_scheme(path)
-    if known.backend != start.backend:
+    _require_backend("scheme", known.backend, path, start)
+    return [WarmStart(project(start.space, known.placement), proved=False)]
+
+
+def _of_journal(path: Path, start: Start) -> Iterable[WarmStart]:
+    """The best placements of an earlier search: as confirmed, or of one that was stopped as raced."""
+    header, trials = read_journal(path)
+    _require_backend("journal", str(header.get("backend")), path, start)
+    confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]
+    ranked = sorted(confirmed or (t for t in trials if t.incumbent), key=lambda t: (t.ratio or 1.0, t.number))
+    placements = dict.fromkeys(trial.placement for trial in ranked)
+    for rank, placement in enumerate(list(placements)[:MOST]):
+        found = project(start.space, placement)
+        fits = found.digest == placement.digest and header.get("device") == start.device
+        yield WarmStart(found, proved=bool(confirmed) and rank == 0 and fits)
+
+
+def _require_backend(what: str, backend: str, path: Path, start: Start) -> None:
+    if backend != start.backend:
         raise StateError(
-            f"the scheme was made on {known.backend}, not on {start.backend}: "
+            f"the {what} was made on {backend}, not on {start.backend}: "
             "what is fast on one backend is slow on another",
             where=path,
-            cure=f"start from a scheme.json that a run on {start.backend} has left",
+            cure=f"start from a {path.name} that a run on {start.backend} has left",
         )
-    return [WarmStart(project(start.space, known.placement), proved=False)]
 
 
 def _of_model(path: Path, start: Start) -> Iterable[WarmStart]:
@@ -91,5 +111,6 @@ _READERS: Mapping[str, _Reader] = {
     ".yaml": _of_cache,
     ".yml": _of_cache,
     ".json": _of_scheme,
+    ".jsonl": _of_journal,
     ".onnx": _of_model,
 }

@@ -167,7 +167,7 @@ class TuneSection(Section):
     )
     clock: Literal["auto", "cpu", "wall"] = Field(default="auto", description="The clock that decides.")
     start_from: Listed[SpecPath] = Field(
-        default=(), description="Pattern caches and Q/DQ models to start from."
+        default=(), description="Pattern caches, journals, schemes and Q/DQ models to start from."
     )
 
     def rules(self) -> TuneRules:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qdqspec.errors import QdqspecError
-from qdqspec.measure.journal import Journal, trial_from_json, trial_to_json
+from qdqspec.measure.journal import Journal, read_journal, trial_from_json, trial_to_json
 from qdqspec.types import LABELS, Consumer, LayerTime, Placement, Race, Samples, Site, Trial
 
 HEADER = {"model": "ab12", "device": "some-cpu", "seed": 0}
@@ -118,6 +118,29 @@ def test_any_bytes_are_read_or_refused_with_one_error(noise: bytes) -> None:
             assert str(path) in str(refusal)
             assert refusal.cure
             assert path.read_bytes() == noise
+
+
+@given(st.binary(max_size=100), st.sampled_from(["trials.jsonl", "trials.header.json"]))
+@example(b"[" * 100_000, "trials.header.json")
+@example(b"[" * 100_000 + b"\n", "trials.jsonl")
+def test_who_only_looks_at_a_journal_reads_it_or_one_error_and_changes_nothing(
+    noise: bytes, name: str
+) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trials.jsonl"
+        trial = Trial(number=0, phase="pure", placement=Placement(sites=frozenset()))
+        with Journal.open(path, HEADER) as journal:
+            journal.append(trial)
+        assert read_journal(path)[1] == (trial,)
+        (Path(folder) / name).write_bytes(noise)
+        before = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+        refusal: QdqspecError | None = None
+        try:
+            assert read_journal(path)[1] in ((), (trial,))
+        except QdqspecError as error:
+            refusal = error
+        assert refusal is None or (folder in str(refusal) and refusal.cure)
+        assert {file.name: file.read_bytes() for file in Path(folder).iterdir()} == before
 
 
 def _refusal(path: Path) -> QdqspecError | None:

@@ -97,6 +97,30 @@ def test_what_a_sisters_search_came_to_is_only_checked(seed: int) -> None:
     assert builds["proved"] < builds["seed"] / 2
 
 
+def test_an_extensive_search_is_a_whole_one_whatever_is_known() -> None:
+    space = small_space()
+    best = space.resolve(space.everything())
+    counts = [
+        len(
+            drive(
+                Attribution(
+                    SearchSetup(
+                        space=space,
+                        clock="cpu",
+                        seeds=(best,),
+                        proved=frozenset({best.digest}),
+                        preset=preset,
+                    ),
+                    np.random.default_rng(0),
+                ),
+                Oracle(space),
+            )
+        )
+        for preset in ("default", "extensive")
+    ]
+    assert counts[0] < counts[1] / 2
+
+
 def test_where_it_is_beaten_by_far_the_search_is_a_whole_one() -> None:
     """The sister is another model after all."""
     space = small_space()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from qdqspec.errors import ConfigError, ModelError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
+from qdqspec.measure.journal import Journal
 from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import insert_qdq
@@ -125,13 +127,16 @@ def test_what_another_backend_made_is_refused_with_the_file(
 
 
 def test_other_files_are_refused_with_what_is_taken(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pattern caches \(.yaml\), schemes \(.json\)") as caught:
+    with pytest.raises(
+        ConfigError, match=r"pattern caches \(.yaml\), journals \(.jsonl\), schemes"
+    ) as caught:
         seeds([tmp_path / "notes.txt"], start)
     assert caught.value.where == str(tmp_path / "notes.txt")
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("a.yaml", StateError), ("a.json", StateError), ("a.onnx", ModelError)]
+    ("name", "error"),
+    [("a.yaml", StateError), ("a.json", StateError), ("a.jsonl", StateError), ("a.onnx", ModelError)],
 )
 @pytest.mark.parametrize("data", [None, b"\x00\x01{["])
 def test_missing_and_damaged_files_are_told_by_name(
@@ -154,6 +159,75 @@ def test_a_model_with_the_same_nodes_renamed_by_a_tool_is_recognized(
     path = tmp_path / "other.onnx"
     onnx.save(proto, path)
     assert seeds([path], start) == (half,)
+
+
+# ---- journals -----------------------------------------------------------------------------------
+
+
+def journal_at(path: Path, trials: Sequence[Trial], backend: str = HERE[0], device: str = HERE[1]) -> Path:
+    with Journal.open(path, {"backend": backend, "device": device}) as journal:
+        for trial in trials:
+            journal.append(trial)
+    return path
+
+
+@pytest.fixture
+def searched(start: Start, half: Placement) -> list[Trial]:
+    """A search that half won, and its confirmation, where everything was better after all."""
+    space = start.space
+    reference, everything = space.resolve({}), space.resolve(space.everything())
+    return [
+        Trial(number=0, phase="pure", placement=reference, ratio=1.0, incumbent=True),
+        Trial(number=1, phase="pure", placement=everything, ratio=0.6, incumbent=True),
+        Trial(number=2, phase="refine", placement=half, ratio=0.5, incumbent=True),
+        Trial(number=3, phase="confirm", placement=reference, ratio=1.0),
+        Trial(number=4, phase="confirm", placement=half, ratio=0.59),
+        Trial(number=5, phase="confirm", placement=everything, ratio=0.58),
+    ]
+
+
+def test_a_journal_gives_what_was_confirmed_best(
+    start: Start, searched: list[Trial], half: Placement, tmp_path: Path
+) -> None:
+    everything = searched[1].placement
+    path = journal_at(tmp_path / "trials.jsonl", searched)
+    before = path.read_bytes()
+    assert warm_starts([path], start) == ((everything, True), (half, False))
+    assert path.read_bytes() == before
+
+
+def test_a_journal_that_was_stopped_gives_what_led_and_proves_nothing(
+    start: Start, searched: list[Trial], half: Placement, tmp_path: Path
+) -> None:
+    path = journal_at(tmp_path / "trials.jsonl", searched[:3])
+    path.write_bytes(path.read_bytes() + b'{"trial": 3, "pha')  # and torn
+    assert warm_starts([path], start) == ((half, False), (searched[1].placement, False))
+
+
+def test_what_another_device_confirmed_is_not_proved_here(
+    start: Start, searched: list[Trial], tmp_path: Path
+) -> None:
+    path = journal_at(tmp_path / "trials.jsonl", searched, device="another")
+    assert [known.proved for known in warm_starts([path], start)] == [False, False]
+
+
+def test_a_journal_of_another_backend_is_refused(start: Start, searched: list[Trial], tmp_path: Path) -> None:
+    path = journal_at(tmp_path / "trials.jsonl", searched, backend="tensorrt-10")
+    with pytest.raises(StateError, match=r"made on tensorrt-10, not on onnxruntime-cpu") as caught:
+        warm_starts([path], start)
+    assert caught.value.where == str(path)
+
+
+def test_a_journal_without_its_header_is_told_with_the_missing_file(
+    start: Start, searched: list[Trial], tmp_path: Path
+) -> None:
+    path = journal_at(tmp_path / "trials.jsonl", searched)
+    header = tmp_path / "trials.header.json"
+    for spoil in (lambda: header.write_text("[1]"), lambda: header.write_text("{"), header.unlink):
+        spoil()
+        with pytest.raises(StateError) as caught:
+            warm_starts([path], start)
+        assert caught.value.where == str(header)
 
 
 # ---- what a whole search came to ----------------------------------------------------------------
