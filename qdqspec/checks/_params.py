@@ -6,8 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# As everywhere in a spec, text is no number and `true` is no 1.
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Whole = Annotated[int, Field(strict=True)]
+Switch = Annotated[bool, Field(strict=True)]
 
 
 def require_a_limit(params: object, *names: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qdqspec.checks._params import NotNegative
+from qdqspec.checks._params import NotNegative, Number
 from qdqspec.checks.base import Fraction
 from qdqspec.types import TensorParity
 from qdqspec.units import db_text, plain, share_text
@@ -65,12 +65,10 @@ class ParityLimits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     names: ClassVar[tuple[str, ...]] = tuple(limit.param for limit in (*LIMITS, AGREEMENT))
 
-    min_sqnr_db: float | None = Field(
-        None, allow_inf_nan=False, description="Smallest signal to quantization-noise ratio, in dB."
+    min_sqnr_db: Number | None = Field(
+        None, description="Smallest signal to quantization-noise ratio, in dB."
     )
-    min_cosine: float | None = Field(
-        None, ge=-1, le=1, allow_inf_nan=False, description="Smallest cosine similarity, at most 1."
-    )
+    min_cosine: Number | None = Field(None, ge=-1, le=1, description="Smallest cosine similarity, at most 1.")
     max_abs: NotNegative | None = Field(
         None, description="Largest absolute difference, in the output's own unit."
     )

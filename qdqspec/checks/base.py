@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qdqspec.types import Evidence, EvidenceKind, Severity, Verdict
 from qdqspec.units import fraction
@@ -46,14 +47,14 @@ def _bytes(value: object) -> object:
     return value
 
 
-Fraction = Annotated[float, BeforeValidator(fraction, json_schema_input_type=float | str)]
-ByteSize = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=int | str)]
+Fraction = Annotated[float, Field(strict=True), BeforeValidator(fraction, json_schema_input_type=float | str)]
+ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schema_input_type=int | str)]
 
 
-def longest_match(table: dict[str, float], target: str) -> float | None:
-    """The entry for ``target``: the longest name equal to it or to its head up to a dash.
+def longest_match(names: Iterable[str], target: str) -> str | None:
+    """The name that is meant for ``target``: the longest equal to it or to its head up to a dash.
 
-    ``{onnxruntime: 9, onnxruntime-cpu: 8}`` gives 8 for ``onnxruntime-cpu`` and 9 for ``onnxruntime-cuda``.
+    Of ``onnxruntime`` and ``onnxruntime-cpu`` the second for ``onnxruntime-cpu``, the first for ``onnxruntime-cuda``.
     """
-    fits = [name for name in table if target == name or target.startswith(f"{name}-")]
-    return table[max(fits, key=len)] if fits else None
+    fits = [name for name in names if target == name or target.startswith(f"{name}-")]
+    return max(fits, key=len) if fits else None

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from qdqspec.checks._params import Positive
+from qdqspec.checks._budgets import ANY, Budgets, budget_for
+from qdqspec.checks._params import Number, Whole
 from qdqspec.checks._verdicts import faster_advice, unmeasured, verdict
-from qdqspec.checks.base import CheckParams, longest_match
+from qdqspec.checks.base import CheckParams
 from qdqspec.types import Clock, Evidence, EvidenceKind, LatencyEvidence, Outcome, Samples, Section, Verdict
 from qdqspec.units import interval_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text
 
-ANY = "any"  # the budget table's entry for every target without one of its own
-
-
-def _table(value: object) -> object:
-    """A single number is the budget of any target."""
-    return value if isinstance(value, dict) else {ANY: value}
-
-
-Table = Annotated[dict[str, Positive], Field(min_length=1)]
-Budgets = Annotated[Table, BeforeValidator(_table, json_schema_input_type=Positive | Table)]
-
 
 class LatencyParams(CheckParams):
-    """A time budget in milliseconds, one for all targets or one for each."""
+    """A time budget in milliseconds, one for all devices or one for each, of one percentile or several."""
 
     kind: Literal["latency"]
     max_ms: Budgets = Field(
-        description="Budget in milliseconds: a number, or a table of numbers by target or backend "
-        "(onnxruntime-cpu, onnxruntime, tensorrt; 'any' for all others)."
+        description="Budget in milliseconds: a number, or a table by device (a glob such as '*h100*'), target or "
+        "backend (onnxruntime-cpu, onnxruntime, tensorrt; 'any' for all others). Instead of a number there may "
+        "be several by percentile: {p50: 9, p99: 12}."
     )
-    percentile: float = Field(
-        50, ge=0, le=100, allow_inf_nan=False, description="Which percentile of the runs is held to it."
+    percentile: Number = Field(
+        50,
+        ge=0,
+        le=100,
+        description="Which percentile of the runs a plain number holds.",
     )
-    profile: int | None = Field(
+    profile: Whole | None = Field(
         None,
         ge=0,
         description="Which shape profile is held to it, counted from 0 in the order of inputs.shapes; without it their "
@@ -53,20 +49,20 @@ class LatencyCheck:
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass where the percentile is not above the budget."""
+        """Pass where no percentile is above its budget; what a single slow run decides is inconclusive."""
         assert isinstance(params, LatencyParams)
         latency = evidence.latency
         if latency is None or not latency.samples.get("tuned"):
             return unmeasured(
                 "no latency was measured", "Run without --qdq-mode=plan, so that it is measured."
             )
-        budget = longest_match(params.max_ms, evidence.target) or params.max_ms.get(ANY)
+        budget = budget_for(params.max_ms, evidence.target, evidence.device.key, params.percentile)
         if budget is None:
-            return _no_budget(params, evidence.target)
+            return _no_budget(params, evidence)
         count = max(len(latency.profiles), 1)
         if params.profile is not None and params.profile >= count:
             return unmeasured(
-                f"there is no shape profile {params.profile}: {count} measured",
+                f"shape profile {params.profile} was not among the {count} measured",
                 "Number profiles from 0, in the order of inputs.shapes.",
             )
         clock = latency.clock if params.clock == "auto" else params.clock
@@ -75,33 +71,92 @@ class LatencyCheck:
                 f"{plain(evidence.target, 30)} takes no thread CPU time",
                 "Judge this target with clock: wall.",
             )
-        return _compare(params, evidence, latency, budget, clock)
+        runs = _held(params, latency).on(clock)
+        where = _profile(params, latency)
+        limits = [_Limit.of(percent, allowed, runs, where) for percent, allowed in sorted(budget.items())]
+        return _verdict(limits, evidence, latency, clock)
 
 
-def _compare(
-    params: LatencyParams, evidence: Evidence, latency: LatencyEvidence, budget: float, clock: Clock
-) -> Verdict:
-    name = "median" if params.percentile == 50 else f"p{params.percentile:g}"
-    if params.profile is not None and latency.profiles:
-        name += f" at {plain(latency.profiles[params.profile].name, 40)}"
-    value = percentile(_held(params, latency).on(clock), params.percentile)
-    over = value / budget - 1
-    shown, allowed = ms_texts_apart(value, budget)
-    sign = ">" if value > budget else "<="
-    outcome: Outcome = "fail" if value > budget else "pass"
-    table = Section(
-        title="Budget",
-        headers=("metric", "value", "budget", "difference", "clock", "target", "verdict"),
-        rows=((f"{name} ms", shown, allowed, percent_text(over), clock, plain(evidence.target), outcome),),
-    )
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """One percentile beside its budget."""
+
+    percent: float
+    name: str
+    value: float
+    allowed: float
+    runs: int
+    outcome: Outcome
+
+    @classmethod
+    def of(cls, percent: float, allowed: float, runs: tuple[float, ...], where: str) -> Self:
+        """Judge a percentile. One that lies beyond all but the slowest run fails by more than that run alone."""
+        name = ("median" if percent == 50 else f"p{percent:g}") + where
+        value = percentile(runs, percent)
+        known = percentile(runs, min(percent, 100 * (1 - 1 / len(runs))))
+        outcome: Outcome = "pass" if value <= allowed else "fail" if known > allowed else "inconclusive"
+        return cls(percent, name, value, allowed, len(runs), outcome)
+
+    @property
+    def over(self) -> float:
+        """How far above the budget, as a share of it."""
+        return self.value / self.allowed - 1
+
+    @property
+    def headline(self) -> str:
+        """The verdict on this percentile alone."""
+        shown, allowed = ms_texts_apart(self.value, self.allowed)
+        if self.outcome == "inconclusive":
+            return f"{self.name} {shown} ms of {self.runs} runs: too few to tell from budget {allowed} ms"
+        sign = "<=" if self.outcome == "pass" else ">"
+        return f"{self.name} {shown} ms {sign} budget {allowed} ms ({percent_text(self.over)})"
+
+    def row(self, clock: Clock, target: str) -> tuple[str, ...]:
+        """Its row of the budget table."""
+        shown, allowed = ms_texts_apart(self.value, self.allowed)
+        return (f"{self.name} ms", shown, allowed, percent_text(self.over), clock, target, self.outcome)
+
+
+_WORST: dict[Outcome, int] = {"fail": 2, "inconclusive": 1, "pass": 0}
+
+
+def _verdict(limits: list[_Limit], evidence: Evidence, latency: LatencyEvidence, clock: Clock) -> Verdict:
+    worst = max(limits, key=lambda limit: (_WORST[limit.outcome], limit.over))
     return verdict(
-        outcome,
-        f"{name} {shown} ms {sign} budget {allowed} ms ({percent_text(over)})",
-        table,
+        worst.outcome,
+        worst.headline,
+        Section(
+            title="Budget",
+            headers=("metric", "value", "budget", "difference", "clock", "target", "verdict"),
+            rows=tuple(limit.row(clock, plain(evidence.target)) for limit in limits),
+        ),
         measured_section(latency, clock),
-        numbers={"value_ms": value, "budget_ms": budget, "over": over, "percentile": params.percentile},
-        advice=faster_advice(evidence, "raise the budget"),
+        numbers={
+            "value_ms": worst.value,
+            "budget_ms": worst.allowed,
+            "over": worst.over,
+            "percentile": worst.percent,
+            **{f"p{limit.percent:g}_ms": limit.value for limit in limits},
+        },
+        advice=_advice(worst, evidence),
     )
+
+
+def _advice(worst: _Limit, evidence: Evidence) -> str:
+    if worst.outcome == "inconclusive":
+        needed = math.ceil(100 / (100 - worst.percent)) if worst.percent < 100 else 0
+        enough = (
+            f"a p{worst.percent:g} takes at least {needed} runs" if needed else "no number of runs tells it"
+        )
+        return f"One slow run of {worst.runs} decides it; {enough}. Hold a lower percentile, or raise the budget."
+    return faster_advice(evidence, "raise the budget")
+
+
+def _profile(params: LatencyParams, latency: LatencyEvidence) -> str:
+    """Which of several shape profiles is held to the budget."""
+    if params.profile is None or not latency.profiles:
+        return ""
+    return f" at {plain(latency.profiles[params.profile].name, 40)}"
 
 
 def _held(params: LatencyParams, latency: LatencyEvidence) -> Samples:
@@ -110,13 +165,14 @@ def _held(params: LatencyParams, latency: LatencyEvidence) -> Samples:
     return tuned.profiles[params.profile] if params.profile is not None and tuned.profiles else tuned
 
 
-def _no_budget(params: LatencyParams, target: str) -> Verdict:
+def _no_budget(params: LatencyParams, evidence: Evidence) -> Verdict:
     known = ", ".join(plain(name) for name in params.max_ms)
+    target, device = plain(evidence.target), plain(evidence.device.key)
     return verdict(
         "inconclusive",
-        f"no budget for {plain(target, 30)} in max_ms",
-        Section(title="Budget", text=f"max_ms names {known}; this run is on {plain(target)}."),
-        advice=f"Add '{plain(target)}: <milliseconds>' (or '{ANY}: <milliseconds>') to max_ms.",
+        f"no budget for {plain(evidence.target, 30)} in max_ms",
+        Section(title="Budget", text=f"max_ms names {known}; this run is on {target} ({device})."),
+        advice=f"Add '{target}: <milliseconds>' (or '{ANY}: <milliseconds>') to max_ms.",
     )
 
 

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from qdqspec.checks._verdicts import unmeasured, verdict
+from qdqspec.checks._params import Switch
+from qdqspec.checks._verdicts import WIDTH, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
 from qdqspec.units import count_text, plain
@@ -30,7 +31,7 @@ class LintParams(CheckParams):
 
     kind: Literal["lint"]
     target: Targets = Field(description="tensorrt-10, tensorrt-11 or onnxruntime-cpu; one or several.")
-    strict: bool = Field(
+    strict: Switch = Field(
         False, description="Fail on what a target runs slowly too, not on what it refuses alone."
     )
     ignore: tuple[Annotated[str, Field(pattern=r"^[A-Z]{3}\d{3}$")], ...] = Field(
@@ -80,7 +81,10 @@ def _headline(params: LintParams, wrong: list[tuple[LintTarget, Finding]]) -> st
         return f"nothing {'refused or slow' if params.strict else 'refused'}: {', '.join(params.target)}"
     target, first = wrong[0]
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-    return f"{target}: {first.severity} {first.id} {plain(first.node, 24) or 'model'}{more}"
+    says = f"{target} {'refuses' if first.severity == 'refused' else 'is slow with'}"
+    tail = f" ({first.id}){more}"
+    said = f"{says} {plain(first.node, 30) or 'the model'}: {plain(first.message)}"
+    return f"{plain(said, WIDTH - len(tail))}{tail}"
 
 
 def _sections(found: list[tuple[LintTarget, Finding]]) -> tuple[Section, ...]:

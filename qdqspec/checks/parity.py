@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from qdqspec.checks._params import require_a_limit
+from qdqspec.checks._params import Whole, require_a_limit
 from qdqspec.checks._parity_limits import AGREEMENT, LIMITS, NAME_WIDTH, Limit, ParityLimits, broken, value_of
 from qdqspec.checks._parity_words import QUANTIZATION, RUNTIME, advice, blame, culprits_table, steps_table
 from qdqspec.checks._verdicts import WIDTH, unmeasured, verdict
@@ -30,8 +30,8 @@ class ParityParams(CheckParams, ParityLimits):
     """How far the outputs may move. At least one limit; every output must keep every limit."""
 
     kind: Literal["parity"]
-    top_k: int = Field(1, ge=1, description="How many best classes `min_agreement` looks at.")
-    class_axis: int | None = Field(
+    top_k: Whole = Field(1, ge=1, description="How many best classes `min_agreement` looks at.")
+    class_axis: Whole | None = Field(
         None,
         description="The axis of the classes, for `min_agreement`; the last one longer than 1 if not said.",
     )

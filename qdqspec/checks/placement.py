@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from qdqspec.checks._params import require_a_limit
+from qdqspec.checks._params import Whole, require_a_limit
 from qdqspec.checks._verdicts import left_alone, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.registry import did_you_mean
@@ -18,18 +18,49 @@ from qdqspec.units import count_text, plain
 Entry = Annotated[str, Field(min_length=1)]
 
 
+def _least(value: object) -> object:
+    if isinstance(value, str) and value != "all":
+        raise ValueError(f"'{value}' is not a number of nodes, or 'all'")
+    return value
+
+
+def _listed(value: object) -> object:
+    """``{Conv: all, MatMul: 2}`` is short for a list of both."""
+    return [{name: least} for name, least in value.items()] if isinstance(value, dict) else value
+
+
+def _form(value: object) -> str:
+    return "counted" if isinstance(value, dict) else "name"
+
+
+Least: TypeAlias = Annotated[
+    Annotated[Whole, Field(ge=1), Tag("number")] | Annotated[Literal["all"], Tag("all")],
+    Discriminator(lambda value: "all" if value == "all" else "number"),
+    BeforeValidator(_least, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["all"]),
+]
+Counted: TypeAlias = Annotated[dict[Entry, Least], Field(min_length=1)]
+Needed: TypeAlias = Annotated[
+    Annotated[Entry, Tag("name")] | Annotated[Counted, Tag("counted")], Discriminator(_form)
+]
+Needs: TypeAlias = Annotated[
+    tuple[Needed, ...], BeforeValidator(_listed, json_schema_input_type=Counted | tuple[Entry | Counted, ...])
+]
+
+
 class PlacementParams(CheckParams):
     """What must be quantized, what must not, and how many activation pairs there may be."""
 
     kind: Literal["placement"]
-    require: tuple[Entry, ...] = Field(
-        (), description="Op types, or globs over node names; each needs a node that reads a quantized tensor."
+    require: Needs = Field(
+        (),
+        description="Op types, or globs over node names; each needs a node that reads a quantized tensor, or so many "
+        "of them: {Conv: all, MatMul: 2}.",
     )
     forbid: tuple[Entry, ...] = Field(
         (), description="Op types, or globs over node names; none of these nodes may read a quantized tensor."
     )
-    max_pairs: int | None = Field(None, ge=0, description="Most activation Q/DQ pairs.")
-    min_pairs: int | None = Field(None, ge=0, description="Fewest activation Q/DQ pairs.")
+    max_pairs: Whole | None = Field(None, ge=0, description="Most activation Q/DQ pairs.")
+    min_pairs: Whole | None = Field(None, ge=0, description="Fewest activation Q/DQ pairs.")
 
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
@@ -37,6 +68,14 @@ class PlacementParams(CheckParams):
         if None not in (self.min_pairs, self.max_pairs) and (self.min_pairs or 0) > (self.max_pairs or 0):
             raise ValueError(f"min_pairs {self.min_pairs} is above max_pairs {self.max_pairs}")
         return self
+
+    @property
+    def needs(self) -> list[tuple[str, int | str]]:
+        """Every required entry, with the least number of its nodes, or ``all``."""
+        parts: list[dict[str, int | str]] = [
+            {**entry} if isinstance(entry, dict) else {entry: 1} for entry in self.require
+        ]
+        return [(name, least) for part in parts for name, least in part.items()]
 
 
 class PlacementCheck:
@@ -54,7 +93,7 @@ class PlacementCheck:
         broken = [rule for rule in rules if not rule.holds]
         return verdict(
             "fail" if broken else "pass",
-            broken[0].words if broken else _held(evidence, rules),
+            _failed(broken) if broken else _held(evidence, rules),
             Section(
                 title="Placement",
                 headers=("rule", "found", "verdict"),
@@ -78,11 +117,14 @@ class _Rule:
 def _entry_rules(params: PlacementParams, evidence: Evidence) -> list[_Rule]:
     quantized = {end.node for pair in evidence.pairs for end in pair.site.consumers}
     rules = []
-    for entry in params.require:
+    for entry, least in params.needs:
         nodes = _matching(entry, evidence)
         hit = [node for node in nodes if node in quantized]
-        words = f"required {plain(entry, 30)}: 0 of {count_text(len(nodes), 'node')} quantized"
-        rules.append(_Rule(f"require {plain(entry)}", _found(hit, nodes), bool(hit), words))
+        asked = "" if least == 1 else f", {least} asked" if nodes else ""
+        words = f"required {plain(entry, 30)}: {_found(hit, nodes)}{asked}"
+        enough = len(hit) >= (max(len(nodes), 1) if least == "all" else int(least))
+        name = f"require {plain(entry)}" + ("" if least == 1 else f": {least}")
+        rules.append(_Rule(name, _found(hit, nodes), enough, words))
     for entry in params.forbid:
         nodes = _matching(entry, evidence)
         hit = [node for node in nodes if node in quantized]
@@ -120,6 +162,11 @@ def _pairs(evidence: Evidence) -> int:
     return sum(not pair.site.weight for pair in evidence.pairs)
 
 
+def _failed(broken: list[_Rule]) -> str:
+    more = f" (and {count_text(len(broken) - 1, 'more rule')})" if len(broken) > 1 else ""
+    return f"{broken[0].words}{more}"
+
+
 def _held(evidence: Evidence, rules: list[_Rule]) -> str:
     alone = ", left alone" if left_alone(evidence) else ""
     return f"{count_text(_pairs(evidence), 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
@@ -127,13 +174,18 @@ def _held(evidence: Evidence, rules: list[_Rule]) -> str:
 
 def _advice(params: PlacementParams, evidence: Evidence, broken: list[_Rule]) -> str:
     known = tuple({*evidence.node_ops.values(), *evidence.node_ops})
-    for entry in params.require:
+    for entry, _ in params.needs:
         if not _matching(entry, evidence):
             near = did_you_mean(entry, known)
             return f"'{plain(entry)}' is no op type and no node of this model{near}: correct the entry."
     if any(rule.name.startswith("require") for rule in broken) and left_alone(evidence):
         return (
             "The search left the model alone, because nothing proved faster: drop the entry, or allow more."
+        )
+    if broken and broken[0].name.startswith("require"):
+        return (
+            "The search quantizes what it proved faster: ask for less of it, or allow nothing else "
+            "(patterns.allow). `qdqspec inspect` tells why a node cannot be quantized."
         )
     return "Say the same in patterns (allow, deny, nodes.exclude), so that the search looks there only."
 

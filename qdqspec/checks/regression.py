@@ -92,7 +92,7 @@ def _compare(
         "p_value": change.p_value,
         "looks": float(found.looks),
     }
-    sections = [_ratios(found, baseline, ratio), _budget(change, params, outcome)]
+    sections = [_budget(change, params, outcome), _ratios(found, baseline, ratio)]
     sections += (
         [Section(title="Also different", text="\n".join(map(plain, found.notes)))] if found.notes else []
     )

@@ -28,6 +28,7 @@ _WORDS = (
     (r"valid (integer|number|boolean)", r"\1"),
     (r"a integer", "an integer"),
     (r" after validation", ""),
+    (r", unable to parse string as an? \w+", ""),
 )
 _SUBJECTS = ("Input", "Tuple", "List", "Dictionary", "String", "Value")
 

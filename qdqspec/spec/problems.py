@@ -45,6 +45,9 @@ def excerpt(path: Path, line: int, column: int | None = None, context: int = 1) 
         lines = source_lines(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
+    lines = (
+        lines[:-1] if len(lines) > line and not lines[-1] else lines
+    )  # what follows the last line end is no line
     return "\n".join(numbered(lines, line, column, before=context, after=context))
 
 

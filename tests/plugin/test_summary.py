@@ -94,7 +94,7 @@ def test_a_result_that_cannot_be_written_fails_the_run(with_folders, arguments):
     (with_folders.path / "int8-b1" / "result.json").mkdir()
     result = with_folders.run_apart(*arguments)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stdout.fnmatch_lines(["*int8-b1/result.json: the report cannot be written*"])
+    result.stdout.fnmatch_lines(["*int8-b1/result.json: the result cannot be written*"])
 
 
 def test_reports_are_written_without_a_terminal_too(project):

@@ -15,6 +15,7 @@ from qdqspec.testing.records import alone_case, cached_case, check_named, faster
 from qdqspec.testing.samples import sample_culprits, sample_lint
 from qdqspec.types import (
     AccuracyEvidence,
+    DeviceKey,
     Evidence,
     Interval,
     ParityEvidence,
@@ -65,10 +66,8 @@ def test_one_of_several_shape_profiles_has_a_budget_of_its_own() -> None:
     assert verdict.headline == "median at x 8 9.20 ms > budget 5.00 ms (+84.0 %)"
     assert ("tuned at x 8 (50%)", "9.20") in {row[:2] for row in verdict.sections[1].rows}
     missing = judge("latency", evidence, max_ms=5, profile=2)
-    assert (missing.outcome, missing.headline) == (
-        "inconclusive",
-        "there is no shape profile 2: 2 measured: nothing to judge",
-    )
+    assert missing.outcome == "inconclusive"
+    assert missing.headline == "shape profile 2 was not among the 2 measured: nothing to judge"
     assert judge("latency", timed(3.0), max_ms=5, profile=0).outcome == "pass", "the only one is the first"
 
 
@@ -98,6 +97,64 @@ def test_the_nearest_budget_counts() -> None:
     table = {"onnxruntime": 0.5, "onnxruntime-cpu": 2, "any": 0.1}
     assert judge("latency", timed(1.0), max_ms=table).numbers["budget_ms"] == 2
     assert judge("latency", replace(timed(1.0), target="tensorrt"), max_ms=table).numbers["budget_ms"] == 0.1
+
+
+def test_a_device_has_a_budget_of_its_own_before_its_backend() -> None:
+    table = {"onnxruntime-cpu": 2, "*avx512*": 0.5, "*avx512*onnxruntime-1*": 3, "any": 9}
+    here = timed(1.0)
+    assert judge("latency", here, max_ms=table).numbers["budget_ms"] == 3  # the longest glob
+    elsewhere = replace(here, device=DeviceKey(key="arm64 neon"))
+    assert judge("latency", elsewhere, max_ms=table).numbers["budget_ms"] == 2
+    exact = {**table, here.device.key: 4}
+    assert judge("latency", here, max_ms=exact).numbers["budget_ms"] == 4
+
+
+def test_one_budget_may_hold_several_percentiles() -> None:
+    runs = timed(*([1.0] * 90), *([5.0] * 10))
+    verdict = judge("latency", runs, max_ms={"onnxruntime": {"p50": 2, "p95": 4}})
+    assert (verdict.outcome, verdict.headline) == ("fail", "p95 5.00 ms > budget 4.00 ms (+25.0 %)")
+    assert [row[0::6] for row in verdict.sections[0].rows] == [("median ms", "pass"), ("p95 ms", "fail")]
+    assert (verdict.numbers["p50_ms"], verdict.numbers["p95_ms"]) == (1.0, 5.0)
+    assert verdict.numbers["value_ms"] == 5.0
+    held = judge("latency", runs, max_ms={"p50": 2, "p95": 6})
+    assert (held.outcome, held.headline) == ("pass", "p95 5.00 ms <= budget 6.00 ms (-16.7 %)")
+
+
+def test_a_percentile_that_the_runs_cannot_tell_fails_nothing_by_a_single_run() -> None:
+    """The 99th percentile of twenty runs is all but the slowest of them."""
+    verdict = judge("latency", timed(*([1.0] * 19), 9.0), max_ms=2, percentile=99)
+    assert verdict.outcome == "inconclusive"
+    assert verdict.headline == "p99 7.48 ms of 20 runs: too few to tell from budget 2.00 ms"
+    assert "at least 100 runs" in verdict.advice
+    assert judge("latency", timed(*([1.0] * 99), 9.0), max_ms=2, percentile=99).outcome == "pass"
+    assert judge("latency", timed(*([1.0] * 18), 9.0, 9.0), max_ms=2, percentile=99).outcome == "fail"
+    assert judge("latency", timed(*([1.0] * 20)), max_ms=2, percentile=99).outcome == "pass"
+    assert judge("latency", timed(*([3.0] * 20)), max_ms=2, percentile=99).outcome == "fail"
+
+
+def test_a_failed_percentile_leads_before_one_that_is_not_known() -> None:
+    verdict = judge("latency", timed(*([3.0] * 19), 9.0), max_ms={"p50": 2, "p99": 5})
+    assert (verdict.outcome, verdict.headline) == ("fail", "median 3.00 ms > budget 2.00 ms (+50.0 %)")
+    assert [row[-1] for row in verdict.sections[0].rows] == ["fail", "inconclusive"]
+
+
+@given(
+    st.lists(st.floats(0.01, 100), min_size=1, max_size=150),
+    st.floats(0, 100),
+    st.floats(0.01, 100),
+    st.floats(1, 3),
+)
+def test_a_larger_budget_is_never_worse(
+    values: list[float], percent: float, budget: float, more: float
+) -> None:
+    order = ["fail", "inconclusive", "pass"]
+    tight, loose = (
+        judge("latency", timed(*values), max_ms=ms, percentile=percent).outcome
+        for ms in (budget, budget * more)
+    )
+    assert order.index(loose) >= order.index(tight)
+    if percent <= 50:
+        assert "inconclusive" not in (tight, loose)
 
 
 def test_a_missing_budget_says_which_key_to_add() -> None:
@@ -391,6 +448,21 @@ def test_entries_are_op_types_or_globs_over_node_names() -> None:
     assert judge("placement", FASTER, forbid=["fire2?/*", "Softmax"]).outcome == "pass"
     assert judge("placement", FASTER, forbid=["fire1?/*"]).outcome == "fail"
     assert judge("placement", FASTER, forbid=["Conv"]).outcome == "fail"
+
+
+@pytest.mark.parametrize(
+    ("require", "headline"),
+    [
+        ({"Conv": 12}, "12 activation pairs: 1 rule held"),
+        ([{"Conv": 13}], "required Conv: 12 of 26 nodes quantized, 13 asked"),
+        ({"Conv": "all"}, "required Conv: 12 of 26 nodes quantized, all asked"),
+        (["Conv", {"fire1/conv": "all"}], "12 activation pairs: 2 rules held"),
+        ({"Conv": 1, "Softmax": 1}, "required Softmax: 0 of 1 node quantized"),
+        ({"Cov": "all"}, "required Cov: no such node"),
+    ],
+)
+def test_an_entry_may_ask_for_so_many_nodes_or_for_all(require, headline: str) -> None:
+    assert judge("placement", FASTER, require=require).headline == headline
 
 
 @pytest.mark.parametrize(("limits", "outcome"), [({"max_pairs": 11}, "fail"), ({"min_pairs": 12}, "pass")])

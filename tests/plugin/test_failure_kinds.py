@@ -1,0 +1,92 @@
+"""What is read when a check of each kind fails: verdict, budget, evidence, place in the spec, command."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from qdqspec.registry import names
+
+SCHEME = "64d59378daa9680d"  # of the sample's winner
+
+SPEC = """\
+qdqspec: 1
+model: models/squeezenet.onnx
+inputs: {evaluation: evaluation.npz}
+checks:
+  - {kind: latency, max_ms: {onnxruntime-cpu: {p50: 4.5, p95: 5.2}}}
+  - {kind: speedup, min: 2}
+  - kind: parity
+    min_cosine: 0.9999
+  - {kind: accuracy, metric: top1, max_drop: 0.1%}
+  - {kind: regression, max: 5%}
+  - {kind: placement, require: {Conv: all}, forbid: ["fire1/*"], max_pairs: 10}
+  - {kind: survival, through: [onnxscript, constant-folding]}
+  - {kind: lint, target: [tensorrt-11, onnxruntime-cpu]}
+  - {kind: size, max_bytes: 1MiB, max_ratio: 0.25}
+"""
+
+CONFTEST = """\
+import json
+import pytest
+from dataclasses import replace
+from pathlib import Path
+from fake_session import FakeSession
+from qdqspec.registry import resolve
+from qdqspec.testing.records import cached_case, faster_case
+from qdqspec.testing.samples import sample_lint, sample_regression, sample_survival
+from qdqspec.types import CheckResult
+
+EVIDENCE = replace(
+    faster_case().evidence,
+    accuracy=cached_case().evidence.accuracy,
+    survival=sample_survival(24),
+    lint=sample_lint(),
+    regression=sample_regression(0.098, looks=2),
+    output=Path("reports/squeezenet/default"),
+)
+
+
+class SampleSession(FakeSession):
+    def judge(self, case, check):
+        verdict = resolve("check", check.kind).judge(check.params, EVIDENCE)
+        result = CheckResult(id=check.id, kind=check.kind, severity=check.severity, verdict=verdict)
+        self.cases[case.name] = case
+        self.results.setdefault(case.name, {})[check.id] = result
+        return result
+
+    def _evidence(self, case):
+        return replace(EVIDENCE, case=case)
+
+
+@pytest.fixture(scope="session")
+def qdq_session():
+    yield SampleSession()
+"""
+
+
+@pytest.fixture
+def run(project, monkeypatch) -> tuple[dict[str, str], dict[str, str]]:
+    """The text of each failure, by kind, and its line in the summary, of one real run."""
+    monkeypatch.setenv("CI", "true")  # where summary lines are not cut
+    (project.path / "conftest.py").write_text(CONFTEST)
+    (project.path / "specs" / "a.qdq.yaml").unlink()
+    project.spec("squeezenet.qdq.yaml", SPEC)
+    text = project.run("--qdq-seed=17").stdout.str()
+    blocks = re.findall(r"\n_+ default::([\w-]+) _+\n(.*?)(?=\n_{3,} |\n=====)", text, re.DOTALL)
+    summary = dict(re.findall(r"FAILED \S+::default::([\w-]+) - (.*)", text))
+    return {kind: f"{block}\n" for kind, block in blocks}, summary
+
+
+def test_the_whole_text_of_every_kind(run, golden) -> None:
+    failures, summary = run
+    assert set(failures) == set(names("check"))
+    for kind, text in failures.items():
+        lines = text.splitlines()
+        assert summary[kind] == lines[0], "the first line is the verdict, complete in itself"
+        assert "Asked for in squeezenet.qdq.yaml:" in text
+        assert re.search(r"^ +\d+ \|.*\n +\| +\^", text, re.MULTILINE), "the place in the spec, with a caret"
+        command = f"  pytest specs/squeezenet.qdq.yaml::default::{kind} --qdq-scheme={SCHEME} --qdq-seed=17"
+        assert lines[-2:] == ["Reproduce with:", command]
+    golden("plugin/failures.txt", "\n".join(f"==== {kind}\n{text}" for kind, text in failures.items()))
