@@ -22,12 +22,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import explained, write_whole
+from qdqspec.plain_json import read_json
 from qdqspec.temporary import shared_folder
 from qdqspec.types import Case, Clock, DeviceKey, Interval
 
 FOLDER = "__baselines__"
 SCHEMA_VERSION: Final = 1
 _LARGEST = 64 << 20  # bytes: a thousand cases have a tenth of it
+_MOST_ROUNDS = 20_000  # a rank test compares each with each; a close look takes some three hundred
 _PATIENCE = 60.0  # seconds; a file is written in milliseconds
 _RENEW = "restore it from version control, or write it anew with --qdq-update=all"
 
@@ -88,6 +90,8 @@ class Entry(_Part):
         lengths = {len(build) for builds in times for build in builds}
         if len(times) != 2 or not all(times) or len(lengths) != 1 or 0 in lengths:
             raise ValueError("tuned and reference need samples on the gating clock, equally many a build")
+        if (rounds := max(sum(map(len, builds)) for builds in times)) > _MOST_ROUNDS:
+            raise ValueError(f"{rounds:,} samples of a model are more than {_MOST_ROUNDS:,}")
         return self
 
 
@@ -155,21 +159,19 @@ def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
 def read_baseline(path: Path) -> Baseline | None:
     """The baselines in a file, ``None`` where there is none; raises `StateError` where it is damaged."""
     try:
-        if path.stat().st_size > _LARGEST:
-            raise StateError("this is too large to be a baseline", where=path, cure=_RENEW)
-        content = path.read_bytes()
+        return Baseline.model_validate(read_json(path, most_bytes=_LARGEST))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StateError(f"the baseline cannot be read: {error.strerror}", where=path, cure=_RENEW) from None
-    try:
-        return Baseline.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise StateError(
             f"this is not a baseline: {place}: {first['msg']}", where=path, cure=_RENEW
         ) from None
+    except ValueError as error:
+        raise StateError(f"this is not a baseline: {error}", where=path, cure=_RENEW) from None
 
 
 def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: Iterable[Name] = ()) -> None:

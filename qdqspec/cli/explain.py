@@ -186,9 +186,13 @@ def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, 
 
 
 def _result(folder: Path) -> dict[str, Any]:
-    found = _json(folder / _RESULT)
-    if not isinstance(found, dict):
-        raise StateError("this is no result of a run", where=folder / _RESULT, cure="run the case again")
+    from qdqspec.report.record import case_from_json
+
+    found: dict[str, Any] = _json(folder / _RESULT)
+    try:
+        case_from_json(found)
+    except StateError as error:
+        raise StateError(error.what, where=folder / _RESULT, cure="run the case again") from None
     return found
 
 
@@ -270,7 +274,9 @@ def _read(path: Path) -> str:
 
 
 def _json(path: Path) -> Any:
+    from qdqspec.plain_json import parse_json
+
     try:
-        return json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
+        return parse_json(_read(path).encode())
+    except ValueError as error:
         raise StateError(f"this is not JSON: {error}", where=path, cure="write it anew") from None

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +16,13 @@ import onnx
 from onnx import external_data_helper, numpy_helper, shape_inference
 
 from qdqspec.errors import ModelError
-from qdqspec.graph.ondisk import LARGE, read_light, refers_to
-from qdqspec.graph.protos import copy_model, is_external, names_read_inside
+from qdqspec.graph.check import check_model, external_files, first_line, require_file
+from qdqspec.graph.ondisk import LARGE, read_light
+from qdqspec.graph.protos import names_read_inside
 from qdqspec.graph.weights import with_own_bytes
 from qdqspec.types import Consumer
 
 QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-# Bits of an element, by name, where numpy has no such type of its own and stores a byte each.
-_NARROW = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models travel by path and external data
 
 
@@ -150,7 +148,7 @@ class Model:
 
     def external_files(self) -> tuple[Path, ...]:
         """The files beside the model that hold weights."""
-        return tuple(_external_files(self.proto, self.path)) if self.path else ()
+        return tuple(external_files(self.proto, self.path)) if self.path else ()
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -189,36 +187,30 @@ class Model:
 def load_model(path: Path | str) -> Model:
     """Read a model and check that it is whole.
 
-    Raises `ModelError` naming the file when it is missing, not ONNX, invalid, or lacks external data.
-    External data stays on disk: tensors keep their references. So do the weights of a file of 64 MiB and
-    more, which then refer to the file itself: see `qdqspec.graph.ondisk`.
+    Raises `ModelError` naming the file when it is missing, not ONNX, invalid, or lacks external data: see
+    `qdqspec.graph.check`. External data stays on disk: tensors keep their references. So do the weights of a file
+    of 64 MiB and more, which then refer to the file itself: see `qdqspec.graph.ondisk`.
     """
     path = Path(path).absolute()
     digest = hashlib.sha256()
     try:
+        require_file(path)
         proto = _read(path)
         _hash_file(digest, path)
-    except FileNotFoundError:
-        raise ModelError(
-            "there is no such model file", where=path, cure="check the path in the spec"
-        ) from None
-    except IsADirectoryError:
-        raise ModelError(
-            "this is a folder, not a model file", where=path, cure="name the .onnx file in it"
-        ) from None
+    except ModelError:
+        raise
     except OSError as error:
         raise ModelError(f"the model cannot be read: {error.strerror}", where=path) from None
     except Exception as error:  # noqa: BLE001 - protobuf raises its own, version-dependent classes
         raise ModelError(
-            f"this is not a readable ONNX file ({_first_line(error)})",
+            f"this is not a readable ONNX file ({first_line(error)})",
             where=path,
             cure="export the model again",
         ) from None
-    for file in _external_files(proto, path):
+    check_model(proto, path)
+    for file in external_files(proto, path):
         _hash_file(digest, file)
-    model = Model(proto, path=path, sha256=digest.hexdigest())
-    _check(model)
-    return model
+    return Model(proto, path=path, sha256=digest.hexdigest())
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -230,85 +222,10 @@ def _read(path: Path) -> onnx.ModelProto:
     return onnx.load(str(path), load_external_data=False)
 
 
-def _check(model: Model) -> None:
-    if not model.proto.graph.node:
-        raise ModelError("the model has no nodes", where=model.where, cure="export the model again")
-    own = [t for t in model.proto.graph.initializer if model.path and refers_to(t, model.path)]
-    for tensor in own:
-        _check_length(model, tensor)
-    try:
-        if own:
-            # The checker would read the whole file twice over to see weights that were measured already.
-            onnx.checker.check_model(_without_values(model.proto))
-        else:
-            onnx.checker.check_model(str(model.path))
-    except onnx.checker.ValidationError as error:
-        # Runtimes accept outputs without a declared shape, and exporters write them; the checker does not.
-        if "Field 'shape' of 'type' is required" in str(error):
-            return
-        raise ModelError(
-            f"the model is not valid ONNX: {_first_line(error)}",
-            where=model.where,
-            cure="export the model again",
-        ) from None
-
-
-def _check_length(model: Model, tensor: onnx.TensorProto) -> None:
-    """Whether a weight that stayed on disk has as many bytes as its shape needs."""
-    bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
-    bits = _NARROW.get(onnx.TensorProto.DataType.Name(tensor.data_type), bits)
-    needed = -(-int(prod(tensor.dims)) * bits // 8)
-    length = int(next(entry.value for entry in tensor.external_data if entry.key == "length"))
-    if length != needed:
-        raise ModelError(
-            f"the model is not valid ONNX: tensor '{tensor.name}' has {length} bytes, and its shape needs {needed}",
-            where=model.where,
-            cure="export the model again",
-        )
-
-
-def _without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with empty tensors in the place of initializers that stand in files."""
-    light = copy_model(proto, but={"initializer"})
-    for tensor in proto.graph.initializer:
-        if is_external(tensor):
-            light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
-        else:
-            light.graph.initializer.append(tensor)
-    return light
-
-
-def _external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
-    names = set()
-    for tensor in external_data_helper._get_all_tensors(proto):  # noqa: SLF001 - onnx has no public walk
-        if external_data_helper.uses_external_data(tensor):
-            names.add(external_data_helper.ExternalDataInfo(tensor).location)
-    files = []
-    for name in sorted(names):
-        file = path.parent / name
-        if not file.resolve().is_relative_to(path.parent.resolve()):
-            raise ModelError(
-                f"its external data '{name}' lies outside the model's folder",
-                where=path,
-                cure="move it beside the model",
-            )
-        if not file.is_file():
-            raise ModelError(
-                f"its external data '{name}' is missing", where=path, cure=f"put the file at {file}"
-            )
-        if file != path:
-            files.append(file)
-    return files
-
-
 def _hash_file(digest: hashlib._Hash, path: Path) -> None:
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _unique_nodes(protos: Iterable[onnx.NodeProto]) -> Iterable[Node]:

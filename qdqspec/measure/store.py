@@ -65,7 +65,7 @@ class Store:
                 reason = _damage(entry)
                 if reason is None:
                     return entry
-                self._warn(f"{entry}: a damaged cache entry was ignored ({reason}); it will be made anew")
+                self.warn(f"{entry}: a damaged cache entry was ignored ({reason}); it will be made anew")
         return None
 
     def put(self, key: str, fill: Callable[[Path], None]) -> Path:
@@ -148,7 +148,7 @@ class Store:
         self._own = TemporaryFolder()
         self._elsewhere = self._own.path
         reason = error.strerror or error
-        self._warn(f"{self.folder}: the cache cannot be written ({reason}); this run goes on without it")
+        self.warn(f"{self.folder}: the cache cannot be written ({reason}); this run goes on without it")
 
     def _roots(self) -> tuple[Path, ...]:
         return (self.folder,) if self._elsewhere is None else (self._elsewhere, self.folder)
@@ -164,7 +164,8 @@ class Store:
         if self.folder.is_dir():
             yield from sorted(p.parent for p in self.folder.glob(f"[!.]*/{_MANIFEST}"))
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Say something of the cache that the user should know, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 

@@ -27,6 +27,7 @@ __all__ = ["Dataset", "Feeds", "open_data", "random_feeds", "shaped_by_data"]
 Array = npt.NDArray[np.generic]
 Feed = dict[str, Array]
 
+_MOST_LABELS = 1 << 31  # bytes; they are held in memory
 LABELS = "labels"  # the one array of a data file that is no model input
 
 
@@ -264,11 +265,18 @@ def _labels(
     members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
     if not members:
         return None
-    found = np.array(list(chain.from_iterable(member.rows() for member in members)))
-    if len(found) != rows:
+    count, size = sum(m.shape[0] for m in members), sum(m.shape[0] * m.row_bytes for m in members)
+    if count != rows:
         raise DataError(
-            f"there are {len(found)} {LABELS} for {rows} samples", where=path, cure="give every sample one"
+            f"there are {count} {LABELS} for {rows} samples", where=path, cure="give every sample one"
         )
+    if len({member.shape[1:] for member in members}) > 1:
+        raise DataError(f"{LABELS} differ in shape from file to file", where=path, cure="give them one shape")
+    if size > _MOST_LABELS:
+        raise DataError(
+            f"{LABELS} take {size:,} bytes, more than {_MOST_LABELS:,}", where=path, cure="use fewer samples"
+        )
+    found = np.array(list(chain.from_iterable(member.rows() for member in members)))
     return found[np.arange(used) % rows]
 
 

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,10 @@ _READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+_LONGEST_HEADER = 1 << 16  # bytes; numpy reads it whole before it looks at its length
+_LARGEST_ROW = 1 << 31  # bytes: a row is held in memory
+_MOST_EMPTY = 1 << 20  # rows without a byte in them: a file of nothing may claim any number
+_MOST_ARRAYS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +40,14 @@ class Member:
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return prod(self.shape[1:]) * self.dtype.itemsize
+
     def rows(self) -> Iterator[Array]:
         """The array's rows along its first axis, each in memory of its own."""
-        size = int(np.prod(self.shape[1:])) * self.dtype.itemsize
+        size = self.row_bytes
         with (
             _reading(self.file, self.name),
             zipfile.ZipFile(self.file) as archive,
@@ -56,8 +66,8 @@ class Member:
 def read_members(file: Path) -> dict[str, Member]:
     """The arrays of an .npz file by name. Only headers are read.
 
-    Raises `DataError` where the file is missing or no .npz, or an array is pickled, has no first axis, or is
-    stored column by column.
+    Raises `DataError` where the file is missing or no .npz, or an array is pickled, has no first axis, is
+    stored column by column, or is not as long as its shape needs.
     """
     if not file.is_file():
         raise DataError("there is no such data file", where=file, cure="check the path in the spec")
@@ -65,12 +75,15 @@ def read_members(file: Path) -> dict[str, Member]:
         names = [info.filename for info in archive.infolist() if info.filename.endswith(".npy")]
         if not names:
             raise DataError("this .npz file holds no array", where=file, cure=_HOW)
+        if len(names) > _MOST_ARRAYS:
+            raise DataError(f"this .npz file holds {len(names):,} arrays", where=file, cure=_HOW)
         return {name[:-4]: _member(archive, file, name) for name in names}
 
 
 def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
     with archive.open(name) as stream:
         shape, fortran, dtype = _header(stream, file, name[:-4])
+        held = archive.getinfo(name).file_size - stream.tell()
     where = f"array '{name[:-4]}'"
     if dtype.hasobject or dtype.names is not None:
         raise DataError(
@@ -90,13 +103,38 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
             where=file,
             cure="save numpy.ascontiguousarray(array)",
         )
-    return Member(file=file, name=name[:-4], shape=shape, dtype=dtype)
+    member = Member(file=file, name=name[:-4], shape=shape, dtype=dtype)
+    _check_size(member, held)
+    return member
+
+
+def _check_size(member: Member, held: int) -> None:
+    """Whether an array is as long as its header says, and its rows are such that one can be held in memory."""
+    rows, size = member.shape[0], member.row_bytes
+    if not size and rows > _MOST_EMPTY:
+        raise _damaged(member.file, member.name, f"it has {rows:,} rows with nothing in them")
+    if rows * size != held:
+        raise _damaged(
+            member.file, member.name, f"it holds {held:,} bytes, and its shape needs {rows * size:,}"
+        )
+    if size > _LARGEST_ROW:
+        raise DataError(
+            f"a sample of array '{member.name}' has {size:,} bytes",
+            where=member.file,
+            cure=f"give samples of at most {_LARGEST_ROW:,} bytes; the first axis counts them",
+        )
 
 
 def _header(stream: IO[bytes], file: Path, name: str) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
     try:
         read = _READERS[np.lib.format.read_magic(stream)]
+        start = stream.tell()
+        if read is _READERS[2, 0] and int.from_bytes(stream.read(4), "little") > _LONGEST_HEADER:
+            raise ValueError(f"it is longer than {_LONGEST_HEADER:,} bytes")
+        stream.seek(start)
         shape, fortran, dtype = read(stream)
+        if any(isinstance(size, bool) or size < 0 for size in shape):
+            raise ValueError(f"its shape is {shape}")
     except (KeyError, ValueError) as error:
         raise _damaged(file, name, f"its header is not one of numpy's ({error})") from None
     return shape, fortran, dtype

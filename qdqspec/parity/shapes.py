@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from qdqspec.types import Inputs, InputShape, ShapeProfile
 Array = npt.NDArray[np.generic]
 Shape = tuple[int, ...]
 
+_LARGEST = 1 << 31  # bytes of an input: it is made and sent in one piece
 _NO_NUMBERS = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 _NO_TENSORS = {
     "sequence_type": "is a sequence",
@@ -158,7 +160,18 @@ def _resolve(
             where=model.where,
             cure="give `inputs.shapes` what the model takes",
         )
+    _check_size(model, name, shape)
     return shape
+
+
+def _check_size(model: Model, name: str, shape: Shape) -> None:
+    size = prod(shape) * _dtype(model, name).itemsize
+    if size > _LARGEST:
+        raise ModelError(
+            f"input '{name}' of shape {list(shape)} takes {size:,} bytes, more than {_LARGEST:,}",
+            where=model.where,
+            cure="declare a smaller shape, or export the model with one",
+        )
 
 
 def _dtype(model: Model, name: str) -> np.dtype[np.generic]:

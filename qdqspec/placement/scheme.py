@@ -24,6 +24,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
 from qdqspec.placement.insert import Inserted, insert_qdq
 from qdqspec.placement.pairs import misfit
+from qdqspec.plain_json import TooLargeError, read_json
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
@@ -65,12 +66,12 @@ def write_scheme(path: Path, placement: Placement, pairs: Sequence[PlacedPair], 
 def read_scheme(path: Path) -> SchemeFile:
     """Read a scheme file. Raises `StateError` naming the file where it is missing, damaged or foreign."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise StateError("this is too large to be a scheme", where=path, cure=_CURE)
-        content = json.loads(path.read_bytes())
+        content = read_json(path, most_bytes=_MOST_BYTES)
     except OSError as error:
         raise StateError(f"the scheme cannot be read: {error.strerror}", where=path, cure=_CURE) from None
-    except (ValueError, RecursionError) as error:
+    except TooLargeError as error:
+        raise StateError(f"this is too large to be a scheme: {error}", where=path, cure=_CURE) from None
+    except ValueError as error:
         raise StateError(f"the scheme is not JSON: {error}", where=path, cure=_CURE) from None
     return _checked(content, path)
 

@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from qdqspec.errors import StateError
+from qdqspec.plain_json import read_json
 from qdqspec.report.compose import part_from_case
 from qdqspec.report.layout import SCHEMA_VERSION, CasePart, RunPart
 from qdqspec.report.restore import case_from_part
 from qdqspec.types import CaseRecord, RunRecord
 
+_MOST_BYTES = 256 << 20  # a thousand cases have a tenth of it
 _AGAIN = "name a file that --qdq-json wrote, or run the specs again"
 _AnyPart = TypeVar("_AnyPart", RunPart, CasePart)
 
@@ -60,11 +62,11 @@ def case_from_json(data: object) -> CaseRecord:
 def read_record(path: Path) -> RunRecord:
     """The run record in a file; raises `StateError` naming the file where there is none."""
     try:
-        return record_from_json(json.loads(path.read_text(encoding="utf-8")))
+        return record_from_json(read_json(path, most_bytes=_MOST_BYTES))
     except OSError as error:
         raise StateError(f"the run record cannot be read: {error.strerror}", where=path) from None
-    except (ValueError, RecursionError):
-        raise StateError("this is not a JSON file", where=path, cure=_AGAIN) from None
+    except ValueError as error:
+        raise StateError(f"this is not a JSON file: {error}", where=path, cure=_AGAIN) from None
     except StateError as error:
         raise StateError(error.what, where=path, cure=error.cure) from None
 

@@ -112,6 +112,15 @@ def recall(store: Store, key: str) -> Kept | None:
     folder = store.get(key)
     if folder is None:
         return None
+    try:
+        return _recalled(store, folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # It is whole, and still not what this version writes; or another process has just removed it.
+        store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")
+        return None
+
+
+def _recalled(store: Store, folder: Path) -> Kept:
     lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()
     trials = tuple(trial_from_json(json.loads(line)) for line in lines)
     said = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from qdqspec.errors import StateError
 from qdqspec.files import copy_whole, explained
@@ -24,6 +24,7 @@ from qdqspec.measure.journal import Journal
 from qdqspec.measure.lock import RunLock
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.plain_json import read_json
 from qdqspec.registry import names
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 STUDY = "study.json"
 SCHEMA_VERSION = 1
+_MOST_BYTES = 16 << 20
 
 AnyStrategy: TypeAlias = str | Strategy | MakeStrategy
 Proposed: TypeAlias = Proposal | Placement | Mapping[str, Label]
@@ -218,23 +220,46 @@ class Study:
         write_text(folder / STUDY, json.dumps({**self._about, "case": case}, indent=2) + "\n")
 
 
+class _Settings(BaseModel):
+    """What a study is gone on with. Nothing else of a session: a file must not name plugins, or folders to write in."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    backend: str = "onnxruntime"
+    device: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=1)] = 1
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class _Saved(BaseModel):
+    schema_version: Literal[1]
+    settings: _Settings
+    strategy: str
+    case: Case
+
+
+def _reason(error: ValueError) -> str:
+    """What is wrong first, short."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:120]
+    return str(error)[:120]
+
+
 def _read(folder: Path) -> tuple[Case, dict[str, Any], str]:
     """Case, settings and strategy's name of a saved study; raises `StateError` naming the file."""
     path = folder / STUDY
     try:
-        said = json.loads(path.read_bytes())
-        if said["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema_version {said['schema_version']}")
-        case = TypeAdapter(Case).validate_python(said["case"])
-        return case, dict(said["settings"]), str(said["strategy"])
+        said = _Saved.model_validate(read_json(path, most_bytes=_MOST_BYTES))
+        return said.case, said.settings.model_dump(exclude_unset=True), said.strategy
     except OSError as error:
         raise StateError(
             f"there is no study here: {error.strerror}",
             where=path,
             cure="name a folder that Study.save wrote",
         ) from None
-    except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
-        reason = str(error).splitlines()[0][:120]
+    except ValueError as error:
+        reason = _reason(error)
         raise StateError(
             f"the study is damaged or of another version ({reason})", where=path, cure="begin it anew"
         ) from None

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "qdqspec"
 
 FLOORS = {
     "errors": 0, "types": 0, "units": 0, "registry": 0, "config": 0,
-    "files": 0, "temporary": 0,
+    "files": 0, "plain_json": 0, "temporary": 0,
     "spec": 1, "graph": 1,
     "regions": 2, "quantize": 2, "backends": 2, "baseline": 2,
     "placement": 3, "lint": 3, "measure": 3, "parity": 3,
@@ -50,7 +50,17 @@ BANS = [
     ("graph", {"onnxruntime", "qdqspec.spec"}, "it knows ONNX only"),
     ("regions", {"onnxruntime", "qdqspec.backends"}, "it knows ONNX only"),
 ]
-STANDARD_LIBRARY_ONLY = ["errors", "types", "units", "registry", "config", "files", "cases", "progress"]
+STANDARD_LIBRARY_ONLY = [
+    "errors",
+    "types",
+    "units",
+    "registry",
+    "config",
+    "files",
+    "plain_json",
+    "cases",
+    "progress",
+]
 DRIVERS = {"search/loop.py"}  # it carries a strategy's questions to the bench, and is no strategy
 LAZY = {"rich"}  # loaded by `progress` when it draws
 

@@ -88,7 +88,7 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no sites": (lambda c: c.pop("sites"), "sites: Field required"),
     "format": (lambda c: first(c, format="int9"), r"sites\.0: .*unknown number format 'int9'"),
     "zero scale": (lambda c: first(c, scale=0.0), "a scale must be a positive float32"),
-    "infinite scale": (lambda c: first(c, scale=float("inf")), "a scale must be a positive float32"),
+    "infinite scale": (lambda c: first(c, scale=float("inf")), "Infinity is no number of JSON"),
     "too large a scale": (lambda c: first(c, scale=1e300), "a scale must be a positive float32"),
     "no scale": (lambda c: first(c, scale=[], zero_point=[]), "equally many"),
     "lengths": (lambda c: first(c, scale=[1.0, 2.0]), "equally many"),

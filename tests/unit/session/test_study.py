@@ -327,7 +327,7 @@ def test_ones_own_strategy_is_given_again(open_study: Open, session: Session, tm
         assert list(loaded) == []
 
 
-@pytest.mark.parametrize("damage", ["missing", "garbage", "version", "case"])
+@pytest.mark.parametrize("damage", ["missing", "garbage", "version", "case", "plugin", "deep", "twice"])
 def test_a_damaged_study_is_told(open_study: Open, tmp_path: Path, damage: str) -> None:
     folder = open_study().save(tmp_path / "saved")
     file = folder / "study.json"
@@ -339,6 +339,10 @@ def test_a_damaged_study_is_told(open_study: Open, tmp_path: Path, damage: str) 
             "garbage": "{",
             "version": json.dumps({**said, "schema_version": 9}),
             "case": '{"schema_version": 1}',
+            # A file must not make a session load native code, or write somewhere else.
+            "plugin": json.dumps({**said, "settings": {**said["settings"], "plugin": ["evil.so"]}}),
+            "deep": "[" * 100_000,
+            "twice": file.read_text().replace('"strategy"', '"strategy": "x", "strategy"', 1),
         }
         file.write_text(bad[damage])
     with pytest.raises(StateError, match="study"):

@@ -1,0 +1,259 @@
+"""Whether a model file is one that everything else may rely on. May import floor 0, onnx and this room.
+
+What a model says of itself is not believed: names must be text, external data must lie beside it and be as long as it
+says, and local functions must not stand for more than anybody can look at. Then ONNX's own checker is asked. That
+comes last because it, and shape inference after it, follow calls of functions by recursion in native code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from math import prod
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto
+
+from qdqspec.errors import ModelError
+from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, is_external, tensors
+
+MOST_CALLS = 1_000_000  # nodes that the calls of local functions may stand for, all together
+DEEPEST_CALLS = 100  # functions that call each other in a row
+
+# Bits of an element, by name, where numpy has no such type of its own and stores a byte each.
+_NARROW = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
+_AGAIN = "export the model again"
+_NO_SHAPE = "Field 'shape' of 'type' is required"
+
+
+def require_file(path: Path) -> None:
+    """Raise `ModelError` where there is no such file, or something that cannot be read to its end."""
+    if path.is_dir():
+        raise ModelError("this is a folder, not a model file", where=path, cure="name the .onnx file in it")
+    if not path.exists():
+        raise ModelError("there is no such model file", where=path, cure="check the path in the spec")
+    if not path.is_file():
+        raise ModelError("this is a device or a pipe, not a model file", where=path, cure="name a file")
+
+
+def check_model(proto: onnx.ModelProto, path: Path) -> None:
+    """Raise `ModelError` naming the file and the first thing that is wrong with the model."""
+    if not proto.graph.node:
+        raise ModelError("the model has no nodes", where=path, cure=_AGAIN)
+    _check_texts(proto, path)
+    _check_calls(proto, path)
+    own = False
+    for tensor in tensors(proto):
+        _check_type(tensor, path)
+        if is_external(tensor):
+            own |= _check_place(tensor, path) == path
+    # The checker would read a whole large file twice over to see weights that were measured already.
+    problem = _problem(_without_values(proto) if own else str(path))
+    if problem is not None and _NO_SHAPE in problem:
+        # Runtimes accept outputs without a declared shape, and exporters write them; the checker looks no further.
+        problem = _problem(_with_shapes(_without_values(proto)))
+    if problem is not None:
+        raise ModelError(f"the model is not valid ONNX: {problem}", where=path, cure=_AGAIN)
+
+
+def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
+    """The files beside a model that hold weights, each checked to be there and to lie beside it."""
+    files = {_place(tensor, path)[0] for tensor in tensors(proto) if is_external(tensor)}
+    return sorted(files - {path})
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of native code says, short."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _problem(model: onnx.ModelProto | str) -> str | None:
+    try:
+        onnx.checker.check_model(model)
+    except Exception as error:  # noqa: BLE001 - beside its own errors whatever C++ threw, or could not say in UTF-8
+        return first_line(error)
+    return None
+
+
+def _without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with empty tensors in the place of initializers that stand in files."""
+    light = copy_model(proto, but={"initializer"})
+    for tensor in proto.graph.initializer:
+        if is_external(tensor):
+            light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b"")
+        else:
+            light.graph.initializer.append(tensor)
+    return light
+
+
+def _with_shapes(light: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with some shape for every input and output of the graph that has a type and no shape."""
+    for info in chain(light.graph.input, light.graph.output):
+        if info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape"):
+            info.type.tensor_type.shape.SetInParent()
+    return light
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def _check_texts(proto: onnx.ModelProto, path: Path) -> None:
+    """Protobuf hands text that is no UTF-8 over as bytes, which nobody here expects."""
+    for text in _texts(proto):
+        if not isinstance(text, str):
+            raise ModelError(f"a name in the model is not text: {text!r:.60}", where=path, cure=_AGAIN)
+
+
+def _texts(proto: onnx.ModelProto) -> Iterator[str]:
+    for opset in proto.opset_import:
+        yield opset.domain
+    yield from _properties(proto.metadata_props)
+    for graph in all_graphs(proto.graph):
+        for info in chain(graph.input, graph.output, graph.value_info):
+            yield info.name
+            yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
+        yield from _node_texts(graph.node)
+    for function in proto.functions:
+        yield from (function.name, function.domain, *function.input, *function.output)
+        yield from _node_texts(function.node)
+    for tensor in tensors(proto):
+        yield tensor.name
+        yield from _properties(tensor.external_data)
+
+
+def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (attribute.name for attribute in node.attribute)
+        yield from _properties(node.metadata_props)
+
+
+def _properties(entries: Iterable[onnx.StringStringEntryProto]) -> Iterator[str]:
+    for entry in entries:
+        yield from (entry.key, entry.value)
+
+
+# ---- local functions -----------------------------------------------------------------------------
+
+
+def _check_calls(proto: onnx.ModelProto, path: Path) -> None:
+    """A few functions that call each other twice, thirty deep, stand for a thousand million nodes."""
+    if not proto.functions:
+        return
+    called = {(f.domain, f.name): _calls(f.node) for f in proto.functions}
+    sizes: dict[tuple[str, str], int] = {}
+    depth = 0
+    while len(sizes) < len(called):
+        ready = {
+            name: sum(sizes.get(inner, 1) for inner in calls)
+            for name, calls in called.items()
+            if name not in sizes and all(inner in sizes for inner in calls if inner in called)
+        }
+        if not ready:
+            raise ModelError("its local functions call themselves", where=path, cure=_AGAIN)
+        sizes |= ready
+        depth += 1
+        if depth > DEEPEST_CALLS:
+            raise ModelError(
+                f"its local functions call each other more than {DEEPEST_CALLS} deep",
+                where=path,
+                cure=_INLINE,
+            )
+    if (total := sum(sizes.get(name, 1) for name in _calls(proto.graph.node))) > MOST_CALLS:
+        raise ModelError(f"its local functions stand for {total:,} nodes", where=path, cure=_INLINE)
+
+
+_INLINE = "export the model without local functions, or with fewer"
+
+
+def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
+    """What nodes call, those in their bodies too."""
+    found = []
+    for node in nodes:
+        found.append((node.domain, node.op_type))
+        for body in graphs_inside(node):
+            found += _calls(body.node)
+    return found
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+
+def _check_type(tensor: TensorProto, path: Path) -> None:
+    known = tensor.data_type in TensorProto.DataType.values()
+    if known and all(dim >= 0 for dim in tensor.dims) and not (_is_text(tensor) and is_external(tensor)):
+        return
+    what = f"dimensions {list(tensor.dims)[:8]}" if known else f"the unknown type {tensor.data_type}"
+    if known and _is_text(tensor):
+        what = "text in external data"
+    raise ModelError(
+        f"the model is not valid ONNX: tensor '{tensor.name}' has {what}", where=path, cure=_AGAIN
+    )
+
+
+def _is_text(tensor: TensorProto) -> bool:
+    return tensor.data_type == TensorProto.STRING
+
+
+def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
+    """The file with a tensor's bytes, which lies beside the model, and what else is said of the place."""
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    name = said.get("location", "")
+    file = path.parent / name
+    try:
+        inside = file.resolve().is_relative_to(path.parent.resolve())
+        is_file = inside and file.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, with a zero byte, a ring of links
+        raise ModelError(
+            f"its external data {name!r:.60} is no name of a file", where=path, cure=_AGAIN
+        ) from None
+    if not inside:
+        raise ModelError(
+            f"its external data '{name}' lies outside the model's folder",
+            where=path,
+            cure="move it beside the model",
+        )
+    if not is_file:
+        raise ModelError(f"its external data '{name}' is missing", where=path, cure=f"put the file at {file}")
+    return file, said
+
+
+def _check_place(tensor: TensorProto, path: Path) -> Path:
+    """Check that a tensor's file has as many bytes for it as its shape needs; return the file."""
+    file, said = _place(tensor, path)
+    offset, length = (_whole_number(said, key, tensor, path) for key in ("offset", "length"))
+    needed = _needed(tensor)
+    if length is not None and length != needed:
+        raise ModelError(
+            f"the model is not valid ONNX: tensor '{tensor.name}' has {length} bytes, and its shape needs {needed}",
+            where=path,
+            cure=_AGAIN,
+        )
+    if (offset or 0) + needed > file.stat().st_size:
+        raise ModelError(
+            f"the external data of tensor '{tensor.name}' ends before its {needed} bytes from {offset or 0} on",
+            where=file,
+            cure="copy the file again",
+        )
+    return file
+
+
+def _whole_number(said: dict[str, str], key: str, tensor: TensorProto, path: Path) -> int | None:
+    text = said.get(key)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise ModelError(
+            f"the model is not valid ONNX: the {key} of tensor '{tensor.name}' is {text!r:.40}",
+            where=path,
+            cure=_AGAIN,
+        )
+    return int(text)
+
+
+def _needed(tensor: TensorProto) -> int:
+    """Bytes of a tensor whose elements may be narrower than a byte."""
+    bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
+    bits = _NARROW.get(TensorProto.DataType.Name(tensor.data_type), bits)
+    return -(-int(prod(tensor.dims)) * bits // 8)

@@ -1,0 +1,75 @@
+"""JSON that somebody else may have written, as plain data. Standard library only.
+
+Any bytes give data or a ``ValueError``: what Python's own reader lets through and others would stumble over (keys that
+stand twice, NaN, numbers beyond all floats, halves of surrogate pairs, nesting without end) is refused here, once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+_MOST_PARTS = 5_000_000  # objects and lists: each takes some twenty times the memory that its text does
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # of which some are halves of what is no character
+
+
+class TooLargeError(ValueError):
+    """The text is larger than anything that it could be."""
+
+
+def read_json(path: Path, *, most_bytes: int) -> Any:
+    """The content of a JSON file. Raises ``ValueError`` saying what is wrong with it, ``OSError`` where it cannot."""
+    size = path.stat().st_size
+    if size > most_bytes:
+        raise TooLargeError(f"it has {size:,} bytes, and at most {most_bytes:,} are expected")
+    return parse_json(path.read_bytes())
+
+
+def parse_json(data: bytes) -> Any:
+    """The value of a JSON text in UTF-8. Raises ``ValueError`` saying what is wrong with it."""
+    if data.count(b"{") + data.count(b"[") > _MOST_PARTS:
+        raise TooLargeError(f"it has more than {_MOST_PARTS:,} parts")
+    try:
+        found = json.loads(
+            data.decode("utf-8-sig"),
+            object_pairs_hook=_object,
+            parse_constant=_no_number,
+            parse_float=_float,
+        )
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("it nests too deep") from None
+    if _HALF_PAIR.search(data):
+        _refuse_half_pairs(found)
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        again = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]  # add gives None
+        raise ValueError(f"the key {again!r:.40} stands twice")
+    return found
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text:.20} is too large")
+    return value
+
+
+def _refuse_half_pairs(found: Any) -> None:
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a text in it is no Unicode") from None

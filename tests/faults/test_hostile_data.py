@@ -1,0 +1,105 @@
+"""Data files that are not what they claim: one clear error before memory or hours are spent."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdqspec.errors import DataError
+from qdqspec.parity.data import open_data
+from qdqspec.parity.npz import read_members
+from qdqspec.parity.shapes import InputSpec
+
+MAGIC = b"\x93NUMPY"
+
+
+def array(shape: object, body: bytes = b"", dtype: str = "<f4", header: str | None = None) -> bytes:
+    """A file of numpy's, by hand: what it says of itself need not be true."""
+    text = header or f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}"
+    padded = text.encode() + b" " * (-(len(text) + 11) % 64) + b"\n"
+    return MAGIC + bytes((1, 0)) + len(padded).to_bytes(2, "little") + padded + body
+
+
+def archive(path: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in members.items():
+            file.writestr(f"{name}.npy", content)
+    return path
+
+
+HOSTILE = {
+    "a row longer than memory": (array((1, 10**10), bytes(10**6)), "it holds 1,000,000 bytes"),
+    "rows without number": (array((10**15, 0)), "1,000,000,000,000,000 rows with nothing in them"),
+    "negative rows": (array((-3, 4)), "its shape is (-3, 4)"),
+    "true rows": (array((True, 4), bytes(16)), "its shape is (True, 4)"),
+    "rows beyond all numbers": (array((2**62, 2**62)), "its shape needs"),
+    "a header longer than the file": (
+        MAGIC + bytes((2, 0)) + (2**31).to_bytes(4, "little") + bytes(10**6),
+        "longer than 65,536 bytes",
+    ),
+    "a header with code in it": (
+        array(None, header="{'descr': __import__('os').system('id'), 'fortran_order': False, 'shape': (2,)}"),
+        "malformed",
+    ),
+    "a header in a hundred brackets": (
+        array(None, header="{'descr': " + "(" * 2000 + ")" * 2000 + "}"),
+        "its header is not one of numpy's",
+    ),
+    "pickled objects": (array((2,), b"cos\nsystem\n(S'id'\ntR.", dtype="|O"), "pickled objects"),
+    "fields": (array(None, bytes(8), header="{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2,)}"),
+               "pickled objects"),
+    "no array": (b"words", "its header is not one of numpy's"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_an_array_that_is_not_what_it_claims_is_refused(tmp_path: Path, what: str) -> None:
+    content, reason = HOSTILE[what]
+    path = archive(tmp_path / "data.npz", x=content)
+    tracemalloc.start()
+    with pytest.raises(DataError) as caught:
+        read_members(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reason in str(caught.value)
+    assert caught.value.where == str(path)
+    assert peak < 8 << 20
+
+
+def test_more_arrays_than_a_model_has_inputs_are_not_opened(tmp_path: Path) -> None:
+    path = archive(tmp_path / "data.npz", **{f"x{n}": b"" for n in range(10_001)})
+    with pytest.raises(DataError, match="holds 10,001 arrays"):
+        read_members(path)
+
+
+def test_labels_are_counted_before_they_are_read(tmp_path: Path) -> None:
+    path = archive(
+        tmp_path / "data.npz",
+        x=array((2, 3), bytes(24)),
+        labels=array((1 << 20, 0)),
+    )
+    with pytest.raises(DataError, match="there are 1048576 labels for 2 samples"):
+        open_data(path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
+
+
+def test_labels_of_another_shape_in_another_file_are_told(tmp_path: Path) -> None:
+    for name, shape in (("a", (2, 3)), ("b", (2, 5))):
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((2, 3), np.float32), labels=np.zeros(shape))
+    with pytest.raises(DataError, match="labels differ in shape"):
+        open_data(tmp_path, {"x": InputSpec(dtype=np.dtype("float32"), shape=(1, 3))})
+
+
+def test_a_damaged_archive_is_told_wherever_it_is_cut(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=np.arange(12, dtype=np.float32).reshape(4, 3))
+    whole = file.getvalue()
+    path = tmp_path / "data.npz"
+    for cut in range(0, len(whole), 3):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(DataError):
+            read_members(path)

@@ -1,0 +1,241 @@
+"""Models that lie about themselves: one clear error that names the file, in bounded time and memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.errors import ModelError
+from qdqspec.graph.model import load_model
+from qdqspec.parity.shapes import resolve_shapes
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Inputs
+
+Spoil = Callable[[onnx.ModelProto], object]
+
+
+def refused(path: Path) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        load_model(path)
+    assert caught.value.where is not None
+    assert "\n" not in caught.value.what
+    return caught.value
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def test_a_pipe_or_a_device_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")
+    (tmp_path / "zero.onnx").symlink_to("/dev/zero")
+    for name in ("pipe.onnx", "zero.onnx"):
+        assert "a device or a pipe" in refused(tmp_path / name).what
+
+
+# ---- external data -------------------------------------------------------------------------------
+
+WEIGHT = 432  # bytes of the first weight of the small model
+
+
+def with_external(folder: Path, **said: str) -> Path:
+    proto = small_model()
+    weight = proto.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in said.items():
+        weight.external_data.add(key=key, value=value)
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    return folder / "model.onnx"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder with weights, a link out of it, and what else a name may lead to."""
+    (tmp_path / "secret.bin").write_bytes(bytes(WEIGHT))
+    folder = tmp_path / "home"
+    (folder / "folder").mkdir(parents=True)
+    (folder / "weights.bin").write_bytes(bytes(WEIGHT))
+    (folder / "link").symlink_to(tmp_path / "secret.bin")
+    (folder / "outside").symlink_to(tmp_path)
+    (folder / "ring").symlink_to(folder / "ring")
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"location": "../secret.bin"}, "lies outside the model's folder"),
+        ({"location": "link"}, "lies outside the model's folder"),
+        ({"location": "outside/secret.bin"}, "lies outside the model's folder"),
+        ({"location": "/etc/passwd"}, "lies outside the model's folder"),
+        ({"location": "~/secret.bin"}, "is missing"),
+        ({"location": "folder"}, "is missing"),
+        ({"location": "pipe"}, "is missing"),
+        ({"location": "ring"}, "is no name of a file"),
+        ({"location": ""}, "is missing"),
+        ({}, "is missing"),
+        ({"location": "w\0.bin"}, "is no name of a file"),
+        ({"location": "w" * 5000}, "is no name of a file"),
+        ({"location": "weights.bin", "length": "abc"}, "the length of tensor 'w' is 'abc'"),
+        ({"location": "weights.bin", "length": "-5"}, "the length of tensor 'w' is '-5'"),
+        ({"location": "weights.bin", "length": "9" * 5000}, "the length of tensor 'w'"),
+        ({"location": "weights.bin", "length": "4"}, "has 4 bytes, and its shape needs 432"),
+        ({"location": "weights.bin", "offset": "-8"}, "the offset of tensor 'w' is '-8'"),
+        ({"location": "weights.bin", "offset": "1"}, "ends before its 432 bytes from 1 on"),
+        ({"location": "weights.bin", "offset": "9" * 18}, "ends before its 432 bytes"),
+    ],
+)
+def test_external_data_stays_beside_the_model_and_is_as_long_as_it_says(
+    home: Path, said: dict[str, str], reason: str
+) -> None:
+    assert reason in refused(with_external(home, **said)).what
+
+
+def test_weights_that_are_there_are_read(home: Path) -> None:
+    path = with_external(home, location="weights.bin", offset="0", length=str(WEIGHT))
+    assert load_model(path).array("w").shape == (4, 3, 3, 3)
+
+
+# ---- what stands in the file ---------------------------------------------------------------------
+
+
+def cycle_behind_an_output_without_shape(proto: onnx.ModelProto) -> None:
+    """ONNX's checker stops at the missing shape, which runtimes allow."""
+    proto.graph.node[0].input[0] = "y"
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+
+
+def functions(count: int, calls: int) -> Spoil:
+    """Local functions of which each calls the one before several times."""
+
+    def spoil(proto: onnx.ModelProto) -> None:
+        opsets = [helper.make_opsetid("", 19), helper.make_opsetid("own", 1)]
+        nodes = [helper.make_node("Relu", ["a"], ["b"])]
+        for number in range(count):
+            proto.functions.append(helper.make_function("own", f"F{number}", ["a"], ["b"], nodes, opsets))
+            steps = ["a", *(f"t{step}" for step in range(1, calls)), "b"]
+            nodes = [
+                helper.make_node(f"F{number}", [x], [y], domain="own") for x, y in itertools.pairwise(steps)
+            ]
+        proto.opset_import.append(opsets[1])
+        proto.graph.node[0].input[0] = "called"
+        proto.graph.node.insert(0, helper.make_node(f"F{count - 1}", ["x"], ["called"], domain="own"))
+
+    return spoil
+
+
+def recursive(proto: onnx.ModelProto) -> None:
+    functions(1, 1)(proto)
+    proto.functions[0].node[0].op_type, proto.functions[0].node[0].domain = "F0", "own"
+
+
+def first(**fields: object) -> Spoil:
+    """Other fields of the first weight."""
+
+    def spoil(proto: onnx.ModelProto) -> None:
+        for name, value in fields.items():
+            if isinstance(value, list):
+                getattr(proto.graph.initializer[0], name)[:] = value
+            else:
+                setattr(proto.graph.initializer[0], name, value)
+
+    return spoil
+
+
+def nested(proto: onnx.ModelProto) -> bytes:
+    """Graphs in attributes of nodes in graphs, three thousand deep, by hand: no library would write it."""
+    inner = b""
+    for _ in range(3000):
+        for field in (6, 5, 1):
+            inner = bytes([field << 3 | 2]) + _varint(len(inner)) + inner
+    return proto.SerializeToString() + bytes([7 << 3 | 2]) + _varint(len(inner)) + inner
+
+
+def _varint(value: int) -> bytes:
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value & 127 | 128]), value >> 7
+    return out + bytes([value])
+
+
+HOSTILE: dict[str, tuple[Spoil, str]] = {
+    "a cycle where the checker does not look": (
+        cycle_behind_an_output_without_shape,
+        "topologically sorted",
+    ),
+    "calls that double thirty times": (functions(30, 2), "its local functions stand for 536,8"),
+    "calls in a long row": (functions(150, 1), "call each other more than 100 deep"),
+    "a call of itself": (recursive, "its local functions call themselves"),
+    "graphs in graphs": (nested, "not a readable ONNX file"),
+    "an unknown type": (first(data_type=99), "the unknown type 99"),
+    "a negative type": (first(data_type=-1), "the unknown type -1"),
+    "negative dimensions": (first(dims=[-4, 27]), "dimensions [-4, 27]"),
+    "dimensions beyond all numbers": (first(dims=[2**40, 2**40]), "overflow"),
+    "more values than bytes": (first(dims=[10**9]), "too small"),
+    "a weight twice": (lambda p: p.graph.initializer.append(p.graph.initializer[0]), "not unique"),
+    "a node twice": (lambda p: p.graph.node.append(p.graph.node[0]), "single static assignment"),
+    "a cycle": (lambda p: p.graph.node[0].input.__setitem__(0, "y"), "topologically sorted"),
+    "nothing": (lambda p: p.graph.ClearField("node"), "no nodes"),
+    "no opset": (lambda p: p.ClearField("opset_import"), "opset_import"),
+    "a version to come": (lambda p: setattr(p, "ir_version", 999), "ir_version 999"),
+    "half a file": (lambda p: p.SerializeToString()[:300], "not a readable ONNX file"),
+    "words": (lambda _: b"words\n" * 50, "not a readable ONNX file"),
+    "a node's name that is no text": (
+        lambda p: p.SerializeToString().replace(b"\x04relu", b"\x04re\xffu"),
+        "is not text",
+    ),
+    "an input's name that is no text": (
+        lambda p: p.SerializeToString().replace(b"\x0a\x01x", b"\x0a\x01\xff"),
+        "is not text",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, what: str) -> None:
+    spoil, reason = HOSTILE[what]
+    proto = small_model()
+    spoilt = spoil(proto)
+    content = spoilt if isinstance(spoilt, bytes) else proto.SerializeToString()
+    (tmp_path / "model.onnx").write_bytes(content)
+    assert reason in refused(tmp_path / "model.onnx").what
+
+
+def test_what_is_odd_and_can_be_meant_is_not(tmp_path: Path) -> None:
+    for spoil in (functions(12, 2), lambda p: p.graph.output[0].type.tensor_type.ClearField("shape")):
+        proto = small_model()
+        spoil(proto)
+        onnx.save(proto, tmp_path / "model.onnx")
+        assert load_model(tmp_path / "model.onnx").types
+
+
+@pytest.mark.parametrize("size", [2**40, 2**62])
+def test_an_input_that_no_memory_holds_is_told_before_it_is_made(tmp_path: Path, size: int) -> None:
+    proto = small_model()
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = size
+    onnx.save(proto, tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match=r"input 'x' of shape .* takes [0-9,]+ bytes") as caught:
+        resolve_shapes(load_model(tmp_path / "model.onnx"), Inputs())
+    assert caught.value.where == str(tmp_path / "model.onnx")
+
+
+def test_constants_are_not_folded_into_what_no_memory_holds(tmp_path: Path) -> None:
+    from qdqspec.graph.constants import fold_constants
+
+    proto = small_model()
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([10**7, 10**7]), "shape"))
+    proto.graph.node.insert(0, helper.make_node("ConstantOfShape", ["shape"], ["large"]))
+    proto.graph.node.insert(1, helper.make_node("ReduceSum", ["large"], ["sum"]))
+    proto.graph.output.append(helper.make_tensor_value_info("sum", TensorProto.FLOAT, None))
+    onnx.save(proto, tmp_path / "model.onnx")
+    folded = fold_constants(load_model(tmp_path / "model.onnx"))
+    assert folded.folded == ()
+    assert folded.notes

@@ -1,0 +1,67 @@
+"""Any bytes, to everything that reads a file: a result or one clear error, never another exception.
+
+The long version is ``benchmarks/fuzz.py``, which also holds memory and time against limits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdqspec.errors import QdqspecError
+
+SUPPORT = Path(__file__).parents[1] / "support" / "readers.py"
+
+
+def _loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("support_readers", SUPPORT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+readers = _loaded()
+SEEDS = {name: reader.seeds() for name, reader in readers.READERS.items()}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_what_is_whole_is_read(name: str, tmp_path: Path) -> None:
+    for seed in SEEDS[name]:
+        assert readers.READERS[name].read(seed, tmp_path) is not None
+
+
+@pytest.mark.parametrize("name", SEEDS)
+@settings(max_examples=25)
+@given(chance=st.randoms(use_true_random=False))
+def test_spoilt_files_are_read_or_refused(
+    name: str, tmp_path_factory: pytest.TempPathFactory, chance: random.Random
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"spoilt-{name.replace(' ', '-')}"
+    folder.mkdir(exist_ok=True)
+    data = readers.mutated(chance.choice(SEEDS[name]), chance)
+    try:
+        readers.READERS[name].read(data, folder)
+    except QdqspecError as error:
+        assert error.what  # noqa: PT017 - that it is ours is what is tested
+
+
+@pytest.mark.parametrize("name", SEEDS)
+@settings(max_examples=10)
+@given(data=st.binary(max_size=200))
+def test_noise_is_read_or_refused(name: str, tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"noise-{name.replace(' ', '-')}"
+    folder.mkdir(exist_ok=True)
+    try:
+        readers.READERS[name].read(data, folder)
+    except QdqspecError as error:
+        assert error.what  # noqa: PT017 - that it is ours is what is tested

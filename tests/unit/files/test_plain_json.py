@@ -1,0 +1,64 @@
+"""JSON of strangers: plain data, or a ``ValueError`` that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.plain_json import TooLargeError, parse_json, read_json
+
+BAD = {
+    '{"a": 1, "b": 2, "a": 3}': "the key 'a' stands twice",
+    '{"b": [{"": 1, "": 2}]}': "the key '' stands twice",
+    "[NaN]": "NaN is no number",
+    '{"a": -Infinity}': "-Infinity is no number",
+    "[1e999]": "the number 1e999 is too large",
+    '"\\ud800"': "a text in it is no Unicode",
+    '{"\\uDFFF": 1}': "a text in it is no Unicode",
+    "[" * 100_000: "it nests too deep",
+    '{"a":' * 100_000: "it nests too deep",
+    "9" * 5000: "limit",
+    "": "Expecting value",
+    "{} {}": "Extra data",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=lambda text: text[:20] or "nothing")
+def test_what_would_be_misunderstood_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=BAD[text]):
+        parse_json(text.encode())
+
+
+def test_bytes_that_are_no_text_are_told() -> None:
+    with pytest.raises(ValueError, match="not UTF-8"):
+        parse_json(b'"\xff"')
+
+
+def test_a_whole_pair_of_surrogates_is_a_character() -> None:
+    assert parse_json(b'"\\ud83d\\ude00"') == "\U0001f600"
+
+
+def test_a_file_larger_than_it_can_be_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[1, 2]")
+    assert read_json(tmp_path / "a.json", most_bytes=6) == [1, 2]
+    with pytest.raises(TooLargeError, match="it has 6 bytes, and at most 5"):
+        read_json(tmp_path / "a.json", most_bytes=5)
+
+
+def test_a_file_of_nothing_but_brackets_is_not_taken_apart() -> None:
+    with pytest.raises(TooLargeError, match="more than 5,000,000 parts"):
+        parse_json(b"[" + b"[]," * 5_000_001 + b"[]]")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)  # fmt: skip
+def test_what_json_can_say_comes_back(value: object) -> None:
+    assert parse_json(json.dumps(value).encode()) == value
