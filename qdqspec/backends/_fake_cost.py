@@ -1,9 +1,10 @@
-"""What a model costs on the simulated device: kernels, their times, and which of them run in integers.
+"""What a model costs on the simulated device: kernels, their times, and which of them run in narrow formats.
 
 May import floor 0 and 1. Pure: one model and one seed give one answer. The shape of it follows what
-is known of real runtimes: work over throughput, a discount for integer kernels that differs from layer
-to layer and is sometimes a loss, a price for each conversion that no integer kernel takes in, and an
-activation that is free right behind the linear operator it fuses with.
+is known of real runtimes: work over throughput, a discount for narrow kernels that differs from layer to layer
+and from format to format and is sometimes a loss, a price for each conversion that no narrow kernel takes in, and
+an activation that is free right behind the linear operator it fuses with. It knows 8-bit integers, 8-bit floats, and
+4-bit integers for weights alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+from onnx import TensorProto
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.types import Kind, LayerTime
@@ -26,6 +29,16 @@ LABELS: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(("Conv", "Add", "Mul", "Concat", "MaxPool", "AveragePool", "GlobalAveragePool"), _FULL),
     **dict.fromkeys(("Gemm", "MatMul"), _BOTH),
 }
+
+INT8, FP8, INT4 = "int8", "fp8", "int4"
+_KINDS: dict[int, str] = {
+    TensorProto.INT8: INT8,
+    TensorProto.UINT8: INT8,
+    TensorProto.FLOAT8E4M3FN: FP8,
+    TensorProto.INT4: INT4,
+}
+# Axes along which a weight's blocks may run, as on TensorRT.
+BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
 
 _FLOPS_PER_MS = 2e7  # one float core; only ratios matter
 _ELEMENTS_PER_MS = 1e6  # operators that move or convert values
@@ -64,7 +77,9 @@ class _Simulation:
         self._model = model
         self._seed = seed
         self._factor = factor
-        self._integer = {node.name for node in model.nodes if self._computes_on_integers(node)}
+        self._narrow = {
+            node.name: kind for node in model.nodes if (kind := self._kind_of_kernel(node)) is not None
+        }
 
     def layer(self, node: Node) -> LayerTime | None:
         """The kernel of a node, or ``None`` where it is free or part of another kernel."""
@@ -72,33 +87,46 @@ class _Simulation:
             return self._conversion(node)
         if node.op_type in FREE or self._is_fused(node):
             return None
-        integer = node.name in self._integer
+        kind = self._narrow.get(node.name)
         fused = [self._behind(node)] if self._absorbs(node) else []
         return LayerTime(
             name=f"{node.name}_kernel",
-            op_type=f"QLinear{node.op_type}" if integer else node.op_type,
-            milliseconds=LAUNCH_MS + self._work_ms(node) * (self._discount(node) if integer else 1.0),
+            op_type=node.op_type if kind is None else f"QLinear{node.op_type}",
+            milliseconds=LAUNCH_MS
+            + self._work_ms(node) * (1.0 if kind is None else self._discount(node, kind)),
             nodes=(node.name, *(other.name for other in fused)),
-            integer=integer,
+            integer=kind is not None,
         )
 
-    # ---- integer kernels ------------------------------------------------------------------------
+    # ---- narrow kernels -------------------------------------------------------------------------
 
-    def _computes_on_integers(self, node: Node) -> bool:
-        if node.op_type not in LABELS or not self._reads_integers(node):
-            return False
-        return "in-only" in LABELS[node.op_type] or self._writes_integers(node)
+    def _kind_of_kernel(self, node: Node) -> str | None:
+        """The format that a node computes in; ``None`` for float."""
+        kinds = self._kinds_read(node) if node.op_type in LABELS else []
+        if kinds == [None, INT4]:
+            return INT4 if node.op_type in BLOCKED_AXES else None
+        if not kinds or kinds[0] is None or kinds[0] == INT4 or len(set(kinds)) > 1:
+            return None
+        return kinds[0] if "in-only" in LABELS[node.op_type] or self._is_quantized(node) else None
 
-    def _reads_integers(self, node: Node) -> bool:
-        """Whether every activation and weight comes from a DequantizeLinear; a bias may be float."""
+    def _kinds_read(self, node: Node) -> list[str | None]:
+        """The format of every activation and weight that comes from a DequantizeLinear; a bias may be float."""
         inputs = node.inputs[:2] if node.op_type in LINEAR else node.inputs
         producers = [self._model.producer.get(tensor) for tensor in inputs if tensor]
-        return all(p is not None and p.op_type == "DequantizeLinear" for p in producers)
+        return [
+            self._kind(p.inputs[0]) if p is not None and p.op_type == "DequantizeLinear" else None
+            for p in producers
+        ]
 
-    def _writes_integers(self, node: Node) -> bool:
-        """Whether its output, behind a fused activation, goes to one QuantizeLinear only."""
+    def _kind(self, stored: str) -> str | None:
+        """The format of stored numbers."""
+        return _KINDS.get(self._model.elem_type(stored) or 0)
+
+    def _is_quantized(self, node: Node) -> bool:
+        """Whether its output, behind a fused activation, goes to QuantizeLinear only."""
         last = self._behind(node) if self._absorbs(node) else node
-        return self._next_op(last) == "QuantizeLinear"
+        readers = self._readers(last)
+        return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
 
     def _absorbs(self, node: Node) -> bool:
         return node.op_type in LINEAR and self._next_op(node) in FUSED
@@ -109,10 +137,14 @@ class _Simulation:
 
     def _next_op(self, node: Node) -> str | None:
         """The operator behind a node, where exactly one reads its output and the graph does not."""
-        readers = self._model.consumers.get(node.outputs[0], ())
-        if len(readers) != 1 or node.outputs[0] in self._model.outputs:
-            return None
-        return self._model.by_name[readers[0].node].op_type
+        readers = self._readers(node)
+        return readers[0].op_type if len(readers) == 1 else None
+
+    def _readers(self, node: Node) -> list[Node]:
+        """All who see the output of a node; none where the graph does."""
+        if node.outputs[0] in self._model.outputs:
+            return []
+        return [self._model.by_name[end.node] for end in self._model.consumers.get(node.outputs[0], ())]
 
     def _behind(self, node: Node) -> Node:
         return self._model.by_name[self._model.consumers[node.outputs[0]][0].node]
@@ -120,7 +152,7 @@ class _Simulation:
     # ---- conversions ----------------------------------------------------------------------------
 
     def _conversion(self, node: Node) -> LayerTime | None:
-        """What a Q or DQ costs: nothing where an integer kernel takes it in or its value is constant."""
+        """What a Q or DQ costs: nothing where a kernel of its own format takes it in or its value is constant."""
         if self._is_taken_in(node):
             return None
         if node.op_type == "QuantizeLinear":
@@ -139,13 +171,15 @@ class _Simulation:
     def _is_taken_in(self, node: Node) -> bool:
         if node.op_type == "DequantizeLinear":
             readers = self._model.consumers.get(node.outputs[0], ())
-            return bool(readers) and all(reader.node in self._integer for reader in readers)
+            kind = self._kind(node.inputs[0])
+            return bool(readers) and all(self._narrow.get(reader.node) == kind for reader in readers)
         before = self._model.producer.get(node.inputs[0])
         if before is None:
             return node.inputs[0] in self._model.constants
         if self._is_fused(before):
             before = self._model.producer[before.inputs[0]]
-        return before.name in self._integer and self._writes_integers(before)
+        kind = self._narrow.get(before.name)
+        return kind is not None and self._is_quantized(before) and kind == self._kind(node.outputs[0])
 
     # ---- work -----------------------------------------------------------------------------------
 
@@ -155,10 +189,13 @@ class _Simulation:
         elements = sum(self._elements(t) for t in (*node.inputs, *node.outputs) if t)
         return elements / _ELEMENTS_PER_MS * self._draw(node, "speed", 0.5, 2.0)
 
-    def _discount(self, node: Node) -> float:
-        """The integer kernel's time over the float one's. Small operators may lose."""
-        base = self._factor * self._draw(node, "integer", 0.25, 0.8 if node.op_type in LINEAR else 1.3)
-        return base if self._writes_integers(node) else base * self._draw(node, "in-only", 0.9, 1.3)
+    def _discount(self, node: Node, kind: str) -> float:
+        """The narrow kernel's time over the float one's. Small operators may lose."""
+        if kind == INT4:
+            return self._factor * self._draw(node, kind, 0.3, 1.2)
+        what = "integer" if kind == INT8 else kind
+        base = self._factor * self._draw(node, what, 0.25, 0.8 if node.op_type in LINEAR else 1.3)
+        return base if self._is_quantized(node) else base * self._draw(node, "in-only", 0.9, 1.3)
 
     def _flops(self, node: Node) -> float:
         weight = self._shape(node.inputs[1])

@@ -9,6 +9,7 @@ activations, int8 weights) and verified entry by entry against whatever version 
   (a float one leaves a float Gemm with a weight dequantized in every run), and so does a MatMul whose Add
   of a one-dimensional constant ONNX Runtime turns into a Gemm. Gemm does not check that the bias scale is
   the product of the other two: a wrong one gives wrong numbers, silently.
+- With a Relu or Clip right behind, and more behind that, both give integers or run in float.
 - Per-channel weights of MatMul must be two-dimensional, with the axis last; others fail when run.
 - Operators that move values, and MaxPool, need equal scale and zero point on both sides; Resize only
   in ``nearest`` mode, MaxPool from opset 12.

@@ -26,7 +26,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -35,12 +35,8 @@ from qdqspec.errors import BackendError, ConfigError
 from qdqspec.registry import did_you_mean
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
-if TYPE_CHECKING:
-    from onnx.reference import ReferenceEvaluator
-
 _BUILD_MS = 200.0  # simulated time that passes while building
 _MEMORY_ROOM = 64 << 20  # bytes a process may still take before it runs out, where that is simulated
-_DEQUANTIZES = 19  # the first opset whose DequantizeLinear the reference implementation has
 _STAGES = ("", "build", "run", "bind", "time", "layers")
 
 
@@ -83,15 +79,16 @@ class FakeDevice:
         return DeviceKey(key="fake", details={"note": "simulated times, not measured ones"})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
-        """As ONNX Runtime's, on a few more operators."""
-        from qdqspec.backends._fake_cost import FUSED, LABELS
+        """As ONNX Runtime's, on a few more operators, and with 8-bit floats."""
+        from qdqspec.backends._fake_cost import BLOCKED_AXES, FP8, FUSED, INT4, INT8, LABELS
 
         return Capabilities(
-            formats=("int8",),
+            formats=(INT8, FP8, INT4),
             labels=LABELS,
-            activations={"int8": "uint8"},
-            weights={"int8": "int8"},
+            activations={INT8: "uint8", FP8: FP8},
+            weights={INT8: INT8, FP8: FP8, INT4: INT4},
             absorbs=FUSED,
+            blocked_axes=BLOCKED_AXES,
         )
 
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
@@ -147,10 +144,11 @@ class FakeEngine:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Compute the outputs with the ONNX reference implementation."""
+        from qdqspec.graph.reference import reference_outputs
+
         break_down(self._words, "run")
         self._check(feeds)
-        evaluator = _evaluator(self._model)
-        return dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
+        return reference_outputs(self._model, feeds)
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
         """Check the names of the inputs; of the values only their number matters to a made-up time."""
@@ -206,29 +204,6 @@ class FakeEngine:
             replace(layer, milliseconds=launch + max(layer.milliseconds - launch, 0.0) * grown)
             for layer in self._layers
         )
-
-
-def _evaluator(model: Path) -> ReferenceEvaluator:
-    """The reference implementation, completed: that of onnx 1.23 has no DequantizeLinear older than opset 19."""
-    from onnx import load
-    from onnx.reference import ReferenceEvaluator
-    from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_19
-
-    from qdqspec.graph.opset import opset_of
-
-    if opset_of(load(str(model), load_external_data=False)) >= _DEQUANTIZES:
-        return ReferenceEvaluator(str(model))
-
-    class DequantizeLinear(DequantizeLinear_19):
-        op_domain = ""
-
-        # Attributes of later opsets come along with their defaults, which the older operator does not take.
-        def _run(
-            self, x: Any, x_scale: Any, x_zero_point: Any = None, axis: int = 1, *_: Any, **__: Any
-        ) -> Any:
-            return super()._run(x, x_scale, x_zero_point, axis)
-
-    return ReferenceEvaluator(str(model), new_ops=[DequantizeLinear])
 
 
 def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:

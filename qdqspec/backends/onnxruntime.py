@@ -96,6 +96,7 @@ class OnnxRuntime:
             absorbs=ABSORBED,
             reduce_range=_cpu.detect().saturates,
             integer_bias=frozenset(LINEAR),
+            bare=frozenset(LINEAR),
             since_opset=SINCE_OPSET,
             blocked_axes=BLOCKED_AXES,
         )

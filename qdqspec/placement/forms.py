@@ -5,12 +5,11 @@ May import floors 0 to 2. What the backend stores a format in is the backend's t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.quantize.formats import NumberFormat, number_format
-from qdqspec.types import Consumer, Kind, Label, QuantizeRules, Site, label_of
+from qdqspec.quantize.formats import number_format
+from qdqspec.types import Kind, Label, QuantizeRules, Site, label_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +75,6 @@ class Form:
     def full(self) -> Label:
         """The label that quantizes most."""
         return self.labels[self.kinds.index("in+out") if "in+out" in self.kinds else -1]
-
-    @property
-    def activation(self) -> NumberFormat | None:
-        """What its activations are stored in; ``None`` where only the weight is quantized."""
-        return None if self.choice.activation is None else number_format(self.choice.activation)
-
-    @property
-    def ends(self) -> Iterator[Consumer]:
-        """Who reads its constants."""
-        return (end for site in self.constants for end in site.consumers)
 
     def without(self, unwanted: Kind) -> Form:
         """The form less one kind; an int32 bias goes with ``in-only``, which alone needs it."""

@@ -6,7 +6,7 @@ quantized. Projected, it is a choice of labels like any other, with this case's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from qdqspec.placement.forms import Form
 from qdqspec.placement.space import SchemeSpace
@@ -26,29 +26,49 @@ def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
     otherwise formats and axes do not count: they are the space's.
     """
     covered = {end: site.format for p in placements for site in p.sites for end in site.consumers}
-    found = {unit.id: _label(space, unit, covered) for unit in space.units}
+    forms = {unit.id: form for unit in space.units if (form := _form(unit, covered)) is not None}
+    weights_alone = {name for name, form in forms.items() if form.choice.activation is None}
+    floats = {end for name in weights_alone for _, end in space.by_id[name].edges}
+    found = {name: _label(space, space.by_id[name], form, covered, floats) for name, form in forms.items()}
     return {name: label for name, label in found.items() if label != "fp"}
 
 
-def _label(space: SchemeSpace, unit: Unit, covered: Mapping[Consumer, str]) -> Label:
-    fitting = [form for form in unit.forms if covered.keys() >= set(_ends(unit, form))]
-    if not fitting:
-        return "fp"
-    form = max(fitting, key=lambda form: _likeness(unit, form, covered))
+def _form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
+    """The format that a unit's inputs are all quantized in, or look most like."""
+    fitting = [
+        form
+        for form in unit.forms
+        if covered.keys() >= {end for end, _ in (*_constants(form), *_activations(unit, form))}
+    ]
+    return max(fitting, key=lambda form: _likeness(unit, form, covered), default=None)
+
+
+def _label(
+    space: SchemeSpace, unit: Unit, form: Form, covered: Mapping[Consumer, str], floats: Collection[Consumer]
+) -> Label:
+    """Integers out where all who read its results see them quantized, save those who want floats."""
     has_integer_bias = any(end in covered for site in form.biases for end in site.consumers)
-    is_result_covered = covered.keys() >= {end for _, end in space.result_edges(unit)}
+    results = [end for _, end in space.result_edges(unit)]
+    quantized = [end for end in results if end in covered]
+    is_result_covered = bool(quantized) and all(end in covered or end in floats for end in results)
     wanted: Kind = "in+out" if is_result_covered and not has_integer_bias else "in-only"
     kind = wanted if wanted in form.kinds else "in-only"
     return label_of(form.choice.name, kind) if kind in form.kinds else "fp"
 
 
-def _ends(unit: Unit, form: Form) -> Iterator[Consumer]:
-    """Who reads what is quantized of a unit's inputs in one format."""
-    yield from form.ends
-    yield from (end for _, end in unit.edges if form.choice.activation is not None)
+def _constants(form: Form) -> list[tuple[Consumer, str]]:
+    """Who reads a unit's constants, and how a format stores them."""
+    return [(end, site.format) for site in form.constants for end in site.consumers]
 
 
-def _likeness(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int]:
-    """How many constants are stored as in this format; then, how much of the unit it quantizes."""
-    alike = sum(covered[end] == site.format for site in form.constants for end in site.consumers)
-    return alike, len(list(_ends(unit, form)))
+def _activations(unit: Unit, form: Form) -> list[tuple[Consumer, str]]:
+    """Who reads its activations, and how a format stores them; nobody where it is for weights alone."""
+    fmt = form.choice.activation
+    return [] if fmt is None else [(end, fmt) for _, end in unit.edges]
+
+
+def _likeness(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int, int]:
+    """How many constants are stored as in this format, then how many activations; then, how many there are."""
+    ends = _constants(form), _activations(unit, form)
+    constants, activations = (sum(covered[end] == stored for end, stored in group) for group in ends)
+    return constants, activations, sum(map(len, ends))

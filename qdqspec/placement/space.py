@@ -1,13 +1,14 @@
 """What may be chosen: the units of a model with the labels each may carry, and what a choice comes to.
 
 Given one label a unit, `resolve` says where the Q/DQ pairs stand. Where two formats meet on one edge, the reader's
-pair stands: its kernel cannot run without, and the maker hands out floats there. May import floors 0 to 2; knows
-nothing of search or measurement.
+pair stands: its kernel cannot run without, and the maker hands out floats there. A reader of which the weight alone is
+quantized wants floats, and gets them where the maker can give floats. May import floors 0 to 2; knows nothing of
+search or measurement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -60,10 +61,16 @@ class _Stand:
 
 
 class _Cover(NamedTuple):
-    """What a unit covers under a label: what it reads so, and what it makes so; consumers are bits of a number."""
+    """What a unit covers under a label: what it reads so, and what it makes so; consumers are bits of a number.
+
+    ``floats`` is what it wants to read in float, its weight alone being quantized. ``yields`` tells that it can do
+    without the pairs on what it makes.
+    """
 
     read: tuple[tuple[_Stand, int], ...]
     made: tuple[tuple[_Stand, int], ...]
+    floats: tuple[tuple[str, int], ...]
+    yields: bool
 
 
 class SchemeSpace:
@@ -154,26 +161,23 @@ class SchemeSpace:
 
         Raises `PlacementError` for a unit that is none, or a label that it does not offer.
         """
-        covered: dict[_Stand, int] = {}
-        read: dict[_Stand, int] = {}
         chosen = sorted((name, label) for name, label in labels.items() if label != "fp")
-        for choice in chosen:
-            cover = self._covers.get(choice) or self._cover(*choice)
+        covers = [self._covers.get(choice) or self._cover(*choice) for choice in chosen]
+        covered: dict[_Stand, int] = {}
+        for cover in covers:
             for stand, ends in cover.read:
-                read[stand] = read.get(stand, 0) | ends
-            for stand, ends in cover.made:
                 covered[stand] = covered.get(stand, 0) | ends
-        if self._meet:
-            covered = _without(covered, read)
-        for stand, ends in read.items():
-            covered[stand] = covered.get(stand, 0) | ends
+        claims = _Claims(covers) if self._meet else None
+        for cover in covers:
+            for stand, ends in cover.made if claims is None else claims.left(cover):
+                covered[stand] = covered.get(stand, 0) | ends
         sites = frozenset([stand.site(ends) for stand, ends in covered.items()])
         return Placement(sites=sites, labels=tuple(chosen))
 
     @cached_property
     def _meet(self) -> bool:
-        """Whether two formats of activations can meet on one edge."""
-        return len({choice.activation for choice in self.choices} - {None}) > 1
+        """Whether a maker and a reader may want different pairs on one edge."""
+        return len({choice.activation for choice in self.choices}) > 1
 
     @cached_property
     def _covers(self) -> dict[tuple[str, Label], _Cover]:
@@ -191,12 +195,15 @@ class SchemeSpace:
         biases = form.biases if kind_of(label) == "in-only" else ()
         owned = [*((site, "") for site in form.constants), *((site, unit.id) for site in biases)]
         fmt = form.choice.activation
+        activations = [(tensor, self._activation(tensor, end, fmt)) for tensor, end in unit.edges]
         self._covers[name, label] = _Cover(
-            (
-                *(self._activation(edge, fmt) for edge in unit.edges if fmt is not None),
+            read=(
+                *(stand for _, stand in activations if fmt is not None),
                 *(self._covered((s.tensor, s.format, s.axis, owner), s.consumers) for s, owner in owned),
             ),
-            tuple(self._activation(edge, fmt) for edge in made if fmt is not None),
+            made=tuple(self._activation(tensor, end, fmt) for tensor, end in made),
+            floats=tuple((tensor, ends) for tensor, (_, ends) in activations if fmt is None),
+            yields="in-only" in form.kinds,
         )
         return self._covers[name, label]
 
@@ -214,11 +221,11 @@ class SchemeSpace:
             )
         return unit
 
-    def _activation(self, edge: Edge, fmt: str) -> tuple[_Stand, int]:
+    def _activation(self, tensor: str, end: Consumer, fmt: str | None) -> tuple[_Stand, int]:
         """An edge in a format of activations; blocks of one run along the last axis, that products sum over."""
-        tensor, end = edge
-        axis = len(self.model.shape(tensor) or ()) - 1 if number_format(fmt).block else None
-        return self._covered((tensor, fmt, axis, None), [end])
+        blocked = fmt is not None and number_format(fmt).block
+        axis = len(self.model.shape(tensor) or ()) - 1 if blocked else None
+        return self._covered((tensor, fmt or "", axis, None), [end])
 
     def _covered(self, key: _Key, ends: Iterable[Consumer]) -> tuple[_Stand, int]:
         if key not in self._stands:
@@ -253,15 +260,24 @@ def _known(unit: Unit, tensors: Collection[str]) -> Unit:
     return with_results(unit, outputs, tuple(edge for edge in unit.out_edges if edge[0] in tensors))
 
 
-def _without(made: Mapping[_Stand, int], read: Mapping[_Stand, int]) -> dict[_Stand, int]:
-    """What makers cover less what readers want in another format."""
-    wanted: dict[str, dict[_Stand, int]] = {}
-    for stand, ends in read.items():
-        wanted.setdefault(stand.tensor, {})[stand] = ends
-    kept: dict[_Stand, int] = {}
-    for stand, ends in made.items():
-        for other, theirs in wanted.get(stand.tensor, {}).items():
-            ends &= ~theirs if other is not stand else -1
-        if ends:
-            kept[stand] = ends
-    return kept
+class _Claims:
+    """What readers want on edges that others make, where that need not be the same."""
+
+    def __init__(self, covers: Iterable[_Cover]) -> None:
+        self._read: dict[str, dict[_Stand, int]] = {}
+        self._floats: dict[str, int] = {}
+        for cover in covers:
+            for stand, ends in cover.read:
+                claims = self._read.setdefault(stand.tensor, {})
+                claims[stand] = claims.get(stand, 0) | ends
+            for tensor, ends in cover.floats:
+                self._floats[tensor] = self._floats.get(tensor, 0) | ends
+
+    def left(self, maker: _Cover) -> Iterator[tuple[_Stand, int]]:
+        """What is left to a maker: what no reader wants in another format, or in float where the maker can yield."""
+        for stand, ends in maker.made:
+            for other, theirs in self._read.get(stand.tensor, {}).items():
+                ends &= -1 if other is stand else ~theirs
+            ends &= ~self._floats.get(stand.tensor, 0) if maker.yields else -1
+            if ends:
+                yield stand, ends

@@ -136,13 +136,22 @@ class UnitFinder:
     def _plain(self, node: Node, choice: FormatChoice, shape: _Shape) -> Form:
         """Activations with one scale a tensor, weights with one a channel or tensor."""
         biases = self._biases(shape.chain)
-        possible = {"in+out": bool(shape.outputs), "in-only": biases is not None}
+        floats = biases is not None and not (
+            node.op_type in self._capabilities.bare and self._is_followed(shape)
+        )
+        possible = {"in+out": bool(shape.outputs), "in-only": floats}
         return Form(
             choice=choice,
             kinds=tuple(kind for kind in self._kinds(node, choice) if possible[kind]),
             constants=tuple(self._constant(node, index, choice) for index in shape.constants),
             biases=biases or (),
         )
+
+    def _is_followed(self, shape: _Shape) -> bool:
+        """Whether an activation function stands right behind the operator, and not at the end of the graph."""
+        behind = shape.chain[1:2]
+        ends = any(tensor in self._model.outputs for node in behind for tensor in node.outputs)
+        return any(node.op_type in self._capabilities.absorbs for node in behind) and not ends
 
     def _blocked(self, node: Node, choice: FormatChoice, shape: _Shape | None) -> Form | None:
         """The weight in blocks; where the format has activations too, the data operand as well."""

@@ -156,7 +156,7 @@ class CheckItem(pytest.Function):
 
 def _keywords(case: Case) -> set[str]:
     values = {str(value) for value in case.matrix.values()}
-    return {case.model.stem, case.quantize.format, *case.tags, *values}
+    return {case.model.stem, case.quantize.format, *case.quantize.formats, *case.tags, *values}
 
 
 def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:

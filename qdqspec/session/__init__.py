@@ -86,15 +86,17 @@ class Session:
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
 
     def availability(self, case: Case) -> Availability:
-        """Whether the backend works here and has the case's number format, and what to do if not."""
+        """Whether the backend works here and has one of the case's number formats, and what to do if not."""
         found = self.backend.probe(self._options)
-        wanted = case.quantize.format
-        if not found.usable or wanted in (known := self.backend.capabilities(self._options).formats):
+        wanted = case.quantize.formats
+        if not found.usable or not set(wanted).isdisjoint(
+            known := self.backend.capabilities(self._options).formats
+        ):
             return found
         return replace(
             found,
             usable=False,
-            why=f"{self.backend.name} has no {wanted} on this device",
+            why=f"{self.backend.name} has no {' or '.join(wanted)} on this device",
             install=f"choose one of its formats ({', '.join(known)}), or another backend",
         )
 

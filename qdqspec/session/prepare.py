@@ -20,6 +20,7 @@ from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.profiles import Load
 from qdqspec.parity.data import Dataset, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shapes_text
+from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
 from qdqspec.quantize.quantizer import Quantizer
@@ -84,6 +85,7 @@ class Prepared:
         """All placements that the backend can use and the spec allows, before calibration."""
         for pattern in unmatched(self.model, self.case.patterns):
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
+        self._warn_formats()
         return SchemeSpace(
             self.model,
             self.capabilities,
@@ -218,6 +220,21 @@ class Prepared:
             else "the spec's patterns leave nothing"
         )
         return f"nothing in it can be quantized: {by} (qdqspec inspect tells why, operator by operator)"
+
+    def _warn_formats(self) -> None:
+        """Say which of several formats the search does not choose among, and why."""
+        rules, capabilities = self.case.quantize, self.capabilities
+        chosen = [choice.format for choice in format_choices(rules, capabilities)]
+        for name in rules.formats if len(rules.formats) > 1 else ():
+            if name not in chosen:
+                alike = name in capabilities.formats
+                why = (
+                    "stores it like another format of the case"
+                    if alike
+                    else "does not have it on this device"
+                )
+                rest = f"the search chooses among {', '.join(chosen)}"
+                self.warnings.append(f"format {name} is left out: {self._backend.name} {why}; {rest}")
 
     def _warn_random(self) -> None:
         warning = "no calibration data: random inputs are used, so scales and parity prove little"

@@ -9,9 +9,10 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.fields import Count, Listed, Section
+from qdqspec.spec.formats import Formats
 from qdqspec.spec.kinds import Strategy
 from qdqspec.spec.matrix import Choice, MatrixError, combinations, named_combinations
-from qdqspec.spec.vocabulary import AXES, MAX_CASES, Activations, Format, Granularity, Method, Preset
+from qdqspec.spec.vocabulary import AXES, MAX_CASES, Activations, Granularity, Method, Preset
 
 _T = TypeVar("_T")
 
@@ -34,7 +35,7 @@ Axis: TypeAlias = Annotated[
 class ChoiceSection(Section):
     """Values of some axes."""
 
-    quant: Format | None = None
+    quant: Formats | None = None
     batch: Count | None = None
     calibration: Method | None = None
     weights: Granularity | None = None
@@ -56,7 +57,9 @@ class ChoiceSection(Section):
 class MatrixSection(Section):
     """One case for each combination of the axes' values; a value replaces the rule of its axis."""
 
-    quant: Axis[Format] | None = Field(default=None, description="Replaces quantize.format.")
+    quant: Axis[Formats] | None = Field(
+        default=None, description="Replaces quantize.format; a list inside is one case with several formats."
+    )
     batch: Axis[Count] | None = Field(
         default=None, description="Replaces the first dimension of every input."
     )

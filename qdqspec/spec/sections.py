@@ -13,9 +13,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Section, Words
+from qdqspec.spec.formats import Formats
 from qdqspec.spec.kinds import Strategy, Target
 from qdqspec.spec.place import NamesFile, SpecPath
-from qdqspec.spec.vocabulary import Activations, Format, Granularity, Method, Preset
+from qdqspec.spec.vocabulary import Activations, Granularity, Method, Preset
 from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 
 # ---- what may be quantized, and how -------------------------------------------------------------
@@ -81,8 +82,9 @@ class RegionsSection(Section):
 class QuantizeSection(Section):
     """Number formats and calibration."""
 
-    format: Format = Field(
-        default="int8", description="Number format of weights and, where it may, of activations."
+    format: Formats = Field(
+        default="int8",
+        description="Number format of weights and, where it may, of activations; of several, the search chooses.",
     )
     calibration: Method = Field(default="max", description="How ranges come from calibration data.")
     weights: Granularity = Field(default="per-channel", description="Scales of weights.")

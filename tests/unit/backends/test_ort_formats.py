@@ -18,6 +18,7 @@ from qdqspec.graph.model import Model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 RANDOM = np.random.default_rng(0)
@@ -101,3 +102,35 @@ def test_the_whole_choice_is_one_dequantized_weight() -> None:
     (site,) = space.resolve(space.everything()).sites
     assert (site.tensor, site.format, site.axis, site.weight) == ("w", "uint4", 0, True)
     assert space.tensors == frozenset()
+
+
+def test_two_formats_run_in_their_own_kernels_side_by_side(tmp_path: Path) -> None:
+    """The first product takes 8-bit integers and gives floats, which the second one wants beside 4-bit weights."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,128] x) => (float[2,64] y) {
+      a = MatMul(x, u)  b = Tanh(a)  y = MatMul(b, w) }"""
+    proto = onnx.parser.parse_model(text)
+    for name, shape in (("u", (128, 128)), ("w", (128, 64))):
+        weight = RANDOM.normal(size=shape).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, name))
+    model = Model(proto)
+    space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=QuantizeRules(format="int8+int4"))
+    first, second = space.units
+    assert first.labels == ("fp", "in+out", "in-only", "int4:in-only")
+    assert second.labels == ("fp", "in-only", "int4:in-only")
+    numbers = Quantizer(model, dict.fromkeys(space.tensors, TensorRange(-5.0, 5.0)))
+    placement = space.resolve({first.id: "in-only", second.id: "int4:in-only"})
+    mixed = insert_qdq(model, placement, numbers).proto
+    engine = built(mixed, tmp_path)
+    assert kernels(engine) == {"QuantizeLinear", "MatMulIntegerToFloat", "Tanh", "MatMulNBits"}
+    (expected,) = ReferenceEvaluator(mixed).run(None, {"x": X})
+    np.testing.assert_allclose(engine.run({"x": X})["y"], expected, atol=0.02 * np.abs(expected).max())
+
+
+def test_weights_alone_fuse_only_where_they_read_floats(tmp_path: Path) -> None:
+    """Why a maker that can give floats gives them to a reader of which the weight alone is quantized."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2,128] x) => (float[2,64] y) {
+      q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(d, w) }"""
+    proto = onnx.parser.parse_model(text)
+    for name, values in (("s", np.float32(0.04)), ("z", np.uint8(128)), ("w", WEIGHT)):
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
+    assert "MatMulNBits" not in kernels(built(weight_only(Model(proto), "int4", 0), tmp_path))

@@ -14,6 +14,8 @@ from qdqspec.backends import _ort_ops
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.errors import BackendError
+from qdqspec.graph.model import QDQ_OPS
+from qdqspec.types import LayerTime
 
 IMAGE = (1, 8, 6, 6)
 MATRIX = (4, 32)
@@ -109,10 +111,10 @@ SHAPES = dict.fromkeys(_ort_ops.LINEAR, MATRIX)
 
 
 @pytest.fixture
-def integer(tmp_path: Path) -> Callable[[onnx.ModelProto], bool]:
-    """Whether every kernel of a model that is no conversion computes on integers (it is also run once)."""
+def layers_of(tmp_path: Path) -> Callable[[onnx.ModelProto], tuple[LayerTime, ...]]:
+    """The kernels that a model runs, found by running it."""
 
-    def check(model: onnx.ModelProto) -> bool:
+    def run(model: onnx.ModelProto) -> tuple[LayerTime, ...]:
         path = tmp_path / "one.onnx"
         onnx.save(model, path)
         engine = OnnxRuntime().build(path, BuildOptions())
@@ -127,9 +129,17 @@ def integer(tmp_path: Path) -> Callable[[onnx.ModelProto], bool]:
         layers = engine.layers(1)
         engine.close()
         assert layers, "the profile did not fit the graph"
-        return all(layer.integer for layer in layers if not layer.boundary)
+        return layers
 
-    return check
+    return run
+
+
+@pytest.fixture
+def integer(
+    layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]],
+) -> Callable[[onnx.ModelProto], bool]:
+    """Whether every kernel of a model that is no conversion computes on integers (it is also run once)."""
+    return lambda model: all(layer.integer for layer in layers_of(model) if not layer.boundary)
 
 
 def build_one(op: str, *, out: bool, scale: float = 0.02) -> onnx.ModelProto:
@@ -251,6 +261,21 @@ def test_a_linear_operator_with_float_output_needs_an_integer_bias(
             else g.node("Add", g.node("MatMul", x, weight), rest)
         )
         assert integer(g.model(g.pair(y) if out else y)) == expected
+
+
+@pytest.mark.parametrize("follower", ["Relu", "Clip", "Tanh"])
+@pytest.mark.parametrize("op", ["Gemm", "MatMul", "MatMul+Add"])
+def test_a_linear_operator_gives_no_floats_to_an_activation_function_that_could_vanish(
+    layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]], op: str, follower: str
+) -> None:
+    g = Graph()
+    x, weight = g.input(MATRIX), g.weight(32, 16, axis=1)
+    y = g.node("Gemm", x, weight) if op == "Gemm" else g.node("MatMul", x, weight)
+    y = g.node("Add", y, g.bias(16)) if op == "MatMul+Add" else y
+    model = g.model(g.node("Tanh", g.node(follower, y)))
+    others = (follower, "Tanh", *QDQ_OPS)
+    (product,) = [layer for layer in layers_of(model) if layer.op_type not in others]
+    assert product.integer == (follower not in _ort_ops.ABSORBED)
 
 
 def test_a_batch_normalization_before_the_q_stops_the_fusion(

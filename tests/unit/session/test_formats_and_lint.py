@@ -49,7 +49,7 @@ def test_the_tuned_model_is_linted_for_the_targets_that_are_named(session: Sessi
     assert not recorded.evidence.search.left_alone
     # The simulated device takes asymmetric uint8, which TensorRT refuses.
     assert result.verdict.outcome == "fail"
-    assert result.verdict.headline.startswith("tensorrt-11: refused TRT")
+    assert result.verdict.headline.startswith("tensorrt-11 refuses x_QuantizeLinear: has zero point")
 
 
 def test_a_format_that_the_backend_has_not_is_said_before_any_work(session: Session, case: Case) -> None:
@@ -58,3 +58,28 @@ def test_a_format_that_the_backend_has_not_is_said_before_any_work(session: Sess
     assert not found.usable
     assert found.why == "fake has no nvfp4 on this device"
     assert "int8" in found.install
+
+
+def test_a_case_of_several_formats_mixes_them_and_says_which_each_pair_has(
+    session: Session, case: Case
+) -> None:
+    mixed = replace(
+        case,
+        quantize=QuantizeRules(format="int8+fp8+nvfp4"),
+        tune=TuneRules(trials=20, min_sqnr_db=10.0),
+        checks=(),
+    )
+    assert session.availability(mixed).usable
+    evidence = session.evidence(mixed, frozenset({"parity"}))
+    assert evidence.search is not None
+    labels = {label for t in evidence.search.trials for _, label in t.placement.labels}
+    alone = {
+        label for t in evidence.search.trials if t.phase == "sensitivity" for _, label in t.placement.labels
+    }
+    assert labels == alone == {"in+out", "fp8:in+out"}  # each block is heard in each format
+    assert evidence.pairs
+    assert {pair.site.format for pair in evidence.pairs} <= {"uint8", "int8", "fp8"}
+    (note,) = [warning for warning in evidence.warnings if "nvfp4" in warning]
+    assert note == (
+        "format nvfp4 is left out: fake does not have it on this device; the search chooses among int8, fp8"
+    )

@@ -24,6 +24,9 @@ GOOD = {
     "shapes": HEAD + CHECKS + "inputs: {shapes: {x: [1, 2], y: {min: [1], opt: [2], max: [3], weight: 1}}}\n",
     "profiles": HEAD + CHECKS + "inputs: {shapes: [{x: [1]}, {x: [2]}], calibration: c.npz}\n",
     "matrix": HEAD + CHECKS + "matrix: {quant: [int8], batch: [1, 2], exclude: [{batch: 2}]}\n",
+    "formats": HEAD
+    + CHECKS
+    + "quantize: {format: [int8, int4]}\nmatrix: {quant: [fp8, [int8, fp8], int8+int4]}\n",
     "minutes": HEAD + CHECKS + "tune: {minutes: 90s, trials: 3, strategy: attribution}\n",
     "skips": HEAD + CHECKS + "skip: why\nskip_unless: {backend: tensorrt}\nxfail: why\n",
     "xfail": HEAD + CHECKS + "xfail: {reason: why, strict: false}\n",
@@ -38,6 +41,9 @@ BAD = {
     "key of another kind": HEAD + "checks: [{kind: speedup, min: 1, max_ms: 3}]\n",
     "no kind": HEAD + "checks: [{min: 1}]\n",
     "format": HEAD + CHECKS + "quantize: {format: fp9}\n",
+    "formats": HEAD + CHECKS + "quantize: {format: [int8, int8]}\n",
+    "no format": HEAD + CHECKS + "quantize: {format: []}\n",
+    "joined format": HEAD + CHECKS + "quantize: {format: int8+fp9}\n",
     "strategy": HEAD + CHECKS + "tune: {strategy: luck}\n",
     "empty axis": HEAD + CHECKS + "matrix: {batch: []}\n",
     "no value": HEAD + CHECKS + "skip:\n",

@@ -91,5 +91,16 @@ def test_the_loader_knows_the_formats_that_can_be_computed() -> None:
     assert set(get_args(Activations)) == {"auto", *held}
 
 
+def test_several_formats_are_one_case_and_the_matrix_makes_one_for_each_value() -> None:
+    spec = Spec(model="m.onnx", checks=[SPEEDUP], quantize={"format": ["int8", "int4"]})
+    (case,) = spec.cases()
+    assert (case.id, case.quantize.formats) == ("default", ("int8", "int4"))
+    matrix = {"quant": ["int8", ["int8", "int4"], "fp8+int8"], "batch": [8]}
+    cases = Spec(model="m.onnx", checks=[SPEEDUP], matrix=matrix).cases()
+    assert {case.id: case.quantize.formats for case in cases} == {
+        "int8-b8": ("int8",), "int8-int4-b8": ("int8", "int4"), "fp8-int8-b8": ("fp8", "int8"),
+    }  # fmt: skip
+
+
 def test_every_axis_can_be_written_and_replaces_something() -> None:
     assert set(AXES) == set(_TARGETS) == set(MatrixSection.model_fields) - {"include", "exclude"}

@@ -1,0 +1,42 @@
+"""Models in the ONNX reference implementation, with the operators that it lacks. May import floor 0, numpy and onnx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from qdqspec.graph.opset import opset_of
+
+Array = npt.NDArray[np.generic]
+
+_KNOWS_DEQUANTIZE = 19  # onnx 1.23 has no version of DequantizeLinear for opsets below
+
+
+def reference_outputs(model: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of a model file by name, computed operator by operator, slowly, as ONNX defines them."""
+    loaded = onnx.load(str(model))
+    older: list[type[OpRun]] = [DequantizeLinear] if opset_of(loaded) < _KNOWS_DEQUANTIZE else []
+    evaluator = ReferenceEvaluator(loaded, new_ops=older)
+    values = evaluator.run(None, dict(feeds))
+    return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
+
+
+class DequantizeLinear(OpRun):
+    """What opsets 10 and 13 define; the evaluator knows it by its name, and hands it later attributes as well."""
+
+    op_domain = ""
+
+    def _run(self, x, scale, zero_point=None, axis=1, **later):  # type: ignore[no-untyped-def]  # noqa: ARG002 - its seam
+        shape = (
+            [-1 if axis % x.ndim == index else 1 for index in range(x.ndim)]
+            if scale.size > 1
+            else scale.shape
+        )
+        zero = 0 if zero_point is None else zero_point.astype(np.int64).reshape(shape)
+        return ((x.astype(np.int64) - zero).astype(scale.dtype) * scale.reshape(shape),)

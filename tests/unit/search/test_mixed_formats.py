@@ -1,0 +1,133 @@
+"""Several formats in one model: on a device whose truth is known, a search finds which block wants which."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeDevice, true_ms
+from qdqspec.graph.model import load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.insert import Inserter
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.registry import resolve
+from qdqspec.search.base import Proposal, SearchSetup, Strategy
+from qdqspec.types import Placement, QuantizeRules, Trial
+
+CHANNELS = (32, 48, 64, 40, 80, 56)  # no two layers alike, so that each has likings of its own
+HALF_AND_HALF = ("4", "10", "13")  # devices on which some layers want integers, and some 8-bit floats
+NO_NOISE = {"fake.run_noise": "0.03", "fake.wall_noise": "0", "fake.build_noise": "0"}
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five convolutions of different sizes in a row."""
+    random, nodes, weights = np.random.default_rng(0), [], []
+    for index, (before, after) in enumerate(itertools.pairwise(CHANNELS)):
+        weight = random.normal(size=(after, before, 3, 3)).astype(np.float32)
+        weights.append(numpy_helper.from_array(weight, f"w{index}"))
+        nodes.append(
+            helper.make_node("Conv", [f"x{index}", f"w{index}"], [f"c{index}"], f"conv{index}", pads=[1] * 4)
+        )
+        nodes.append(helper.make_node("Relu", [f"c{index}"], [f"x{index + 1}"], f"relu{index}"))
+    nodes.append(helper.make_node("GlobalAveragePool", [f"x{len(CHANNELS) - 1}"], ["y"], "pool"))
+    shapes = (("x0", (1, CHANNELS[0], 16, 16)), ("y", (1, CHANNELS[-1], 1, 1)))
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes)
+    graph = helper.make_graph(nodes, "chain", [x], [y], weights)
+    path = tmp_path_factory.mktemp("mixed") / "chain.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
+    return path
+
+
+class Device:
+    """Builds placements on a simulated device, and knows what they cost without noise."""
+
+    def __init__(self, model: Path, folder: Path, seed: str, formats: str) -> None:
+        loaded = load_model(model)
+        self.space = SchemeSpace(loaded, FakeDevice().capabilities(), rules=QuantizeRules(format=formats))
+        ranges = {tensor: TensorRange(-1.0, 1.0) for tensor in self.space.tensors}
+        self._inserter = Inserter(loaded, Quantizer(loaded, ranges))
+        self._words = {"fake.seed": seed}
+        self._path = folder / "candidate.onnx"
+        self._fake = FakeDevice()
+        self._best = float("inf")
+        self._reference = self.cost(self.space.resolve({}))
+
+    def cost(self, placement: Placement) -> float:
+        self._write(placement)
+        return true_ms(self._path, self._words)
+
+    def answer(self, proposal: Proposal, number: int) -> Trial:
+        """A race without noise, and a profile with it."""
+        cost = self.cost(proposal.placement)
+        engine = self._fake.build(self._path, BuildOptions(extra={**NO_NOISE, **self._words}))
+        engine.bind({"x0": np.zeros(1)})
+        won = cost < 0.99 * self._best
+        self._best = min(self._best, cost)
+        return Trial(
+            number=number,
+            phase=proposal.phase,
+            placement=proposal.placement,
+            layers=engine.layers(),
+            ratio=cost / self._reference,
+            incumbent=won,
+        )
+
+    def search(self, strategy: str, trials: int) -> list[Trial]:
+        make: Callable[..., Strategy] = resolve("strategy", strategy)  # type: ignore[assignment]  # as the registry says
+        asking = make(SearchSetup(space=self.space, clock="cpu", trials=trials), np.random.default_rng(0))
+        told: list[Trial] = []
+        while len(told) < trials and (proposals := asking.ask()):
+            answer = self.answer(proposals[0], len(told))
+            told.append(answer)
+            asking.tell([answer])
+        return told
+
+    def truth(self) -> tuple[float, dict[str, str]]:
+        """The quickest of all labellings, and what it costs over float."""
+        choices = itertools.product(*(unit.labels for unit in self.space.units))
+        labelled = (dict(zip(self.space.by_id, choice, strict=True)) for choice in choices)
+        best = min(labelled, key=lambda labels: self.cost(self.space.resolve(labels)))
+        return self.cost(self.space.resolve(best)) / self._reference, best
+
+    def _write(self, placement: Placement) -> None:
+        save_model(self._inserter.insert(placement).parts, self._path)
+
+
+@pytest.mark.parametrize("seed", HALF_AND_HALF)
+def test_the_default_search_finds_what_each_block_wants(chain: Path, tmp_path: Path, seed: str) -> None:
+    device = Device(chain, tmp_path, seed, "int8+fp8")
+    least, wanted = device.truth()
+    assert 2 <= list(wanted.values()).count("fp8:in+out") <= 3  # else this proves nothing
+    trials = device.search("attribution", 24)
+    found = min(trials, key=lambda trial: trial.ratio or 9)
+    assert found.ratio == pytest.approx(least, rel=0.01)
+    assert {site.format for site in found.placement.sites} == {"uint8", "int8", "fp8"}
+    pure = [trial.ratio or 9 for trial in trials if trial.phase == "pure"]
+    assert found.ratio < 0.97 * min(pure)
+
+
+@pytest.mark.parametrize("strategy", ["region", "subgraph", "exhaustive"])
+def test_every_strategy_mixes_formats_where_that_pays(chain: Path, tmp_path: Path, strategy: str) -> None:
+    device = Device(chain, tmp_path, HALF_AND_HALF[0], "int8+fp8")
+    trials = device.search(strategy, 250)
+    best = min(trials, key=lambda trial: trial.ratio or 9)
+    labels = {label for _, label in best.placement.labels}
+    assert labels == {"in+out", "fp8:in+out"}
+
+
+def test_a_second_format_asks_for_few_builds_more(chain: Path, tmp_path: Path) -> None:
+    builds = {
+        formats: len(Device(chain, tmp_path, "4", formats).search("attribution", 100))
+        for formats in ("int8", "int8+fp8")
+    }
+    assert builds["int8+fp8"] <= builds["int8"] + 30
