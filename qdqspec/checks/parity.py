@@ -3,79 +3,35 @@
 from __future__ import annotations
 
 import math
-from fnmatch import fnmatchcase
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
-from pydantic import Field, model_validator
-
-from qdqspec.checks._params import Whole, require_a_limit
-from qdqspec.checks._parity_limits import AGREEMENT, LIMITS, NAME_WIDTH, Limit, ParityLimits, broken, value_of
+from qdqspec.checks._parity_limits import AGREEMENT, LIMITS, NAME_WIDTH, Limit, broken, value_of
+from qdqspec.checks._parity_params import ParityParams, SearchParams
+from qdqspec.checks._parity_search import comparison_sections, probe_sections, search_advice, search_sections
 from qdqspec.checks._parity_words import QUANTIZATION, RUNTIME, advice, blame, culprits_table, steps_table
-from qdqspec.checks._verdicts import WIDTH, unmeasured, verdict
+from qdqspec.checks._verdicts import WIDTH, left_alone, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
-from qdqspec.types import Evidence, EvidenceKind, ParityEvidence, Section, TensorParity, TopK, Verdict
+from qdqspec.types import (
+    Evidence,
+    EvidenceKind,
+    Outcome,
+    ParityEvidence,
+    ParitySearch,
+    Section,
+    TensorParity,
+    Verdict,
+)
 from qdqspec.units import plain
 
-
-class StepLimits(ParityLimits):
-    """Limits for one of the two steps between the float model and what runs. At least one."""
-
-    @model_validator(mode="after")
-    def _checks_something(self) -> Self:
-        require_a_limit(self, *self.names)
-        return self
-
-
-class ParityParams(CheckParams, ParityLimits):
-    """How far the outputs may move. At least one limit; every output must keep every limit."""
-
-    kind: Literal["parity"]
-    top_k: Whole = Field(1, ge=1, description="How many best classes `min_agreement` looks at.")
-    class_axis: Whole | None = Field(
-        None,
-        description="The axis of the classes, for `min_agreement`; the last one longer than 1 if not said.",
-    )
-    quantization: StepLimits | None = Field(
-        None,
-        description="Limits for quantization alone: the float model against its Q/DQ arithmetic, unfused.",
-    )
-    runtime: StepLimits | None = Field(
-        None,
-        description="Limits for the runtime alone: that arithmetic against what the backend makes of it.",
-    )
-    outputs: tuple[str, ...] = Field(
-        (), description="Which outputs are held to it, as globs over their names; all where none is named."
-    )
-
-    @model_validator(mode="after")
-    def _checks_something(self) -> Self:
-        require_a_limit(self, *self.names, "quantization", "runtime")
-        return self
-
-    @property
-    def top(self) -> TopK:
-        """The question about classes that the evidence is to answer."""
-        return TopK(k=self.top_k, axis=self.class_axis)
-
-    def chosen(self, outputs: tuple[TensorParity, ...]) -> list[TensorParity]:
-        """The outputs that are held to it, the worst first."""
-        named = (out for out in outputs if not self.outputs or self._names(out))
-        return sorted(named, key=_badness)
-
-    def _names(self, out: TensorParity) -> bool:
-        return any(fnmatchcase(out.name, glob) for glob in self.outputs)
-
-    def culpable(self, parity: ParityEvidence) -> str | None:
-        """The output that leads a failure which quantization has a part in; ``None`` where there is none."""
-        found = (failure.output for failure in _failures(self, parity) if failure.step != RUNTIME)
-        return next(found, None)
-
-    @property
-    def asks_agreement(self) -> bool:
-        """Whether any of its limits is about classes."""
-        return any(
-            limits and limits.min_agreement is not None for limits in (self, self.quantization, self.runtime)
-        )
+__all__ = [
+    "ParityCheck",
+    "ParityParams",
+    "SearchParams",
+    "check",
+    "comparison_sections",
+    "culpable_output",
+    "probe_sections",
+]
 
 
 class ParityCheck:
@@ -97,17 +53,62 @@ class ParityCheck:
             known = ", ".join(plain(out.name, NAME_WIDTH) for out in parity.outputs[:5])
             return unmeasured("no output has a name given in outputs", f"The model's outputs: {known}.")
         failures = _failures(params, parity)
-        if not failures and (why := _unknown(params, parity, judged)) is not None:
+        searched = evidence.parity_search.get(params.evidence_key) if params.search is not None else None
+        if (
+            not failures
+            and (why := _unknown(params, parity, judged) or _unsearched(params, evidence)) is not None
+        ):
             return why
+        outcome, headline, advised = _conclusion(params, evidence, judged, failures, searched)
         return verdict(
-            "fail" if failures else "pass",
-            failures[0].words if failures else _kept(params, judged),
+            outcome,
+            headline,
             _table(params, parity, judged),
             *steps_table(parity, judged[0].name),
-            *(culprits_table(evidence.culprits) if params.culpable(parity) is not None else ()),
-            numbers=_numbers(params, parity, judged),
-            advice=advice(failures[0].output, failures[0].step, evidence.culprits) if failures else "",
+            *(culprits_table(evidence.culprits) if culpable_output(params, parity) is not None else ()),
+            *(search_sections(searched) if searched is not None else ()),
+            numbers={
+                **_numbers(params, parity, judged),
+                "inputs_tried": searched.tried if searched else math.nan,
+            },
+            advice=advised,
         )
+
+
+def _conclusion(
+    params: ParityParams,
+    evidence: Evidence,
+    judged: list[TensorParity],
+    failures: list[_Failure],
+    searched: ParitySearch | None,
+) -> tuple[Outcome, str, str]:
+    """Outcome, headline and advice: what the data breaks comes before what a search found."""
+    if failures:
+        first = failures[0]
+        return "fail", first.words, advice(first.output, first.step, evidence.culprits)
+    if searched is not None and searched.found is not None:
+        return "fail", f"for an input found: {searched.found.broken[0]}", search_advice(searched.found)
+    tried = f"; {searched.tried} inputs tried" if searched is not None and searched.tried else ""
+    return "pass", _kept(params, judged) + tried, ""
+
+
+def _unsearched(params: ParityParams, evidence: Evidence) -> Verdict | None:
+    """The verdict where a search was asked for and could not be made."""
+    if params.search is None or left_alone(evidence):
+        return None
+    searched = evidence.parity_search.get(params.evidence_key)
+    if searched is not None and searched.tried:
+        return None
+    why = f": {plain(searched.missing)}" if searched is not None and searched.missing else ""
+    return unmeasured(
+        "no input could be searched", f"The data breaks no limit, and no other input was tried{why}."
+    )
+
+
+def culpable_output(params: ParityParams, parity: ParityEvidence) -> str | None:
+    """The output that leads a failure which quantization has a part in; ``None`` where there is none."""
+    found = (failure.output for failure in _failures(params, parity) if failure.step != RUNTIME)
+    return next(found, None)
 
 
 class _Failure(NamedTuple):
@@ -153,12 +154,6 @@ def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
             "Name the output with the scores in outputs, and their axis in class_axis.",
         )
     return None
-
-
-def _badness(out: TensorParity) -> tuple[bool, float]:
-    """Sorts the worst output first: unequal ones and those that are not a number, then by SQNR."""
-    lost = math.isnan(out.sqnr_db) or not out.matches
-    return not lost, 0.0 if lost else out.sqnr_db
 
 
 def _shown(params: ParityParams) -> tuple[Limit, ...]:

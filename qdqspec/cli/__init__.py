@@ -23,6 +23,7 @@ from qdqspec.cli.models import add_verbs as add_model_verbs
 from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
 from qdqspec.cli.specs import add_verbs as add_spec_verbs
 from qdqspec.cli.tune import add_verbs as add_tune
+from qdqspec.cli.verify import add_verbs as add_verify
 from qdqspec.cli.words import FINE, IMPOSSIBLE, complain
 from qdqspec.errors import QdqspecError
 
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         add_spec_verbs,
         add_compare,
         add_explain,
+        add_verify,
         add_baseline,
         add_cache,
         add_machine_verbs,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -22,6 +21,7 @@ from qdqspec.cli.words import (
     say,
     say_json,
     settings_from,
+    shapes,
     writable_folder,
 )
 from qdqspec.config import Settings
@@ -58,7 +58,7 @@ def add_verbs(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--shapes",
-        type=_shapes,
+        type=shapes,
         metavar="NAME:1x3x224x224",
         help="Shapes of inputs whose dimensions are dynamic; several with commas.",
     )
@@ -77,17 +77,6 @@ def _positive(number: type[int] | type[float]) -> Any:
 
     parse.__name__ = number.__name__  # what argparse calls it in its message
     return parse
-
-
-_SHAPE = re.compile(r"(?P<name>.+?):(?P<dims>\d+(?:x\d+)*)(?:,(?=.)|$)")
-
-
-def _shapes(text: str) -> dict[str, list[int]]:
-    """``a:1x3x224x224,b:1x16``, as trtexec takes them; a name may have a colon in it."""
-    found = list(_SHAPE.finditer(text))
-    if "".join(match[0] for match in found) != text or not found:
-        raise argparse.ArgumentTypeError(f"'{text}' is no list of shapes such as images:1x3x224x224,ids:1x16")
-    return {match["name"]: [int(dim) for dim in match["dims"].split("x")] for match in found}
 
 
 def tune(arguments: argparse.Namespace) -> int:

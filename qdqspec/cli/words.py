@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -103,3 +104,14 @@ def writable_folder(path: Path) -> Path:
             cure="choose another with -o",
         ) from None
     return path
+
+
+_SHAPE = re.compile(r"(?P<name>.+?):(?P<dims>\d+(?:x\d+)*)(?:,(?=.)|$)")
+
+
+def shapes(text: str) -> dict[str, list[int]]:
+    """``a:1x3x224x224,b:1x16``, as trtexec takes them; a name may have a colon in it."""
+    found = list(_SHAPE.finditer(text))
+    if "".join(match[0] for match in found) != text or not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of shapes such as images:1x3x224x224,ids:1x16")
+    return {match["name"]: [int(dim) for dim in match["dims"].split("x")] for match in found}

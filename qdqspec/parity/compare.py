@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from qdqspec.errors import DataError
 from qdqspec.parity.agreement import Agreement
+from qdqspec.parity.typical import Typical
 from qdqspec.types import ParityEvidence, TensorParity, TopK
 
 Array = npt.NDArray[np.generic]
@@ -41,18 +42,21 @@ class Comparison:
 
     SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that
     are no floats must be equal. NaN or infinity where the reference has none, another shape and a missing
-    output are the worst possible result, with the reason in ``note``.
+    output are the worst possible result, with the reason in ``note``. What outputs are ``typical``-ly, by name, is
+    for inputs that make weaker ones: see `Typical`.
     """
 
-    def __init__(self, tops: Iterable[TopK] = ()) -> None:
+    def __init__(self, tops: Iterable[TopK] = (), typical: Mapping[str, Typical] | None = None) -> None:
         self._tops = tuple(tops)
+        self._typical = typical or {}
         self._outputs: dict[str, _Output] = {}
 
     def add(self, reference: Outputs, tuned: Outputs) -> None:
         """Take in one sample."""
         for name, value in reference.items():
             if name not in self._outputs:
-                self._outputs[name] = _Output(name, Agreement(self._tops))
+                typical = self._typical.get(name, Typical())
+                self._outputs[name] = _Output(name, Agreement(self._tops), typical)
             self._outputs[name].add(np.asarray(value), tuned.get(name))
 
     def results(self) -> tuple[TensorParity, ...]:
@@ -64,13 +68,15 @@ def compare_outputs(
     runs: Iterable[Run | tuple[Outputs, Outputs]],
     data: str,
     tops: Iterable[TopK] = (),
+    typical: Mapping[str, Typical] | None = None,
 ) -> ParityEvidence:
     """Compare (reference, tuned) outputs over all samples; ``data`` names where the inputs came from.
 
+    ``tops`` and ``typical`` are as `Comparison` takes them.
     Where every run has the arithmetic too, what quantization and what the runtime costs is told apart.
     Raises `DataError` without a sample.
     """
-    total, quantization, runtime = (Comparison(tops) for _ in range(3))
+    total, quantization, runtime = (Comparison(tops, typical) for _ in range(3))
     samples, divided = 0, True
     for run in runs:
         reference, tuned, arithmetic = Run(*run)
@@ -100,6 +106,8 @@ class _Output:
 
     name: str
     agreement: Agreement
+    typical: Typical
+    values: int = 0
     is_float: bool = True
     note: str = ""  # of the first sample that cannot be compared
     unequal: int = 0
@@ -128,6 +136,7 @@ class _Output:
     def _add_floats(self, reference: Floats, tuned: Floats) -> None:
         if not reference.size:
             return
+        self.values += reference.size
         self.signal += float(np.square(reference).sum())
         self.noise += float(np.square(reference - tuned).sum())
         self.low = min(self.low, float(reference.min()))
@@ -158,12 +167,13 @@ class _Output:
                 note=self.note,
             )
         self._flush()
+        high, low = max(self.high, self.typical.high), min(self.low, self.typical.low)
         return TensorParity(
             name=self.name,
-            sqnr_db=sqnr_db(self.signal, self.noise),
+            sqnr_db=sqnr_db(max(self.signal, self.typical.power * self.values), self.noise),
             cosine=self.cosine,
             max_abs=self.max_abs,
-            max_steps=_ratio(self.max_abs, (self.high - self.low) / _STEPS),
+            max_steps=_ratio(self.max_abs, (high - low) / _STEPS),
             agreement=self.agreement.result(),
         )
 

@@ -1,13 +1,14 @@
-"""Reads arrays of an .npz file row by row, without ever holding one in memory.
+"""Reads arrays of an .npz file row by row, without ever holding one in memory, and writes such files.
 
 May import floor 0 and numpy. No pickle: object arrays are refused. It knows nothing of models.
 """
 
 from __future__ import annotations
 
+import io
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -78,6 +79,34 @@ def read_members(file: Path) -> dict[str, Member]:
         if len(names) > _MOST_ARRAYS:
             raise DataError(f"this .npz file holds {len(names):,} arrays", where=file, cure=_HOW)
         return {name[:-4]: _member(archive, file, name) for name in names}
+
+
+def npz_bytes(arrays: Mapping[str, Array], beside: Mapping[str, str] | None = None) -> bytes:
+    """An .npz file of these arrays, with texts ``beside`` them by file name, which numpy does not look at.
+
+    Its bytes depend on nothing else; names may be any, as names of inputs are.
+    """
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            content = io.BytesIO()
+            np.lib.format.write_array(content, np.array(array, order="C"), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue(), zipfile.ZIP_DEFLATED)
+        for name, text in (beside or {}).items():
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
+    return stream.getvalue()
+
+
+def read_beside(file: Path, name: str, most: int) -> str | None:
+    """A text beside the arrays; ``None`` where there is none. Raises `DataError` where it is longer than ``most``."""
+    with _reading(file), zipfile.ZipFile(file) as archive:
+        if name not in archive.namelist():
+            return None
+        with archive.open(name) as stream:
+            content = stream.read(most + 1)
+    if len(content) > most:
+        raise DataError(f"'{name}' in it is longer than {most} bytes", where=file, cure=_HOW)
+    return content.decode("utf-8", errors="replace")
 
 
 def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:

@@ -16,7 +16,8 @@ import pytest
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
 from qdqspec.plugin._compat import located_text
-from qdqspec.types import Case, CheckSpec, Section, Verdict
+from qdqspec.report.sections import section_text
+from qdqspec.types import Case, CheckSpec, Verdict
 
 _MATTERING = ("backend", "device", "threads")  # what else a verdict depends on, where it was chosen
 
@@ -45,17 +46,6 @@ def failure_text(
     parts += [f"Models and measurements: {folder}"] if folder is not None else []
     parts.append(f"Reproduce with:\n  {command}")
     return "\n\n".join(part.rstrip("\n") for part in parts)
-
-
-def section_text(section: Section) -> str:
-    """A titled table, or titled text."""
-    body = section.text
-    if section.rows:
-        from tabulate import tabulate
-
-        table = str(tabulate(section.rows, headers=section.headers, disable_numparse=True))
-        body = f"{table}\n{body}" if body else table
-    return "\n".join((section.title, *(f"  {line}".rstrip() for line in body.splitlines())))
 
 
 def spec_excerpt(path: Path, line: int) -> str:

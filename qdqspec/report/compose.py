@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qdqspec.report.layout import (
     SCHEMA_VERSION,
     CasePart,
@@ -25,6 +27,7 @@ from qdqspec.types import (
     CheckResult,
     Evidence,
     LatencyEvidence,
+    ParityEvidence,
     PlacedPair,
     Provenance,
     SearchResult,
@@ -164,8 +167,13 @@ def _pair(pair: PlacedPair) -> PairPart:
 
 def _parity(found: Evidence, redact: Redactor) -> ParityPart | None:
     parity = found.parity
-    if parity is None:
-        return None
+    return (
+        None if parity is None else part_from_parity(replace(parity, undivided=redact.text(parity.undivided)))
+    )
+
+
+def part_from_parity(parity: ParityEvidence) -> ParityPart:
+    """What a comparison came to, as it is written."""
     return ParityPart(
         sqnr_db=parity.sqnr_db,
         cosine=parity.cosine,
@@ -176,7 +184,7 @@ def _parity(found: Evidence, redact: Redactor) -> ParityPart | None:
         outputs=parity.outputs,
         quantization=parity.quantization,
         runtime=parity.runtime,
-        undivided=redact.text(parity.undivided),
+        undivided=parity.undivided,
     )
 
 

@@ -17,10 +17,10 @@ from pydantic import ValidationError
 
 from qdqspec.errors import StateError
 from qdqspec.plain_json import read_json
-from qdqspec.report.compose import part_from_case
-from qdqspec.report.layout import SCHEMA_VERSION, CasePart, RunPart
+from qdqspec.report.compose import part_from_case, part_from_parity
+from qdqspec.report.layout import SCHEMA_VERSION, CasePart, ParityPart, RunPart
 from qdqspec.report.restore import case_from_part
-from qdqspec.types import CaseRecord, RunRecord
+from qdqspec.types import CaseRecord, ParityEvidence, RunRecord
 
 _MOST_BYTES = 256 << 20  # a thousand cases have a tenth of it
 _AGAIN = "name a file that --qdq-json wrote, or run the specs again"
@@ -42,6 +42,11 @@ def record_to_json(record: RunRecord) -> dict[str, Any]:
 def case_to_json(record: CaseRecord) -> dict[str, Any]:
     """One case as strict JSON data: the content of ``result.json``, and an entry of the run record."""
     return _data(part_from_case(record))
+
+
+def parity_to_json(parity: ParityEvidence) -> dict[str, Any]:
+    """A comparison of outputs as strict JSON data, as it stands in ``result.json``."""
+    return _data(part_from_parity(parity))
 
 
 def record_from_json(data: object) -> RunRecord:
@@ -76,7 +81,7 @@ def json_text(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
 
-def _data(part: RunPart | CasePart) -> dict[str, Any]:
+def _data(part: RunPart | CasePart | ParityPart) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(part.model_dump_json())
     return data
 

@@ -25,6 +25,7 @@ from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
 from qdqspec.checks.base import Check
+from qdqspec.checks.parity import ParityParams
 from qdqspec.config import Settings
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.graph.model import Model, load_model
@@ -34,6 +35,8 @@ from qdqspec.measure.store import Store
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.registry import resolve
 from qdqspec.session.culprits import MOST, culprits_of
+from qdqspec.session.parity import SideBySide
+from qdqspec.session.probes import Prober, read_probe
 from qdqspec.session.result import Result
 from qdqspec.session.scores import joined_metrics
 from qdqspec.session.study import AnyStrategy, Study
@@ -50,6 +53,7 @@ from qdqspec.types import (
     Evidence,
     EvidenceKind,
     Metric,
+    Probe,
     Progress,
     Region,
     RunRecord,
@@ -128,6 +132,19 @@ class Session:
             return culprits_of(work.bench, work.finder.pairs, most=most)
         imported = import_placement(load_model(Path(tuned)), work.bench.given)
         return culprits_of(work.bench, imported.pairs, most=most)
+
+    def probe(
+        self, model: PathLike, tuned: PathLike, file: PathLike, limits: ParityParams | None = None
+    ) -> Probe:
+        """Try one input, as a parity check keeps it, on a model and its tuned one.
+
+        It is held to ``limits``, else to those that the file says it broke.
+        """
+        kept = read_probe(Path(file))
+        case = inline_case(model, {"shapes": {name: list(array.shape) for name, array in kept.feeds.items()}})
+        work = self.work(case).bench
+        with SideBySide(work.work, case.model, Path(tuned).absolute()) as models:
+            return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
 
     def study(
         self,
@@ -208,6 +225,7 @@ class Session:
             latency=work.latency if "latency" in needs else None,
             parity=work.parity if "parity" in needs else None,
             culprits=work.culprits if "parity" in needs else None,
+            parity_search=work.parity_search if "parity" in needs else {},
             accuracy=work.accuracy if "accuracy" in needs else {},
             size_bytes=work.sizes if "size" in needs else {},
             regression=work.gate.evidence if "regression" in needs else {},

@@ -39,7 +39,15 @@ class SideBySide:
 
     def run(self, feeds: Mapping[str, Array]) -> Run:
         """The outputs for one input; raises `BackendError` where a model does not run on it."""
-        return Run(self._reference.run(feeds), self._tuned.run(feeds), self._computed(feeds))
+        return Run(self.reference(feeds), self.tuned(feeds), self._computed(feeds))
+
+    def reference(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of the float model alone."""
+        return self._reference.run(feeds)
+
+    def tuned(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs of the tuned model alone."""
+        return self._tuned.run(feeds)
 
     def close(self) -> None:
         """End all engines."""

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from qdqspec.baseline.store import Renewal
+from qdqspec.checks.parity import culpable_output
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model
@@ -15,6 +16,7 @@ from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.culprits import culprits_of
 from qdqspec.session.finder import Finder
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of
+from qdqspec.session.hunting import search_parity
 from qdqspec.session.parity import compare_models
 from qdqspec.session.prepare import require_path
 from qdqspec.session.scores import accuracy_evidence
@@ -30,6 +32,7 @@ from qdqspec.types import (
     LintTarget,
     Optimizer,
     ParityEvidence,
+    ParitySearch,
     SearchResult,
     SurvivalEvidence,
 )
@@ -77,13 +80,27 @@ class CaseWork:
     def culprits(self) -> CulpritEvidence | None:
         """The pairs that cost most, where a check of parity fails and quantization has a part in that."""
         checks = (check.params for check in self.bench.case.checks if check.kind == "parity")
-        outputs = (params.culpable(self.parity) for params in checks)
+        outputs = (culpable_output(params, self.parity) for params in checks)
         output = next((name for name in outputs if name is not None), None)
         return (
             None
             if output is None
             else culprits_of(self.bench, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
         )
+
+    @cached_property
+    def parity_search(self) -> dict[str, ParitySearch]:
+        """What came of looking for inputs that break the case's checks of parity, where the data breaks none."""
+        wanted = {
+            check.params.evidence_key: check
+            for check in self.bench.case.checks
+            if check.kind == "parity" and check.params.search is not None
+        }
+        return {
+            key: search_parity(self.bench, self.finder.tuned_path, check.params, check.id)
+            for key, check in wanted.items()
+            if not check.params.broken_by(self.parity.outputs, whole=True)
+        }
 
     def require(self, check: CheckSpec) -> None:
         """Raise where a check could never be judged: before a search, and not after it."""

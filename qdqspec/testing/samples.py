@@ -21,8 +21,10 @@ from qdqspec.types import (
     LintTarget,
     Optimizer,
     ParityEvidence,
+    ParitySearch,
     PlacedPair,
     Placement,
+    Probe,
     Race,
     RegressionEvidence,
     Samples,
@@ -31,6 +33,7 @@ from qdqspec.types import (
     SurvivalEvidence,
     TensorParity,
     Trial,
+    TriedInput,
 )
 
 
@@ -158,6 +161,34 @@ def sample_culprits() -> CulpritEvidence:
         together_db=31.4,
         samples=8,
         data="evaluation",
+    )
+
+
+def sample_parity_search(*, found: bool) -> ParitySearch:
+    """A search that found nothing, or an input beyond what was calibrated."""
+    if not found:
+        return ParitySearch(tried=187, seconds=4.2, closest_db=22.6)
+    image = TriedInput(
+        name="data_0",
+        dtype="float32",
+        shape=(1, 3, 224, 224),
+        words="302 and -246 in turn",
+        low=-246.0,
+        high=302.0,
+        known_low=-123.0,
+        known_high=151.0,
+    )
+    return ParitySearch(
+        tried=64,
+        seconds=2.1,
+        closest_db=20.4,
+        found=Probe(
+            inputs=(image,),
+            broken=("output 'softmaxout_1': SQNR 11.2 dB < 20.0 dB",),
+            parity=replace(sample_parity(("softmaxout_1", 11.2)), samples=1, data="tried"),
+            file="reports/squeezenet/default/parity/parity.npz",
+            command="qdqspec verify squeezenet.onnx tuned.onnx --input reports/squeezenet/default/parity/parity.npz",
+        ),
     )
 
 

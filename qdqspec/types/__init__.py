@@ -51,8 +51,11 @@ from qdqspec.types.parity import (
     Culprit,
     CulpritEvidence,
     ParityEvidence,
+    ParitySearch,
+    Probe,
     TensorParity,
     TopK,
+    TriedInput,
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
 from qdqspec.types.words import (
@@ -108,9 +111,11 @@ __all__ = [
     "Optimizer",
     "Outcome",
     "ParityEvidence",
+    "ParitySearch",
     "PatternRules",
     "PlacedPair",
     "Placement",
+    "Probe",
     "ProfileLatency",
     "Progress",
     "Provenance",
@@ -132,6 +137,7 @@ __all__ = [
     "TensorParity",
     "TopK",
     "Trial",
+    "TriedInput",
     "TuneRules",
     "Verdict",
     "format_of",

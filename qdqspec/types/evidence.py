@@ -9,7 +9,7 @@ from pathlib import Path
 from qdqspec.types.asked import Case
 from qdqspec.types.compared import RegressionEvidence
 from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
-from qdqspec.types.parity import CulpritEvidence, ParityEvidence
+from qdqspec.types.parity import CulpritEvidence, ParityEvidence, ParitySearch
 from qdqspec.types.placed import Site
 from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer
 
@@ -149,6 +149,7 @@ class Evidence:
     latency: LatencyEvidence | None = None
     parity: ParityEvidence | None = None
     culprits: CulpritEvidence | None = None  # of a case whose parity is not what its checks ask
+    parity_search: Mapping[str, ParitySearch] = field(default_factory=dict)  # by what its checks ask
     accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)

@@ -127,3 +127,59 @@ class CulpritEvidence:
     samples: int = 0
     data: str = ""
     missing: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedInput:
+    """One input of a model as it was tried: its values in words, their bounds, and the bounds that data has shown."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    words: str
+    low: float
+    high: float
+    known_low: float
+    known_high: float
+
+    @property
+    def within(self) -> bool:
+        """Whether all its values lie in the range that the data has shown."""
+        return self.known_low <= self.low and self.high <= self.known_high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One input that was tried alone, and what it breaks, in words; nothing where it breaks nothing.
+
+    ``parity`` is that of this input; where the tuned model does not run on it, it has no outputs. ``file`` holds the
+    input, and ``command`` tries it again.
+    """
+
+    inputs: tuple[TriedInput, ...]
+    broken: tuple[str, ...]
+    parity: ParityEvidence
+    file: str = ""
+    command: str = ""
+
+    @property
+    def within(self) -> bool:
+        """Whether all of it lies in the range that the data has shown."""
+        return all(one.within for one in self.inputs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParitySearch:
+    """A search for an input that breaks a parity check: ``tried`` different ones in ``seconds``.
+
+    ``late`` is whether the time was over before as many were tried as the check asks for. ``closest_db`` is the
+    smallest SQNR of those that did not break it, ``found`` the smallest that does. ``missing`` says why nothing was
+    tried.
+    """
+
+    tried: int = 0
+    seconds: float = 0.0
+    late: bool = False
+    closest_db: float = math.inf
+    found: Probe | None = None
+    missing: str = ""

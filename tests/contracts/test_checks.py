@@ -6,8 +6,14 @@ import pytest
 
 from qdqspec.registry import names
 from qdqspec.testing.checks import CheckContract
-from qdqspec.testing.records import cached_case, check_named, faster_case
-from qdqspec.testing.samples import sample_culprits, sample_lint, sample_regression, sample_survival
+from qdqspec.testing.records import cached_case, check_named, faster_case, params_of
+from qdqspec.testing.samples import (
+    sample_culprits,
+    sample_lint,
+    sample_parity_search,
+    sample_regression,
+    sample_survival,
+)
 from qdqspec.types import Evidence, Interval, LatencyEvidence
 
 FASTER = faster_case().evidence
@@ -48,6 +54,21 @@ class TestParity(CheckContract):
         replace(FASTER, culprits=sample_culprits()),
     )
     inconclusive = ({"kind": "parity", "min_sqnr_db": 20, "outputs": ["logits*"]}, FASTER)
+
+
+SEARCHED = {"kind": "parity", "min_sqnr_db": 20, "search": {"examples": 200, "seconds": 30}}
+
+
+def searched(*, found: bool) -> Evidence:
+    key = params_of(**SEARCHED).evidence_key  # type: ignore[attr-defined]  # of its own parameters
+    return replace(FASTER, parity_search={key: sample_parity_search(found=found)})
+
+
+class TestParitySearch(CheckContract):
+    check = check_named("parity")
+    passing = (SEARCHED, searched(found=False))
+    failing = (SEARCHED, searched(found=True))
+    inconclusive = (SEARCHED, FASTER)
 
 
 class TestAccuracy(CheckContract):
@@ -121,6 +142,7 @@ def test_messages(outcome: str, golden) -> None:
         TestLatency,
         TestSpeedup,
         TestParity,
+        TestParitySearch,
         TestAccuracy,
         TestPlacement,
         TestSize,

@@ -12,13 +12,14 @@ from qdqspec.checks.accuracy import drop_interval
 from qdqspec.checks.latency import percentile
 from qdqspec.checks.speedup import judge_interval
 from qdqspec.testing.records import alone_case, cached_case, check_named, faster_case, params_of
-from qdqspec.testing.samples import sample_culprits, sample_lint
+from qdqspec.testing.samples import sample_culprits, sample_lint, sample_parity_search
 from qdqspec.types import (
     AccuracyEvidence,
     DeviceKey,
     Evidence,
     Interval,
     ParityEvidence,
+    ParitySearch,
     ProfileLatency,
     Samples,
     TensorParity,
@@ -300,6 +301,69 @@ def test_where_leaving_pairs_out_does_not_help_that_is_said() -> None:
     flat = replace(found, pairs=tuple(replace(pair, without_db=31.9) for pair in found.pairs))
     verdict = judge("parity", replace(in_steps(15.1, 40.0), culprits=flat), min_sqnr_db=20)
     assert "No few pairs make most of the noise: exclude layers before it" in verdict.advice
+
+
+def with_search(found: ParitySearch | None, **values: object) -> tuple[Evidence, dict]:
+    """Evidence whose data keeps the limits, and what a search beside it came to."""
+    asked = {"min_sqnr_db": 10, "search": 200, **values}
+    searches = {} if found is None else {params_of("parity", **asked).evidence_key: found}  # type: ignore[attr-defined]
+    return replace(in_steps(15.1, 40.0), parity_search=searches), asked
+
+
+def test_an_input_that_breaks_a_limit_fails_what_the_data_passed() -> None:
+    evidence, asked = with_search(sample_parity_search(found=True))
+    verdict = judge("parity", evidence, **asked)
+    assert verdict.outcome == "fail"
+    assert verdict.headline == "for an input found: output 'softmaxout_1': SQNR 11.2 dB < 20.0 dB"
+    assert "search: {values: {data_0: [-123, 151]}}" in verdict.advice
+    text = "".join(section.text for section in verdict.sections)
+    assert (
+        "64 inputs tried in 2.1 s, beside the data. The smallest that breaks a limit lies beyond the range"
+        in text
+    )
+    assert "qdqspec verify squeezenet.onnx" in text
+    assert verdict.numbers["inputs_tried"] == 64
+
+
+def test_an_input_within_what_was_calibrated_asks_for_other_calibration() -> None:
+    found = sample_parity_search(found=True)
+    assert found.found is not None
+    inside = tuple(replace(one, low=0.0, high=1.0) for one in found.found.inputs)
+    evidence, asked = with_search(replace(found, found=replace(found.found, inputs=inside)))
+    verdict = judge("parity", evidence, **asked)
+    assert "within what the calibration data has" in verdict.advice
+
+
+def test_what_the_data_breaks_comes_before_what_a_search_found() -> None:
+    evidence, asked = with_search(sample_parity_search(found=True), min_sqnr_db=60)
+    assert judge("parity", evidence, **asked).headline.startswith("output 'y': SQNR 15.0 dB < 60.0 dB")
+
+
+def test_a_search_that_found_nothing_passes_and_says_how_much_it_tried() -> None:
+    evidence, asked = with_search(sample_parity_search(found=False))
+    verdict = judge("parity", evidence, **asked)
+    assert verdict.headline == "SQNR 15.0 dB >= 10.0 dB; 187 inputs tried"
+    assert verdict.sections[-1].text == (
+        "187 inputs tried in 4.2 s, beside the data. None broke a limit. The closest came to 22.6 dB."
+    )
+    late = replace(sample_parity_search(found=False), late=True)
+    evidence, asked = with_search(late)
+    assert "in 4.2 s, when the time was over, beside" in judge("parity", evidence, **asked).sections[-1].text
+
+
+@pytest.mark.parametrize("found", [None, ParitySearch(missing="the float model runs on none of the inputs")])
+def test_a_search_that_was_not_made_is_inconclusive(found: ParitySearch | None) -> None:
+    evidence, asked = with_search(found)
+    assert judge("parity", evidence, **asked).outcome == "inconclusive"
+
+
+def test_a_model_left_alone_needs_no_search() -> None:
+    params = params_of("parity", min_sqnr_db=10, search=20)
+    alone = replace(
+        ALONE,
+        parity_search={params.evidence_key: ParitySearch(missing="the model was left alone")},  # type: ignore[attr-defined]
+    )
+    assert judge("parity", alone, min_sqnr_db=10, search=20).headline == "every output equals the reference's"
 
 
 def test_each_step_has_limits_of_its_own() -> None:

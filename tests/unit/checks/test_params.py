@@ -45,6 +45,13 @@ from qdqspec.testing.records import params_of
         ("parity", {"min_agreement": "101%"}, "less than or equal to 1"),
         ("parity", {"runtime": {}}, "nothing to check"),
         ("parity", {"runtime": {"outputs": ["x"]}}, "Extra inputs"),
+        ("parity", {"min_agreement": 1, "search": 9}, "nothing to search for"),
+        ("parity", {"min_cosine": 1, "search": 0}, "greater than or equal to 1"),
+        ("parity", {"min_cosine": 1, "search": True}, "valid dictionary"),
+        ("parity", {"min_cosine": 1, "search": {"seconds": 0}}, "greater than 0"),
+        ("parity", {"min_cosine": 1, "search": {"beyond": 0.5}}, "greater than or equal to 1"),
+        ("parity", {"min_cosine": 1, "search": {"example": 9}}, "Extra inputs"),
+        ("parity", {"min_cosine": 1, "search": {"values": {"x": [1, 0]}}}, "no range"),
         ("accuracy", {"metric": "top1"}, "nothing to check"),
         ("accuracy", {"max_drop": "-1%"}, "greater than or equal to 0"),
         ("accuracy", {"min": "high%"}, "not a percentage"),
@@ -97,3 +104,15 @@ def test_checks_import_nothing_heavy() -> None:
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "[]"
     assert {"latency", "speedup", "parity", "accuracy", "placement", "size"} <= set(names("check"))
+
+
+def test_a_number_of_examples_is_a_search() -> None:
+    short, long = (params_of("parity", max_abs=1, search=search) for search in (30, {"examples": 30}))
+    assert short == long
+    assert short.evidence_key == long.evidence_key
+    other = params_of("parity", max_abs=1, search={"examples": 30, "values": {"x": [0, 1]}}, id="mine")
+    assert other.evidence_key != long.evidence_key
+    assert (
+        params_of("parity", max_abs=1, search=30, id="mine", severity="warn").evidence_key
+        == long.evidence_key
+    )

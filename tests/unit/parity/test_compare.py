@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from qdqspec.errors import DataError
-from qdqspec.parity.compare import Run, compare_outputs, sqnr_db
+from qdqspec.parity.compare import Comparison, Run, compare_outputs, sqnr_db
+from qdqspec.parity.typical import Typical, typical_of
 from qdqspec.types import TensorParity, TopK
 
 finite = st.floats(-1e3, 1e3, width=32)
@@ -212,3 +213,23 @@ def test_polygraphy_gives_difference_and_cosine(monkeypatch: pytest.MonkeyPatch)
 def test_importing_does_not_import_polygraphy() -> None:
     code = "import sys, qdqspec.parity.compare; sys.exit('polygraphy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_input_with_weak_outputs_is_judged_by_what_outputs_typically_are() -> None:
+    """A step of the grid is as large for an input of zeros as for any other."""
+    typical = typical_of([{"y": f32(8, -4, 0, 0), "label": np.array([3])}, {"y": f32(0, 0)}])
+    assert typical == {"y": Typical(power=80 / 6, low=-4, high=8)}
+    weak = Comparison(typical=typical)
+    weak.add({"y": f32(0, 0)}, {"y": f32(0.1, 0)})
+    (found,) = weak.results()
+    assert found.sqnr_db == pytest.approx(10 * math.log10(2 * 80 / 6 / 0.01))
+    assert found.max_steps == pytest.approx(0.1 / (12 / 255))
+    strong = Comparison(typical=typical)
+    strong.add({"y": f32(100, 0)}, {"y": f32(90, 0)})
+    assert strong.results()[0].sqnr_db == pytest.approx(20)
+
+
+def test_what_is_typically_masked_is_remembered() -> None:
+    typical = typical_of([{"y": f32(1, -np.inf), "z": f32(1, 1)}])
+    assert (typical["y"].finite, typical["z"].finite) == (False, True)
+    assert typical["y"].power == 1

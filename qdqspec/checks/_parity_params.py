@@ -1,0 +1,152 @@
+"""What a parity check can be asked. May import floor 0 and pydantic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from qdqspec.checks._params import Number, Whole, require_a_limit
+from qdqspec.checks._parity_limits import LIMITS, Limit, ParityLimits, broken
+from qdqspec.checks.base import CheckParams
+from qdqspec.types import TensorParity, TopK
+
+_WORST = 1e9  # what a value counts as that is beyond all numbers
+
+
+class StepLimits(ParityLimits):
+    """Limits for one of the two steps between the float model and what runs. At least one."""
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        require_a_limit(self, *self.names)
+        return self
+
+
+class SearchParams(BaseModel):
+    """Where and how long to look for an input that breaks the limits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    examples: Whole = Field(200, ge=1, description="Inputs to try.")
+    seconds: Number = Field(60, gt=0, description="Time for it; what is found by then counts.")
+    beyond: Number = Field(
+        2,
+        ge=1,
+        description="How far floats go: so many times as wide a range as the calibration data has.",
+    )
+    values: Mapping[str, tuple[Number, Number]] = Field(
+        {}, description="By input, the smallest and the largest value there is; nothing outside is tried."
+    )
+
+    @field_validator("values")
+    @classmethod
+    def _in_order(cls, values: Mapping[str, tuple[Number, Number]]) -> Mapping[str, tuple[Number, Number]]:
+        for name, (low, high) in values.items():
+            if not -math.inf < low <= high < math.inf:
+                raise ValueError(
+                    f"[{low:g}, {high:g}] for '{name}' is no range: the smaller number comes first"
+                )
+        return values
+
+
+def _budget(value: object) -> object:
+    """``200`` is a number of examples."""
+    return {"examples": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class ParityParams(CheckParams, ParityLimits):
+    """How far the outputs may move. At least one limit; every output must keep every limit."""
+
+    kind: Literal["parity"]
+    top_k: Whole = Field(1, ge=1, description="How many best classes `min_agreement` looks at.")
+    class_axis: Whole | None = Field(
+        None,
+        description="The axis of the classes, for `min_agreement`; the last one longer than 1 if not said.",
+    )
+    quantization: StepLimits | None = Field(
+        None,
+        description="Limits for quantization alone: the float model against its Q/DQ arithmetic, unfused.",
+    )
+    runtime: StepLimits | None = Field(
+        None,
+        description="Limits for the runtime alone: that arithmetic against what the backend makes of it.",
+    )
+    search: (
+        Annotated[SearchParams, BeforeValidator(_budget, json_schema_input_type=int | SearchParams)] | None
+    ) = Field(
+        None, description="Look for inputs that break the limits, beside the data: how many to try, or more."
+    )
+    outputs: tuple[str, ...] = Field(
+        (), description="Which outputs are held to it, as globs over their names; all where none is named."
+    )
+
+    @model_validator(mode="after")
+    def _checks_something(self) -> Self:
+        require_a_limit(self, *self.names, "quantization", "runtime")
+        if self.search is not None and self._leading is None:
+            known = ", ".join(limit.param for limit in LIMITS)
+            raise ValueError(
+                f"nothing to search for: give at least one of {known}, which single inputs can break"
+            )
+        return self
+
+    @property
+    def evidence_key(self) -> str:
+        """The key of ``Evidence.parity_search`` that answers it: checks that ask the same share the answer."""
+        return self.model_dump_json(exclude={"id", "severity"}, exclude_none=True)
+
+    def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
+        """What is said of each limit that the outputs do not keep: for one input, or for ``whole`` data.
+
+        Agreement is no matter of one input.
+        """
+        chosen = self.chosen(outputs)
+        return tuple(words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
+
+    def badness(self, outputs: tuple[TensorParity, ...]) -> float:
+        """How near to breaking its first limit an input comes: larger is worse."""
+        assert self._leading is not None
+        signed = [_signed(self._leading, out) for out in self.chosen(outputs) if out.compared]
+        return max(signed, default=0.0)
+
+    @property
+    def _leading(self) -> Limit | None:
+        return next((limit for limit in LIMITS if getattr(self, limit.param) is not None), None)
+
+    @property
+    def top(self) -> TopK:
+        """The question about classes that the evidence is to answer."""
+        return TopK(k=self.top_k, axis=self.class_axis)
+
+    def chosen(self, outputs: tuple[TensorParity, ...]) -> list[TensorParity]:
+        """The outputs that are held to it, the worst first."""
+        named = (out for out in outputs if not self.outputs or self._names(out))
+        return sorted(named, key=_badness)
+
+    def _names(self, out: TensorParity) -> bool:
+        return any(fnmatchcase(out.name, glob) for glob in self.outputs)
+
+    @property
+    def asks_agreement(self) -> bool:
+        """Whether any of its limits is about classes."""
+        return any(
+            limits and limits.min_agreement is not None for limits in (self, self.quantization, self.runtime)
+        )
+
+
+def _signed(limit: Limit, out: TensorParity) -> float:
+    """A value that grows as it gets worse, and is always a number."""
+    value: float = getattr(out, limit.fact)
+    if math.isnan(value):
+        return _WORST
+    return max(-_WORST, min(-value if limit.floor else value, _WORST))
+
+
+def _badness(out: TensorParity) -> tuple[bool, float]:
+    """Sorts the worst output first: unequal ones and those that are not a number, then by SQNR."""
+    lost = math.isnan(out.sqnr_db) or not out.matches
+    return not lost, 0.0 if lost else out.sqnr_db

@@ -1,0 +1,122 @@
+"""Verb ``verify``: how close a tuned model comes to its original, on data or on one input that broke a check."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec.cli.words import FINE, WANTING, add_verb, say, say_json, settings_from, shapes
+from qdqspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qdqspec.checks.parity import ParityParams
+    from qdqspec.cli.words import Verbs
+    from qdqspec.session import Session
+    from qdqspec.types import Probe
+
+_OPTIONS = ("backend", "device", "threads", "seed", "backend-option", "plugin", "trtexec-args")
+_LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``verify``."""
+    parser = add_verb(
+        verbs,
+        "verify",
+        verify,
+        does="Tell how far a tuned model's outputs are from its original's, and what of that comes from quantization "
+        "and what from the runtime. Nothing is timed. Exits 1 where a limit is not kept.",
+        example="qdqspec verify model.onnx tuned.onnx --data data.npz --min-sqnr-db 25\n"
+        "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
+        options=_OPTIONS,
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="The original.")
+    parser.add_argument("tuned", type=Path, metavar="TUNED", help="A model that takes the same inputs.")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--data", type=Path, metavar="NPZ", help="Inputs to compare on (default: random ones).")
+    data.add_argument(
+        "--input",
+        type=Path,
+        metavar="NPZ",
+        help="One input, as a parity check keeps it, with the limits it broke.",
+    )
+    parser.add_argument(
+        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
+    )
+    for name in _LIMITS:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=float, metavar="X", help="As of the check `parity`."
+        )
+    parser.add_argument("--outputs", nargs="+", metavar="GLOB", help="Only outputs of these names.")
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Compare, print, and judge where there is something to judge by."""
+    from qdqspec.session import Session
+
+    with Session(replace(settings_from(arguments), mode="verify")) as session:
+        if arguments.input is not None:
+            probe = session.probe(arguments.model, arguments.tuned, arguments.input, _limits(arguments))
+        else:
+            probe = _compared(arguments, session)
+    if arguments.json:
+        say_json(_json(probe))
+    else:
+        say(_text(probe))
+    return WANTING if probe.broken else FINE
+
+
+def _compared(arguments: argparse.Namespace, session: Session) -> Probe:
+    """The models on all of the data: what is not kept, and the numbers."""
+    from qdqspec.types import Probe
+
+    words = {"evaluation": arguments.data, "shapes": arguments.shapes}
+    case = session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
+    parity = session.work(case).parity_with(arguments.tuned.absolute())
+    limits = _limits(arguments)
+    broken = () if limits is None else limits.broken_by(parity.outputs, whole=True)
+    return Probe(inputs=(), broken=broken, parity=parity)
+
+
+def _limits(arguments: argparse.Namespace) -> ParityParams | None:
+    """The limits on the command line as a check has them; ``None`` where there are none."""
+    from pydantic import ValidationError
+
+    from qdqspec.checks.parity import ParityParams
+
+    given = {name: value for name in _LIMITS if (value := getattr(arguments, name)) is not None}
+    if not given:
+        return None
+    words = given | ({"outputs": arguments.outputs} if arguments.outputs else {})
+    try:
+        return ParityParams.model_validate({"kind": "parity", **words})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        option = "--" + str(first["loc"][0]).replace("_", "-")
+        raise ConfigError(f"{option}: {first['msg']}", cure="qdqspec verify --help") from None
+
+
+def _text(probe: Probe) -> str:
+    from qdqspec.checks.parity import comparison_sections, probe_sections
+    from qdqspec.report.sections import section_text
+
+    if probe.inputs:
+        sections = probe_sections(probe)
+    else:
+        title = f"Outputs, worst first ({probe.parity.samples} samples of {probe.parity.data} data)"
+        sections = comparison_sections(probe.parity, title)
+    headline = probe.broken[0] if probe.broken else "no limit is broken"
+    return "\n\n".join((headline, *(section_text(section) for section in sections)))
+
+
+def _json(probe: Probe) -> dict[str, Any]:
+    from qdqspec.report.record import parity_to_json
+
+    return {
+        "schema_version": 1,
+        "broken": list(probe.broken),
+        "inputs": [asdict(one) for one in probe.inputs],
+        "parity": parity_to_json(probe.parity),
+    }

@@ -1,0 +1,150 @@
+"""What inputs of a model may be: shapes, and values that data has shown or a spec allows.
+
+May import floors 0 to 2, numpy and this room. It makes no inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.errors import SpecError
+from qdqspec.graph.model import Model
+from qdqspec.parity.shapes import InputSpec, Shape
+from qdqspec.registry import did_you_mean
+from qdqspec.types import ShapeProfile
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """All values from ``low`` to ``high``."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def nearest(self, value: float) -> float:
+        """The value, or the bound that is nearest to it."""
+        return min(max(value, self.low), self.high)
+
+    def stretched(self, factor: float) -> Span:
+        """The span that is so many times as wide about the same middle."""
+        middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2 * factor
+        return Span(middle - half, middle + half)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One dimension: from ``least`` to ``most``. Axes of one ``name`` are equally long."""
+
+    least: int
+    most: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputDomain:
+    """One input of a model. ``shapes`` has an entry for each profile.
+
+    ``known`` is what the data has shown, ``tried`` what may be tried, which for floats is wider.
+    """
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shapes: tuple[tuple[Axis, ...], ...]
+    known: Span
+    tried: Span
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it takes floating point values, and not integers or truth values."""
+        return bool(np.issubdtype(self.dtype, np.floating))
+
+
+def input_domains(
+    model: Model,
+    specs: Mapping[str, InputSpec],
+    profiles: Iterable[ShapeProfile],
+    known: Mapping[str, Span],
+    *,
+    values: Mapping[str, Span],
+    beyond: float,
+) -> tuple[InputDomain, ...]:
+    """The domain of each input: ``profiles`` give the shapes, ``known`` the values that the data has shown.
+
+    ``values`` are all that an input may hold, where a spec says so. Where it does not, integers stay within what
+    is known, because they may be indices, and floats go ``beyond`` times as far. Raises `SpecError` for a name in
+    ``values`` that is no input.
+    """
+    if unknown := [name for name in values if name not in specs]:
+        near = did_you_mean(unknown[0], [*specs])
+        raise SpecError(
+            f"`search.values` names '{unknown[0]}', which is no input of the model{near}",
+            where=model.where,
+            cure=f"its inputs: {', '.join(specs)}",
+        )
+    names = _axis_names(model)
+    shaped = tuple(profiles)
+    return tuple(
+        InputDomain(
+            name=name,
+            dtype=spec.dtype,
+            shapes=tuple(_axes(profile, name, spec.shape, names.get(name, {})) for profile in shaped),
+            known=known[name],
+            tried=values.get(name) or _tried(spec.dtype, known[name], beyond),
+        )
+        for name, spec in specs.items()
+    )
+
+
+def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
+    """The smallest and the largest value of each input in all feeds; empty arrays say nothing."""
+    found: dict[str, Span] = {}
+    for feed in feeds:
+        for name, array in feed.items():
+            old = found.get(name, Span(math.inf, -math.inf))
+            if array.size:
+                low, high = float(array.min()), float(array.max())
+                old = Span(min(old.low, low), max(old.high, high))
+            found[name] = old
+    return {name: span if span.low <= span.high else Span(0.0, 0.0) for name, span in found.items()}
+
+
+def _tried(dtype: np.dtype[np.generic], known: Span, beyond: float) -> Span:
+    if not np.issubdtype(dtype, np.floating):
+        return known
+    largest = float(np.finfo(dtype).max)  # type: ignore[type-var]  # it is one of floats
+    wide = known.stretched(beyond)
+    return Span(max(wide.low, -largest), min(wide.high, largest))
+
+
+def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, str]) -> tuple[Axis, ...]:
+    """The axes of an input: what its profile declares, or else its one shape.
+
+    Dimensions of the same name in the model belong together; of dimensions without a name, those do that are
+    declared with the same bounds.
+    """
+    declared = profile.shapes.get(name)
+    least, most = (shape, shape) if declared is None else (declared.min, declared.max)
+    return tuple(
+        Axis(least=low, most=high, name=names.get(index) or f"axis {index} from {low} to {high}")
+        for index, (low, high) in enumerate(zip(least, most, strict=True))
+    )
+
+
+def _axis_names(model: Model) -> dict[str, dict[int, str]]:
+    """The symbols that the model has for dimensions, by input and axis."""
+    return {
+        port.name: {
+            i: dim.dim_param for i, dim in enumerate(port.type.tensor_type.shape.dim) if dim.dim_param
+        }
+        for port in model.proto.graph.input
+    }

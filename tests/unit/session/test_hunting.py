@@ -1,0 +1,327 @@
+"""Inputs that break parity, found on real models, kept, and tried again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import numpy_helper
+
+from qdqspec.backends.base import Array, BuildOptions, Engine
+from qdqspec.cli import main
+from qdqspec.errors import BackendError, DataError
+from qdqspec.parity.typical import Typical
+from qdqspec.session import Session
+from qdqspec.session.hunting import search_parity
+from qdqspec.session.probes import Kept, read_probe, write_probe
+from qdqspec.testing.records import params_of
+from qdqspec.types import Case, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
+
+# A quantizer over -1 to 1 before a weighted sum: right within, saturated beyond.
+TEXT = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,1] y) { y = MatMul(x, w) }"""
+TUNED = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,1] y) {
+  q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(d, w) }"""
+TOKENS = """<ir_version: 8, opset_import: ["": 17]>
+  net (int64[batch,sequence] ids, float[batch,sequence,4] mask) => (float[batch,sequence,4] y) {
+  e = Gather(table, ids)  p = Mul(e, mask)  y = MatMul(p, w4) }"""
+CONSTANTS = {
+    "w": np.array([[1.0], [2.0], [3.0], [4.0]], np.float32),
+    "w4": np.eye(4, dtype=np.float32),
+    "table": np.linspace(-1, 1, 40, dtype=np.float32).reshape(10, 4),
+    "s": np.float32(1 / 127),
+    "z": np.int8(0),
+}
+
+
+def saved(text: str, path: Path, **changed: np.ndarray) -> Path:
+    model = onnx.parser.parse_model(text)
+    read = {name for node in model.graph.node for name in node.input}
+    for name, value in {**CONSTANTS, **changed}.items():
+        if name in read:
+            model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    monkeypatch.chdir(tmp_path)
+    with Session(root=tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    data = np.random.default_rng(0).uniform(-1, 1, (16, 4)).astype(np.float32)
+    data[0], data[1] = 1, -1
+    np.savez(tmp_path / "data.npz", x=data)
+    return Case(
+        id="default",
+        model=saved(TEXT, tmp_path / "net.onnx"),
+        inputs=Inputs(
+            profiles=(ShapeProfile(shapes={"x": InputShape(min=(1, 4), opt=(1, 4), max=(8, 4))}),),
+            calibration=tmp_path / "data.npz",
+        ),
+    )
+
+
+def searched(session: Session, case: Case, tuned: Path, **asked: object) -> ParitySearch:
+    params = params_of("parity", **{"min_sqnr_db": 20, "search": 200, **asked})
+    return search_parity(session.work(case).bench, tuned, params, "parity")
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Path:
+    return saved(TUNED, tmp_path / "tuned.onnx")
+
+
+def test_an_input_beyond_what_was_calibrated_is_found_and_made_small(
+    session: Session, case: Case, tuned: Path
+) -> None:
+    found = searched(session, case, tuned).found
+    assert found is not None
+    (x,) = found.inputs
+    assert x == TriedInput(
+        name="x", dtype="float32", shape=(1, 4), words="all 2", low=2, high=2, known_low=-1, known_high=1
+    )
+    assert not found.within
+    # 20 comes out as 10: that is 6 dB; the quantizer saturates, and the runtime does what it is told.
+    assert found.broken == ("output 'y': SQNR 6.0 dB < 20.0 dB",)
+    assert found.parity.quantization[0].sqnr_db == pytest.approx(6.02, abs=0.01)
+    assert found.parity.runtime[0].sqnr_db > 90
+
+
+def test_within_what_was_calibrated_nothing_is_found(session: Session, case: Case, tuned: Path) -> None:
+    for search in ({"beyond": 1}, {"values": {"x": [-1, 1]}}, {"values": {"x": [0, 0.5]}, "beyond": 9}):
+        found = searched(session, case, tuned, search=search)
+        assert found.found is None
+        assert found.tried > 50
+        assert 20 < found.closest_db < 90
+    assert not (session.output(case) / "parity" / "parity.npz").exists()
+
+
+def test_one_seed_finds_the_same_in_any_session(case: Case, tuned: Path, tmp_path: Path) -> None:
+    found = []
+    for run in range(2):
+        with Session(root=tmp_path / str(run), seed=5) as session:
+            search = searched(session, case, tuned, search={"beyond": 3})
+            assert search.found is not None
+            found.append((search.tried, search.found.inputs, search.found.broken))
+    assert found[0] == found[1]
+
+
+def test_the_kept_input_is_read_by_numpy_and_breaks_the_models_again(
+    session: Session, case: Case, tuned: Path, tmp_path: Path
+) -> None:
+    probe = searched(session, case, tuned, max_abs=3).found
+    assert probe is not None
+    arrays = np.load(tmp_path / probe.file)
+    np.testing.assert_array_equal(arrays["x"], np.full((1, 1, 4), 2, np.float32))
+    again = session.probe(case.model, tuned, tmp_path / probe.file)
+    assert (again.broken, again.inputs) == (probe.broken, probe.inputs)
+    assert again.parity == probe.parity
+    other = session.probe(case.model, tuned, tmp_path / probe.file, params_of("parity", max_abs=11))
+    assert other.broken == ()
+    assert session.probe(case.model, case.model, tmp_path / probe.file).broken == ()
+
+
+def test_the_command_tries_exactly_that_input(
+    session: Session, case: Case, tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = searched(session, case, tuned).found
+    assert probe is not None
+    words = shlex.split(probe.command)
+    assert words[:2] == ["qdqspec", "verify"]
+    assert main(words[1:]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("output 'y': SQNR 6.0 dB < 20.0 dB\n")
+    assert "all 2" in out
+    assert "-1 to 1" in out
+    saved(TUNED, tuned, s=np.float32(2 / 127))  # calibrated further
+    assert main(words[1:]) == 0
+    assert capsys.readouterr().out.startswith("no limit is broken\n")
+
+
+def test_a_file_of_an_earlier_search_does_not_outlive_its_cause(
+    session: Session, case: Case, tuned: Path
+) -> None:
+    assert searched(session, case, tuned).found is not None
+    file = session.output(case) / "parity" / "parity.npz"
+    assert file.is_file()
+    assert searched(session, case, tuned, search={"beyond": 1}).found is None
+    assert not file.exists()
+
+
+def test_indices_stay_legal_and_lengths_belong_together(session: Session, tmp_path: Path) -> None:
+    """Token 7 is quantized wrongly; the data has tokens 2 to 8, and the table ends at 9."""
+    np.savez(
+        tmp_path / "data.npz",
+        ids=np.array([[2, 3, 4, 5], [5, 6, 8, 8]]),
+        mask=np.ones((2, 4, 4), np.float32),
+    )
+    table = CONSTANTS["table"].copy()
+    table[7] += 0.5
+    shapes = {
+        "ids": InputShape(min=(1, 2), opt=(1, 4), max=(4, 9)),
+        "mask": InputShape(min=(1, 2, 4), opt=(1, 4, 4), max=(4, 9, 4)),
+    }
+    case = Case(
+        id="tokens",
+        model=saved(TOKENS, tmp_path / "tokens.onnx"),
+        inputs=Inputs(profiles=(ShapeProfile(shapes=shapes),), calibration=tmp_path / "data.npz"),
+    )
+    found = searched(session, case, saved(TOKENS, tmp_path / "wrong.onnx", table=table), search={"beyond": 1})
+    assert found.found is not None
+    arrays = np.load(tmp_path / found.found.file)
+    ids, mask = arrays["ids"][0], arrays["mask"][0]
+    assert 7 in ids
+    assert 2 <= ids.min() <= ids.max() <= 8
+    assert ids.shape == mask.shape[:2] == (1, 2), "the smallest shape, and the same for both"
+    assert found.found.within
+
+
+class Fragile:
+    """A runtime whose quantized models break down over large values."""
+
+    name = target = "fragile"
+
+    def build(self, model: Path, options: BuildOptions) -> Engine:
+        return FragileEngine("tuned" in model.name)  # type: ignore[return-value]  # nothing else is asked of it
+
+
+class FragileEngine:
+    def __init__(self, fragile: bool) -> None:
+        self.fragile = fragile
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if feeds["x"].min() < -1.2:
+            raise BackendError("no model takes so small a value")
+        if self.fragile and feeds["x"].max() > 1.5:
+            raise BackendError("illegal memory access")
+        if feeds["x"].min() < -1:
+            return {"y": np.array([np.nan], np.float32)}
+        return {"y": feeds["x"].sum(axis=1).astype(np.float32)}
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def on(session: Session, case: Case, backend: object) -> Iterator[None]:
+    bench = session.work(case).bench
+    bench.__dict__["work"] = replace(bench.work, backend=backend)  # type: ignore[arg-type]  # a stand-in
+    yield
+
+
+def test_an_input_that_the_tuned_model_does_not_run_on_breaks_it(
+    session: Session, case: Case, tuned: Path
+) -> None:
+    """And what the float model does not run on, or makes NaN of, is no input."""
+    with on(session, case, Fragile()):
+        found = searched(session, case, tuned, search={"beyond": 4})
+    assert found.found is not None
+    assert found.found.broken == ("the tuned model does not run on it: illegal memory access",)
+    assert found.found.parity.outputs == ()
+    assert found.found.inputs[0].low >= -1
+
+
+def test_a_model_that_was_left_alone_is_not_searched(session: Session, case: Case) -> None:
+    found = searched(session, case, case.model)
+    assert (found.tried, found.missing) == (0, "the model was left alone")
+
+
+def test_a_search_keeps_to_its_time_and_to_that_of_the_run(session: Session, case: Case, tuned: Path) -> None:
+    bench = session.work(case).bench
+    bench.__dict__["work"] = replace(bench.work, seconds_left=lambda: 0.0)
+    found = searched(session, case, tuned)
+    assert found.late
+    assert found.tried == 0
+    assert found.missing
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1, max_size=20)
+ARRAYS = st.one_of(
+    hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, max_side=3)),
+    hnp.arrays(np.int64, hnp.array_shapes(min_dims=0, max_side=3)),
+    hnp.arrays(np.float16, hnp.array_shapes(max_side=3)),
+    hnp.arrays(np.bool_, hnp.array_shapes(max_side=3)),
+)
+
+
+@given(feeds=st.dictionaries(NAMES, ARRAYS, min_size=1, max_size=3))
+def test_any_input_is_kept_as_it_is(
+    tmp_path_factory: pytest.TempPathFactory, feeds: dict[str, np.ndarray]
+) -> None:
+    path = tmp_path_factory.mktemp("probe") / "probe.npz"
+    kept = Kept(
+        feeds=feeds,
+        params=params_of("parity", min_sqnr_db=20, outputs=["y*"], search=7),  # type: ignore[arg-type]  # they are
+        typical={"y": Typical(power=2.5, low=-1, high=3, finite=False)},
+        inputs=(
+            TriedInput(
+                name="x", dtype="f", shape=(1, 2), words="all", low=0, high=1, known_low=0, known_high=2
+            ),
+        ),
+    )
+    write_probe(path, kept)
+    read = read_probe(path)
+    assert (read.params, read.typical, read.inputs) == (kept.params, kept.typical, kept.inputs)
+    assert read.feeds.keys() == feeds.keys()
+    for name, array in feeds.items():
+        assert read.feeds[name].dtype == array.dtype
+        np.testing.assert_array_equal(read.feeds[name], array)
+
+
+def test_a_persons_own_input_has_no_limits(tmp_path: Path, session: Session, case: Case, tuned: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.full((1, 1, 4), 5, np.float32))
+    probe = session.probe(case.model, tuned, tmp_path / "mine.npz")
+    assert probe.broken == probe.inputs == ()
+    assert probe.parity.sqnr_db < 5
+
+
+@given(st.binary(max_size=300))
+def test_any_text_beside_the_arrays_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes
+) -> None:
+    import zipfile
+
+    path = tmp_path_factory.mktemp("probe") / "probe.npz"
+    np.savez(path, x=np.zeros((1, 2)))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("check.json", text)
+    with pytest.raises(DataError, match=r"'check.json' in it is damaged"):
+        read_probe(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cannot be read as .npz"),
+        (b"PK\x03\x04 nonsense", "cannot be read as .npz"),
+        (None, "no such input"),
+    ],
+)
+def test_what_is_no_file_of_an_input_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = tmp_path / "probe.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=words) as caught:
+        read_probe(path)
+    assert caught.value.where == str(path)
+
+
+def test_arrays_without_samples_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "empty.npz", x=np.zeros((0, 4)))
+    with pytest.raises(DataError, match="holds no sample"):
+        read_probe(tmp_path / "empty.npz")
