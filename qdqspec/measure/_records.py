@@ -14,6 +14,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.types import (
     Consumer,
     InputShape,
+    Interval,
     LayerTime,
     Placement,
     Race,
@@ -144,10 +145,12 @@ def placement_from_json(data: Json) -> Placement:
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to.
 
-    ``subgraph`` (in what part) and ``accuracy`` (a task metric) stand only where they are known.
+    ``subgraph`` (in what part), ``accuracy`` (a task metric) and ``rival`` (the samples of whom it raced, paired
+    with its own) stand only where they are known.
     """
     part: dict[str, Any] = {"subgraph": list(trial.subgraph)} if trial.subgraph else {}
     part |= {} if trial.accuracy is None else {"accuracy": trial.accuracy}
+    part |= {"rival": samples_to_json(trial.rival)} if trial.rival.wall_ms else {}
     return {
         "trial": trial.number,
         **_plain_of(trial, _PLAIN_TRIAL),
@@ -156,7 +159,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
         "scheme": placement_to_json(trial.placement),
         "samples": samples_to_json(trial.samples),
         "layers": [layer_to_json(layer) for layer in trial.layers],
-        "race": trial.race and _plain_of(trial.race, _PLAIN_RACE),
+        "race": trial.race and _race_to_json(trial.race),
     }
 
 
@@ -177,6 +180,7 @@ def _trial_from_json(data: Json) -> Trial:
         number=_plain_from(data, {"trial": (int,)})["trial"],
         placement=placement,
         samples=samples_from_json(data["samples"]),
+        rival=samples_from_json(data["rival"]) if "rival" in data else Samples(),
         layers=tuple(layer_from_json(layer) for layer in data["layers"]),
         race=_race_from_json(data["race"]) if data["race"] else None,
         subgraph=_texts(data.get("subgraph", [])),
@@ -185,9 +189,19 @@ def _trial_from_json(data: Json) -> Trial:
     )
 
 
+def _race_to_json(race: Race) -> dict[str, Any]:
+    known = race.interval
+    bounds = {} if known is None else {"interval": [known.median, known.low, known.high]}
+    return {**_plain_of(race, _PLAIN_RACE), **bounds}
+
+
 def _race_from_json(data: Json) -> Race:
     _one_of(data, "verdict", ("faster", "slower", "no difference", "same graph"))
-    return Race(**_plain_from(data, _PLAIN_RACE))
+    interval = None
+    if "interval" in data:
+        median, low, high = _floats(data["interval"])
+        interval = Interval(median=median, low=low, high=high)
+    return Race(**_plain_from(data, _PLAIN_RACE), interval=interval)
 
 
 def _site_from_json(data: Json) -> Site:

@@ -323,20 +323,21 @@ class Bench:
         Two builds of one model differ by more than a race can tell apart: without the second race one in
         six challengers that were no faster won, with it one in fifty (simulated, 1.2 % between builds).
         """
-        outcome, samples = self._bout(trial.placement, engine)
+        outcome, ours, theirs = self._bout(trial.placement, engine)
         if outcome.verdict != "faster":
-            return replace(trial, race=outcome, samples=samples, ratio=outcome.ratio * base)
+            return replace(trial, race=outcome, samples=ours, rival=theirs, ratio=outcome.ratio * base)
         self._close_incumbent()
         fresh = self._open(trial.placement)
         with self._closed_unless_kept(fresh):
-            again, more = self._bout(trial.placement, fresh)
-            outcome = both_of(outcome, again)
+            again, more, others = self._bout(trial.placement, fresh)
+            ours, theirs = ours + more, theirs + others
+            outcome = both_of(outcome, again, ours, theirs, self.clock)
             ratio, won = outcome.ratio * base, outcome.verdict == "faster"
             if won:
                 self._replace_incumbent(_Incumbent(trial.placement, ratio, fresh))
-        return replace(trial, race=outcome, samples=samples + more, ratio=ratio, incumbent=won)
+        return replace(trial, race=outcome, samples=ours, rival=theirs, ratio=ratio, incumbent=won)
 
-    def _bout(self, placement: Placement, engine: Engine) -> tuple[Race, Samples]:
+    def _bout(self, placement: Placement, engine: Engine) -> tuple[Race, Samples, Samples]:
         """One race against the incumbent. Where that dies on the way, it is built anew, once."""
         try:
             return self._race_incumbent(placement, engine)
@@ -348,12 +349,12 @@ class Bench:
                 self._close_incumbent()
                 raise error from None
 
-    def _race_incumbent(self, placement: Placement, engine: Engine) -> tuple[Race, Samples]:
+    def _race_incumbent(self, placement: Placement, engine: Engine) -> tuple[Race, Samples, Samples]:
         incumbent = self._incumbent
         assert incumbent is not None
         if incumbent.engine is None:
             incumbent.engine = self._open(incumbent.placement)
-        outcome, ours, _ = race(
+        return race(
             Entrant(digest=placement.digest, engine=engine, graph_hash=engine.graph_hash),
             Entrant(
                 digest=incumbent.placement.digest,
@@ -364,7 +365,6 @@ class Bench:
             eps=self.eps,
             random=self._random,
         )
-        return outcome, ours
 
     def _replace_incumbent(self, successor: _Incumbent | None) -> None:
         self._close_incumbent()

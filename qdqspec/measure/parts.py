@@ -43,12 +43,11 @@ class PartBench:
         """Race a part against itself in float; its float engine is kept. Raises `BackendError`."""
         if not trial.placement.sites:
             self._hold(trial.subgraph, engine)
-            outcome, samples = None, engine.time(SCREEN, warmup=WARMUP)
+            trial = replace(trial, samples=engine.time(SCREEN, warmup=WARMUP), ratio=1.0)
         else:
-            outcome, samples = self._race(trial, engine)
-        layers = engine.layers() if profile else ()
-        ratio = 1.0 if outcome is None else outcome.ratio
-        return replace(trial, samples=samples, layers=layers, race=outcome, ratio=ratio)
+            outcome, ours, theirs = self._race(trial, engine)
+            trial = replace(trial, samples=ours, rival=theirs, race=outcome, ratio=outcome.ratio)
+        return replace(trial, layers=engine.layers() if profile else ())
 
     def holds(self, engine: Engine) -> bool:
         """Whether an engine is to stay open."""
@@ -60,13 +59,13 @@ class PartBench:
             self._held.engine.close()
             self._held = None
 
-    def _race(self, trial: Trial, engine: Engine) -> tuple[Race, Samples]:
+    def _race(self, trial: Trial, engine: Engine) -> tuple[Race, Samples, Samples]:
         if self._held is None or self._held.nodes != trial.subgraph:
             self._hold(trial.subgraph, self._open_part(trial.subgraph))
         assert self._held is not None
         other = self._held.engine
         try:
-            outcome, ours, _ = race(
+            return race(
                 Entrant(digest=trial.placement.digest, engine=engine, graph_hash=engine.graph_hash),
                 Entrant(digest=FLOAT.digest, engine=other, graph_hash=other.graph_hash),
                 clock=self._clock,
@@ -76,7 +75,6 @@ class PartBench:
         except BackendError:
             self.close()  # whichever of the two it was
             raise
-        return outcome, ours
 
     def _hold(self, nodes: tuple[str, ...], engine: Engine) -> None:
         self.close()

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqspec.backends.base import Engine
-from qdqspec.measure.stats import log_ratios, wilcoxon_p
-from qdqspec.types import Clock, Race, Samples
+from qdqspec.measure.stats import Floats, log_ratios, signed_rank_bounds, wilcoxon_p
+from qdqspec.types import Clock, Interval, Race, Samples
 
 LOOKS = (6, 12, 24, 48)  # pairs after which a decision is tried
 ALPHA = 0.02  # a look, one-sided: six pairs of one sign are the first that can decide
@@ -70,14 +70,18 @@ def race(
     return outcome, ours, theirs
 
 
-def both_of(first: Race, second: Race) -> Race:
-    """Two races between different builds of the same two, as one: won only where both were."""
+def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:
+    """Two races between different builds of the same two, as one: won only where both were.
+
+    ``ours`` and ``theirs`` are the samples of both.
+    """
     return Race(
         opponent=first.opponent,
         ratio=math.sqrt(first.ratio * second.ratio),
         p_value=max(first.p_value, second.p_value),
         pairs=first.pairs + second.pairs,
         verdict="faster" if first.verdict == second.verdict == "faster" else "no difference",
+        interval=_interval(log_ratios(ours.on(clock), theirs.on(clock))),
     )
 
 
@@ -150,7 +154,15 @@ def _verdict(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: f
         p_value=p_value,
         pairs=len(differences),
         verdict="faster" if faster else "slower" if slower else "no difference",
+        interval=_interval(differences),
     )
+
+
+def _interval(differences: Floats) -> Interval | None:
+    bounds = signed_rank_bounds(differences)
+    if bounds is None:
+        return None
+    return Interval(median=math.exp(bounds.median), low=math.exp(bounds.low), high=math.exp(bounds.high))
 
 
 def _settled(outcome: Race, eps: float) -> bool:

@@ -95,7 +95,9 @@ def _log_text(trial: Trial) -> str:
     if trial.accuracy is not None:
         lines.append(f"metric     {trial.accuracy:.6g}")
     if race is not None:
-        figures = f"{race.ratio:.4f}, {race.pairs} pairs, p = {race.p_value:.2g}"
+        known = race.interval
+        reach = "" if known is None else f" [{known.low:.4f}, {known.high:.4f}]"
+        figures = f"{race.ratio:.4f}{reach}, {race.pairs} pairs, p = {race.p_value:.2g}"
         lines.append(f"race       {race.verdict} against {race.opponent}: {figures}")
     if trial.samples.wall_ms:
         lines.append("wall ms    " + " ".join(f"{value:.4f}" for value in trial.samples.wall_ms))

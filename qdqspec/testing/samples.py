@@ -249,11 +249,13 @@ def _trial(number: int, ratio: float | None, best: float, *, faster: bool) -> Tr
         return replace(blank, status="failed", error="Attempt to replace the existing tensor")
     if number == 0:
         return replace(blank, ratio=ratio, incumbent=True)
+    gained = round(ratio / best, 4)
     race = Race(
         opponent=f"trial {number - 1}",
-        ratio=round(ratio / best, 4),
+        ratio=gained,
         p_value=0.001 if faster else 0.4,
         pairs=24,
         verdict="faster" if faster else "slower" if ratio > best * 1.05 else "no difference",
+        interval=Interval(median=gained, low=round(gained * 0.99, 4), high=round(gained * 1.01, 4)),
     )
     return replace(blank, ratio=ratio, incumbent=faster, race=race)

@@ -74,13 +74,17 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """A challenger against the incumbent, in interleaved pairs. ``ratio`` is challenger over incumbent."""
+    """A challenger against the incumbent, in interleaved pairs. ``ratio`` is challenger over incumbent.
+
+    ``interval`` is where the ranks of the pairs see it, between these very builds; without six pairs, nowhere.
+    """
 
     opponent: str
     ratio: float
     p_value: float
     pairs: int
     verdict: Literal["faster", "slower", "no difference", "same graph"]
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class Trial:
     status: Literal["ok", "failed"] = "ok"
     error: str | None = None
     samples: Samples = Samples()
+    rival: Samples = Samples()  # of whom it raced, pair by pair with its own
     build_seconds: float = 0.0
     graph_hash: str = ""
     layers: tuple[LayerTime, ...] = ()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qdqspec.errors import QdqspecError
 from qdqspec.measure.journal import Journal, read_journal, trial_from_json, trial_to_json
-from qdqspec.types import LABELS, Consumer, LayerTime, Placement, Race, Samples, Site, Trial
+from qdqspec.types import LABELS, Consumer, Interval, LayerTime, Placement, Race, Samples, Site, Trial
 
 HEADER = {"model": "ab12", "device": "some-cpu", "seed": 0}
 
@@ -51,7 +51,9 @@ races = st.builds(
     p_value=numbers,
     pairs=st.integers(0, 48),
     verdict=st.sampled_from(["faster", "slower", "no difference", "same graph"]),
+    interval=st.none() | st.builds(Interval, median=numbers, low=numbers, high=numbers),
 )
+samples = st.builds(Samples, wall_ms=times, cpu_ms=times)
 trials = st.builds(
     Trial,
     number=st.integers(0, 10**6),
@@ -59,7 +61,8 @@ trials = st.builds(
     placement=placements,
     status=st.sampled_from(["ok", "failed"]),
     error=st.none() | names,
-    samples=st.builds(Samples, wall_ms=times, cpu_ms=times),
+    samples=samples,
+    rival=st.just(Samples()) | samples.filter(lambda taken: bool(taken.wall_ms)),
     build_seconds=numbers,
     graph_hash=names,
     layers=st.lists(layers, max_size=2).map(tuple),

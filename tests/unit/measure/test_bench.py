@@ -161,6 +161,20 @@ def test_a_faster_one_takes_its_place_and_ratios_chain(make_lab: MakeLab) -> Non
     assert second.ratio == bench.best == pytest.approx(0.4)
 
 
+def test_the_samples_of_both_in_a_race_are_kept_pair_by_pair(make_lab: MakeLab) -> None:
+    """Of both races where it won: who reads the journal can judge them anew."""
+    lab = make_lab(fast=Candidate(scale=0.8), slow=Candidate(scale=0.88))
+    bench = started(lab)
+    for number, name in enumerate(("fast", "slow"), 1):
+        trial = bench.trial(number, placement(name), "pure")
+        assert trial.race is not None
+        assert len(trial.samples.cpu_ms) == len(trial.rival.cpu_ms) == trial.race.pairs
+        ratios = np.log(np.asarray(trial.samples.cpu_ms) / np.asarray(trial.rival.cpu_ms))
+        assert np.exp(np.median(ratios)) == pytest.approx(trial.race.ratio, rel=0.02)
+        assert trial.race.interval is not None
+        assert trial.race.interval.low <= trial.race.ratio <= trial.race.interval.high
+
+
 def test_a_slower_one_is_closed_and_changes_nothing(make_lab: MakeLab) -> None:
     lab = make_lab(slow=Candidate(scale=1.1))
     bench = started(lab)

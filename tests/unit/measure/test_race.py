@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import cast
 
@@ -22,6 +23,7 @@ from qdqspec.measure.race import (
     race,
     settle,
 )
+from qdqspec.measure.stats import signed_rank_bounds
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Race, Samples
 
@@ -109,6 +111,19 @@ def test_races_end_at_a_look_and_sooner_where_it_is_clear(model: Path) -> None:
 def test_samples_are_the_pairs(model: Path) -> None:
     outcome, ours, theirs = raced(model, 1, 0.9)
     assert len(ours.cpu_ms) == len(theirs.cpu_ms) == len(theirs.wall_ms) == outcome.pairs
+
+
+def test_the_interval_is_that_of_the_pairs_and_needs_six(model: Path) -> None:
+    outcome, ours, theirs = raced(model, 0, 0.9)
+    assert outcome.interval is not None
+    assert outcome.interval.low <= outcome.ratio <= outcome.interval.high < 1
+    logs = np.log(np.asarray(ours.cpu_ms) / np.asarray(theirs.cpu_ms))
+    bounds = signed_rank_bounds(logs)
+    assert bounds is not None
+    assert outcome.interval.high == pytest.approx(math.exp(bounds.high))
+    hopeless, _, _ = raced(model, 0, 1.6)
+    assert hopeless.pairs == HOPELESS_AFTER
+    assert hopeless.interval is None
 
 
 def test_one_graph_is_not_raced(model: Path) -> None:

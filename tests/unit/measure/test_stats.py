@@ -17,6 +17,7 @@ from qdqspec.measure.stats import (
     log_ratios,
     pooled_deviation,
     ratio_intervals,
+    signed_rank_bounds,
     student_t,
     trimmed_mean,
     wilcoxon_p,
@@ -50,6 +51,33 @@ def test_many_pairs_are_approximated_as_scipy_does(count: int) -> None:
     values = np.random.default_rng(count).normal(0.1, 1, count)
     expected = scipy.stats.wilcoxon(values, method="approx").pvalue
     assert wilcoxon_p(values) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [6, 7, 12, 24])
+@pytest.mark.parametrize("seed", range(3))
+def test_shifts_outside_the_bounds_are_what_scipy_rejects(count: int, seed: int) -> None:
+    values = np.random.default_rng([seed, count]).normal(0.1, 1, count)
+    bounds = signed_rank_bounds(values)
+    assert bounds is not None
+    assert bounds.low <= bounds.median <= bounds.high
+
+    def p_value(shift: float) -> float:
+        return float(scipy.stats.wilcoxon(values - shift, method="exact").pvalue)
+
+    for bound, outwards in ((bounds.low, -1e-9), (bounds.high, 1e-9)):
+        assert p_value(bound + outwards) <= 0.05 < p_value(bound - outwards)
+
+
+def test_fewer_pairs_than_can_reject_anything_have_no_bounds() -> None:
+    assert signed_rank_bounds([0.1, 0.2, 0.3, 0.4, 0.5]) is None
+    assert signed_rank_bounds([]) is None
+
+
+def test_the_bounds_hold_the_truth_in_95_of_100_cases() -> None:
+    random = np.random.default_rng(0)
+    found = [signed_rank_bounds(random.standard_t(3, 12) + 0.3) for _ in range(800)]
+    held = [bounds.low <= 0.3 <= bounds.high for bounds in found if bounds is not None]
+    assert 0.93 <= np.mean(held) <= 0.975
 
 
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0, 0.0]])
