@@ -85,6 +85,7 @@ class TensorRt:
             symmetric_activations=True,
             blocked_axes=BLOCKED_AXES,
             rules=RULES,
+            fuses_in_half=True,
             observes=False,  # with every tensor an output nothing fuses, and there is one more engine to build
         )
 

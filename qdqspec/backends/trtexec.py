@@ -126,6 +126,7 @@ class Trtexec:
             symmetric_activations=True,
             blocked_axes=_trt_ops.BLOCKED_AXES,
             rules=_trt_ops.RULES,
+            fuses_in_half=True,
             observes=False,
         )
 

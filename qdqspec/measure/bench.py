@@ -17,11 +17,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measure.admission import Admission
 from qdqspec.measure.parts import FLOAT, PartBench
-from qdqspec.measure.profiles import Feeds, Load, attach, loads_of, profile_latencies
+from qdqspec.measure.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measure.race import SCREEN, WARMUP, Entrant, both_of, race
 from qdqspec.measure.stats import drift, inverse, pooled_deviation, ratio_intervals, trimmed_mean
 from qdqspec.measure.together import Together, joined, time_together
@@ -34,7 +34,7 @@ CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # no difference below one per cent counts
 
 
-Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], tuple[Path, Mapping[str, Array]]]
+Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
 
 
 @dataclass(slots=True)
@@ -263,9 +263,8 @@ class Bench:
             return self._write(placement), self._loads, self._options
         if self._extract is None:
             raise BackendError("this bench builds whole models only")
-        # The inputs of a part are fixed in shape, and have other names.
-        model, feeds = self._extract(placement, subgraph)
-        return model, loads_of(feeds), replace(self._options, profiles=())
+        part = self._extract(placement, subgraph)  # its inputs have other names, and shapes of their own
+        return part.path, part.loads, replace(self._options, profiles=part.profiles)
 
     @contextmanager
     def _closed_unless_kept(self, engine: Engine) -> Iterator[None]:

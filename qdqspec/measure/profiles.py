@@ -12,10 +12,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from qdqspec.backends.base import Array, Engine
 from qdqspec.measure.stats import ratio_intervals
-from qdqspec.types import Clock, Interval, LayerTime, ProfileLatency, Samples
+from qdqspec.types import Clock, Interval, LayerTime, ProfileLatency, Samples, ShapeProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,15 @@ class Load:
     feeds: Mapping[str, Array]
     name: str = ""  # its shapes, in words
     share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a model to be timed alone: its file, what it is timed with, and the shapes it is built for."""
+
+    path: Path
+    loads: tuple[Load, ...]
+    profiles: tuple[ShapeProfile, ...] = ()
 
 
 Feeds = Mapping[str, Array] | tuple[Load, ...]
@@ -44,10 +54,10 @@ def attach(engine: Engine, loads: Sequence[Load]) -> Engine:
     except BaseException:
         engine.close()
         raise
-    return engine if len(loads) == 1 else Together(engine, tuple(load.share for load in loads))
+    return engine if len(loads) == 1 else AllProfiles(engine, tuple(load.share for load in loads))
 
 
-class Together:
+class AllProfiles:
     """An engine timed at all its profiles in turn, under the seam of one. Profiles are bound before."""
 
     def __init__(self, engine: Engine, shares: Sequence[float]) -> None:
@@ -66,7 +76,7 @@ class Together:
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - it times them all
         """Time every profile; a sample is the weighted geometric mean of one run at each."""
         parts = [self._engine.time(runs, warmup, profile=number) for number in range(len(self._shares))]
-        return together(parts, self._shares)
+        return as_one(parts, self._shares)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - of them all
         """Layers with the share of the objective that each has."""
@@ -78,7 +88,7 @@ class Together:
         self._engine.close()
 
 
-def together(parts: Sequence[Samples], shares: Sequence[float]) -> Samples:
+def as_one(parts: Sequence[Samples], shares: Sequence[float]) -> Samples:
     """Samples of the profiles as samples of all, run by run; each profile's own stay beside them."""
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     wall = _means([part.wall_ms for part in parts], shares)

@@ -1,13 +1,13 @@
 """Nodes of a model as a model of their own, with the pairs that a placement gives them.
 
 May import floors 0 to 2, numpy and onnx. The cut itself is onnx's; what is ours are the ends: inputs get the
-shapes of values that were observed, and a result is read by a node that stands for all readers outside, so
-that a pair on it has a consumer.
+shapes of values that were observed, or the spans that they have at the profiles of the whole model, and a result is
+read by a node that stands for all readers outside, so that a pair on it has a consumer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.utils import Extractor
 
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import Model, Node
-from qdqspec.types import Consumer, Placement
+from qdqspec.graph.model import Model, Node, TensorType
+from qdqspec.types import Consumer, InputShape, Placement
 
 Array = npt.NDArray[np.generic]
 Shape = tuple[int, ...]
+Spans = Mapping[str, InputShape]  # by tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +60,10 @@ class Excerpts:
         proto.CopyFrom(model.proto)
         for node, named in zip(proto.graph.node, model.nodes, strict=True):
             node.name = named.name  # unnamed nodes would be numbered anew
-        for given in proto.graph.input:
-            if given.name in shapes:
-                kind = given.type.tensor_type.elem_type
-                given.CopyFrom(helper.make_tensor_value_info(given.name, kind, shapes[given.name]))
         del proto.graph.quantization_annotation[:]  # notes for other tools, which the cut refuses
-        self._static = Model(proto).types
+        self._types_at: dict[tuple[tuple[str, Shape], ...], Mapping[str, TensorType]] = {}
+        self._proto = proto
+        self._static = self._types(shapes)
         self._extractor = Extractor(proto)
 
     def inputs(self, nodes: Collection[str]) -> tuple[str, ...]:
@@ -83,19 +82,36 @@ class Excerpts:
             return None
         return helper.tensor_dtype_to_np_dtype(known.elem_type), tuple(dim or 0 for dim in known.shape)
 
-    def cut(self, nodes: Collection[str], values: Mapping[str, Array]) -> Excerpt:
-        """The part of these nodes, for inputs with types and shapes as in ``values``.
+    def spans(self, nodes: Collection[str], ranges: Sequence[Mapping[str, InputShape]]) -> tuple[Spans, ...]:
+        """Smallest, usual and largest shape of what these nodes read and give, at each profile of the model.
+
+        ``ranges`` are those of the model's inputs, by profile. Empty where nothing varies, and where some shape follows
+        from no shape of the inputs.
+        """
+        tensors = (*self.inputs(nodes), *self._results(nodes))
+        found = [{tensor: self._span(tensor, own) for tensor in tensors} for own in ranges]
+        known = tuple({t: span for t, span in own.items() if span is not None} for own in found)
+        if any(len(own) < len(tensors) for own in known):
+            return ()
+        varies = any(len({s for own in known for s in _corners(own[tensor])}) > 1 for tensor in tensors)
+        return known if varies else ()
+
+    def cut(
+        self, nodes: Collection[str], values: Mapping[str, Array], spans: Sequence[Spans] = ()
+    ) -> Excerpt:
+        """The part of these nodes, for inputs with types and shapes as in ``values``, or as far as ``spans`` reach.
 
         What looks like a computed shape (a few integers) is fixed. Raises `PlacementError` where no model comes of it.
         """
         inputs = self.inputs(nodes)
         results = self._results(nodes)
-        fixed = {name for name in inputs if values[name].ndim < 2 and values[name].dtype.kind in "iub"}
+        fixed = {name for name in inputs if looks_like_shape(values[name])}
         for name in inputs:
             kind = helper.np_dtype_to_tensor_dtype(values[name].dtype)
-            self._extractor.value_infos[name] = helper.make_tensor_value_info(name, kind, values[name].shape)
+            dims = _open_dims(name, spans) if spans else values[name].shape
+            self._extractor.value_infos[name] = helper.make_tensor_value_info(name, kind, dims)
         for name in results:
-            self._extractor.value_infos[name] = self._info(name)
+            self._extractor.value_infos[name] = self._info(name, spans)
         try:
             proto = self._extractor.extract_model(list(inputs), list(results))
         except ValueError as error:
@@ -121,11 +137,58 @@ class Excerpts:
     def _in_order(self, nodes: Collection[str]) -> list[Node]:
         return sorted((self._model.by_name[name] for name in nodes), key=lambda node: node.index)
 
-    def _info(self, tensor: str) -> onnx.ValueInfoProto:
+    def _info(self, tensor: str, spans: Sequence[Spans]) -> onnx.ValueInfoProto:
         known = self._static.get(tensor)
         if known is None:
             return onnx.ValueInfoProto(name=tensor)
-        return helper.make_tensor_value_info(tensor, known.elem_type, known.shape)
+        dims = _open_dims(tensor, spans) if spans else known.shape
+        return helper.make_tensor_value_info(tensor, known.elem_type, dims)
+
+    def _span(self, tensor: str, ranges: Mapping[str, InputShape]) -> InputShape | None:
+        shapes = [
+            self._shape_at(tensor, {name: getattr(span, which) for name, span in ranges.items()})
+            for which in ("min", "opt", "max")
+        ]
+        low, usual, high = shapes
+        return (
+            None if low is None or usual is None or high is None else InputShape(min=low, opt=usual, max=high)
+        )
+
+    def _shape_at(self, tensor: str, shapes: Mapping[str, Shape]) -> Shape | None:
+        if tensor in shapes:
+            return shapes[tensor]
+        known = self._types(shapes).get(tensor)
+        if known is None or known.shape is None or None in known.shape:
+            return None
+        return tuple(dim or 0 for dim in known.shape)
+
+    def _types(self, shapes: Mapping[str, Shape]) -> Mapping[str, TensorType]:
+        """Types of all tensors where the inputs have these shapes; inferred once for each set of them."""
+        key = tuple(sorted(shapes.items()))
+        if key not in self._types_at:
+            proto = onnx.ModelProto()
+            proto.CopyFrom(self._proto)
+            for given in proto.graph.input:
+                if given.name in shapes:
+                    kind = given.type.tensor_type.elem_type
+                    given.CopyFrom(helper.make_tensor_value_info(given.name, kind, shapes[given.name]))
+            self._types_at[key] = Model(proto).types
+        return self._types_at[key]
+
+
+def looks_like_shape(value: Array) -> bool:
+    """Whether a value seems to be a computed shape: a few integers."""
+    return value.ndim < 2 and value.dtype.kind in "iub"
+
+
+def _corners(span: InputShape) -> tuple[Shape, ...]:
+    return span.min, span.opt, span.max
+
+
+def _open_dims(tensor: str, spans: Sequence[Spans]) -> list[int | str]:
+    """The dimensions of a tensor; those that vary have a name of their own."""
+    columns = zip(*(shape for own in spans for shape in _corners(own[tensor])), strict=True)
+    return [sizes[0] if len(set(sizes)) == 1 else f"{tensor}:{axis}" for axis, sizes in enumerate(columns)]
 
 
 def _fix(proto: onnx.ModelProto, values: Mapping[str, Array]) -> None:

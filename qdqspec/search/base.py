@@ -37,6 +37,7 @@ class SearchSetup:
     ``min_sqnr_db`` is what a candidate must reach to win; with ``pareto`` accuracy is an objective of its own.
     ``min_accuracy`` is the same for a task metric, which is taken of would-be winners alone: their trials carry it,
     and those below it are not the incumbent. Where none of the three is asked for, trials carry no SQNR.
+    ``fused`` are nodes that run as one kernel, where that was asked for before the first build.
     """
 
     space: SchemeSpace
@@ -49,6 +50,7 @@ class SearchSetup:
     min_sqnr_db: float | None = None
     min_accuracy: float | None = None
     pareto: bool = False
+    fused: tuple[tuple[str, ...], ...] = ()
 
     @property
     def watches_accuracy(self) -> bool:

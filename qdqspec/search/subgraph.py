@@ -57,7 +57,7 @@ class SubgraphSearch(Stepwise):
         for trial in trials:
             held = dict(trial.placement.labels) if trial.incumbent else held
         wins: list[Win] = []
-        for groups, share in kinds_of(self._space, trials[0].layers):
+        for groups, share in kinds_of(self._space, trials[0].layers, self._setup.fused):
             wins += yield from self._alone(groups, share)
         yield from self._together(sorted(wins, key=lambda win: -win.gain), held)
 
@@ -165,12 +165,16 @@ def steps_of(wins: Sequence[Win]) -> Iterator[Labels]:
 # ---- groups -------------------------------------------------------------------------------------
 
 
-def kinds_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[tuple[list[Block], float]]:
+def kinds_of(
+    space: SchemeSpace, layers: Sequence[LayerTime], fused: Sequence[tuple[str, ...]] = ()
+) -> list[tuple[list[Block], float]]:
     """Groups that are alike, with their share of the whole time, the largest first.
 
-    Without a profile every unit counts the same.
+    What runs as one kernel is told by ``fused`` where that says anything, else by the profile. Without a profile every
+    unit counts the same.
     """
-    groups = groups_of(space, layers)
+    kernels = [LayerTime(name="", op_type="", milliseconds=0.0, nodes=nodes) for nodes in fused]
+    groups = groups_of(space, kernels or layers)
     kinds: dict[int, list[Block]] = {}
     for group, number in zip(groups, classes_of(space, groups), strict=True):
         kinds.setdefault(int(number), []).append(group)

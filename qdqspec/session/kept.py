@@ -53,7 +53,8 @@ class Kept:
 
 def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: int) -> str:
     """What a finished search depends on: model, data, rules, device and seed, but not the checks."""
-    asked = {name: _plain(getattr(case, name)) for name in ("patterns", "regions", "quantize", "tune")}
+    asked = {name: _plain(getattr(case, name)) for name in ("patterns", "quantize", "tune")}
+    regions = {**_plain(case.regions), "graph": data_digest(case.regions.graph)}
     shapes = _plain(case.inputs.profiles)
     return cache_key(
         state=STATE_VERSION,
@@ -63,6 +64,7 @@ def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: i
         seed=seed,
         shapes=shapes,
         batch=case.inputs.batch,
+        regions=regions,
         **asked,
     )
 

@@ -19,18 +19,18 @@ from qdqspec.graph.wire import Parts
 from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.profiles import Load
 from qdqspec.parity.data import Dataset, open_data, random_feeds
-from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shapes_text
+from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
-from qdqspec.regions.fusion import groups_of
 from qdqspec.regions.search import find_regions
+from qdqspec.session.fusion import FusionBuild, Groups, told_groups
 from qdqspec.session.scores import Scores
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import Case, PatternRules, Placement, Region
+from qdqspec.types import Case, InputShape, PatternRules, Placement, Region
 
 RANDOM_SAMPLES = 8
 _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
@@ -66,16 +66,25 @@ class Prepared:
     @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The regions of the model, as the case asks for them."""
-        return find_regions(self.model, self.case.regions, groups=self._fused)
+        return find_regions(self.model, self.case.regions, groups=self.fused)
 
     @cached_property
-    def _fused(self) -> tuple[tuple[str, ...], ...]:
-        """What the backend runs as one kernel of the float model, where regions follow its fusions."""
-        if self.case.regions.by != "fusion":
+    def fused(self) -> Groups:
+        """What runs as one kernel of the float model, where regions follow fusions: as a file says, or the backend."""
+        rules = self.case.regions
+        if rules.by != "fusion":
             return ()
-        with closing(self._backend.build(require_path(self.given), self._options)) as engine:
-            engine.bind(self.sample)
-            groups = groups_of(engine.layers())
+        if rules.graph is not None:
+            return told_groups(rules.graph, self.given)
+        build = FusionBuild(
+            model=self.given,
+            path=require_path(self.given),
+            backend=self._backend,
+            options=self._options,
+            half=self.capabilities.fuses_in_half,
+            note=self.warnings.append,
+        )
+        groups = build.groups(self.sample)
         if not groups:
             self.warnings.append(f"{self._backend.name} tells no kernels: regions follow structure instead")
         return groups
@@ -137,18 +146,26 @@ class Prepared:
             for profile, own in zip(profiles, shapes, strict=True)
         )
 
-    def observed(self, tensors: Collection[str]) -> dict[str, Array]:
-        """What these tensors hold when the model runs on `sample`. Raises `BackendError` where that is not seen."""
-        made = [tensor for tensor in tensors if tensor not in self.sample]
+    @cached_property
+    def ranges(self) -> tuple[dict[str, InputShape], ...]:
+        """The smallest, usual and largest shape of every input, at each profile."""
+        inputs, found = self.case.inputs, []
+        for number, profile in enumerate(shape_profiles(self.given, inputs)):
+            usual = resolve_shapes(self.given, inputs, number)
+            fixed = {name: InputShape(min=shape, opt=shape, max=shape) for name, shape in usual.items()}
+            found.append({**fixed, **profile.shapes})
+        return tuple(found)
+
+    def observed(self, tensors: Collection[str], feed: Feed) -> dict[str, Array]:
+        """What these tensors hold when the model runs on ``feed``. Raises `BackendError` where that is not seen."""
+        made = [tensor for tensor in tensors if tensor not in feed]
         values: Mapping[str, Array] = {}
         if made:
             with ExitStack() as observers:
-                values = self._observe(observers, observer_model(self.model, made))(self.sample)
+                values = self._observe(observers, observer_model(self.model, made))(feed)
         if missing := [tensor for tensor in made if tensor not in values]:
             raise BackendError(f"no run of the model shows '{missing[0]}'")
-        return {
-            tensor: self.sample[tensor] if tensor in self.sample else values[tensor] for tensor in tensors
-        }
+        return {tensor: feed[tensor] if tensor in feed else values[tensor] for tensor in tensors}
 
     @cached_property
     def _numbered(self) -> tuple[SchemeSpace, Quantizer]:

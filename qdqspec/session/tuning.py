@@ -222,6 +222,7 @@ def _setup(prepared: Prepared, work: Workbench, clock: Clock, trials: int, held:
         min_sqnr_db=held.min_sqnr_db,
         min_accuracy=held.min_accuracy,
         pareto=rules.objective == "pareto",
+        fused=prepared.fused,
     )
 
 

@@ -31,8 +31,9 @@ class Asked(TypedDict, total=False):
     """What may be said of a model. Paths are relative to the working directory.
 
     ``regions`` is ``structure``, ``names``, ``fusion``, or groups of node names (wildcards as in a spec), one a
-    region. ``name`` is the case's id, and its folder below ``reports/<model>/``. ``metrics`` are task metrics of the
-    caller's own by the name that ``accuracy`` or a spec gives them; no spec holds them, so that it holds no code.
+    region; ``graph`` is layer information that says what ``fusion`` joins. ``name`` is the case's id, and its folder
+    below ``reports/<model>/``. ``metrics`` are task metrics of the caller's own by the name that ``accuracy`` or a spec
+    gives them; no spec holds them, so that it holds no code.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Asked(TypedDict, total=False):
     include: Sequence[str]
     exclude: Sequence[str]
     regions: Literal["structure", "names", "fusion"] | Sequence[Sequence[str]]
+    graph: PathLike
     max_nodes: int
     preset: Literal["quick", "default", "extensive"]
     trials: int
@@ -93,6 +95,7 @@ _PLACES = {
     **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},
     "regions": ("regions", "by"),
     "max_nodes": ("regions", "max_nodes"),
+    "graph": ("regions", "graph"),
     **{
         word: ("tune", word)
         for word in (

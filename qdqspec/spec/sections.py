@@ -65,6 +65,10 @@ class RegionsSection(Section):
     manual: Listed[Listed[Words]] = Field(
         default=(), description="For 'by: manual': node-name wildcards, one list a region."
     )
+    graph: SpecPath | None = Field(
+        default=None,
+        description="For 'by: fusion': layer information that trtexec --exportLayerInfo wrote, in place of a build.",
+    )
 
     @model_validator(mode="after")
     def _manual_with_list(self) -> Self:
@@ -72,11 +76,13 @@ class RegionsSection(Section):
             raise PydanticCustomError("regions", "'by: manual' and a list 'manual' belong together")
         if not all(self.manual):
             raise PydanticCustomError("regions", "a manual region without a node")
+        if self.graph is not None and self.by != "fusion":
+            raise PydanticCustomError("regions", "'graph' belongs to 'by: fusion'")
         return self
 
     def rules(self) -> RegionRules:
         """As a frozen record."""
-        return RegionRules(by=self.by, max_nodes=self.max_nodes, manual=self.manual)
+        return RegionRules(by=self.by, max_nodes=self.max_nodes, manual=self.manual, graph=self.graph)
 
 
 class QuantizeSection(Section):

@@ -59,11 +59,15 @@ class PatternRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionRules:
-    """How the model is cut into regions. ``manual`` lists node-name globs, one tuple a region."""
+    """How the model is cut into regions. ``manual`` lists node-name globs, one tuple a region.
+
+    ``graph`` is layer information of an engine, which tells ``fusion`` what runs as one kernel.
+    """
 
     by: Literal["structure", "names", "fusion", "manual"] = "structure"
     max_nodes: int = 10
     manual: tuple[tuple[str, ...], ...] = ()
+    graph: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

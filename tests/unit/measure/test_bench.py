@@ -16,6 +16,7 @@ from qdqspec.backends.base import Array, BuildOptions
 from qdqspec.backends.fake import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError, OutputError, PlacementError, QdqspecError
 from qdqspec.measure.bench import FLOOR_EPS, NOISE_BUILDS, NOISE_ROUNDS, Bench
+from qdqspec.measure.profiles import Load, Part
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site, Trial
 
@@ -479,10 +480,10 @@ PART = ("n1", "n2")
 def with_parts(lab: Lab) -> Bench:
     """A bench that writes a part as the candidate called ``part``, or with pairs as the placement's."""
 
-    def extract(what: Placement, nodes: tuple[str, ...]) -> tuple[Path, Mapping[str, Array]]:
+    def extract(what: Placement, nodes: tuple[str, ...]) -> Part:
         if nodes != PART:
             raise BackendError("these nodes cannot be built alone")
-        return (lab.write(what) if what.sites else Path("part")), FEEDS
+        return Part(path=lab.write(what) if what.sites else Path("part"), loads=(Load(feeds=FEEDS),))
 
     return started(lab, extract=extract)
 

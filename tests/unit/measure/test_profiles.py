@@ -16,7 +16,7 @@ from qdqspec.backends.fake import FakeDevice, FakeEngine
 from qdqspec.errors import BackendError
 from qdqspec.measure._records import samples_from_json, samples_to_json
 from qdqspec.measure.bench import Bench
-from qdqspec.measure.profiles import Load, Together, attach, merged, together
+from qdqspec.measure.profiles import AllProfiles, Load, as_one, attach, merged
 from qdqspec.measure.race import median_sample
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site
@@ -43,24 +43,24 @@ def model(tmp_path: Path) -> Path:
 @given(st.lists(st.tuples(times, times, times, times), min_size=1, max_size=5), st.floats(0.05, 0.95))
 def test_the_ratio_of_means_is_the_mean_of_ratios(rows, share):
     """Whatever the units and sizes of the profiles: only ratios count, each by its share."""
-    ours = together([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (0, 1)], (share, 1 - share))
-    theirs = together([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (2, 3)], (share, 1 - share))
+    ours = as_one([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (0, 1)], (share, 1 - share))
+    theirs = as_one([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (2, 3)], (share, 1 - share))
     for (a, b, c, d), mine, other in zip(rows, ours.wall_ms, theirs.wall_ms, strict=True):
         assert mine / other == pytest.approx((a / c) ** share * (b / d) ** (1 - share))
 
 
 def test_a_slow_profile_does_not_drown_a_fast_one():
     """Halving either of two equal shares gains the same; a mean of milliseconds would see the slow one only."""
-    before = together([Samples(wall_ms=(0.1,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
-    fast = together([Samples(wall_ms=(0.05,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
-    slow = together([Samples(wall_ms=(0.1,)), Samples(wall_ms=(50.0,))], (0.5, 0.5)).wall_ms[0]
+    before = as_one([Samples(wall_ms=(0.1,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
+    fast = as_one([Samples(wall_ms=(0.05,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
+    slow = as_one([Samples(wall_ms=(0.1,)), Samples(wall_ms=(50.0,))], (0.5, 0.5)).wall_ms[0]
     assert fast == pytest.approx(slow)
     assert fast / before == pytest.approx(0.5**0.5)
 
 
 def test_samples_of_each_profile_stay_through_sums_medians_and_files():
     parts = [Samples(wall_ms=(1.0, 2.0, 9.0), cpu_ms=(1.0, 2.0, 9.0)), Samples(wall_ms=(4.0, 5.0, 6.0))]
-    taken = together(parts, (0.5, 0.5))
+    taken = as_one(parts, (0.5, 0.5))
     assert taken.cpu_ms == (), "no processor time where one profile has none"
     turn = median_sample(taken)
     assert [p.wall_ms for p in turn.profiles] == [(2.0,), (5.0,)]
@@ -108,7 +108,7 @@ def test_what_cannot_be_bound_is_closed(model: Path):
 def test_every_profile_is_timed(model: Path):
     engine = FakeDevice().build(model, BuildOptions(extra=QUIET))
     both = attach(engine, loads(0.5, 0.5))
-    assert isinstance(both, Together)
+    assert isinstance(both, AllProfiles)
     samples = both.time(3)
     small, large = (part.wall_ms for part in samples.profiles)
     assert large[0] > small[0]

@@ -21,7 +21,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import observer_model
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import random_inputs, ranges_for
-from qdqspec.types import Consumer, Placement
+from qdqspec.types import Consumer, InputShape, Placement
 
 Array = np.ndarray
 
@@ -85,6 +85,37 @@ def test_shapes_come_from_the_values_where_the_model_leaves_them_open() -> None:
     part, _ = cut(model, ["b"], {"x": np.ones((3, 4), np.float32)}, Path())
     assert part.model.shape("t") == (3, 4)
     assert part.model.shape("u") == (3, 4)
+
+
+TWO_SHAPES = Model(onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[n, 4] x) => (float[n, m] y, int64[2, k] i) {
+        [a] t = Relu(x)  [b] u = Neg(t)  [s] s = Shape(u)  [r] v = Reshape(u, s)  [c] y = Abs(v)  [z] i = NonZero(t)
+    }"""
+))  # fmt: skip
+
+
+def test_a_part_spans_what_the_shapes_of_the_model_come_to() -> None:
+    excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
+    ranges = [{"x": InputShape(min=(1, 4), opt=(rows, 4), max=(8, 4))} for rows in (2, 6)]
+    spans = excerpts.spans(["b"], ranges)
+    assert [own["t"] for own in spans] == [own["u"] for own in spans] == [own["x"] for own in ranges]
+    part = excerpts.cut(["b"], {"t": np.ones((2, 4), np.float32)}, spans)
+    dims = part.model.proto.graph.input[0].type.tensor_type.shape.dim
+    assert [(dim.dim_param, dim.dim_value) for dim in dims] == [("t:0", 0), ("", 4)]
+    onnx.checker.check_model(part.model.proto, full_check=True)
+    for rows in (1, 8):
+        (found,) = run(part.model.proto, {"t": np.ones((rows, 4), np.float32)}).values()
+        assert found.shape == (rows, 4)
+
+
+def test_what_does_not_vary_or_cannot_be_told_has_no_spans() -> None:
+    excerpts = Excerpts(TWO_SHAPES, {"x": (2, 4)}, Path())
+    fixed = [{"x": InputShape(min=(2, 4), opt=(2, 4), max=(2, 4))}]
+    assert excerpts.spans(["b"], fixed) == ()
+    varies = [{"x": InputShape(min=(1, 4), opt=(2, 4), max=(8, 4))}]
+    assert excerpts.spans(["b"], varies)
+    assert excerpts.spans(["z"], varies) == (), "how many are not zero follows from no shape"
 
 
 def test_a_computed_shape_is_fixed() -> None:

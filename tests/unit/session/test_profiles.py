@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import ModelError
+from qdqspec.graph.weights import WeightStore
 from qdqspec.report.record import record_from_json, record_to_json
 from qdqspec.report.write import format_for
 from qdqspec.session import Session
-from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules
+from qdqspec.session.parts import PartFiles
+from qdqspec.types import Case, Inputs, InputShape, Placement, ShapeProfile, TuneRules
 
 
 def dynamic_model() -> onnx.ModelProto:
@@ -124,9 +127,44 @@ def test_a_damaged_record_of_profiles_is_refused(case: Case, tmp_path: Path):
         record_from_json(data)
 
 
-def test_a_profile_without_a_shape_is_an_error(case: Case, tmp_path: Path):
-    from dataclasses import replace
+def test_parts_are_timed_at_the_same_profiles(case: Case, tmp_path: Path):
+    """Cut out of the model they keep what varies, and are built for its whole span."""
+    tuned = replace(case, tune=TuneRules(strategy="subgraph", trials=3))
+    with Session(backend="onnxruntime", root=tmp_path) as session:
+        prepared = session.work(tuned).bench.prepared
+        store = WeightStore(tmp_path, base=tmp_path)
+        part = PartFiles(prepared, tmp_path, store)(Placement(sites=frozenset()), ("matmul1",))
+        assert [load.feeds["b"].shape for load in part.loads] == [(1, 8, 64), (1, 32, 64)]
+        assert [profile.shapes["b"].max for profile in part.profiles] == [(1, 32, 64), (1, 128, 64)]
+        assert [load.share for load in part.loads] == [0.75, 0.25]
+        trials = session.search(tuned).trials
+    parts = [trial for trial in trials if trial.subgraph]
+    assert parts
+    assert all(trial.ok for trial in parts), [trial.error for trial in parts]
+    assert all(len(trial.samples.profiles) == 2 for trial in parts)
 
+
+def test_a_part_that_reads_a_computed_shape_is_that_of_the_first_profile(case: Case, tmp_path: Path):
+    proto = dynamic_model()
+    nodes = list(proto.graph.node)
+    nodes[3].output[0] = "made"
+    nodes += [
+        helper.make_node("Shape", ["made"], ["like"], "shape"),
+        helper.make_node("Reshape", ["made", "like"], ["y"], "reshape"),
+    ]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    onnx.save(proto, case.model)
+    with Session(backend="onnxruntime", root=tmp_path) as session:
+        prepared = session.work(case).bench.prepared
+        part = PartFiles(prepared, tmp_path, WeightStore(tmp_path, base=tmp_path))(
+            Placement(sites=frozenset()), ("reshape",)
+        )
+    assert [(load.share, load.feeds["made"].shape) for load in part.loads] == [(1.0, (1, 8, 64))]
+    assert part.profiles == ()
+
+
+def test_a_profile_without_a_shape_is_an_error(case: Case, tmp_path: Path):
     inputs = replace(case.inputs, profiles=(spans(8, 1.0), ShapeProfile()))
     with (
         Session(backend="fake", root=tmp_path) as session,

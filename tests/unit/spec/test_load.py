@@ -269,6 +269,8 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
         (HEAD + CHECKS + "regions: {by: manual}\n", "5:10: 'by: manual' and a list 'manual' belong"),
         (HEAD + CHECKS + "regions: {manual: [[a]]}\n", "5:10: 'by: manual' and a list 'manual' belong"),
         (HEAD + CHECKS + "regions: {by: manual, manual: [[]]}\n", "5:10: a manual region without a node"),
+        (HEAD + CHECKS + "regions: {graph: a.json}\n", "5:10: 'graph' belongs to 'by: fusion'"),
+        (HEAD + CHECKS + "regions: {by: fusion, graph: /etc/a.json}\n", "5:30: path '/etc/a.json' leads out"),
         (HEAD + CHECKS + "matrix: {quant: int8}\n", "5:17: 'quant' should be a list, not 'int8'"),
         (HEAD + CHECKS + "matrix: {quant: []}\n", "5:17: an axis without a value"),
         (HEAD + CHECKS + "matrix: {batch: [1, 1]}\n", "5:17: '1' stands twice on one axis"),

@@ -1,0 +1,138 @@
+"""Regions that follow what a runtime fuses: from a file, or from one build in float16 that is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from qdqspec.errors import StateError
+from qdqspec.session import Session
+from qdqspec.session.fusion import FILE
+from qdqspec.types import Case, RegionRules, TuneRules
+
+Install = Callable[[str], None]
+MODEL = "digits_resnet_b1.onnx"
+
+
+@pytest.fixture
+def case(models: Path, tmp_path: Path) -> Case:
+    proto = onnx.load(models / "digits_resnet.onnx")
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(proto, tmp_path / MODEL)
+    return Case(
+        id="default", model=tmp_path / MODEL, regions=RegionRules(by="fusion"), tune=TuneRules(trials=2)
+    )
+
+
+def leaves(session: Session, case: Case) -> set[tuple[str, ...]]:
+    return {region.nodes for region in session.regions(case) if region.type == "LEAF"}
+
+
+def builds(folder: Path) -> list[str]:
+    """The models that the fake TensorRT built, by name."""
+    lines = [json.loads(line) for line in (folder / "builds.jsonl").read_text().splitlines()]
+    return [line["model"] for line in lines if "plan_bytes" in line]
+
+
+def test_one_build_in_float16_tells_and_is_kept(case: Case, tmp_path: Path, install_tensorrt: Install):
+    install_tensorrt("10.16.1.11")
+
+    def session() -> Session:
+        return Session(backend="tensorrt", root=tmp_path, layout="")
+
+    state = tmp_path / "reports" / "tensorrt"
+    with session() as first:
+        found = leaves(first, case)
+    assert builds(state) == ["half.onnx"]
+    assert any(len(nodes) > 1 for nodes in found)
+    with session() as second:
+        assert leaves(second, case) == found
+    assert builds(state) == ["half.onnx"], "it was found out once"
+    (state / FILE).write_text("{ damaged")
+    with session() as third:
+        assert leaves(third, case) == found
+    assert builds(state) == ["half.onnx"] * 2
+    told = json.loads((state / FILE).read_text())
+    told["of"]["model_sha256"] = "another"
+    (state / FILE).write_text(json.dumps(told))
+    with session() as fourth:
+        leaves(fourth, case)
+    assert builds(state) == ["half.onnx"] * 3
+
+
+def test_a_model_that_is_no_float16_model_is_built_as_it_is(
+    case: Case, tmp_path: Path, install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch
+):
+    from onnxruntime.transformers import float16
+
+    install_tensorrt("11.4.0.106")
+    monkeypatch.setattr(float16, "convert_float_to_float16", lambda *_, **__: 1 / 0)
+    with Session(backend="tensorrt", root=tmp_path, layout="") as session:
+        assert any(len(nodes) > 1 for nodes in leaves(session, case))
+        (warning,) = [w for w in session.work(case).bench.prepared.warnings if "fuses" in w]
+    assert warning.startswith("what fuses was looked up in the model as it is, not in float16: it cannot be")
+    assert builds(tmp_path / "reports" / "tensorrt") == [MODEL]
+
+
+def test_a_file_of_the_user_is_taken_in_place_of_a_build(case: Case, tmp_path: Path):
+    """As trtexec exports it; here beside ONNX Runtime, which is asked nothing."""
+    names = [node.name for node in onnx.load(case.model).graph.node]
+    groups = [names[0:3], names[3:5]]
+    layers = [
+        {"Name": f"k{i}", "Metadata": "\x1e".join(f"[ONNX Layer: {n}]" for n in g)}
+        for i, g in enumerate(groups)
+    ]
+    graph = tmp_path / "engine.graph.json"
+    graph.write_text(json.dumps({"Layers": [*layers, "of another model"], "Bindings": []}))
+    told = replace(case, regions=RegionRules(by="fusion", graph=graph))
+    with Session(backend="onnxruntime", root=tmp_path) as session:
+        found = leaves(session, told)
+        assert {tuple(group) for group in groups} <= found
+        assert session.work(told).bench.prepared.fused == tuple(map(tuple, groups))
+        key = session.work(told).bench.key
+    graph.write_text(graph.read_text().replace("k0", "k9"))
+    with Session(backend="onnxruntime", root=tmp_path) as session:
+        assert session.work(told).bench.key != key, "another file is another search"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot be used: it is not JSON"),
+        ('{"Layers": ["Conv_0 + Relu_1"]}', "no layer in it names a node of"),
+        (None, "it cannot be read: No such file"),
+    ],
+)
+def test_a_file_of_another_model_or_none_is_an_error(case: Case, tmp_path: Path, text: str | None, said: str):
+    graph = tmp_path / "engine.graph.json"
+    if text is not None:
+        graph.write_text(text)
+    told = replace(case, regions=RegionRules(by="fusion", graph=graph))
+    with (
+        Session(backend="onnxruntime", root=tmp_path) as session,
+        pytest.raises(StateError, match=said) as caught,
+    ):
+        session.regions(told)
+    assert caught.value.where == str(graph)
+    assert "--exportLayerInfo" in str(caught.value.cure)
+
+
+def test_the_subgraph_strategy_follows_the_file(case: Case, tmp_path: Path):
+    names = [node.name for node in onnx.load(case.model).graph.node]
+    layers = [{"Name": "k", "Metadata": "\x1e".join(f"[ONNX Layer: {name}]" for name in names[:4])}]
+    graph = tmp_path / "engine.graph.json"
+    graph.write_text(json.dumps({"Layers": layers}))
+    told = replace(
+        case,
+        regions=RegionRules(by="fusion", graph=graph),
+        tune=TuneRules(strategy="subgraph", trials=2),
+    )
+    with Session(backend="fake", root=tmp_path) as session:
+        trials = session.search(told).trials
+    parts = {trial.subgraph for trial in trials if trial.subgraph}
+    assert any(set(names[:4]) <= set(part) for part in parts), parts

@@ -1,0 +1,62 @@
+"""Models in float16: what a runtime is shown to learn what it fuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.backends._ort_half import half_model, has_floats
+from qdqspec.errors import ModelError
+from qdqspec.graph.model import Model, load_model
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_nothing_is_float32_any_more_and_names_are_ours(models: Path, name: str):
+    path = models / f"{name}.onnx"
+    model = load_model(path)
+    assert has_floats(model)
+    half = half_model(model, path)
+    onnx.checker.check_model(half, full_check=True)
+    assert not has_floats(Model(half))
+    assert {node.name for node in model.nodes} <= {node.name for node in half.graph.node}
+    assert all(node.name for node in half.graph.node)
+
+
+def resized(path: Path) -> Model:
+    """A Resize, which reads float32 scales in any case: the converter puts casts around it."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Resize", ["a", "", "scales"], ["y"], "resize"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "resize",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 2, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 4, 4])],
+        [numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return load_model(path)
+
+
+def test_casts_stand_before_what_reads_them(tmp_path: Path):
+    model = resized(tmp_path / "m.onnx")
+    half = half_model(model, tmp_path / "m.onnx")
+    made = {value.name for value in half.graph.input} | {t.name for t in half.graph.initializer}
+    for node in half.graph.node:
+        assert {name for name in node.input if name} <= made, f"{node.name} reads what comes later"
+        made.update(node.output)
+    assert [node.name for node in half.graph.node if node.op_type != "Cast"] == ["Relu#0", "resize"]
+
+
+def test_what_cannot_be_converted_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from onnxruntime.transformers import float16
+
+    model = resized(tmp_path / "m.onnx")
+    monkeypatch.setattr(float16, "convert_float_to_float16", lambda *_, **__: 1 / 0)
+    with pytest.raises(ModelError, match="cannot be converted to float16: division by zero"):
+        half_model(model, tmp_path / "m.onnx")
