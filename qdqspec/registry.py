@@ -65,5 +65,6 @@ def resolve(kind: Kind, name: str) -> object:
 
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
     """`` (did you mean 'x'?)`` where something near is known, else nothing."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+    folded = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return f" (did you mean '{folded[close[0]]}'?)" if close else ""

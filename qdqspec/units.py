@@ -67,12 +67,30 @@ def fraction(value: object) -> object:
         raise ValueError(f"'{value}' is not a percentage such as 5%") from None
 
 
+def refuse_more_than_all(metric: str, **limits: float | None) -> None:
+    """Raise ``ValueError`` where of a metric that is a share a limit says 97 and means 97 %.
+
+    ``min`` may ask for all of it; to allow a ``max_drop`` of all of it would ask for nothing.
+    """
+    for name, limit in limits.items():
+        if limit is not None and is_share(metric) and (limit > 1 or (limit == 1 and name == "max_drop")):
+            raise ValueError(
+                f"{metric} is a share, and {limit:g} of it cannot be asked for: "
+                f"write {limit:g}% or {limit / 100:g}"
+            )
+
+
+def is_share(metric: str) -> bool:
+    """Whether a task metric lies between 0 and 1, and is told in per cent."""
+    return _SHARE.fullmatch(metric.partition(":")[0]) is not None
+
+
 def metric_text(metric: str, value: float, more: int = 0) -> str:
     """The value of a task metric (``top1``, or of an output ``top1:logits``), with ``more`` digits than usual.
 
     Shares are percentages; what a metric of the user's own means is not known, so that it stays a number.
     """
-    if _SHARE.fullmatch(metric.partition(":")[0]):
+    if is_share(metric):
         return f"{100 * value:.{1 + more}f} %"
     return f"{value:.{4 + more}g}"
 

@@ -11,7 +11,7 @@ from qdqspec.checks._params import require_a_limit
 from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
-from qdqspec.units import metric_text, percent_text, plain, share_text
+from qdqspec.units import metric_text, percent_text, plain, refuse_more_than_all, share_text
 
 
 class AccuracyParams(CheckParams):
@@ -34,6 +34,7 @@ class AccuracyParams(CheckParams):
     @model_validator(mode="after")
     def _checks_something(self) -> Self:
         require_a_limit(self, "min", "max_drop")
+        refuse_more_than_all(self.metric, min=self.min, max_drop=self.max_drop)
         return self
 
     @property
@@ -57,13 +58,13 @@ class AccuracyCheck:
                 f"no {plain(params.evidence_key, 40)} was measured",
                 "Give labelled data in inputs.evaluation: one array per input, and one with the labels.",
             )
-        return _compare(params, measured)
+        return _compare(params, measured, evidence)
 
 
 _Limit = tuple[str, bool, tuple[str, str, str]]  # headline, whether it holds, table row
 
 
-def _compare(params: AccuracyParams, measured: AccuracyEvidence) -> Verdict:
+def _compare(params: AccuracyParams, measured: AccuracyEvidence, evidence: Evidence) -> Verdict:
     limits = _limits(params, measured)
     broken = [words for words, holds, _ in limits if not holds]
     return verdict(
@@ -81,9 +82,21 @@ def _compare(params: AccuracyParams, measured: AccuracyEvidence) -> Verdict:
             "drop": measured.reference - measured.tuned,
             "samples": measured.samples,
         },
-        advice="Give the search the same limit (tune.accuracy), exclude the most sensitive nodes "
-        "(patterns.nodes.exclude), try another quantize.calibration, or accept a lower limit.",
+        advice=_advice(params, measured, evidence),
     )
+
+
+def _advice(params: AccuracyParams, measured: AccuracyEvidence, evidence: Evidence) -> str:
+    if params.min is not None and measured.reference < params.min - SLACK:
+        own = metric_text(params.metric, measured.reference)
+        return f"The reference itself has {own}: ask for less, or for a max_drop against it."
+    is_held = evidence.search is not None and evidence.search.accuracy is not None
+    hold = "" if is_held else "Give the search the same limit (tune.accuracy), "
+    said = (
+        "exclude the most sensitive nodes (patterns.nodes.exclude), try another quantize.calibration, or accept a "
+        "lower limit."
+    )
+    return f"{hold}{said}" if hold else f"{said[0].upper()}{said[1:]}"
 
 
 def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[_Limit]:

@@ -54,9 +54,12 @@ def run_check(
 def _skip_unless(case: Case, backend: str, session: Session) -> None:
     """Skip where the machine or the run is not what ``skip_unless`` of the spec wants."""
     wanted = case.skipping.unless.get("backend")
-    if wanted is not None and wanted != backend and not wanted.startswith(f"{backend}-"):
-        option = f"--qdq-backend={wanted.partition('-')[0]}"
-        pytest.skip(f"for backend {wanted}, and this run uses {backend}; run it with {option}")
+    if wanted is not None and wanted != backend:
+        if not wanted.startswith(f"{backend}-"):
+            option = f"--qdq-backend={wanted.partition('-')[0]}"
+            pytest.skip(f"for backend {wanted}, and this run uses {backend}; run it with {option}")
+        if wanted != session.backend.target:
+            pytest.skip(f"for target {wanted}, and this run is on {session.backend.target}")
     wanted = case.skipping.unless.get("compute_capability")
     if wanted is not None and not fulfils(session.availability(case).facts.get("compute_capability"), wanted):
         pytest.skip(f"for a GPU of compute capability {wanted}, which {backend} does not have here")

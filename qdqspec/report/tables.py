@@ -119,8 +119,7 @@ def sqnr_text(case: CaseRecord) -> str:
 
 def accuracy_text(case: CaseRecord) -> str:
     """Every metric of the tuned model."""
-    measured = case.evidence.accuracy.items()
-    return ", ".join(f"{plain(name, 16)} {found.tuned:.4g}" for name, found in measured)
+    return ", ".join(f"{plain(name, 16)} {value:.4g}" for name, value in case.evidence.metrics.items())
 
 
 def trials_text(case: CaseRecord) -> str:

@@ -28,6 +28,7 @@ from qdqspec.quantize.ranges import tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
 from qdqspec.regions.search import find_regions
 from qdqspec.session.fusion import FusionBuild, Groups, told_groups
+from qdqspec.session.patterns import require_patterns
 from qdqspec.session.scores import Scores
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, InputShape, PatternRules, Placement, Region
@@ -92,6 +93,7 @@ class Prepared:
     @cached_property
     def candidates(self) -> SchemeSpace:
         """All placements that the backend can use and the spec allows, before calibration."""
+        require_patterns(self.case)
         for pattern in unmatched(self.model, self.case.patterns):
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
         self._warn_formats()

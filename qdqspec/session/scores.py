@@ -14,6 +14,7 @@ from qdqspec.backends.base import Array, Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
 from qdqspec.parity.data import Dataset
 from qdqspec.parity.metrics import Score, evaluate, require_metric
+from qdqspec.spec.problems import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
 
 
@@ -41,7 +42,9 @@ class Scores:
         try:
             require_metric(metric, self._case.metrics)
         except QdqspecError as error:
-            raise type(error)(error.what, where=self._place(line), cure=error.cure) from None
+            raise type(error)(
+                error.what, where=self._place(line or self._line(metric)), cure=error.cure
+            ) from None
         if self._data is None:
             raise DataError(
                 "accuracy is asked for, and there is no evaluation data",
@@ -86,6 +89,14 @@ class Scores:
     def _labels(self) -> Array:
         assert self._data is not None
         return self._data.require_labels()
+
+    def _line(self, metric: str) -> int | None:
+        """The first line of the spec that names a metric."""
+        spec = self._case.spec
+        if spec is None or not spec.is_file():
+            return None
+        lines = source_lines(spec.read_text(encoding="utf-8", errors="replace"))
+        return next((number for number, text in enumerate(lines, 1) if metric in text), None)
 
     def _place(self, line: int | None) -> str:
         where = self._case.spec or self._case.model

@@ -24,7 +24,17 @@ def _said(text: str) -> str:
     return text
 
 
+def _explained(text: str) -> str:
+    """YAML reads ``skip: no`` as the text "no"; taken for a reason, it would skip what was not to be skipped."""
+    if text.strip().lower() in ("yes", "no", "on", "off", "true", "false", "y", "n"):
+        raise PydanticCustomError(
+            "reason", "'{text}' is no reason: leave the key out, or say why", {"text": text}
+        )
+    return text
+
+
 Words: TypeAlias = Annotated[str, AfterValidator(_said), Field(json_schema_extra={"minLength": 1})]
+Reason: TypeAlias = Annotated[Words, AfterValidator(_explained)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
 Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[

@@ -16,7 +16,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
 
 from qdqspec import registry
-from qdqspec.spec.vocabulary import BACKENDS, is_id, slug
+from qdqspec.spec.vocabulary import BACKENDS, TARGETS, is_id, slug
 
 
 def params_of(kind: str) -> type[BaseModel]:
@@ -133,9 +133,10 @@ def _strategy(name: str) -> str:
 
 
 def _backend(name: str) -> str:
-    """A backend or one of its targets: ``onnxruntime``, ``onnxruntime-cpu``."""
-    known = tuple(sorted({*BACKENDS, *registry.names("backend")}))
-    if not any(name == backend or name.startswith(f"{backend}-") for backend in known):
+    """A backend or one of its targets: ``onnxruntime``, ``onnxruntime-cpu``. Only the installed name their own."""
+    installed = [backend for backend in registry.names("backend") if backend not in BACKENDS]
+    known = tuple(sorted({*BACKENDS, *TARGETS, *installed}))
+    if name not in known and not any(name.startswith(f"{backend}-") for backend in installed):
         raise unknown_name("backend", name, known)
     return name
 

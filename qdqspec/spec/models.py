@@ -18,7 +18,7 @@ from qdqspec.spec.choices import MatrixSection
 from qdqspec.spec.evaluation import require_evaluation
 from qdqspec.spec.expand import cases_of
 from qdqspec.spec.explain import error_without_file
-from qdqspec.spec.fields import Listed, Section, Words
+from qdqspec.spec.fields import Listed, Reason, Section, Words
 from qdqspec.spec.inputs import InputsSection
 from qdqspec.spec.kinds import Checks
 from qdqspec.spec.place import Place, SpecPath
@@ -59,7 +59,7 @@ class Spec(Section):
         Checks,
         Field(strict=False, description="What must hold; at least one.", json_schema_extra={"minItems": 1}),
     ]
-    skip: Words | None = Field(default=None, description="The reason why every case is skipped.")
+    skip: Reason | None = Field(default=None, description="The reason why every case is skipped.")
     skip_unless: SkipUnlessSection | None = Field(default=None, description="What the machine must have.")
     xfail: Xfail | None = Field(default=None, description="The reason why every case is expected to fail.")
 

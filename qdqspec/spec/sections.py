@@ -12,12 +12,13 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Section, Words
+from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, Section, Words
 from qdqspec.spec.formats import Formats
 from qdqspec.spec.kinds import Strategy, Target
 from qdqspec.spec.place import NamesFile, SpecPath
 from qdqspec.spec.vocabulary import Activations, Granularity, Method, Preset
 from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
+from qdqspec.units import refuse_more_than_all
 
 # ---- what may be quantized, and how -------------------------------------------------------------
 
@@ -150,6 +151,7 @@ class AccuracySection(Section):
     def _holds_something(self) -> Self:
         if self.min is None and self.max_drop is None:
             raise PydanticCustomError("accuracy", "nothing to keep: give at least one of min, max_drop")
+        refuse_more_than_all(self.metric, min=self.min, max_drop=self.max_drop)
         return self
 
     def rules(self) -> AccuracyRules:
@@ -226,7 +228,7 @@ def _reason(value: object) -> object:
 class XfailSection(Section):
     """Why the case is expected to fail."""
 
-    reason: Words = Field(description="Why it is expected to fail.")
+    reason: Reason = Field(description="Why it is expected to fail.")
     strict: bool = Field(default=True, description="Whether an unexpected pass is a failure.")
 
 

@@ -23,6 +23,7 @@ AXES = ("quant", "batch", "calibration", "weights", "activations", "strategy", "
 
 # Known by name even where this version, or this machine, has no such backend: such a case is skipped.
 BACKENDS = ("onnxruntime", "tensorrt", "trtexec", "fake")
+TARGETS = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-10", "tensorrt-11")  # of these backends
 
 MAX_CASES = 256  # of one spec
 MAX_COMBINATIONS = 4096  # looked at before exclude, so that no matrix takes forever

@@ -13,6 +13,7 @@ from qdqspec.checks.base import Check, CheckParams
 from qdqspec.registry import resolve
 from qdqspec.testing.samples import (
     sample_accuracy,
+    sample_bound,
     sample_latency,
     sample_pairs,
     sample_parity,
@@ -149,7 +150,9 @@ def cached_case() -> CaseRecord:
     evidence = _evidence(
         case,
         pairs=pairs,
-        search=replace(sample_search(pairs, (1.0, 0.71, 0.64, 0.95, 0.64)), provenance=cached),
+        search=replace(
+            sample_search(pairs, (1.0, 0.71, 0.64, 0.95, 0.64)), provenance=cached, accuracy=sample_bound()
+        ),
         latency=replace(
             sample_latency({"reference": 0.0663, "tuned": 0.0421, "everything": 0.0458}), provenance=cached
         ),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from qdqspec.types import (
+    AccuracyBound,
     AccuracyEvidence,
     Change,
     Consumer,
@@ -87,6 +88,19 @@ def sample_accuracy() -> AccuracyEvidence:
     """354 of 360 samples right before, 353 after: two became wrong, and one right."""
     return AccuracyEvidence(
         metric="top1", reference=354 / 360, tuned=353 / 360, samples=360, lost=2, gained=1
+    )
+
+
+def sample_bound() -> AccuracyBound:
+    """A search that was held to a drop of one per cent, and scored three candidates for it."""
+    return AccuracyBound(
+        metric="top1",
+        least=354 / 360 - 0.01,
+        reference=354 / 360,
+        shipped=353 / 360,
+        best=353 / 360,
+        scored=3,
+        samples=360,
     )
 
 

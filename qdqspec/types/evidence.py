@@ -158,3 +158,10 @@ class Evidence:
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Every task metric known of what is shipped: as its checks took it, else as the search was held to it."""
+        bound = self.search.accuracy if self.search is not None else None
+        held = {} if bound is None else {bound.metric: bound.shipped}
+        return held | {name: found.tuned for name, found in self.accuracy.items()}

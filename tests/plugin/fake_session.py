@@ -44,6 +44,7 @@ class FakeSession:
     def __init__(self):
         self.watch = None
         self.backend_usable = True
+        self.backend = SimpleNamespace(target="onnxruntime-cpu")
         self.results = {}
         self.cases = {}
 

@@ -107,6 +107,13 @@ def test_skip_unless_the_backend_that_runs_does_not_skip(project, bare, backend)
     project.run().assert_outcomes(passed=1)
 
 
+def test_skip_unless_a_target_is_not_content_with_another_of_the_backend(project, bare):
+    bare("skip_unless: {backend: onnxruntime-cuda}")
+    result = project.run("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["*for target onnxruntime-cuda, and this run is on onnxruntime-cpu*"])
+
+
 def test_skip_unless_compute_capability_skips_without_a_gpu(project, bare):
     bare("skip_unless: {compute_capability: '>=8.9'}")
     result = project.run("-rs")

@@ -101,8 +101,10 @@ def _latency(latency: LatencyEvidence) -> dict[str, object]:
 
 
 def _quality(case: CaseRecord) -> dict[str, object]:
-    parity, accuracy = case.evidence.parity, case.evidence.accuracy
-    numbers: dict[str, object] = {"accuracy": " ".join(f"{name}={m.tuned!r}" for name, m in accuracy.items())}
+    parity, metrics = case.evidence.parity, case.evidence.metrics
+    numbers: dict[str, object] = {
+        "accuracy": " ".join(f"{name}={value!r}" for name, value in metrics.items())
+    }
     if parity is not None and parity.outputs:
         numbers |= {"sqnr_db": parity.sqnr_db, "cosine": parity.cosine, "max_abs": parity.max_abs}
     return numbers

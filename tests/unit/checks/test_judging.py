@@ -496,6 +496,17 @@ def test_a_metric_that_is_no_number_keeps_no_limit(limits: dict) -> None:
     assert "nan" in verdict.headline
 
 
+def test_the_advice_is_what_is_left_to_do() -> None:
+    low = judge("accuracy", scored(0.9, 0.9), min="97%")
+    assert low.advice == "The reference itself has 90.0 %: ask for less, or for a max_drop against it."
+    held = scored(0.98, 0.9)
+    assert held.search is not None
+    assert held.search.accuracy is not None
+    assert judge("accuracy", held, max_drop="1%").advice.startswith("Exclude the most sensitive nodes")
+    free = replace(held, search=replace(held.search, accuracy=None))
+    assert judge("accuracy", free, max_drop="1%").advice.startswith("Give the search the same limit")
+
+
 # ---- placement and size -------------------------------------------------------------------------
 
 

@@ -312,6 +312,15 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
         (HEAD + CHECKS + "skip: ' '\n", "5:7: empty text where something must be said"),
         (HEAD + CHECKS + "skip:\n", "5:1: 'skip' has no value"),
         (HEAD + CHECKS + "skip_unless: {gpu: yes}\n", "5:15: unknown key 'gpu' in 'skip_unless'"),
+        (HEAD + CHECKS + "skip: no\n", "5:7: 'no' is no reason: leave the key out, or say why"),
+        (HEAD + CHECKS + "skip: 'Yes '\n", "5:7: 'Yes ' is no reason"),
+        (HEAD + CHECKS + "xfail: no\n", "5:1: 'no' is no reason"),
+        (HEAD + CHECKS + "xfail: {reason: on}\n", "5:17: 'on' is no reason"),
+        (
+            HEAD + CHECKS + "skip_unless: {backend: onnxruntime-cpuu}\n",
+            "5:24: unknown backend 'onnxruntime-cpuu'",
+        ),
+        (HEAD + CHECKS + "skip_unless: {backend: tensorrt-12}\n", "5:24: unknown backend 'tensorrt-12'"),
         (HEAD + CHECKS + "skip_unless: {backend: tensorflow}\n", "5:24: unknown backend 'tensorflow'"),
         (HEAD + CHECKS + "skip_unless: {compute_capability: '8.9'}\n", "5:35: 8.9 is not a comparison"),
         (HEAD + CHECKS + "xfail: {strict: false}\n", "5:1: 'reason' is missing in 'xfail'"),
@@ -441,6 +450,7 @@ def test_a_search_is_held_to_a_metric_by_the_keys_of_the_check(write: Write) -> 
         ("{max_drop: -1%}", "'max_drop' should be greater than or equal to 0"),
         ("{min: high}", "'min' should be a number, not 'high'"),
         ("{min: 9x%}", "'9x%' is not a percentage such as 5%"),
+        ("{metric: top1, min: 97}", "top1 is a share, and 97 of it cannot be asked for: write 97% or 0.97"),
         ("{drop: 1%}", "unknown key 'drop' in 'tune.accuracy'"),
     ],
 )
@@ -451,3 +461,10 @@ def test_a_wrong_constraint_is_told_at_its_place(write: Write, tune: str, proble
         load_spec(write(text))
     assert problem in str(caught.value)
     assert ":4:" in str(caught.value.where)
+
+
+def test_what_is_written_in_capitals_is_recognized(write: Write) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec(write(HEAD + CHECKS + "quantize: {format: INT8}\nMatrix: {Quant: [int8]}\n"))
+    assert "did you mean 'int8'?" in str(caught.value)
+    assert "did you mean 'matrix'?" in str(caught.value)

@@ -1,0 +1,48 @@
+"""Reads the pattern expressions of a case, and shows in its spec all that cannot be read. Part of the session.
+
+Collection does not: what operators there are is ONNX's to say, which it does not import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqspec.errors import PatternError
+from qdqspec.regions.grammar import parse
+from qdqspec.spec.problems import Problem, source_lines, spec_error
+from qdqspec.types import Case
+
+
+def require_patterns(case: Case) -> None:
+    """Raise `SpecError` with every pattern that cannot be read, with a caret under it."""
+    wrong = [error for text in (*case.patterns.allow, *case.patterns.deny) if (error := _error(text))]
+    if not wrong:
+        return
+    lines = _lines(case)
+    problems = [problem for error in wrong if (problem := _problem(error, lines))]
+    if case.spec is None or len(problems) < len(wrong):
+        raise wrong[0]  # said in Python, or in another way than YAML gives it: its own caret must do
+    raise spec_error(problems, lines, str(case.spec))
+
+
+def _error(text: str) -> PatternError | None:
+    try:
+        parse(text)
+    except PatternError as error:
+        return error
+    return None
+
+
+def _lines(case: Case) -> list[str]:
+    if case.spec is None or case.spec.suffix == ".py" or not case.spec.is_file():
+        return []
+    return source_lines(case.spec.read_text(encoding="utf-8", errors="replace"))
+
+
+def _problem(error: PatternError, lines: Sequence[str]) -> Problem | None:
+    """Where the pattern stands; nothing where no line has it word by word."""
+    for number, line in enumerate(lines, 1):
+        if (at := line.find(error.text)) >= 0:
+            message = f"{error.what.removesuffix(', in the pattern')}, in the pattern '{error.text}'"
+            return Problem(line=number, column=at + error.column, message=message)
+    return None

@@ -1,0 +1,58 @@
+"""Patterns that cannot be read are told together, at their places in the spec."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qdqspec import load_spec
+from qdqspec.errors import PatternError, SpecError
+from qdqspec.session.patterns import require_patterns
+from qdqspec.types import Case, PatternRules
+
+SPEC = """\
+qdqspec: 1
+model: m.onnx
+patterns:
+  allow: ["Conv > Relu", "Cnov > Relu"]
+  deny: [softmax, "Conv > (Relu"]
+checks: [{kind: speedup, min: 1}]
+"""
+
+
+def case_of(text: str, folder: Path) -> Case:
+    path = folder / "a.qdq.yaml"
+    path.write_text(text, encoding="utf-8")
+    (case,) = load_spec(path).cases()
+    return case
+
+
+def test_all_of_them_each_with_a_caret(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        require_patterns(case_of(SPEC, tmp_path))
+    assert [problem[:2] for problem in caught.value.problems] == [(4, 27), (5, 10), (5, 27)]
+    lines = str(caught.value).splitlines()
+    assert (
+        "a.qdq.yaml:4:27: unknown operator 'Cnov' (did you mean 'Conv'?), in the pattern 'Cnov > Relu'"
+        in lines[0]
+    )
+    assert lines[3].index("^") == lines[2].index("Cnov")
+    assert "did you mean 'Softmax'?" in str(caught.value)
+
+
+def test_patterns_that_can_be_read_are_no_error(tmp_path: Path) -> None:
+    require_patterns(
+        case_of(SPEC.replace("Cnov", "Conv").replace("softmax", "Softmax").replace("(Relu", "Relu"), tmp_path)
+    )
+
+
+def test_a_pattern_that_yaml_spells_otherwise_still_has_its_caret(tmp_path: Path) -> None:
+    text = SPEC.replace('"Cnov > Relu"', '"Cn\\u006fv > Relu"')
+    with pytest.raises(PatternError, match="unknown operator 'Cnov'"):
+        require_patterns(case_of(text, tmp_path))
+
+
+def test_nor_is_a_file_needed() -> None:
+    with pytest.raises(PatternError, match="unknown operator 'Cnov'"):
+        require_patterns(Case(id="default", model=Path("m.onnx"), patterns=PatternRules(allow=("Cnov",))))
