@@ -242,6 +242,7 @@ class Session:
         if check.id not in judged:
             kind = cast("Check", resolve("check", check.kind))
             self.work(case).require(check)
+            self.work(case).look_into(check)
             verdict = kind.judge(check.params, self.evidence(case, kind.needs))
             judged[check.id] = CheckResult(
                 id=check.id, kind=check.kind, severity=check.severity, verdict=verdict

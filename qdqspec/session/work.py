@@ -51,6 +51,8 @@ class CaseWork:
         self.bench = CaseBench(case, bench, device)
         self.finder = Finder(self.bench, store)
         self.store = store
+        self.culprits: CulpritEvidence | None = None
+        self.parity_search: dict[str, ParitySearch] = {}
 
     @property
     def search(self) -> SearchResult:
@@ -76,31 +78,22 @@ class CaseWork:
         """Outputs of another model that takes the same inputs against those of the model given."""
         return compare_models(self.bench, tuned)
 
-    @cached_property
-    def culprits(self) -> CulpritEvidence | None:
-        """The pairs that cost most, where a check of parity fails and quantization has a part in that."""
-        checks = (check.params for check in self.bench.case.checks if check.kind == "parity")
-        outputs = (culpable_output(params, self.parity) for params in checks)
-        output = next((name for name in outputs if name is not None), None)
-        return (
-            None
-            if output is None
-            else culprits_of(self.bench, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
-        )
+    def look_into(self, check: CheckSpec) -> None:
+        """Find out what a check of parity wants to know beside the comparison, once.
 
-    @cached_property
-    def parity_search(self) -> dict[str, ParitySearch]:
-        """What came of looking for inputs that break the case's checks of parity, where the data breaks none."""
-        wanted = {
-            check.params.evidence_key: check
-            for check in self.bench.case.checks
-            if check.kind == "parity" and check.params.search is not None
-        }
-        return {
-            key: search_parity(self.bench, self.finder.tuned_path, check.params, check.id)
-            for key, check in wanted.items()
-            if not check.params.broken_by(self.parity.outputs, whole=True)
-        }
+        Where quantization has a part in a failure, that is the pairs that cost most; where the data breaks nothing and
+        a search is asked for, it is an input that does. Both stay with the case.
+        """
+        if check.kind != "parity":
+            return
+        params, outputs = check.params, self.parity.outputs
+        output = culpable_output(params, self.parity)
+        if output is not None and self.culprits is None:
+            self.culprits = culprits_of(self.bench, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
+        unsearched = params.search is not None and params.evidence_key not in self.parity_search
+        if unsearched and not params.broken_by(outputs, whole=True):
+            found = search_parity(self.bench, self.finder.tuned_path, params, check.id)
+            self.parity_search[params.evidence_key] = found
 
     def require(self, check: CheckSpec) -> None:
         """Raise where a check could never be judged: before a search, and not after it."""

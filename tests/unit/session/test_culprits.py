@@ -169,6 +169,7 @@ def test_culprits_are_looked_for_where_a_check_of_parity_fails_and_only_there(
     )
     assert session.judge(loose, loose.checks[0]).verdict.outcome == "pass"
     assert session.evidence(loose, frozenset({"parity"})).culprits is None
+    assert session.evidence(strict, frozenset({"parity"})).culprits is None, "nobody has judged it yet"
     verdict = session.judge(strict, strict.checks[0]).verdict
     assert verdict.outcome == "fail"
     assert verdict.headline.endswith("by quantization")

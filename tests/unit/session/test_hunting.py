@@ -24,7 +24,7 @@ from qdqspec.session import Session
 from qdqspec.session.hunting import search_parity
 from qdqspec.session.probes import Kept, read_probe, write_probe
 from qdqspec.testing.records import params_of
-from qdqspec.types import Case, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
+from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
 
 # A quantizer over -1 to 1 before a weighted sum: right within, saturated beyond.
 TEXT = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,1] y) { y = MatMul(x, w) }"""
@@ -149,6 +149,27 @@ def test_the_command_tries_exactly_that_input(
     saved(TUNED, tuned, s=np.float32(2 / 127))  # calibrated further
     assert main(words[1:]) == 0
     assert capsys.readouterr().out.startswith("no limit is broken\n")
+
+
+def test_a_check_is_searched_when_it_is_judged_and_once(
+    session: Session, case: Case, tuned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ({"min_sqnr_db": 20}, {"min_sqnr_db": 20, "search": 50}, {"min_sqnr_db": 20, "search": 50})
+    ids = ("parity", "robust", "robust-too")
+    checks = tuple(
+        CheckSpec(id=name, kind="parity", params=params_of("parity", **words), severity=severity)
+        for name, words, severity in zip(ids, asked, ("error", "error", "warn"), strict=True)
+    )
+    case = replace(case, checks=checks)
+    work = session.work(case)
+    work.finder.__dict__ |= {"tuned_path": tuned, "kept": None}
+    work.look_into(checks[0])
+    assert work.parity_search == {}, "another check's search is not made"
+    for check in checks[1:]:
+        work.look_into(check)
+    (found,) = work.parity_search.values()
+    assert found.found is not None
+    assert found.found.file.endswith("robust.npz"), "checks that ask the same share the answer"
 
 
 def test_a_file_of_an_earlier_search_does_not_outlive_its_cause(
