@@ -35,8 +35,8 @@ def fold_batchnorm(model: Model) -> Folded:
     """Fold each inference-mode BatchNormalization into the Conv or ConvTranspose that alone feeds it.
 
     Weights and biases are computed in float64 and stored in the weight's type. The convolution then makes
-    the tensor that the normalization made, under that name; all else stays as it was. A model with nothing
-    to fold is returned as it is.
+    the tensor that the normalization made, under that name; all else stays as it was, and every node is called as
+    it was. A model with nothing to fold is returned as it is.
     """
     folds = list(_find(model))
     if not folds:
@@ -53,7 +53,9 @@ def fold_batchnorm(model: Model) -> Folded:
         for name, values in zip(names, _folded_values(model, conv, norm), strict=True):
             proto.graph.initializer.append(numpy_helper.from_array(values, name))
         rewritten[conv.index] = _rewritten(conv, norm, names)
-    proto.graph.node.extend(rewritten.get(n.index, n.proto) for n in model.nodes if n.index not in gone)
+    proto.graph.node.extend(
+        _named(rewritten.get(n.index, n.proto), n.name) for n in model.nodes if n.index not in gone
+    )
     return Folded(Model(proto, path=model.path), tuple(norm.name for _, norm in folds))
 
 
@@ -110,6 +112,16 @@ def _rewritten(conv: Node, norm: Node, parameters: list[str]) -> onnx.NodeProto:
     node.input.extend(parameters)
     node.output[0] = norm.outputs[0]
     return node
+
+
+def _named(proto: onnx.NodeProto, name: str) -> onnx.NodeProto:
+    """The node under the name it is known by: those without one are counted, and fewer are left to count."""
+    if proto.name == name:
+        return proto
+    named = onnx.NodeProto()
+    named.CopyFrom(proto)
+    named.name = name
+    return named
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:

@@ -102,7 +102,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
 
 
 def prepared_for(model: Model, pairs: Sequence[PlacedPair]) -> tuple[Model, list[str]]:
-    """The model the sites were meant for, and notes: folding renumbers the nodes that have no name."""
+    """The model the sites were meant for, and notes: folding makes one tensor of two."""
     folded = fold_batchnorm(model)
     if (
         not pairs

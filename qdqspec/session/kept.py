@@ -19,7 +19,7 @@ from qdqspec.measure.journal import trial_from_json, trial_to_json
 from qdqspec.measure.store import Store, cache_key
 from qdqspec.types import AccuracyBound, Case, FrontPoint, Interval, Placement, Provenance, SearchResult
 
-STATE_VERSION = 3  # raised when what an entry means changes, so that old ones are not taken
+STATE_VERSION = 4  # raised when what an entry means changes, so that old ones are not taken
 _CONCLUSIONS = (
     "left_alone",
     "reason",

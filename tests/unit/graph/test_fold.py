@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.graph.fold import fold_batchnorm
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.testing.graphs import onnx_models, random_inputs
 
 SHAPE = (2, 4, 7, 7)
@@ -203,6 +203,28 @@ def test_a_body_that_reads_the_convolution_keeps_it() -> None:
     assert fold_batchnorm(Model(proto)).removed == ()
 
 
+def test_nodes_without_a_name_are_called_as_before() -> None:
+    """Profiles of the model as it was, rules of a spec and placements in the folded model speak of the same nodes."""
+    proto = conv_norm()
+    for node in proto.graph.node:
+        node.name = ""
+    proto.graph.node.append(helper.make_node("Relu", ["y"], ["z"]))
+    proto.graph.node.append(helper.make_node("Relu", ["z"], ["z2"], "twice"))
+    proto.graph.node.append(helper.make_node("Relu", ["z2"], ["z3"], "twice"))
+    model = Model(proto)
+    folded = fold_batchnorm(model)
+    assert [node.name for node in model.nodes] == ["Conv#0", "BatchNormalization#1", "Relu#2", "twice", "Relu#4"]
+    assert [node.name for node in folded.model.nodes] == ["Conv#0", "Relu#2", "twice", "Relu#4"]
+    assert proto.graph.node[2].name == "", "the user's own model stays as it is"
+
+
+def unnamed(node: Node) -> onnx.NodeProto:
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node.proto)
+    proto.name = ""
+    return proto
+
+
 def test_pairs_stay_untouched() -> None:
     proto = conv_norm()
     proto.graph.initializer.extend(
@@ -260,7 +282,8 @@ def test_everything_around_a_fold_stays(proto: onnx.ModelProto, seed: int) -> No
     assert len(folded.removed) == added
     assert folded.model.outputs == model.outputs
     kept = [node for node in model.nodes if node.op_type not in ("BatchNormalization", "Conv")]
-    assert [node.proto for node in folded.model.nodes if node.op_type != "Conv"] == [n.proto for n in kept]
+    assert [unnamed(n) for n in folded.model.nodes if n.op_type != "Conv"] == [unnamed(n) for n in kept]
+    assert [n.name for n in folded.model.nodes] == [n.name for n in model.nodes if n.name not in folded.removed]
     if added:
         feeds = random_inputs(model)
         for ours, theirs in zip(run(folded.model.proto, feeds), run(proto, feeds), strict=True):
