@@ -45,12 +45,28 @@ def write_whole(
 def replace_file(path: Path, content: bytes | str) -> None:
     """As `write_whole`, for callers that have an answer of their own to what the system says. Raises ``OSError``."""
     with partial_folder(path.parent) as folder:
-        beside = folder / "whole"
-        with beside.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        _written(folder / "whole", content).replace(path)
+
+
+def create_file(path: Path, content: bytes | str) -> None:
+    """As `replace_file`, but raise ``FileExistsError`` where there is something already."""
+    with partial_folder(path.parent) as folder:
+        beside = _written(folder / "whole", content)
+        try:
+            os.link(beside, path)  # unlike a rename, it never replaces
+        except FileExistsError:
+            raise
+        except OSError:  # a disk without links
+            with path.open("xb"):
+                beside.replace(path)
+
+
+def _written(path: Path, content: bytes | str) -> Path:
+    with path.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
 
 
 def copy_whole(source: Path, target: Path) -> None:

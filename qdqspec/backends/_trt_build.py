@@ -80,6 +80,8 @@ class Build:
         count = add_profiles(builder, network, config, profiles, self._model)
         cache = self._shared.attach(config)
         route = self._shared.pin_route(config, self._words.build_route)
+        for note in self._shared.notes:
+            self._log.add("WARNING", note)
         plan = builder.build_serialized_network(network, config)
         if plan is None:
             raise self._log.failure("TensorRT could not build the model", self._model)

@@ -4,13 +4,15 @@ With one cache, layers that two candidates have in common get the same kernels, 
 (3473 to 182 ms in a recorded build). It is keyed by device and exact version, since TensorRT merges no
 others, and lies with the results, because a noisy entry stays in it for the whole run. That is why a fresh
 build, which is to show how much builds differ, begins with an empty one and leaves the run's as it was.
+
+Beside each file stands its digest: TensorRT reads the bytes in native code, and what a disk or a kill has spoilt
+would crash every build.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from qdqspec.backends._trt_api import optional
+from qdqspec.files import explained, replace_file
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -33,6 +36,7 @@ class Shared:
         self._folder = folder
         self._key = key
         self._fresh = fresh
+        self.notes: list[str] = []  # what was found damaged
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -73,7 +77,7 @@ class Shared:
         if not hasattr(config, _ROUTE):
             return None
         with self._lock():
-            pinned = asked if asked is not None else self._read(self._route_file).decode()
+            pinned = asked if asked is not None else self._read(self._route_file).decode(errors="replace")
             if pinned:
                 setattr(config, _ROUTE, pinned)
             route = str(optional(config, _ROUTE) or "")
@@ -99,14 +103,42 @@ class Shared:
         return nullcontext() if self._folder is None else FileLock(self._folder / f"{self._key}.lock")
 
     def _read(self, path: Path | None) -> bytes:
+        """What was written, nothing where there is nothing or it is damaged."""
+        if path is None:
+            return b""
+        if (damage := set_aside_damaged(path)) is not None:
+            self.notes.append(damage)
         with suppress(FileNotFoundError):
-            return path.read_bytes() if path is not None else b""
+            return path.read_bytes()
         return b""
 
     def _write(self, path: Path | None, content: bytes) -> None:
         """Whole or not at all."""
         assert path is not None
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
+        with explained("the timing cache", path):
+            replace_file(path, content)
+            seal(path)
+
+
+def seal(path: Path) -> None:
+    """Note what a file holds now, beside it."""
+    replace_file(_seal_of(path), _digest(path))
+
+
+def set_aside_damaged(path: Path) -> str | None:
+    """Rename a file that does not hold what was noted, and say so; ``None`` where it does, or there is none."""
+    if not path.exists():
+        return None
+    noted = _seal_of(path)
+    if noted.exists() and noted.read_bytes() == _digest(path).encode():
+        return None
+    path.replace(path.with_name(f"{path.name}.damaged"))
+    return f"{path.name} is not as it was written: set aside as {path.name}.damaged, and begun anew"
+
+
+def _seal_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from pathlib import Path
 from qdqspec.backends import _trt_ops
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._nvidia_smi import capability_of, gpu_facts
+from qdqspec.backends._trt_cache import seal, set_aside_damaged
 from qdqspec.backends._trt_json import read_times
 from qdqspec.backends._trt_layers import parse_layers
 from qdqspec.backends._trtexec_files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
@@ -226,13 +228,18 @@ class TrtexecEngine:
         wanted = ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
         if not _WEAK.intersection(self._words.args):
             wanted.append(_STRONG)
-        cache = self._words.timing_cache or (options.state and options.state / "trtexec.timing-cache")
+        own = None if options.fresh or not options.state else options.state / "trtexec.timing-cache"
+        cache = self._words.timing_cache or own
         if cache and not options.fresh:
             cache.parent.mkdir(parents=True, exist_ok=True)
             wanted.append(f"--timingCacheFile={cache}")
+            if cache == own and (damage := set_aside_damaged(cache)) is not None:
+                sys.stderr.write(f"{damage}\n")  # into the log of this process
         report = self._run(words, wanted, BUILD_SECONDS)
         if not plan.is_file():
             raise BackendError("trtexec passed and wrote no engine", where=where)
+        if cache and cache == own and cache.is_file():
+            seal(cache)
         return report
 
     def _call(self, words: list[str], wanted: list[str]) -> Report:

@@ -17,6 +17,7 @@ from qdqspec.cli.models import judged
 from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, settings_from
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, OutputError
+from qdqspec.files import create_file, unwritable
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -78,16 +79,13 @@ def _output(model: Path, asked: Path | None) -> Path:
 
 def _write_new(path: Path, text: str) -> None:
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        create_file(path, text)
     except FileExistsError:
         raise OutputError(
             "there is a spec already, and it is not overwritten", where=path, cure="name another file with -o"
         ) from None
     except OSError as error:
-        raise OutputError(
-            f"the spec cannot be written: {error.strerror}", where=path, cure="choose another folder with -o"
-        ) from None
+        raise unwritable("the spec", path, error, "choose another folder with -o") from None
 
 
 def _draft(model: Model, output: Path, settings: Settings) -> Draft:

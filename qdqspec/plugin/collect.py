@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from qdqspec.cases import is_spec, load_cases
+from qdqspec.config import Settings
 from qdqspec.errors import SpecError
 from qdqspec.plugin._compat import DataModule
 from qdqspec.plugin.options import settings_of
@@ -90,6 +91,8 @@ class PythonSpecFile(_Explained, pytest.Module):
         """The cases of its specs, called by variable (``squeeze``, ``squeeze-int8-b8``), then its tests."""
         self.cases = tuple(_cases_of_module(vars(self.obj), self.path))
         for case in self.cases:
+            _refuse_far_paths(case, self.path, settings_of(self.config))
+        for case in self.cases:
             yield CaseNode.of(self, case)
         yield from super().collect()
 
@@ -109,6 +112,17 @@ def _cases_of_module(names: dict[str, object], path: Path) -> list[Case]:
                 )
             cases[case_id] = replace(case, id=case_id, spec=path)
     return list(cases.values())
+
+
+def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
+    """What a spec in Python names is fenced as what one in YAML names."""
+    from qdqspec.spec.place import CURE, LEADS_OUT, place_of
+
+    place = place_of(path, settings.root, settings.allow_path)
+    named = (case.model, case.inputs.calibration, case.inputs.evaluation, *case.tune.start_from)
+    for far in (place.far(one) for one in named if one is not None):
+        if far is not None:
+            raise SpecError(f"'{case.id}': {LEADS_OUT.format(text=far)}", where=path.name, cure=CURE)
 
 
 class CaseNode(_Explained):

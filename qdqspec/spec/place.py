@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -30,15 +31,30 @@ class Place:
         if not text.strip() or not text.isprintable():
             raise PydanticCustomError("path", "{shown} is not a path", {"shown": repr(text)})
         path = Path(os.path.abspath(self.base / text))  # noqa: PTH100 - resolve() would follow links
-        real = Path(os.path.realpath(path))
-        if self.roots and not any(real.is_relative_to(root) for root in self.roots):
-            raise PydanticCustomError(
-                "path", "path '{text}' leads out of the root directory", {"text": text, "hint": _CURE}
-            )
+        far = self.far(path)
+        if far is not None:
+            shown = text if far == path else f"{text.rstrip('/')}/{far.name}"
+            raise PydanticCustomError("path", LEADS_OUT, {"text": shown, "hint": CURE})
         return path
 
+    def far(self, path: Path) -> Path | None:
+        """What leads out of the roots, links followed: the path, or an entry of the folder that it is."""
+        if not self.roots or (self._is_inside(path) and not path.is_dir()):
+            return None
+        if not self._is_inside(path):
+            return path
+        with suppress(OSError), os.scandir(path) as entries:  # what cannot be listed cannot be read either
+            links = (Path(entry.path) for entry in entries if entry.is_symlink())
+            return next((link for link in links if not self._is_inside(link)), None)
+        return None
 
-_CURE = "move it below, or allow its folder with --qdq-allow-path"
+    def _is_inside(self, path: Path) -> bool:
+        real = Path(os.path.realpath(path))
+        return any(real.is_relative_to(root) for root in self.roots)
+
+
+LEADS_OUT = "path '{text}' leads out of the root directory"
+CURE = "move it below, or allow its folder with --qdq-allow-path"
 
 
 def place_of(path: Path, root: Path | None, allow: Sequence[Path]) -> Place:

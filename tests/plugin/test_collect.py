@@ -71,6 +71,29 @@ def test_wrong_spec_is_an_error_of_that_file_alone(project):
     assert ".py:" not in result.stdout.str()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        'model="../outside.onnx"',
+        'model="m.onnx", inputs={"calibration": "/etc/passwd"}',
+        'model="m.onnx", inputs={"evaluation": "specs/link.npz"}',
+        'model="m.onnx", tune={"start_from": ["../tuned.onnx"]}',
+    ],
+)
+def test_specs_in_python_stay_below_the_root_too(project, words):
+    text = f"""\
+from qdqspec import Spec
+far = Spec({words}, checks=[{{"kind": "speedup", "min": 1.1}}])
+"""
+    project.spec("spec_far.py", text)
+    (project.path / "specs" / "link.npz").symlink_to("/etc/passwd")
+    result = project.run("specs/spec_far.py")
+    result.stdout.fnmatch_lines(["*'far'*leads out of the root directory*", "*--qdq-allow-path*"])
+    result.assert_outcomes(errors=1)
+    allowed = project.run("specs/spec_far.py", "--collect-only", "-q", "--qdq-allow-path=/")
+    assert "specs/spec_far.py::far::speedup" in ids(allowed)
+
+
 def test_wrong_spec_stops_the_run_with_exit_2(project):
     project.spec("b.qdq.yaml", "qdqspec: 1\nmodel: m.onnx\nchecks: []\n")
     assert project.run().ret == pytest.ExitCode.INTERRUPTED

@@ -248,6 +248,28 @@ def test_a_damaged_timing_cache_is_started_anew(model: Path, tmp_path: Path, new
     cache.write_bytes(b"\x00garbage")
     TensorRt().build(model, BuildOptions(state=state)).close()
     assert "conv_kernel" in json.loads(cache.read_bytes())
+    assert cache.with_name(f"{cache.name}.damaged").read_bytes() == b"\x00garbage"
+    assert any("begun anew" in warning for warning in records(state)[-1]["warnings"])
+
+
+@pytest.mark.parametrize("spoil", ["a byte", "half", "its digest gone"])
+def test_what_tensorrt_would_take_is_not_given_to_it_once_spoilt(
+    model: Path, tmp_path: Path, newest: None, spoil: str
+):
+    """A cache that native code still reads, but not as it was written, must not decide about kernels."""
+    state = tmp_path / "state"
+    TensorRt().build(model, BuildOptions(state=state)).close()
+    (cache,) = state.glob("*.timing-cache")
+    whole = cache.read_bytes()
+    spoilt = {"a byte": whole.replace(b"conv", b"conw"), "half": whole[: len(whole) // 2]}.get(spoil, whole)
+    cache.write_bytes(spoilt)
+    if spoil == "its digest gone":
+        cache.with_name(f"{cache.name}.sha256").unlink()
+    TensorRt().build(model, BuildOptions(state=state)).close()
+    assert "conw_kernel" not in json.loads(cache.read_bytes())
+    assert cache.with_name(f"{cache.name}.damaged").read_bytes() == spoilt
+    TensorRt().build(model, BuildOptions(state=state)).close()
+    assert records(state)[-1]["warnings"] == []
 
 
 def test_builds_side_by_side_lose_nothing(tmp_path: Path, newest: None):

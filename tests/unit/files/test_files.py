@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qdqspec.errors import OutputError
-from qdqspec.files import copy_whole, partial_folder, remove_partial, write_whole
+from qdqspec.files import copy_whole, create_file, partial_folder, remove_partial, write_whole
 
 KILLED_WHILE_WRITING = """
 import os, signal, sys
@@ -48,6 +48,21 @@ def test_a_file_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> Non
     assert {(tmp_path / name).stat().st_mode for name in ("a", "b", "usual")} == {
         (tmp_path / "usual").stat().st_mode
     }
+
+
+def test_a_new_file_never_replaces_one_and_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_file(tmp_path / "a", "one")
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "a", "two")
+
+    def without_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "this disk has no links")
+
+    monkeypatch.setattr(os, "link", without_links)
+    create_file(tmp_path / "b", "three")
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "b", "four")
+    assert [(tmp_path / name).read_text() for name in names(tmp_path)] == ["one", "three"]
 
 
 def test_the_longest_name_that_the_system_takes_is_taken(tmp_path: Path) -> None:

@@ -363,6 +363,28 @@ def test_links_are_followed_before_judging(write: Write, tmp_path: Path) -> None
     assert "leads out of the root" in str(refusal(path, root=tmp_path / "root"))
 
 
+@pytest.mark.parametrize("key", ["calibration", "evaluation"])
+def test_a_folder_of_samples_has_no_file_from_elsewhere(write: Write, tmp_path: Path, key: str) -> None:
+    (tmp_path / "secret.npz").write_bytes(b"")
+    path = write(HEAD + f"inputs: {{{key}: samples}}\n" + CHECKS, "root/specs/a.qdq.yaml")
+    samples = path.parent / "samples"
+    samples.mkdir()
+    (samples / "0.npz").write_bytes(b"")
+    (samples / "1.npz").symlink_to(samples / "0.npz")
+    assert load_spec(path, root=tmp_path / "root").cases()
+    (samples / "2.npz").symlink_to(tmp_path / "secret.npz")
+    error = refusal(path, root=tmp_path / "root")
+    assert "'samples/2.npz' leads out of the root directory" in str(error)
+    assert load_spec(path, root=tmp_path / "root", allow_paths=[tmp_path]).cases()
+
+
+@pytest.mark.parametrize("text", ["~/secret.onnx", "$HOME/secret.onnx"])
+def test_nothing_in_a_path_is_expanded(write: Write, tmp_path: Path, text: str) -> None:
+    path = write(f"qdqspec: 1\nmodel: {text}\n" + CHECKS, "root/specs/a.qdq.yaml")
+    (case,) = load_spec(path, root=tmp_path / "root").cases()
+    assert case.model == path.parent / text
+
+
 def test_a_link_to_itself_is_one_clear_error(write: Write) -> None:
     path = write(HEAD + "patterns: {allow_file: loop.txt}\n" + CHECKS)
     (path.parent / "loop.txt").symlink_to("loop.txt")

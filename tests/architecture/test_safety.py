@@ -1,0 +1,151 @@
+"""What the code must never do, read from the source: run what a file holds, or leave half a file behind."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "qdqspec"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Reading these runs code, or sends something somewhere.
+NEVER_IMPORTED = {
+    *(
+        "pickle",
+        "_pickle",
+        "cPickle",
+        "marshal",
+        "shelve",
+        "dill",
+        "cloudpickle",
+        "joblib",
+        "copyreg",
+        "runpy",
+    ),
+    *("urllib.request", "http", "requests", "ftplib", "smtplib", "xmlrpc", "telnetlib", "webbrowser"),
+}
+NEVER_CALLED = {
+    *(
+        "eval",
+        "exec",
+        "compile",
+        "__import__",
+        "os.system",
+        "os.popen",
+        "np.load",
+        "numpy.load",
+        "torch.load",
+    ),
+    *("yaml.load", "yaml.unsafe_load", "np.fromregex", "pd.read_pickle"),
+}
+TALKS_TO_CHILDREN = {
+    "measure/_processes.py",
+    "measure/_wire.py",
+    "measure/worker.py",
+}  # over sockets of its own
+
+# Who may write a file at its place, and why a kill in the middle does no harm.
+WRITES_IN_PLACE = {
+    "files.py": "it is what makes writing whole",
+    "graph/save.py": "into a hidden folder that files.py gave it",
+    "graph/weights.py": "it only grows, in a folder that files.py or temporary.py gave",
+    "measure/store.py": "into a hidden folder that files.py gave it",
+    "session/kept.py": "into a hidden folder of the cache",
+    "session/files.py": "into a folder that is moved out as a whole, see stage.py",
+    "measure/journal.py": "line by line; a torn line is recognized and cut",
+    "measure/lock.py": "who holds a lock; half of it says nothing",
+    "measure/worker.py": "its log and its own process's settings",
+    "measure/_child.py": "the log of a child",
+    "backends/_trt_cache.py": "one line a build, which nobody reads back",
+    "backends/_trtexec_files.py": "inputs for a tool, in a temporary folder",
+    "testing/backends.py": "models of a test, in its folder",
+}
+WRITING_METHODS = {"write_text", "write_bytes"}
+MAKES_TEMPORARY = {
+    "files.py",
+    "temporary.py",
+    "measure/_child.py",  # inside the launcher's folder
+    "measure/worker.py",  # tells a child where its folder is
+    "report/private.py",  # knows its name, to keep it out of reports
+    "backends/onnxruntime.py",  # in a child: inside the child's folder
+    "backends/trtexec.py",
+    "backends/_trtexec_process.py",
+}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def opens_for_writing(called: str, call: ast.Call) -> bool:
+    if called.split(".")[-1] not in ("open", "fdopen"):
+        return False
+    words = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    modes = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+    return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_that_is_read_is_run(path: Path) -> None:
+    for module in imported(path):
+        assert not any(module == bad or module.startswith(f"{bad}.") for bad in NEVER_IMPORTED), module
+        assert module != "socket" or name_of(path) in TALKS_TO_CHILDREN
+    for called, call in calls(path):
+        assert called not in NEVER_CALLED, called
+        for keyword in call.keywords:
+            if keyword.arg in ("allow_pickle", "shell"):
+                assert isinstance(keyword.value, ast.Constant)
+                assert keyword.value.value is False, f"{called}({keyword.arg}=...)"
+        if called == "YAML" and "load" not in ast.unparse(call):
+            kinds = [
+                k.value.value for k in call.keywords if k.arg == "typ" and isinstance(k.value, ast.Constant)
+            ]
+            writes = "yaml.dump" in path.read_text(encoding="utf-8")
+            assert kinds == ["safe"] or (writes and not kinds), "YAML is read as plain data"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_files_are_written_whole(path: Path) -> None:
+    for called, call in calls(path):
+        in_place = ("." in called and called.split(".")[-1] in WRITING_METHODS) or opens_for_writing(
+            called, call
+        )
+        copies = called in (
+            "shutil.copyfile",
+            "shutil.copy",
+            "shutil.copy2",
+            "shutil.copytree",
+            "shutil.move",
+        )
+        assert not (in_place or copies) or name_of(path) in WRITES_IN_PLACE, (
+            f"line {call.lineno}: write it with qdqspec.files.write_whole"
+        )
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_temporary_folders_end_with_their_run(path: Path) -> None:
+    if name_of(path) not in MAKES_TEMPORARY:
+        assert "tempfile" not in {module.split(".")[0] for module in imported(path)}, "use qdqspec.temporary"
+
+
+def test_the_lists_name_files_that_are_there() -> None:
+    there = {name_of(path) for path in FILES}
+    assert {*WRITES_IN_PLACE, *MAKES_TEMPORARY, *TALKS_TO_CHILDREN} <= there
