@@ -1,0 +1,212 @@
+"""Thousands of odd models through everything that reads or changes one: ``python benchmarks/odd_models.py [--tune N]``.
+
+The models are ONNX's own: every test of an operator (`onnx.backend.test`, all operators and opsets), its converted and
+real ones that come without weights, and `qdqspec.testing.odd`. Each goes through the verbs that need no engine, then
+placements are drawn, inserted, checked, loaded by ONNX Runtime where it loads the float model, and taken out again,
+which must give the model back. With ``--tune N`` every N-th is tuned on the simulated device as well.
+
+A result or one clear error is fine. What is counted as wrong: an exception that is none of ours, a model made here
+that the checker or ONNX Runtime refuses, and one that does not come back. Exits 1 where anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from tabulate import tabulate
+
+from qdqspec.backends.base import Backend
+from qdqspec.backends.fake import FakeDevice
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.cli import main as run_verb
+from qdqspec.config import Settings
+from qdqspec.errors import QdqspecError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.import_qdq import import_placement
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.strip import strip_qdq
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.session import Session
+from qdqspec.testing.odd import ODD_MODELS
+from qdqspec.types import Placement
+
+DRAWS = 4  # placements of each model and backend
+TARGETS = ("tensorrt-10", "tensorrt-11", "onnxruntime-cpu")
+
+
+def models() -> Iterator[tuple[str, onnx.ModelProto]]:
+    """All models that come with onnx, those with weights from elsewhere left out, and ours."""
+    from onnx.backend.test.case.node import collect_testcases
+    from onnx.backend.test.loader import load_model_tests
+
+    yield from ((test.name, test.model) for test in collect_testcases(None))
+    for kind in ("pytorch-converted", "pytorch-operator", "simple"):
+        for test in load_model_tests(kind=kind):
+            if test.model_dir and (file := Path(test.model_dir) / "model.onnx").is_file():
+                yield f"{kind}/{test.name}", onnx.load(str(file))
+    for file in sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx")):
+        yield file.stem, onnx.load(str(file))
+    yield from ((f"odd/{odd.name}", odd.make()) for odd in ODD_MODELS)
+
+
+class Tally:
+    """What came of each step: counts, and the wrong ones by what was wrong."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Counter[str]] = defaultdict(Counter)
+        self.wrong: dict[str, list[str]] = defaultdict(list)
+
+    def step(self, name: str, model: str, do: Callable[[], str]) -> None:
+        """``do`` returns ``result``, ``clear error`` or what is wrong."""
+        try:
+            found = do()
+        except QdqspecError:
+            found = "clear error"
+        except BaseException:  # noqa: BLE001 - any exception is what is looked for
+            found = "traceback: " + traceback.format_exc().strip().splitlines()[-1][:150]
+        if found not in ("result", "clear error"):
+            self.wrong[f"{name}: {found}"].append(model)
+            found = found.partition(":")[0]
+        self.counts[name][found] += 1
+
+    def text(self) -> str:
+        """A row a step, and what was wrong."""
+        kinds = list(dict.fromkeys(kind for counts in self.counts.values() for kind in counts))
+        rows = [(name, *(counts[kind] for kind in kinds)) for name, counts in self.counts.items()]
+        lines = [tabulate(rows, ("step", *kinds)), ""]
+        lines += [f"{len(names)} {what}: {', '.join(names[:5])}" for what, names in self.wrong.items()]
+        return "\n".join(lines if self.wrong else [*lines, "nothing wrong"])
+
+
+def verb(*words: object) -> str:
+    """Run a verb in this process."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        code = run_verb([str(word) for word in words])
+    if code != 2:
+        return "result"
+    return "clear error" if said.getvalue().startswith("qdqspec: ") else "an error without words"
+
+
+def loads(model: Path) -> bool:
+    """Whether ONNX Runtime takes it, as it is."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
+        return False
+    return True
+
+
+def checks(model: Path) -> bool:
+    """Whether the full checker takes it."""
+    try:
+        onnx.checker.check_model(str(model), full_check=True)
+    except Exception:  # noqa: BLE001 - shape inference raises classes of its own
+        return False
+    return True
+
+
+def drawn(space: SchemeSpace, random: np.random.Generator) -> Iterator[Placement]:
+    """Everything, then some of it."""
+    yield space.resolve(space.everything())
+    for _ in range(DRAWS - 1):
+        yield space.resolve({unit.id: str(random.choice(unit.labels)) for unit in space.units})
+
+
+def place(model: Model, path: Path, backend: Backend) -> str:
+    """Insert drawn placements; what is made must be as sound as the model, and come back."""
+    space = SchemeSpace(model, backend.capabilities())
+    spans = {name: TensorRange(-8, 8) for name in model.types}
+    numbers = Quantizer(model, spans, biases=space.bias_sources)
+    sound, runs = checks(path), loads(path)
+    quantized = any(node.op_type == "DequantizeLinear" for node in model.nodes)
+    placed = path.with_name("placed.onnx")
+    for placement in drawn(space, np.random.default_rng(0)):
+        if not placement.sites:
+            continue
+        inserted = insert_qdq(model, placement, numbers)
+        save_model(inserted.proto, placed, base=path.parent)
+        if sound and not checks(placed):
+            return "the checker refuses what was inserted"
+        if runs and not loads(placed):
+            return "ONNX Runtime refuses what was inserted"
+        if quantized:  # pairs of its own go as well, and are read as well
+            continue
+        if strip_qdq(Model(inserted.proto), model).proto != model.proto:
+            return "stripping does not give the model back"
+        if import_placement(load_model(placed), model).placement != placement:
+            return "another placement is read back"
+    return "result"
+
+
+def folds(model: Path) -> str:
+    """Fold; what is made must be as sound as the model."""
+    out = model.with_name("folded.onnx")
+    found = verb("fold", model, "-o", out)
+    if found == "result" and ((checks(model) and not checks(out)) or (loads(model) and not loads(out))):
+        return "what was folded is refused"
+    return found
+
+
+def examine(name: str, model: Path, tally: Tally, session: Session | None) -> None:
+    """All steps of one model."""
+    other = model.with_name("out.onnx")
+    tally.step("inspect", name, lambda: verb("inspect", model, "--verbose", "--include-all"))
+    tally.step("inspect --json", name, lambda: verb("inspect", model, "--json"))
+    tally.step("lint", name, lambda: verb("lint", model, *(w for t in TARGETS for w in ("--target", t))))
+    tally.step("fold", name, lambda: folds(model))
+    tally.step("strip", name, lambda: verb("strip", model, "-o", other))
+    tally.step("import", name, lambda: verb("import", model, "-o", model.with_name("scheme.json")))
+    tally.step("diff", name, lambda: verb("diff", model, model))
+    for backend in (OnnxRuntime(), FakeDevice()):
+        tally.step(f"place for {backend.name}", name, lambda b=backend: place(load_model(model), model, b))
+    if session is not None:
+        tally.step("tune", name, lambda: tune(session, model))
+
+
+def tune(session: Session, model: Path) -> str:
+    """Tune with two builds."""
+    session.tune(model, trials=2)
+    return "result"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tune", type=int, metavar="N", help="Tune every N-th model, too.")
+    every = parser.parse_args().tune
+    tally, start = Tally(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, of the tests' own data
+        found = list(models())
+        warnings.simplefilter("error")
+        settings = Settings(root=Path(folder), backend="fake", no_cache=True)
+        with Session(settings) as session:
+            for number, (name, proto) in enumerate(found):
+                path = Path(folder) / f"model{number}.onnx"
+                onnx.save(proto, path)
+                examine(name, path, tally, session if every and number % every == 0 else None)
+                path.unlink()
+    print(f"{len(found)} models, {time.perf_counter() - start:.0f} s\n\n{tally.text()}")
+    return 1 if tally.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
