@@ -213,7 +213,13 @@ def test_nodes_without_a_name_are_called_as_before() -> None:
     proto.graph.node.append(helper.make_node("Relu", ["z2"], ["z3"], "twice"))
     model = Model(proto)
     folded = fold_batchnorm(model)
-    assert [node.name for node in model.nodes] == ["Conv#0", "BatchNormalization#1", "Relu#2", "twice", "Relu#4"]
+    assert [node.name for node in model.nodes] == [
+        "Conv#0",
+        "BatchNormalization#1",
+        "Relu#2",
+        "twice",
+        "Relu#4",
+    ]
     assert [node.name for node in folded.model.nodes] == ["Conv#0", "Relu#2", "twice", "Relu#4"]
     assert proto.graph.node[2].name == "", "the user's own model stays as it is"
 
@@ -283,7 +289,9 @@ def test_everything_around_a_fold_stays(proto: onnx.ModelProto, seed: int) -> No
     assert folded.model.outputs == model.outputs
     kept = [node for node in model.nodes if node.op_type not in ("BatchNormalization", "Conv")]
     assert [unnamed(n) for n in folded.model.nodes if n.op_type != "Conv"] == [unnamed(n) for n in kept]
-    assert [n.name for n in folded.model.nodes] == [n.name for n in model.nodes if n.name not in folded.removed]
+    assert [n.name for n in folded.model.nodes] == [
+        n.name for n in model.nodes if n.name not in folded.removed
+    ]
     if added:
         feeds = random_inputs(model)
         for ours, theirs in zip(run(folded.model.proto, feeds), run(proto, feeds), strict=True):
