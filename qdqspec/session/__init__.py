@@ -33,6 +33,9 @@ from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.lock import DeviceLock
 from qdqspec.measure.store import Store
 from qdqspec.placement.import_qdq import import_placement
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.regions.forecast import forecast_tuning
+from qdqspec.regions.inspect import forecast_line
 from qdqspec.registry import resolve
 from qdqspec.session.culprits import MOST, culprits_of
 from qdqspec.session.parity import SideBySide
@@ -58,7 +61,9 @@ from qdqspec.types import (
     Region,
     RunRecord,
     SearchResult,
+    TuneRules,
 )
+from qdqspec.units import seconds_text
 
 _Key = tuple[str, str, str, str]
 
@@ -256,7 +261,8 @@ class Session:
         pairs = space.resolve(space.everything()).pairs
         said = (
             f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
-            f"up to {pairs} Q/DQ pairs; at most {trials_of(rules, space)} builds and 12 to confirm"
+            f"up to {pairs} Q/DQ pairs; at most {trials_of(rules, space)} builds and 12 to confirm; "
+            f"{_forecast(space, rules)}"
         )
         if rules.accuracy is None:
             return said
@@ -334,6 +340,14 @@ class Session:
     def _tell(self, progress: Progress) -> None:
         if self.watch is not None:
             self.watch(progress)
+
+
+def _forecast(space: SchemeSpace, rules: TuneRules) -> str:
+    """How long the search may take, told without building anything, and what ends it sooner."""
+    guessed = forecast_line(forecast_tuning(space.model, trials_of(rules, space)))
+    if rules.minutes is None:
+        return guessed
+    return f"{guessed}; ended after {seconds_text(60 * rules.minutes)}"
 
 
 def _key(case: Case) -> _Key:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -388,6 +389,9 @@ def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
     built = count_builds(session)
     assert "3 units" in session.plan(case)
     assert "at most 6 builds" in session.plan(case)
+    assert re.search(r"tuning may take [\d.]+ s to [\d.]+ s: 6 builds, guessed from", session.plan(case))
+    short = replace(case, tune=replace(case.tune, minutes=0.01))
+    assert "ended after 0.6 s" in session.plan(short)
     assert built == []
     assert not session.output(case).exists()
 

@@ -1,0 +1,91 @@
+"""What a spec denies stays float in everything that is built, wherever the idea came from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.graph.model import load_model
+from qdqspec.placement.import_qdq import placement_for
+from qdqspec.registry import names
+from qdqspec.session import Session
+from qdqspec.types import Case, Inputs, PatternRules, TuneRules
+
+WORDS = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002")
+DENIED = {"conv1", "add"}
+RULES = PatternRules(deny=("Add",), exclude=("conv1",))
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Five convolutions and a residual; everything is worth quantizing."""
+    folder = tmp_path_factory.mktemp("net")
+    lots, shape = np.random.default_rng(0), (1, 8, 24, 24)
+    chain = [
+        ("conv0", "x", "a"),
+        ("conv3", "a", "b"),
+        ("conv1", "b", "c"),
+        ("conv4", "d", "e"),
+        ("conv5", "e", "y"),
+    ]
+    nodes = [
+        helper.make_node("Conv", [before, f"w{i}"], [after], name, pads=[1, 1, 1, 1])
+        for i, (name, before, after) in enumerate(chain)
+    ]
+    nodes.insert(3, helper.make_node("Add", ["b", "c"], ["d"], "add"))
+    weights = [lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for _ in chain]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(weight, f"w{i}") for i, weight in enumerate(weights)],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    onnx.save(proto, folder / "net.onnx")
+    np.savez(folder / "data.npz", x=lots.normal(size=(2, *shape[1:])).astype(np.float32))
+    return Case(
+        id="default",
+        model=folder / "net.onnx",
+        inputs=Inputs(calibration=folder / "data.npz"),
+        tune=TuneRules(trials=12),
+    )
+
+
+@pytest.fixture(scope="module")
+def left(case: Case) -> Path:
+    """What a run without any filter leaves: every kind of file that a search can start from."""
+    root = case.model.parent
+    with Session(backend="fake", root=root, output=Path("free"), backend_option=WORDS, layout="") as session:
+        session.search(case)
+        study = session.study(case)
+        study.export(root / "free" / "everything.onnx", study.space.resolve(study.space.everything()))
+        study.close()
+    return root / "free"
+
+
+@pytest.mark.parametrize("strategy", names("strategy"))
+def test_nothing_that_is_tried_touches_what_is_denied(
+    case: Case, left: Path, tmp_path: Path, strategy: str
+) -> None:
+    files = [left / name for name in ("everything.onnx", "patterns.yaml", "scheme.json", "trials.jsonl")]
+    everything = placement_for(load_model(case.model), load_model(files[0])).placement
+    assert {end.node for site in everything.sites for end in site.consumers} >= DENIED
+    filtered = replace(
+        case, patterns=RULES, tune=replace(case.tune, strategy=strategy, start_from=tuple(files))
+    )
+    with Session(
+        backend="fake", root=tmp_path, output=Path(strategy), backend_option=WORDS, layout=""
+    ) as session:
+        trials = session.search(filtered).trials
+    read = {end.node for trial in trials for site in trial.placement.sites for end in site.consumers}
+    assert {"conv0", "conv4"} <= read  # something is left to quantize
+    assert DENIED.isdisjoint(read)
+    tuned = load_model(tmp_path / strategy / "tuned.onnx")
+    shipped = placement_for(load_model(case.model), tuned).placement
+    assert DENIED.isdisjoint(end.node for site in shipped.sites for end in site.consumers)
