@@ -19,6 +19,7 @@ from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
 from qdqspec.graph.ondisk import LARGE, read_light
 from qdqspec.graph.protos import names_read_inside
+from qdqspec.graph.unify import unified
 from qdqspec.graph.weights import with_own_bytes
 from qdqspec.types import Consumer
 
@@ -162,7 +163,10 @@ class Model:
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        """Inferred element types and shapes of the main graph's tensors; unknown tensors are missing."""
+        """Inferred element types and shapes of the main graph's tensors; unknown tensors are missing.
+
+        Behind operators that inference does not know, types are told by what else reads or makes the tensors.
+        """
         graph = _inferred(self).graph
         found = {t.name: TensorType(t.data_type, tuple(t.dims)) for t in graph.initializer}
         for info in (*graph.input, *graph.output, *graph.value_info):
@@ -170,6 +174,11 @@ class Model:
                 found.setdefault(info.name, _tensor_type(info.type.tensor_type))
         for name, tensor in self.constants.items():
             found.setdefault(name, TensorType(tensor.data_type, tuple(tensor.dims)))
+        known = {name: type_.elem_type for name, type_ in found.items() if type_.elem_type}
+        if any(out not in known for node in self.nodes for out in node.outputs if out):
+            told = unified([node.proto for node in self.nodes], self.opset, known)
+            shapes = {name: found[name].shape if name in found else None for name in told}
+            found |= {name: TensorType(elem_type, shapes[name]) for name, elem_type in told.items()}
         one: dict[TensorType, TensorType] = {}  # a model has thousands of tensors and few types
         return {name: one.setdefault(known, known) for name, known in found.items()}
 

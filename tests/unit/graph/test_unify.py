@@ -1,0 +1,92 @@
+"""Types behind operators that shape inference does not know."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto
+
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.unify import unified
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.testing.graphs import onnx_models
+
+ONES = ", ".join(["1"] * 16)
+F, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def model(body: str, domains: str = '"" : 17, "mine" : 1') -> Model:
+    return Model(onnx.parser.parse_model(
+        f"<ir_version: 8, opset_import: [{domains}]> g (float[1, 4, 8, 8] x) => (float y) {body}"
+    ))  # fmt: skip
+
+
+def test_a_weight_tells_the_types_of_data_and_result():
+    found = model(
+        "<float[4, 4, 1, 1] w = {"
+        + ONES
+        + """}> {
+            [a] b = mine.Unknown(x)  [c] d = Conv(b, w)  [e] f = Relu(d)  [g] s = Shape(f)
+            [h] t = mine.Other(f)  [i] u = Cast<to = 7>(t)  [j] y = Identity(f)
+        }"""
+    )
+    assert [found.elem_type(name) for name in "bdf"] == [F, F, F]
+    assert found.elem_type("s") == I64, "that one inference knows itself"
+    assert found.elem_type("t") is None, "a Cast takes anything"
+    assert found.elem_type("u") == I64
+    assert found.shape("d") is None
+
+
+def test_what_is_unknown_on_both_sides_stays_unknown():
+    found = model("{ [a] b = mine.Unknown(x)  [c] d = Relu(b)  [e] y = mine.Last(d) }")
+    assert [found.elem_type(name) for name in "bd"] == [None, None]
+
+
+def test_a_contradiction_tells_nothing():
+    nodes = [onnx.helper.make_node("Add", ["a", "b"], ["c"])]
+    assert unified(nodes, 17, {"a": F, "b": I64}) == {}
+    assert unified(nodes, 17, {"a": F}) == {"b": F, "c": F}
+
+
+def test_operators_that_nobody_knows_and_lists_of_types_tell_nothing():
+    nodes = [
+        onnx.helper.make_node("NoSuchOperator", ["a"], ["b"]),
+        onnx.helper.make_node("If", ["a"], ["c"]),
+        onnx.helper.make_node("Relu", ["a"], ["d"], domain="mine"),
+    ]
+    assert unified(nodes, 17, {"a": BOOL}) == {}
+
+
+@pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])
+def test_real_models_keep_their_types_where_half_of_them_is_hidden(models: Path, name: str):
+    known = {t: k.elem_type for t, k in load_model(models / f"{name}.onnx").types.items()}
+    check(load_model(models / f"{name}.onnx"), known, random.Random(0))
+
+
+@given(onnx_models(), st.integers())
+def test_nothing_is_told_wrong(proto: onnx.ModelProto, seed: int):
+    found = Model(proto)
+    check(found, {t: k.elem_type for t, k in found.types.items()}, random.Random(seed))
+
+
+def check(found: Model, known: dict[str, int], lots: random.Random) -> None:
+    shown = {name: kind for name, kind in known.items() if lots.random() < 0.5}
+    told = unified([node.proto for node in found.nodes], found.opset, shown)
+    assert not told.keys() & shown.keys()
+    assert all(known.get(name, kind) == kind for name, kind in told.items())
+
+
+def test_behind_an_unknown_operator_there_is_something_to_quantize():
+    found = model(
+        "<float[4, 4, 1, 1] w = {"
+        + ONES
+        + "}> { [a] b = mine.Unknown(x)  [c] d = Conv(b, w)  [e] y = Neg(d) }"
+    )
+    (unit,) = SchemeSpace(found, backend().capabilities()).units
+    assert unit.nodes == ("c",)
