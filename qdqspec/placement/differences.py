@@ -126,6 +126,9 @@ def _kinds(pairs: Iterable[PairDiff], most: int | None) -> Iterator[str]:
 
 
 def _skeleton(skeleton: SkeletonDiff, most: int | None) -> Iterator[str]:
+    if skeleton.folded:
+        yield ""
+        yield f"{len(skeleton.folded)} BatchNormalization are folded into convolutions in one of them, as tuning does"
     for title, name in _KINDS.items():
         found: tuple[str, ...] = getattr(skeleton, name)
         yield from _section(title, [(plain(words, 200), "") for words in found], most)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, Node
 from qdqspec.types import Consumer
 
@@ -24,13 +25,17 @@ _SLACK = 1e-6  # of the largest value: what float32 loses between integers and f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkeletonDiff:
-    """Differences of the float models: node names, and sentences on nodes, constants and interface."""
+    """Differences of the float models: node names, and sentences on nodes, constants and interface.
+
+    ``folded`` names BatchNormalization that one of them has inside its convolutions; that is no difference.
+    """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
     interface: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
 
     @property
     def differs(self) -> bool:
@@ -39,7 +44,11 @@ class SkeletonDiff:
 
 
 def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps) -> SkeletonDiff:
-    """Compare two models without Q/DQ; ``steps`` tell how far a constant that a node reads may be off."""
+    """Compare two models without Q/DQ; ``steps`` tell how far a constant that a node reads may be off.
+
+    Names of inner tensors mean nothing: what makes them counts.
+    """
+    a, b, folded = _folded_alike(a, b)
     mine, its = _operators(a), _operators(b)
     both = [name for name in mine if name in its]
     constants: dict[str, None] = {}
@@ -51,7 +60,19 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
         changed=tuple(words for name in both if (words := _change(a, b, mine[name], its[name]))),
         constants=tuple(constants),
         interface=tuple(_interface(a, b)),
+        folded=folded,
     )
+
+
+def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
+    """The models, with BatchNormalization folded in the one that has it where the other has not."""
+    for one, other in ((a, b), (b, a)):
+        folded = fold_batchnorm(one)
+        if folded.removed and not any(name in other.by_name for name in folded.removed):
+            return (
+                (folded.model, other, folded.removed) if one is a else (other, folded.model, folded.removed)
+            )
+    return a, b, ()
 
 
 def _operators(model: Model) -> dict[str, Node]:
@@ -68,15 +89,28 @@ def _change(a: Model, b: Model, one: Node, other: Node) -> str:
         return f"'{one.name}': {one.op_type} > {other.op_type}"
     if _attributes(one) != _attributes(other):
         return f"'{one.name}': other attributes"
-    inputs = [
-        ["(constant)" if name in model.constants else name for name in node.inputs]
-        for model, node in ((a, one), (b, other))
-    ]
-    if inputs[0] != inputs[1]:
-        return f"'{one.name}': reads {', '.join(inputs[0])} > {', '.join(inputs[1])}"
-    if one.outputs != other.outputs:
+    if [_source(a, name) for name in one.inputs] != [_source(b, name) for name in other.inputs]:
+        return f"'{one.name}': reads {_read(a, one)} > {_read(b, other)}"
+    if [_result(a, name) for name in one.outputs] != [_result(b, name) for name in other.outputs]:
         return f"'{one.name}': makes {', '.join(one.outputs)} > {', '.join(other.outputs)}"
     return ""
+
+
+def _source(model: Model, tensor: str) -> tuple[str, int]:
+    """Where a tensor comes from: a node and which of its outputs, else the name of an input."""
+    if tensor in model.constants:
+        return "(constant)", 0
+    maker = model.producer.get(tensor)
+    return (f"input {tensor}", 0) if maker is None else (maker.name, maker.outputs.index(tensor))
+
+
+def _result(model: Model, tensor: str) -> str:
+    """What counts of an output's name: whether it is there, and whose it is where the model gives it."""
+    return tensor if tensor in model.outputs or not tensor else "(inner)"
+
+
+def _read(model: Model, node: Node) -> str:
+    return ", ".join("(constant)" if name in model.constants else name for name in node.inputs)
 
 
 def _attributes(node: Node) -> dict[str, bytes]:

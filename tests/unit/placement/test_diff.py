@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.diff import diff_models
 from qdqspec.placement.differences import render_text, to_json
@@ -132,6 +133,41 @@ def test_float_models_that_differ(text: str, part: str, words: str) -> None:
     found = diff_models(floating([1, 2]), parsed(f"g {text}", w=w))
     assert words in getattr(found.skeleton, part)
     assert not found.same
+
+
+def test_names_of_inner_tensors_mean_nothing_and_what_nodes_read_does() -> None:
+    text = "g (float[2] x) => (float[2] y) {{ {0} = Abs(x)  {1} = Neg({2})  y = Add({0}, {1}) }}"
+    one, renamed = parsed(text.format("a", "b", "a")), parsed(text.format("c", "a", "c"))
+    assert diff_models(one, renamed).same
+    crossed = diff_models(one, parsed(text.format("a", "b", "x")))
+    assert crossed.skeleton.changed == ("'Neg#1': reads a > x",)
+    swapped = "g (float[2] x) => (float[2] y, float[2] z) {{ {} = Abs(x)  {} = Neg(x) }}"
+    found = diff_models(parsed(swapped.format("y", "z")), parsed(swapped.format("z", "y")))
+    assert found.skeleton.changed == ("'Abs#0': makes y > z", "'Neg#1': makes z > y")
+
+
+def test_a_folded_batch_normalization_is_no_difference_and_is_said(models: Path) -> None:
+    given = load_model(models / "ultraface_rfb320.onnx")
+    folded = fold_batchnorm(given)
+    for first, second in ((given, folded.model), (folded.model, given)):
+        found = diff_models(first, second)
+        assert found.same
+        assert found.skeleton.folded == folded.removed
+        assert render_text(found).startswith("no Q/DQ in either; the float models are the same")
+        assert "35 BatchNormalization are folded into convolutions in one of them" in render_text(found)
+    assert diff_models(given, given).skeleton.folded == ()
+
+
+def test_a_folded_weight_that_was_changed_is_a_difference(models: Path) -> None:
+    given = load_model(models / "ultraface_rfb320.onnx")
+    other = fold_batchnorm(given).model
+    weight = next(t for t in other.proto.graph.initializer if t.name.endswith("/weight"))
+    values = numpy_helper.to_array(weight).copy()
+    values.flat[0] += 1
+    weight.CopyFrom(numpy_helper.from_array(values, weight.name))
+    found = diff_models(given, Model(other.proto))
+    assert not found.same
+    assert len(found.skeleton.constants) == 1
 
 
 def test_attributes_opset_and_constants_count() -> None:
