@@ -102,6 +102,10 @@ class _Source:
                 tensor = followers[0].outputs[0]
         return tensor
 
+    def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Nodes in the order in which the model has them."""
+        return tuple(sorted(names, key=lambda name: self.nodes[name].index))
+
     def slice(self, ends: Iterable[str], stops: set[str]) -> tuple[str, ...]:
         """Nodes that make ``ends``, back to tensors that others make, in the order they were reached."""
         found: dict[str, None] = {}
@@ -153,7 +157,7 @@ class _Mapping:
             nodes = tuple(name for name in reached if name not in taken) or reached[:1]
             taken.update(nodes)
             if nodes:
-                yield Origin(name, nodes, tensors, boundary=False)
+                yield Origin(name, self._source.in_order(nodes), tensors, boundary=False)
             else:
                 yield Origin(name, (), self._nearest(node), boundary=True)
 

@@ -72,7 +72,10 @@ class Engine:
         )
 
     def behind(self, layer: LayerTime) -> LayerTime | None:
-        """The kernel executed before a layer."""
+        """The kernel that makes what a layer converts, where that is told; else the one executed before it."""
+        made = next((kernel for kernel in self.kernels if {*kernel.tensors} & {*layer.tensors}), None)
+        if made is not None:
+            return made
         before = self.layers[: self.layers.index(layer)]
         return next((one for one in reversed(before) if not one.boundary), None)
 

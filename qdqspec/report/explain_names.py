@@ -18,6 +18,23 @@ _ENOUGH = 0.5  # share of common names from which on names are believed
 _LARGEST = 3000  # nodes; beyond, matching by order takes too long and proves too little
 
 
+def nodes_text(nodes: Sequence[str]) -> str:
+    """Nodes of one kernel: those after the first without the scope that they share with it.
+
+    ``/layer2/conv1/Conv + Relu`` for ``/layer2/conv1/Conv`` and ``/layer2/Relu``.
+    """
+    first, *others = nodes or ("",)
+    scopes = first.split("/")[:-1]
+    return " + ".join((first, *(_without(scopes, node.split("/")) for node in others)))
+
+
+def _without(scopes: Sequence[str], parts: Sequence[str]) -> str:
+    same = 0
+    while same < min(len(scopes), len(parts) - 1) and scopes[same] == parts[same]:
+        same += 1
+    return "/".join(parts[same:] if same > 1 or not parts[0] else parts)
+
+
 def op_of(node: str, ops: Mapping[str, str] | None = None) -> str:
     """A node's operator: as told, else as its name says (``Conv_5``, ``/layer1/conv1/Conv``, ``Conv#3``)."""
     if ops and node in ops:

@@ -9,7 +9,8 @@ from typing import Any
 from tabulate import tabulate
 
 from qdqspec.report.explain import Comparison, Engine, Row, compare, find_reference, is_pair
-from qdqspec.report.explain_words import advice, paragraph, place_text, ranking, short_reason
+from qdqspec.report.explain_names import nodes_text
+from qdqspec.report.explain_words import advice, paragraph, place_text, ranking, sentences, short_reason
 from qdqspec.types import LayerTime
 from qdqspec.units import ms_text, percent_text, plain, share_text
 
@@ -33,7 +34,7 @@ def _told(engines: Sequence[Engine], most: int) -> str:
     ordered = sorted(engines, key=lambda engine: engine.milliseconds)
     best, worst = ordered[0], ordered[-1]
     between = compare(worst, best)
-    failings = " ".join(advice(worst))
+    failings = _lines(advice(worst))
     return _joined(
         [
             _ranking_table(ordered, reference),
@@ -43,8 +44,8 @@ def _told(engines: Sequence[Engine], most: int) -> str:
             _matching(between),
             _notes(engines),
             ranking(ordered, reference),
-            paragraph(between),
-            f"What holds {plain(worst.name)} back: {failings}" if failings else "",
+            _lines(sentences(between)),
+            f"What holds {plain(worst.name)} back:\n{failings}" if failings else "",
         ]
     )
 
@@ -87,9 +88,14 @@ def _page(comparison: Comparison, most: int) -> str:
             _pairs(comparison),
             _matching(comparison),
             _notes((comparison.reference, comparison.tuned)),
-            paragraph(comparison),
+            _lines(sentences(comparison)),
         ]
     )
+
+
+def _lines(said: Sequence[str]) -> str:
+    """Sentences for a terminal, which breaks lines where it likes: each begins one of its own."""
+    return "\n".join(said)
 
 
 def _matching(comparison: Comparison) -> str:
@@ -182,9 +188,16 @@ def _pairs(comparison: Comparison) -> str:
         maker = engine.behind(layer)
         where = f"behind {plain(_layer_name(maker), _NAME_WIDTH)}" if maker else "at the input"
         facts = [f"{ms_text(layer.milliseconds)} ms", layer.precision, where]
-        lines.append(f"  {plain(layer.name, _NAME_WIDTH)}: {', '.join(fact for fact in facts if fact)}")
+        lines.append(f"  {_pair_name(layer)}: {', '.join(fact for fact in facts if fact)}")
     hidden = len(engine.lonely_pairs) - _LISTED
     return "\n".join([*lines, *([f"  and {hidden} more"] if hidden > 0 else [])])
+
+
+def _pair_name(layer: LayerTime) -> str:
+    """A Q or DQ by what it converts, where that is known: a runtime gives those it copies names of its own."""
+    if not layer.tensors:
+        return plain(layer.name, _NAME_WIDTH)
+    return f"{layer.op_type} of {plain(layer.tensors[0], _NAME_WIDTH)}"
 
 
 def precision_of(layer: LayerTime) -> str:
@@ -218,7 +231,7 @@ def _counted(layers: Sequence[LayerTime], engine: Engine) -> str:
 
 
 def _layer_name(layer: LayerTime) -> str:
-    return " + ".join(layer.nodes) or layer.name
+    return nodes_text(layer.nodes) or layer.name
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:

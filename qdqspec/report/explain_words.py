@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from qdqspec.report.explain import Comparison, Engine, Row, ops_in
+from qdqspec.report.explain_names import nodes_text
 from qdqspec.types import LayerTime
 from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text, share_text
 
@@ -22,8 +23,13 @@ _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 def paragraph(comparison: Comparison) -> str:
     """Why the second engine is faster or slower than the first, in sentences."""
-    sentences = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
-    return " ".join(sentence for sentence in sentences if sentence)
+    return " ".join(sentences(comparison))
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """The same one by one: how much, why, what to try next, and what the figures are worth."""
+    said = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
+    return [sentence for sentence in said if sentence]
 
 
 def ranking(engines: Sequence[Engine], reference: Engine) -> str:
@@ -138,7 +144,7 @@ def caveat(comparison: Comparison) -> str:
 
 def place_text(row: Row) -> str:
     """Where a row stands: its nodes, or what its conversions stand in front of."""
-    nodes = " + ".join(plain(node) for node in row.place)
+    nodes = plain(nodes_text(row.place))
     return f"before {nodes}" if row.kind == "conversion" else nodes
 
 
@@ -178,7 +184,7 @@ def _conversions(comparison: Comparison) -> str:
 def _fusions(what: str, rows: Sequence[Row]) -> str:
     if not rows:
         return ""
-    named = "; ".join(plain(" + ".join(row.place), _WIDTH) for row in rows[:_NAMED])
+    named = "; ".join(plain(nodes_text(row.place), _WIDTH) for row in rows[:_NAMED])
     more = ", ..." if len(rows) > _NAMED else ""
     places = count_text(len(rows), "place")
     return f"The nodes of {places} {what} ({named}{more})."
@@ -194,7 +200,7 @@ def _stand(makers: Sequence[LayerTime]) -> str:
 
 
 def _names(layers: Sequence[LayerTime]) -> str:
-    names = [plain(" + ".join(layer.nodes), _WIDTH) for layer in layers]
+    names = [plain(nodes_text(layer.nodes), _WIDTH) for layer in layers]
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 

@@ -140,7 +140,7 @@ def test_a_model_without_pairs_is_shown_alone(verb, models):
     result = verb("explain", models / "digits_resnet.onnx", "--layers", "3")
     assert result.code == 0
     assert "Q/DQ not fused" in result.out
-    assert result.out.count("/Conv") == 3
+    assert result.out.count("Conv + ") == 3
 
 
 @pytest.mark.parametrize(

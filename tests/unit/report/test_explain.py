@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qdqspec.report.explain import Engine, compare, find_reference
-from qdqspec.report.explain_names import op_of, same_nodes
+from qdqspec.report.explain_names import nodes_text, op_of, same_nodes
 from qdqspec.report.explain_text import explain_json, explain_text
 from qdqspec.report.explain_words import advice, paragraph, verdict
 from qdqspec.types import LayerTime
@@ -174,3 +174,37 @@ def test_any_engines_can_be_explained_and_no_time_is_lost(found):
         both = compare(found[0], one)
         counted = sum(layer.milliseconds for layer in one.layers)
         assert sum(row.tuned_ms for row in both.rows) == pytest.approx(counted)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        (["/layer2/conv1/Conv", "/layer2/Add", "/layer2/Relu"], "/layer2/conv1/Conv + Add + Relu"),
+        (["/a/b/Conv", "/a/c/Relu"], "/a/b/Conv + c/Relu"),
+        (["/a/Conv", "/b/Relu"], "/a/Conv + b/Relu"),
+        (["Conv_9", "MaxPool_12"], "Conv_9 + MaxPool_12"),
+        (["Conv#1", "a/Relu"], "Conv#1 + a/Relu"),
+        (["a/Conv", "a/Relu"], "a/Conv + a/Relu"),
+        (["/Conv", "/Relu"], "/Conv + Relu"),
+        (["conv"], "conv"),
+        ([], ""),
+    ],
+)
+def test_nodes_of_one_kernel_share_their_scope(nodes: list[str], text: str) -> None:
+    assert nodes_text(nodes) == text
+
+
+def test_what_stands_alone_is_named_by_its_tensor_and_by_what_makes_that() -> None:
+    maker = LayerTime(name="k0", op_type="Conv", milliseconds=1, nodes=("/a/Conv",), tensors=("/a/y",))
+    other = LayerTime(name="k1", op_type="Relu", milliseconds=1, nodes=("/b/Relu",), tensors=("/b/y",))
+    alone = LayerTime(
+        name="y_QuantizeLinear/duplicated",
+        op_type="QuantizeLinear",
+        milliseconds=0.1,
+        tensors=("/a/y",),
+        boundary=True,
+    )
+    engine = Engine(name="tuned", layers=(maker, other, alone))
+    assert engine.behind(alone) is maker
+    text = explain_text([Engine(name="reference", layers=(maker, other)), engine])
+    assert "  QuantizeLinear of /a/y: 0.100 ms, behind /a/Conv\n" in text
