@@ -32,7 +32,7 @@ def recognize(
 class Recognition:
     """What of a model is Q/DQ, and what stands for it in the model without.
 
-    ``gone`` are the nodes that go, by index; ``floats`` the weights that come back behind integers, by name;
+    ``gone`` are the nodes that go, by index; ``floats`` the DequantizeLinear nodes whose weights come back, by name;
     ``place`` the name of such a weight by the integers it stands in for; ``left`` the nodes that cannot be
     taken out, by reason.
     """
@@ -42,7 +42,7 @@ class Recognition:
     revival: Revival
     alias: dict[str, str] = field(default_factory=dict)  # tensor: what stands for it afterwards
     gone: set[int] = field(default_factory=set)
-    floats: dict[str, TensorProto] = field(default_factory=dict)
+    floats: dict[str, Node] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)  # initializers
     left: dict[str, list[str]] = field(default_factory=dict)
@@ -100,7 +100,8 @@ class Recognition:
         if name in self.model.constants and name != node.outputs[0]:
             return ""
         if name not in self.floats:
-            self.floats[name] = self.weights.tensor(node, name)
+            self.floats[name] = node
+            self.weights.note(node, name)
         self._stored.setdefault(name, []).append(node.inputs[0])
         return ""
 
@@ -146,6 +147,10 @@ class Recognition:
     def _is_dead(self, tensor: str) -> bool:
         ends = self.model.consumers.get(tensor, ())
         return not self._is_seen(tensor) and all(self.model.by_name[e.node].index in self.gone for e in ends)
+
+    def float_weight(self, name: str) -> TensorProto:
+        """One of ``floats``, made when asked for: all of them are as large as the model before quantization."""
+        return self.weights.tensor(self.floats[name], name)
 
     def now(self, tensor: str) -> str:
         """What a tensor is called in the model without Q/DQ."""

@@ -5,6 +5,7 @@ May import floors 0 to 2, numpy and onnx.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
-from qdqspec.graph.weights import with_own_bytes
+from qdqspec.graph.protos import is_external
 from qdqspec.placement.pairs import MARK
 
 Array = npt.NDArray[np.generic]
@@ -45,19 +46,20 @@ class FloatWeights:
 
     def tensor(self, node: Node, name: str) -> TensorProto:
         """The float weight: the reference's own bytes, or the integers dequantized."""
-        original = self.original(name, tuple(self.model.constants[node.inputs[0]].dims))
-        if original is None:
-            self.dequantized.append(name)
+        original = self._original(node, name)
+        if original is None or self.reference is None:
             return numpy_helper.from_array(dequantized(self.model, node), name)
-        self.restored.append(name)
-        return original
+        return within_reach(original, self.reference, self.model)
 
-    def original(self, name: str, shape: tuple[int, ...]) -> TensorProto | None:
-        """The reference's constant of that name and shape, with its bytes within reach of the model."""
+    def note(self, node: Node, name: str) -> None:
+        """Remember where the float weight comes from."""
+        (self.dequantized if self._original(node, name) is None else self.restored).append(name)
+
+    def _original(self, node: Node, name: str) -> TensorProto | None:
+        """The reference's constant of that name and shape."""
         found = self.reference.constants.get(name) if self.reference else None
-        if self.reference is None or found is None or tuple(found.dims) != shape:
-            return None
-        return within_reach(found, self.reference, self.model)
+        same = found is not None and list(found.dims) == list(self.model.constants[node.inputs[0]].dims)
+        return found if same else None
 
     def _name_in_reference(self, node: Node) -> str | None:
         if self.reference is None:
@@ -110,10 +112,20 @@ def scale_of(model: Model, node: Node) -> Array:
 
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:
-    """The tensor as a model in ``reader``'s folder can hold it: external data elsewhere is taken in."""
-    if owner.path is None or reader.path is None or owner.path.parent == reader.path.parent:
+    """The tensor as a model in ``reader``'s folder can find it: external data stays where it is.
+
+    Its place may lie outside that folder, which ONNX does not allow: who writes the model takes such data in.
+    """
+    if not is_external(tensor) or owner.path is None or reader.path is None:
         return tensor
-    return with_own_bytes(tensor, owner.path.parent)
+    if owner.path.parent == reader.path.parent:
+        return tensor
+    moved = TensorProto()
+    moved.CopyFrom(tensor)
+    for entry in moved.external_data:
+        if entry.key == "location":
+            entry.value = os.path.relpath(owner.path.parent / entry.value, reader.path.parent)
+    return moved
 
 
 def _zero_point(model: Model, node: Node) -> npt.NDArray[np.float64]:

@@ -13,7 +13,16 @@ from onnx import TensorProto
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.opset import opset_of, raise_opset
-from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, map_tensors, refill, rename_tensors
+from qdqspec.graph.protos import (
+    all_graphs,
+    copy_model,
+    graphs_inside,
+    is_external,
+    map_tensors,
+    refill,
+    rename_tensors,
+)
+from qdqspec.graph.weights import tensor_bytes
 from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.recognize import Recognition, recognize
 from qdqspec.placement.restore import within_reach
@@ -34,14 +43,15 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     ``reference`` (the model before quantization) bit for bit. What `insert_qdq` made is undone byte for
     byte; only a raised opset stays raised. Where the result has just the nodes, weights and interface of the
     reference (at the model's opset), the reference itself is returned: tools reorder, and raise the opset.
-    Pairs that cannot be taken out are left and noted. External data refers to the folder of ``model``.
+    Pairs that cannot be taken out are left and noted. External data refers to the folder of ``model``, and may
+    lie outside it where it is the reference's: `save_model` takes it in.
     """
     expected = None if reference is None else _at_opset_of(model, reference)
     work = _Stripping(recognize(model, expected))
     proto = work.build()
     notes = [*work.notes()]
     if reference is not None and expected is not None:
-        if _same_parts(proto, _reachable(expected, model)):
+        if _same_parts(proto, _reachable(expected, model), model):
             return Stripped(_reachable(reference, model), (*notes, "equal to the reference"))
         notes.extend(_missing(proto, reference))
     if (before := _raised_from(model.proto)) is not None:
@@ -133,7 +143,8 @@ class _Stripping:
         rename_tensors(changed, self.found.now)
         if restored is not None:
             changed.output[0] = restored
-            next(a for a in changed.attribute if a.name == "value").t.CopyFrom(self.found.floats[restored])
+            weight = self.found.float_weight(restored)
+            next(a for a in changed.attribute if a.name == "value").t.CopyFrom(weight)
         return changed
 
     def _restored_constant(self, node: Node) -> str | None:
@@ -156,7 +167,7 @@ class _Stripping:
 
     def _float(self, name: str) -> TensorProto:
         """The restored weight as an initializer; the value of a Constant node may have any name inside."""
-        tensor = self.found.floats[name]
+        tensor = self.found.float_weight(name)
         if tensor.name == name:
             return tensor
         named = TensorProto()
@@ -225,16 +236,28 @@ def _at_opset_of(model: Model, reference: Model) -> Model:
     return reference
 
 
-def _same_parts(one: onnx.ModelProto, other: onnx.ModelProto) -> bool:
+def _same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> bool:
     """Whether two models have the same nodes and weights, in whatever order, and the same interface."""
     left, right = one.graph, other.graph
+    mine, its = ({t.name: t for t in graph.initializer} for graph in (left, right))
     return (
         left.input == right.input
         and left.output == right.output
         and one.functions == other.functions
-        and {t.name: t for t in left.initializer} == {t.name: t for t in right.initializer}
+        and mine.keys() == its.keys()
+        and all(_same_tensor(tensor, its[name], reader) for name, tensor in mine.items())
         and sorted(map(_bytes, left.node)) == sorted(map(_bytes, right.node))
     )
+
+
+def _same_tensor(one: TensorProto, other: TensorProto, reader: Model) -> bool:
+    """Whether two tensors are the same; one may hold its values, and the other have them in a file."""
+    if one == other or not (is_external(one) or is_external(other)):
+        return one == other
+    base = None if reader.path is None else reader.path.parent
+    return (one.data_type, list(one.dims)) == (other.data_type, list(other.dims)) and tensor_bytes(
+        one, base
+    ) == tensor_bytes(other, base)
 
 
 def _bytes(node: onnx.NodeProto) -> bytes:

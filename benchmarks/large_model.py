@@ -1,0 +1,133 @@
+"""A model above 2 GB through every verb and a search: ``python benchmarks/large_model.py [GIBIBYTES] [--trials N]``.
+
+Products with weights in one external file, mostly zeros, which takes no disk. For each verb the seconds, the peak
+memory of our own process and the most that its engines (child processes) held at a time. Bar: our own process at most
+1.3 times the model in `tune`. Needs disk for the results (reference, tuned, what the verbs write) and memory for an
+engine or two. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from tabulate import tabulate
+
+ROWS, COLUMNS = 4096, 8192  # of a weight, in turns
+BAR = 1.3
+_FILLED = 16384  # values of each weight that are not zero
+
+
+def write_model(folder: Path, gibibytes: float) -> Path:
+    """MatMul > Relu, as often as it takes; the weights are holes in a file but for their first values."""
+    size = 4 * ROWS * COLUMNS
+    count = int(np.ceil(gibibytes * 2**30 / size))
+    random = np.random.default_rng(0)
+    nodes, weights, x = [], [], "x"
+    with (folder / "large.bin").open("wb") as file:
+        for i in range(count):
+            file.seek(i * size)
+            file.write(random.normal(0, 0.05, _FILLED).astype(np.float32).tobytes())
+            dims = (ROWS, COLUMNS) if i % 2 == 0 else (COLUMNS, ROWS)
+            weight = TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=dims)
+            weight.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", "large.bin"), ("offset", i * size), ("length", size)):
+                weight.external_data.add(key=key, value=str(value))
+            weights.append(weight)
+            nodes += [
+                helper.make_node("MatMul", [x, f"w{i}"], [f"h{i}"], f"matmul{i}"),
+                helper.make_node("Relu", [f"h{i}"], [f"r{i}"], f"relu{i}"),
+            ]
+            x = f"r{i}"
+        file.truncate(count * size)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", x)]
+    ends[0] = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, ROWS])
+    graph = helper.make_graph(nodes, "large", ends[:1], ends[1:], weights)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        folder / "large.onnx",
+    )
+    return folder / "large.onnx"
+
+
+def measured(folder: Path, *words: str) -> tuple[int, float, float, float]:
+    """Exit code, seconds, peak of the process in MiB, and the most its children held together."""
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "qdqspec", *words]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    own = engines = 0.0
+    while process.poll() is None:
+        own = max(own, _mebibytes(process.pid, "VmHWM"))
+        engines = max(engines, sum(_mebibytes(pid, "RssAnon") for pid in _descendants(process.pid)))
+        time.sleep(0.1)
+    return process.returncode, time.perf_counter() - start, own, engines
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text(encoding="ascii").split():
+                found += [int(child), *_descendants(int(child))]
+    except OSError:
+        pass
+    return found
+
+
+def _mebibytes(pid: int, entry: str) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{entry}:")), 0.0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("gibibytes", nargs="?", type=float, default=2.3)
+    parser.add_argument("--trials", type=int, default=3)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "pyproject.toml").touch()
+        model = write_model(folder, asked.gibibytes)
+        size = (folder / "large.bin").stat().st_size / 2**20
+        tuned = "out/tuned.onnx"
+        steps = {
+            "inspect": ["large.onnx"],
+            "lint": ["large.onnx", "--target", "onnxruntime-cpu"],
+            "init": ["large.onnx"],
+            "fold": ["large.onnx", "-o", "scratch.onnx"],
+            "tune": ["large.onnx", "-o", "out", "--trials", str(asked.trials), "--no-cache"],
+            "import": [tuned, "-o", "imported.json"],
+            "apply": ["large.onnx", "out/scheme.json", "-o", "scratch.onnx"],
+            "diff": ["large.onnx", tuned],
+            "strip": [tuned, "-o", "scratch.onnx"],
+            "strip --reference": [tuned, "--reference", "large.onnx", "-o", "scratch.onnx"],
+        }
+        rows = []
+        for verb, words in steps.items():
+            code, seconds, own, engines = measured(folder, verb.split()[0], *words)
+            rows.append((verb, code, seconds, own, own / size, engines or None))
+            print(f"{verb}: exit {code}, {seconds:.0f} s", file=sys.stderr)
+            for file in folder.glob("scratch.onnx*"):
+                file.unlink()
+        external = sorted(file.name for file in model.parent.joinpath("out").glob("*.data"))
+    print(tabulate(rows, ("verb", "exit", "s", "own MiB", "of the model", "engines MiB"), floatfmt=".2f"))
+    worst = next(row[4] for row in rows if row[0] == "tune")
+    print(
+        f"\nmodel {size:.0f} MiB; external data of results: {', '.join(external) or 'none'}; "
+        f"tune {worst:.2f} times the model, bar {BAR}: {'ok' if worst <= BAR else 'MISSED'}"
+    )
+    return 0 if worst <= BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
