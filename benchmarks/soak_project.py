@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -81,15 +82,19 @@ class Project:
         return digest.hexdigest()
 
     def start(
-        self, *, python: tuple[str, ...] = ("-m", "pytest"), words: Mapping[str, object] = _NOTHING
+        self,
+        *,
+        python: tuple[str, ...] = ("-m", "pytest"),
+        words: Mapping[str, object] = _NOTHING,
+        before: Callable[[], None] | None = None,
     ) -> subprocess.Popen[str]:
-        """Begin a run, with ``words`` in its environment; what it prints goes to ``said.txt``."""
+        """Begin a run, with ``words`` in its environment, after ``before``; what it prints goes to ``said.txt``."""
         options = [f"--qdq-backend={self.backend}", "--qdq-update=new", "--qdq-json=run.json"]
         options += ["--qdq-report=report.html", "--qdq-report=report.md", "--qdq-report=report.csv"]
         if self.backend == "fake":
             options += [f"--qdq-backend-option={word}={value}" for word, value in SILENT.items()]
         environment = {**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.home), "CI": ""}
-        with (self.home / "said.txt").open("w") as said:
+        with self._printed.open("w") as said:
             return subprocess.Popen(
                 [sys.executable, *python, "specs", "-q", "-p", "no:cacheprovider", *options],
                 cwd=self.home,
@@ -97,6 +102,7 @@ class Project:
                 stdout=said,
                 stderr=said,
                 text=True,
+                preexec_fn=before,
                 env={**environment, **{word: str(value) for word, value in words.items()}},
             )
 
@@ -112,7 +118,11 @@ class Project:
 
     def said(self) -> str:
         """What the last run printed."""
-        return (self.home / "said.txt").read_text()
+        return self._printed.read_text()
+
+    @property
+    def _printed(self) -> Path:
+        return Path(tempfile.gettempdir()) / f"soak-said-{self.home.name}.txt"  # where there is room for it
 
     def clear(self) -> None:
         """Forget all that runs have left."""

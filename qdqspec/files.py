@@ -20,6 +20,7 @@ from pathlib import Path
 
 from qdqspec.errors import OutputError
 
+SHARED = "qdqspec-"  # begins the name of a user's folder for temporary ones
 RESULT = "result.json"  # of a case; written last: where it stands, what lies beside it belongs together
 
 _PREFIX, _SUFFIX = ".qdqspec-", ".part"
@@ -132,9 +133,16 @@ def explained(what: str, path: Path, cure: str = "choose another folder") -> Ite
 def unwritable(what: str, path: Path, error: OSError, cure: str = "choose another folder") -> OutputError:
     """The error of a file that cannot be written. On a full disk the cure begins with making room."""
     reason = error.strerror or str(error) or type(error).__name__
+    if is_temporary(path):
+        cure = "set TMPDIR to another folder"
     if is_full(error):
         cure = f"free some space or {cure}"
     return OutputError(f"{what} cannot be written: {reason}", where=path, cure=cure)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a path lies in the folder that all temporary ones of a user share."""
+    return any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{SHARED}*"))
 
 
 def is_full(error: BaseException) -> bool:

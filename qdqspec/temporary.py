@@ -17,7 +17,7 @@ from types import TracebackType
 
 from filelock import FileLock, Timeout
 
-from qdqspec.files import explained
+from qdqspec.files import SHARED, explained
 
 _RUNS = "runs"
 
@@ -51,7 +51,7 @@ class TemporaryFolder:
 def shared_folder(name: str) -> Path:
     """A folder that all processes of this user share, such as one for locks. Raises `OutputError`."""
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    own = Path(tempfile.gettempdir()) / f"qdqspec-{user}"
+    own = Path(tempfile.gettempdir()) / f"{SHARED}{user}"
     with explained("the temporary folder", own, _CURE):
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(own)

@@ -48,6 +48,8 @@ def check_model(proto: onnx.ModelProto, path: Path) -> None:
         _check_type(tensor, path)
         if is_external(tensor):
             own |= _check_place(tensor, path) == path
+        elif tensor.HasField("raw_data"):
+            _check_length(len(tensor.raw_data), tensor, path)
     # The checker would read a whole large file twice over to see weights that were measured already.
     problem = _problem(_without_values(proto) if own else str(path))
     if problem is not None and _NO_SHAPE in problem:
@@ -106,10 +108,11 @@ def _check_texts(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _texts(proto: onnx.ModelProto) -> Iterator[str]:
-    for opset in proto.opset_import:
-        yield opset.domain
+    yield from (proto.producer_name, proto.producer_version, proto.domain, proto.doc_string)
+    yield from (opset.domain for opset in proto.opset_import)
     yield from _properties(proto.metadata_props)
     for graph in all_graphs(proto.graph):
+        yield from (graph.name, graph.doc_string)
         for info in chain(graph.input, graph.output, graph.value_info):
             yield info.name
             yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
@@ -224,12 +227,8 @@ def _check_place(tensor: TensorProto, path: Path) -> Path:
     file, said = _place(tensor, path)
     offset, length = (_whole_number(said, key, tensor, path) for key in ("offset", "length"))
     needed = _needed(tensor)
-    if length is not None and length != needed:
-        raise ModelError(
-            f"the model is not valid ONNX: tensor '{tensor.name}' has {length} bytes, and its shape needs {needed}",
-            where=path,
-            cure=_AGAIN,
-        )
+    if length is not None:
+        _check_length(length, tensor, path)
     if (offset or 0) + needed > file.stat().st_size:
         raise ModelError(
             f"the external data of tensor '{tensor.name}' ends before its {needed} bytes from {offset or 0} on",
@@ -237,6 +236,15 @@ def _check_place(tensor: TensorProto, path: Path) -> Path:
             cure="copy the file again",
         )
     return file
+
+
+def _check_length(length: int, tensor: TensorProto, path: Path) -> None:
+    if not _is_text(tensor) and length != (needed := _needed(tensor)):
+        raise ModelError(
+            f"the model is not valid ONNX: tensor '{tensor.name}' has {length} bytes, and its shape needs {needed}",
+            where=path,
+            cure=_AGAIN,
+        )
 
 
 def _whole_number(said: dict[str, str], key: str, tensor: TensorProto, path: Path) -> int | None:

@@ -12,13 +12,15 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from qdqspec.errors import ModelError, OutputError
+from qdqspec.errors import ModelError
+from qdqspec.files import unwritable
 from qdqspec.graph.protos import is_external, map_tensors, size_of
 
 # ONNX Runtime's shape inference reads shapes and axes, and fails where these are external data ("Cannot
 # parse data from external tensors"). They are 32 or 64 bits wide, and weights never are.
 _INLINE = frozenset({TensorProto.STRING, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
 
+WEIGHTS = "weights.bin"  # what the file is called unless it is told otherwise
 _ALIGNMENT = 64  # bytes: a cache line, and wide enough for any vector load from a memory map
 
 
@@ -36,7 +38,7 @@ class WeightStore:
         *,
         base: Path | None = None,
         threshold_bytes: int = 1024,
-        file_name: str = "weights.bin",
+        file_name: str = WEIGHTS,
     ) -> None:
         self.path = folder / file_name
         self._base = base
@@ -46,9 +48,7 @@ class WeightStore:
         try:
             self.path.touch()
         except OSError as error:
-            raise OutputError(
-                f"weights cannot be written: {error.strerror}", where=self.path, cure="choose another folder"
-            ) from None
+            raise unwritable("the weights' file", self.path, error) from None
 
     def externalize(self, tensor: TensorProto) -> TensorProto:
         """The same tensor with its bytes in the file; small ones and those of shape types come back inline.
@@ -66,11 +66,7 @@ class WeightStore:
             try:
                 self._places[digest] = (self._write(data), len(data))
             except OSError as error:
-                raise OutputError(
-                    f"weights cannot be written: {error.strerror}",
-                    where=self.path,
-                    cure=f"free {len(data)} bytes there or choose another folder",
-                ) from None
+                raise unwritable("the weights' file", self.path, error) from None
         return self._places[digest]
 
     def _write(self, data: bytes) -> int:

@@ -8,6 +8,7 @@ their log. It must not know of placements, searches or specs.
 
 from __future__ import annotations
 
+import shutil
 import signal
 import weakref
 from collections import Counter
@@ -25,7 +26,8 @@ from qdqspec.backends.base import (
     BuildOptions,
     Capabilities,
 )
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, OutputError
+from qdqspec.graph.weights import WEIGHTS
 from qdqspec.measure._child import Child
 from qdqspec.measure._processes import Interpreters, Zygote, can_fork, open_launcher
 from qdqspec.measure._records import layer_from_json, options_to_json, samples_from_json
@@ -36,6 +38,7 @@ from qdqspec.types import DeviceKey, LayerTime, Samples
 
 BUILD_TIMEOUT = 600.0
 CALL_TIMEOUT = 120.0
+_PROFILE_ROOM = 16 << 20
 _SLOWER_THAN_SEEN = (
     10  # how much slower than the slowest run so far a run may become before it counts as hung
 )
@@ -167,7 +170,10 @@ class IsolatedEngine:
     def ask(
         self, request: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
     ) -> tuple[Header, dict[str, Array]]:
-        """Send one request and wait for its answer. Any failure closes the engine and is a `BackendError`."""
+        """Send one request and wait for its answer. Any failure closes the engine and is a `BackendError`.
+
+        On a disk without room for what an engine writes it is an `OutputError`, which no candidate is blamed for.
+        """
         if not self._bury.alive:
             raise BackendError("the engine is closed", where=self._model, cure="build the model again")
         seconds = self._call_timeout if timeout is None else timeout
@@ -175,15 +181,15 @@ class IsolatedEngine:
             self._child.stream.send(request, arrays, seconds)
             answer, outputs = self._child.stream.receive(seconds)
         except TimeoutError:
-            raise self._hung(request["do"], seconds) from None
+            raise self._blamed(self._hung(request["do"], seconds)) from None
         except WireClosedError:
-            raise self._crashed(request["do"]) from None
+            raise self._blamed(self._crashed(request["do"])) from None
         except BaseException:  # an interrupt leaves an answer on the line that nobody will read
             self.close()
             raise
         if "error" in answer:
             self.close()
-            raise _error_from_json(answer["error"], self._model)
+            raise self._blamed(_error_from_json(answer["error"], self._model))
         self._spent[request["do"]] += answer["cpu_seconds"] - self._cpu_seconds
         self._cpu_seconds = answer["cpu_seconds"]
         return answer, outputs
@@ -206,6 +212,30 @@ class IsolatedEngine:
         return BackendError(
             _with_words(f"the engine's process {fate} during '{what}'", words), where=self._model
         )
+
+    def _blamed(self, error: BackendError) -> BackendError | OutputError:
+        """The error itself, or that there was no room for the temporary files of an engine.
+
+        Runtimes tell of a full disk in words of their own, as half a profile, or not at all.
+        """
+        folder = self._child.folder.parent
+        try:
+            left = shutil.disk_usage(folder).free
+        except OSError:
+            return error
+        if left >= _room_for(self._model):
+            return error
+        return OutputError(
+            f"{left / 2**20:.1f} MiB are left in the temporary folder, and an engine failed: {error.what}",
+            where=folder,
+            cure="free some space or set TMPDIR to another folder",
+        )
+
+
+def _room_for(model: Path) -> int:
+    """Bytes that an engine may write while it is built and profiled: the optimized model, a profile, a log."""
+    files = (model, model.with_name(WEIGHTS))
+    return _PROFILE_ROOM + sum(file.stat().st_size for file in files if file.exists())
 
 
 def _fate(code: int) -> str:

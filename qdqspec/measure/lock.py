@@ -32,7 +32,8 @@ class RunLock:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            remove_partial(self._folder)
+            for folder in (self._folder, *(path for path in self._folder.iterdir() if path.is_dir())):
+                remove_partial(folder)
             self._owner.write_text(json.dumps({"pid": os.getpid()}), encoding="utf-8")
         except Timeout:
             raise StateError(

@@ -178,8 +178,12 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "an unknown type": (first(data_type=99), "the unknown type 99"),
     "a negative type": (first(data_type=-1), "the unknown type -1"),
     "negative dimensions": (first(dims=[-4, 27]), "dimensions [-4, 27]"),
-    "dimensions beyond all numbers": (first(dims=[2**40, 2**40]), "overflow"),
-    "more values than bytes": (first(dims=[10**9]), "too small"),
+    "dimensions beyond all numbers": (
+        first(dims=[2**40, 2**40]),
+        "its shape needs 4835703278458516698824704",
+    ),
+    "more values than bytes": (first(dims=[10**9]), "its shape needs 4000000000"),
+    "more bytes than values": (first(dims=[4, 1, 3, 3]), "has 432 bytes, and its shape needs 144"),
     "a weight twice": (lambda p: p.graph.initializer.append(p.graph.initializer[0]), "not unique"),
     "a node twice": (lambda p: p.graph.node.append(p.graph.node[0]), "single static assignment"),
     "a cycle": (lambda p: p.graph.node[0].input.__setitem__(0, "y"), "topologically sorted"),
@@ -190,6 +194,10 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "words": (lambda _: b"words\n" * 50, "not a readable ONNX file"),
     "a node's name that is no text": (
         lambda p: p.SerializeToString().replace(b"\x04relu", b"\x04re\xffu"),
+        "is not text",
+    ),
+    "a graph's name that is no text": (
+        lambda p: p.SerializeToString().replace(b"\x05small", b"\x05sm\xe7ll"),
         "is not text",
     ),
     "an input's name that is no text": (

@@ -97,5 +97,5 @@ def test_external_data_that_ends_early_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"nowhere.weights\.bin: weights cannot be written"):
+    with pytest.raises(OutputError, match=r"nowhere.weights\.bin: the weights' file cannot be written"):
         WeightStore(tmp_path / "nowhere")

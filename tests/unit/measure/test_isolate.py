@@ -17,7 +17,7 @@ import pytest
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeDevice
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, OutputError
 from qdqspec.measure._processes import can_fork
 from qdqspec.measure.isolate import Isolated, IsolatedEngine
 
@@ -330,3 +330,16 @@ def test_what_engines_use_of_the_processor_is_added_up_by_request(
     assert spent["build"] > 0
     assert spent["run"] > 0
     assert not spent["layers"]
+
+
+def test_a_full_disk_is_not_held_against_a_candidate(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runtimes do not say that the disk is full: they write half a profile, and fail to read it."""
+    words = BuildOptions(extra={"fake.raise": "build"})
+    with Isolated("fake") as backend:
+        with pytest.raises(BackendError, match="simulated failure in build"):
+            backend.build(model, words)
+        usage = shutil.disk_usage(model)._replace(free=3 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+        with pytest.raises(OutputError, match=r"3\.0 MiB are left .* simulated failure in build") as caught:
+            backend.build(model, words)
+        assert "free some space or set TMPDIR" in str(caught.value)
