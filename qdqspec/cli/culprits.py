@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_case, is_spec
-from qdqspec.cli.words import FINE, say, say_json, settings_from
+from qdqspec.cli.words import FINE, inputs_given, say, say_json, settings_from
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.types import Case
 
@@ -50,19 +50,19 @@ def _meant(
     (what,) = arguments.what
     if what.endswith(".onnx"):
         with _model(Path(what), arguments.reference) as (reference, pairs):
-            yield _with_data(Case(id="default", model=reference), arguments.data), pairs
+            yield _as_given(Case(id="default", model=reference), arguments), pairs
         return
     if is_spec(Path(what.partition("::")[0])):
         case = find_case(what, settings, Path.cwd())
-        yield _with_data(case, arguments.data), _pairs(settings.folder(case), f"run it once: pytest {what}")
+        yield _as_given(case, arguments), _pairs(settings.folder(case), f"run it once: pytest {what}")
         return
     folder = Path(what).absolute()
     pairs = _pairs(folder, "name a case, the folder that a run left, or a model")
-    yield _with_data(Case(id="default", model=folder / _REFERENCE), arguments.data), pairs
+    yield _as_given(Case(id="default", model=folder / _REFERENCE), arguments), pairs
 
 
-def _with_data(case: Case, data: Path | None) -> Case:
-    return case if data is None else replace(case, inputs=replace(case.inputs, evaluation=data.absolute()))
+def _as_given(case: Case, arguments: argparse.Namespace) -> Case:
+    return replace(case, inputs=inputs_given(case.inputs, shapes=arguments.shapes, data=arguments.data))
 
 
 def _pairs(folder: Path, cure: str) -> tuple[PlacedPair, ...]:

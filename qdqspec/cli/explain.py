@@ -7,19 +7,21 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.culprits import explain_culprits
-from qdqspec.cli.words import FINE, add_verb, say, say_json, settings_from
+from qdqspec.cli.words import FINE, add_verb, inputs_given, say, say_json, settings_from, shapes
 from qdqspec.errors import BackendError, BackendUnavailableError, StateError
+from qdqspec.types import Inputs
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
     from qdqspec.config import Settings
     from qdqspec.report.explain import Engine
-    from qdqspec.types import Clock, Trial
+    from qdqspec.types import Case, Clock, Trial
 
 _GRAPH = ".graph.json"
 _MOST_BYTES = 256 << 20  # of a file that is read whole
@@ -58,6 +60,9 @@ def add_verbs(verbs: Verbs) -> None:
         metavar="NPZ",
         help="Inputs for --culprits (default: those of the spec, else random).",
     )
+    parser.add_argument(
+        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
+    )
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -79,12 +84,14 @@ def _engines(arguments: argparse.Namespace) -> Sequence[Engine]:
     if len(arguments.what) > 1:
         return _from_files(arguments.what)
     (what,) = arguments.what
+    given = partial(inputs_given, shapes=arguments.shapes, data=arguments.data)
     if what.endswith(".onnx"):
-        return _from_model(Path(what), arguments.reference, settings)
+        return _from_model(Path(what), arguments.reference, given(Inputs()), settings)
     if Path(what).is_dir():
-        return _from_folder(Path(what), settings)
+        return _from_folder(Path(what), given(Inputs()), settings)
     if is_spec(Path(what.partition("::")[0])):
-        return _from_case(what, settings)
+        case = find_case(what, settings, Path.cwd())
+        return _from_case(case, what, given(case.inputs), settings)
     return _from_files([what])
 
 
@@ -152,17 +159,16 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
 # ---- results of a run ---------------------------------------------------------------------------
 
 
-def _from_case(what: str, settings: Settings) -> list[Engine]:
-    case = find_case(what, settings, Path.cwd())
+def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> list[Engine]:
     folder = settings.folder(case)
     if not (folder / _RESULT).is_file():
         raise StateError(
             f"there are no results of {case.name} yet", where=folder, cure=f"run it once: pytest {what}"
         )
-    return _from_folder(folder, settings)
+    return _from_folder(folder, inputs, settings)
 
 
-def _from_folder(folder: Path, settings: Settings) -> list[Engine]:
+def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engine]:
     """What the search profiled; where the winner was never profiled, both models are now."""
     result = _result(folder)
     trials = _trials(folder / _JOURNAL)
@@ -171,7 +177,9 @@ def _from_folder(folder: Path, settings: Settings) -> list[Engine]:
     tuned = next((t for t in trials if t.layers and t.placement.digest == digest), None)
     if reference is None or tuned is None:
         settings = replace(settings, backend=str(result.get("backend", settings.backend)))
-        return _profiled({"reference": folder / "reference.onnx", "tuned": folder / "tuned.onnx"}, settings)
+        return _profiled(
+            {"reference": folder / "reference.onnx", "tuned": folder / "tuned.onnx"}, inputs, settings
+        )
     ops = {node: op for op, nodes in (result.get("ops") or {}).items() for node in nodes}
     return [
         _engine(role, trial, _median(result, role), ops)
@@ -218,7 +226,7 @@ def _trials(path: Path) -> list[Trial]:
 # ---- models -------------------------------------------------------------------------------------
 
 
-def _from_model(path: Path, reference: Path | None, settings: Settings) -> list[Engine]:
+def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Settings) -> list[Engine]:
     from qdqspec.graph.model import QDQ_OPS, load_model
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
@@ -226,16 +234,16 @@ def _from_model(path: Path, reference: Path | None, settings: Settings) -> list[
 
     model = load_model(path)
     if reference is not None:
-        return _profiled({"reference": reference, "tuned": path}, settings)
+        return _profiled({"reference": reference, "tuned": path}, inputs, settings)
     if not any(node.op_type in QDQ_OPS for node in model.nodes):
-        return _profiled({path.stem: path}, settings)
+        return _profiled({path.stem: path}, inputs, settings)
     with TemporaryFolder() as folder:
         stripped = folder / "reference.onnx"
         save_model(strip_qdq(model).proto, stripped, inputs=[path], base=path.absolute().parent)
-        return _profiled({"reference": stripped, "tuned": path}, settings)
+        return _profiled({"reference": stripped, "tuned": path}, inputs, settings)
 
 
-def _profiled(models: Mapping[str, Path], settings: Settings) -> list[Engine]:
+def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[Engine]:
     from qdqspec.backends.base import BuildOptions
     from qdqspec.graph.model import load_model
     from qdqspec.measure.isolate import Isolated
@@ -252,7 +260,7 @@ def _profiled(models: Mapping[str, Path], settings: Settings) -> list[Engine]:
                 cure=availability.install or None,
             )
         clock: Clock = "cpu" if settings.threads == 1 else "wall"
-        found = profile_models(models, backend, options, clock=clock, seed=settings.seed)
+        found = profile_models(models, backend, options, inputs, clock=clock, seed=settings.seed)
     return [
         Engine(name=name, layers=one.layers, end_to_end_ms=one.median_ms, ops=ops, notes=one.samples.notes)
         for name, one in found.items()

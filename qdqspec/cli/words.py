@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -21,6 +22,7 @@ FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import Backend
+    from qdqspec.types import Inputs
 
     Verbs: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - it has no other name
 
@@ -115,3 +117,13 @@ def shapes(text: str) -> dict[str, list[int]]:
     if "".join(match[0] for match in found) != text or not found:
         raise argparse.ArgumentTypeError(f"'{text}' is no list of shapes such as images:1x3x224x224,ids:1x16")
     return {match["name"]: [int(dim) for dim in match["dims"].split("x")] for match in found}
+
+
+def inputs_given(inputs: Inputs, *, shapes: dict[str, list[int]] | None, data: Path | None) -> Inputs:
+    """The inputs of a case with what the command line says of them: ``--shapes``, and ``--data`` to compare on."""
+    from qdqspec.types import InputShape, ShapeProfile
+
+    if shapes is not None:
+        fixed = {name: InputShape(min=(*dims,), opt=(*dims,), max=(*dims,)) for name, dims in shapes.items()}
+        inputs = replace(inputs, profiles=(ShapeProfile(shapes=fixed),))
+    return inputs if data is None else replace(inputs, evaluation=data.absolute())

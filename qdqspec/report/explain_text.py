@@ -15,7 +15,7 @@ from qdqspec.types import LayerTime
 from qdqspec.units import ms_text, percent_text, plain, share_text
 
 SCHEMA_VERSION = 1
-_NAME_WIDTH = 46
+_NAME_WIDTH = 60
 _LISTED = 12  # Q and DQ that stand alone are listed up to here
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
 from qdqspec.graph.model import load_model
 from qdqspec.measure.race import settle
+from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.random_inputs import random_feeds
 from qdqspec.parity.shapes import resolve_shapes
 from qdqspec.types import Clock, Inputs, InputShape, LayerTime, Samples, ShapeProfile
@@ -29,13 +30,23 @@ class Profiled:
 
 
 def profile_models(
-    models: Mapping[str, Path], backend: Backend, options: BuildOptions, *, clock: Clock, seed: int = 0
+    models: Mapping[str, Path],
+    backend: Backend,
+    options: BuildOptions,
+    inputs: Inputs,
+    *,
+    clock: Clock,
+    seed: int = 0,
 ) -> dict[str, Profiled]:
-    """Profile models with the same inputs, seeded random ones; raises `BackendError` where one does not build."""
+    """Profile models with the same inputs: seeded random ones, shaped as ``inputs`` say or their data tells.
+
+    Raises `BackendError` where one does not build.
+    """
     random = np.random.default_rng(seed)
     with ExitStack() as opened:
         engines = {
-            name: opened.enter_context(_built(path, backend, options, seed)) for name, path in models.items()
+            name: opened.enter_context(_built(path, backend, options, _feeds(path, inputs, seed)))
+            for name, path in models.items()
         }
         turns = {name: settle(engine, clock) for name, engine in engines.items()}
         samples = dict.fromkeys(engines, Samples())
@@ -52,14 +63,14 @@ def profile_models(
         }
 
 
-def _feeds(path: Path, seed: int) -> dict[str, Array]:
+def _feeds(path: Path, inputs: Inputs, seed: int) -> dict[str, Array]:
     model = load_model(path)
-    return dict(next(iter(random_feeds(model, resolve_shapes(model, Inputs()), seed, 1))))
+    shapes = resolve_shapes(model, shaped_by_data(model, inputs))
+    return dict(next(iter(random_feeds(model, shapes, seed, 1))))
 
 
 @contextmanager
-def _built(path: Path, backend: Backend, options: BuildOptions, seed: int) -> Iterator[Engine]:
-    feeds = _feeds(path, seed)
+def _built(path: Path, backend: Backend, options: BuildOptions, feeds: dict[str, Array]) -> Iterator[Engine]:
     shapes = {name: InputShape(min=v.shape, opt=v.shape, max=v.shape) for name, v in feeds.items()}
     fitting = replace(options, profiles=(ShapeProfile(shapes=shapes),))
     with closing(backend.build(path, fitting)) as engine:

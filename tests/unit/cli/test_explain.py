@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 
 DATA = Path(__file__).parents[2] / "data"
@@ -201,3 +202,18 @@ def test_one_model_is_ranked_at_a_time(verb):
     result = verb("explain", "a.onnx", "b.onnx", "--culprits")
     assert result.code == 2
     assert "one case or model" in result.err
+
+
+def test_dynamic_dimensions_are_given_on_the_command_line(verb, tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> net (float[batch,steps] x) => (float[batch,steps] y) {
+          [relu] y = Relu(x) }"""
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    missing = verb("explain", "net.onnx")
+    assert missing.code == 2
+    assert "--shapes" in missing.err
+    result = verb("explain", "net.onnx", "--shapes", "x:2x5")
+    assert result.code == 0
+    assert "relu" in result.out
+    assert verb("explain", "net.onnx", "--shapes", "z:2x5").code == 2
