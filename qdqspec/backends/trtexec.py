@@ -9,11 +9,13 @@ words from configuration, all optional:
 - ``trtexec.args``: more arguments, as a shell splits them: ``--builderOptimizationLevel=4``.
 - ``trtexec.timing-cache``: the file that builds of a run share; by default one in the folder of the run. Fresh
   builds, which are to show how much builds differ, take none.
+- ``trtexec.plugins``: plugin libraries, separated as in PATH. The command line gives them, never a spec.
 - ``trtexec.warmup-ms``: how long an engine runs before it is timed (500).
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -62,11 +64,12 @@ class TrtexecOptions:
     args: tuple[str, ...] = ()
     timing_cache: Path | None = None
     warmup_ms: int = 500
+    plugins: tuple[str, ...] = ()
 
 
 def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
     """Read the words that begin with ``trtexec.``; raise `ConfigError` for an unknown or unreadable one."""
-    known = ("args", "timing-cache", "warmup-ms")
+    known = ("args", "plugins", "timing-cache", "warmup-ms")
     words = {
         word.removeprefix("trtexec."): text for word, text in extra.items() if word.startswith("trtexec.")
     }
@@ -78,6 +81,7 @@ def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
             args=tuple(shlex.split(words.get("args", ""))),
             timing_cache=Path(words["timing-cache"]) if "timing-cache" in words else None,
             warmup_ms=int(words.get("warmup-ms", "500")),
+            plugins=tuple(part for part in words.get("plugins", "").split(os.pathsep) if part),
         )
     except ValueError as error:
         raise ConfigError(
@@ -250,6 +254,7 @@ class TrtexecEngine:
         """Own arguments stand in place of ours: given twice, trtexec takes whichever it likes."""
         own = {word.partition("=")[0] for word in self._words.args}
         words = [*words, f"{_DEVICE}{self._device}"] if self._device else words
+        words = [*words, *(f"--staticPlugins={library}" for library in self._words.plugins)]
         words, wanted = ([w for w in ours if w.partition("=")[0] not in own] for ours in (words, wanted))
         return self._tool.run(
             [*words, *self._words.args], model=Path(self._model.where), seconds=seconds, wanted=wanted

@@ -62,6 +62,9 @@ def add_verbs(verbs: Verbs) -> None:
         metavar="NAME:1x3x224x224",
         help="Shapes of inputs whose dimensions are dynamic; several with commas.",
     )
+    parser.add_argument(
+        "--scales", type=Path, metavar="FILE", help="Ranges known already: a calibration cache, or JSON."
+    )
     parser.add_argument("--strategy", metavar="NAME", help="Search strategy (default: attribution).")
     parser.add_argument("--preset", choices=("quick", "default", "extensive"), help="Size of the search.")
     parser.add_argument("--trials", type=_positive(int), metavar="N", help="At most so many builds.")
@@ -118,6 +121,8 @@ def _as_asked(case: Case, arguments: argparse.Namespace) -> Case:
     inputs, quantize = case.inputs, case.quantize
     if arguments.calibration is not None:
         inputs = replace(inputs, calibration=arguments.calibration.absolute())
+    if arguments.scales is not None:
+        inputs = replace(inputs, scales=arguments.scales.absolute())
     if arguments.shapes is not None:
         from qdqspec.spec.inline import inline_case
 

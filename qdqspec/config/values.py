@@ -17,6 +17,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _GUARDED = {
     "onnxruntime.plugins": "--qdq-plugin",
     "tensorrt.plugins": "--qdq-plugin",
+    "trtexec.plugins": "--qdq-plugin",
     "trtexec.args": "--qdq-trtexec-args",
 }
 

@@ -77,10 +77,17 @@ class CaseBench:
         return key_of(
             self.case,
             self.given.sha256,
-            " ".join([data_digest(self.case.inputs.calibration), *self._held_to]),
+            " ".join([*self._data, *self._held_to]),
             " ".join([self.device.key, *(f"{word}={text}" for word, text in words)]),
             self.settings.seed,
         )
+
+    @property
+    def _data(self) -> tuple[str, ...]:
+        """What the numbers of pairs come from."""
+        inputs = self.case.inputs
+        scales = (f"scales {data_digest(inputs.scales)}",) if inputs.scales is not None else ()
+        return data_digest(inputs.calibration), *scales
 
     @property
     def journal_header(self) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,21 +16,21 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
-from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.profiles import Load
 from qdqspec.parity.data import Dataset, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
+from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.quantize.ranges import tie_ranges
+from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
 from qdqspec.regions.search import find_regions
 from qdqspec.session.fusion import FusionBuild, Groups, told_groups
+from qdqspec.session.observing import Observing
 from qdqspec.session.patterns import require_patterns
 from qdqspec.session.scores import Scores
-from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, InputShape, PatternRules, Placement, Region
 
 RANDOM_SAMPLES = 8
@@ -171,16 +171,8 @@ class Prepared:
 
     @cached_property
     def _numbered(self) -> tuple[SchemeSpace, Quantizer]:
-        rules, space = self.case.quantize, self.candidates
-        with ExitStack() as observers:
-            ranges = calibrate(
-                self.model,
-                space.tensors,
-                self.feeds,
-                rules.calibration,
-                partial(self._observe, observers),
-                note=self.warnings.append,
-            )
+        space = self.candidates
+        ranges = self._ranges(space)
         quantizer = Quantizer(
             self.model,
             tie_ranges(self.model, ranges),
@@ -189,6 +181,21 @@ class Prepared:
             biases=space.bias_sources,
         )
         return space.known(ranges.keys()), quantizer
+
+    def _ranges(self, space: SchemeSpace) -> dict[str, TensorRange]:
+        """The range of each activation that may be quantized: as a file says, or from calibration."""
+        given = self.case.inputs.scales
+        if given is not None:
+            return given_ranges(given, space.tensors, self.given.where, self.warnings.append)
+        with ExitStack() as observers:
+            return calibrate(
+                self.model,
+                space.tensors,
+                self.feeds,
+                self.case.quantize.calibration,
+                partial(self._observe, observers),
+                note=self.warnings.append,
+            )
 
     @property
     def space(self) -> SchemeSpace:
@@ -201,29 +208,16 @@ class Prepared:
         return self._numbered[1]
 
     def _observe(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
-        """Run the observer until ``observers`` are closed: on the backend where that gives outputs fast enough."""
-        path = observers.enter_context(TemporaryFolder()) / "observer.onnx"
-        save_model(observer, path, base=require_path(self.given).parent)
-        backend = self._backend
-        if not self.capabilities.observes:
-            backend = observers.enter_context(Isolated("onnxruntime"))
-        with self._explained(path):
-            engine = observers.enter_context(closing(backend.build(path, self._options)))
+        """What runs the observer, until ``observers`` are closed."""
+        base = require_path(self.given).parent
+        return self._observing.runner(
+            observers, observer, base, cure=_GIVE_DATA if self.calibration is None else None
+        )
 
-        def run(feed: Feed) -> Mapping[str, Array]:
-            with self._explained(path, cure=_GIVE_DATA if self.calibration is None else None):
-                return engine.run(feed)
-
-        return run
-
-    @contextmanager
-    def _explained(self, observer: Path, cure: str | None = None) -> Iterator[None]:
-        """What goes wrong with the observer, told of the model that it observes."""
-        try:
-            yield
-        except BackendError as error:
-            what = error.what.replace(str(observer), self.given.where)
-            raise BackendError(what, where=self.given.where, cure=error.cure or cure) from None
+    @cached_property
+    def _observing(self) -> Observing:
+        alone, note = self.capabilities.observes, self._note_once
+        return Observing(self.given, self._backend, self._options, alone=alone, note=note)
 
     @property
     def nothing(self) -> str:
@@ -256,7 +250,10 @@ class Prepared:
                 self.warnings.append(f"format {name} is left out: {self._backend.name} {why}; {rest}")
 
     def _warn_random(self) -> None:
-        warning = "no calibration data: random inputs are used, so scales and parity prove little"
+        proves = "scales and parity prove" if self.case.inputs.scales is None else "parity proves"
+        self._note_once(f"no calibration data: random inputs are used, so {proves} little")
+
+    def _note_once(self, warning: str) -> None:
         if warning not in self.warnings:
             self.warnings.append(warning)
 

@@ -43,6 +43,7 @@ class Asked(TypedDict, total=False):
     activations: str
     outputs: bool
     calibration: PathLike
+    scales: PathLike
     evaluation: PathLike
     shapes: Mapping[str, Shape]
     batch: int
@@ -90,7 +91,7 @@ _PLACES = {
     "quant": ("quantize", "format"),
     "calibrate": ("quantize", "calibration"),
     **{word: ("quantize", word) for word in ("weights", "activations", "outputs")},
-    **{word: ("inputs", word) for word in ("calibration", "evaluation", "shapes")},
+    **{word: ("inputs", word) for word in ("calibration", "scales", "evaluation", "shapes")},
     **{word: ("patterns", word) for word in ("allow", "deny")},
     **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},
     "regions": ("regions", "by"),

@@ -76,6 +76,11 @@ class InputsSection(Section):
     calibration: SpecPath | None = Field(
         default=None, description="An .npz with one array per input, first axis samples; or a folder of them."
     )
+    scales: SpecPath | None = Field(
+        default=None,
+        description="Ranges of activations that are known already: a calibration cache of TensorRT, or JSON with "
+        "{tensor: 6.0} or {tensor: [-1.5, 6.0]}. Activations without one stay in floating point.",
+    )
     evaluation: SpecPath | None = Field(
         default=None, description="An .npz with inputs and labels, for accuracy."
     )
@@ -84,7 +89,10 @@ class InputsSection(Section):
         """As a frozen record; no shapes is one profile without shapes."""
         profiles = tuple(_profile_record(profile) for profile in self.shapes)
         return Inputs(
-            profiles=profiles or (ShapeProfile(),), calibration=self.calibration, evaluation=self.evaluation
+            profiles=profiles or (ShapeProfile(),),
+            calibration=self.calibration,
+            scales=self.scales,
+            evaluation=self.evaluation,
         )
 
 

@@ -39,11 +39,15 @@ class ShapeProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Shapes and data of a case. Paths are absolute."""
+    """Shapes and data of a case. Paths are absolute.
+
+    ``scales`` names a calibration cache, or JSON with a range a tensor: what it says is not looked for in data.
+    """
 
     profiles: tuple[ShapeProfile, ...] = (ShapeProfile(),)
     batch: int | None = None  # from the matrix: replaces the first dimension of every input
     calibration: Path | None = None
+    scales: Path | None = None
     evaluation: Path | None = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -185,6 +186,13 @@ def test_a_fresh_build_takes_no_timing_cache(install_trtexec, model, tmp_path, o
     tool = install_trtexec()
     Trtexec().build(model, BuildOptions(state=tmp_path / "state", fresh=True, extra=own)).close()
     assert "--timingCacheFile" not in names(tool.calls()[0])
+
+
+def test_plugins_reach_every_call(install_trtexec, engine):
+    tool = install_trtexec()
+    engine(plugins=os.pathsep.join(["/a/one.so", "/b/two.so"])).time(2)
+    for words in tool.calls():
+        assert {"--staticPlugins=/a/one.so", "--staticPlugins=/b/two.so"} <= set(words)
 
 
 def test_options_that_are_no_options():

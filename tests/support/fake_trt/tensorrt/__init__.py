@@ -293,6 +293,15 @@ def _refused(proto: onnx.ModelProto) -> list[ParserError]:
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
     found = []
     for index, node in enumerate(proto.graph.node):
+        if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in _plugins:
+            found.append(
+                ParserError(
+                    'Assertion failed: creator && "Plugin not found, are the plugin name, version, and namespace '
+                    'correct?"',
+                    node,
+                    index,
+                )
+            )
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
             continue
         zero = numpy_helper.to_array(constants[node.input[2]])
@@ -343,13 +352,21 @@ class ICudaEngine:
         self._model = Model(onnx.load(plan["path"]), path=Path(plan["path"]))
         settings = ort.SessionOptions()
         settings.log_severity_level = 4
-        self._session = ort.InferenceSession(plan["path"], settings, providers=["CPUExecutionProvider"])
+        runnable: Any = plan["path"]
+        if _plugins:
+            proto = onnx.load(plan["path"])
+            proto.functions.extend(_plugins.values())
+            runnable = proto.SerializeToString()
+        self._session = ort.InferenceSession(runnable, settings, providers=["CPUExecutionProvider"])
         cost = cost_of(self._model, 0, 0.05)
         self._costs = [_with_tactics(cost, tactics) for tactics in plan["tactics"]]
         self._cost = self._costs[0]
         graph = self._model.proto.graph
         constants = {tensor.name for tensor in graph.initializer}
         self._tensors = {v.name: ITensor(v) for v in (*graph.input, *graph.output) if v.name not in constants}
+        for output in self._session.get_outputs():  # the network knows shapes that the file does not tell
+            dims = (dim if isinstance(dim, int) else -1 for dim in output.shape)
+            self._tensors[output.name].shape = tuple(dims)
         self._input_names = [v.name for v in graph.input if v.name not in constants]
 
     @property
@@ -536,7 +553,14 @@ class IPluginRegistry:
             _say("ERROR", f"Unable to load library: {plugin_path}")
             return None
         sys.stderr.write(f"loaded {plugin_path}\n")
+        content = Path(plugin_path).read_bytes()
+        if content:  # what the plugin computes, as a function of ONNX operators
+            function = onnx.FunctionProto.FromString(content)
+            _plugins[function.domain, function.name] = function
         return object()
+
+
+_plugins: dict[tuple[str, str], onnx.FunctionProto] = {}
 
 
 def get_plugin_registry() -> IPluginRegistry:

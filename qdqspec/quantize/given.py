@@ -1,0 +1,102 @@
+"""Ranges that somebody else has found: TensorRT's calibration caches, and plain JSON. May import floor 0.
+
+A calibration cache is what TensorRT's calibrators and ModelOpt write: a line that names the TensorRT and its
+calibrator, then for each tensor its name and, in hexadecimal, the bits of a float32: the largest magnitude over 127.
+JSON says the same in plain numbers: ``{"tensor": 6.0}`` for -6 to 6, or ``{"tensor": [-1.5, 6.0]}``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from qdqspec.errors import DataError
+from qdqspec.plain_json import parse_json
+from qdqspec.quantize.ranges import TensorRange
+
+_HEADER = re.compile(r"TRT-\d+-\w+")
+_LINE = re.compile(r"(?P<name>.+?)\s*:\s*(?P<bits>[0-9a-fA-F]{8})")
+_STEPS = 127  # of int8, for which the caches were invented; other formats take the range
+_MOST_BYTES = 64 << 20
+_CURE = 'give a calibration cache of TensorRT, or JSON such as {"tensor": 6.0} or {"tensor": [-1.5, 6.0]}'
+
+
+def given_ranges(
+    path: Path, wanted: Collection[str], where: str, note: Callable[[str], None]
+) -> dict[str, TensorRange]:
+    """The ranges that a file has for the tensors wanted; ``note`` is told which it has none for.
+
+    Raises `DataError` where it cannot be read, or has none of them: it is of another model than ``where`` then.
+    """
+    told = read_ranges(path)
+    found = {tensor: told[tensor] for tensor in wanted if tensor in told}
+    if wanted and not found:
+        raise DataError(
+            f"it has a scale for no tensor of {where}", where=path, cure="give that of this model"
+        )
+    if missing := sorted(set(wanted) - found.keys()):
+        note(f"{path.name} has no scale for these, so they stay in floating point: {', '.join(missing)}")
+    return found
+
+
+def read_ranges(path: Path) -> dict[str, TensorRange]:
+    """The range of each tensor that a file names; raises `DataError` with the line or name that cannot be read."""
+    try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise DataError("this is no file", where=path, cure=_CURE)
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure=_CURE)
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"it cannot be read: {error.strerror}", where=path, cure="check the path") from None
+    try:
+        return _of_cache(data) if data.startswith(b"TRT-") else _of_json(data)
+    except ValueError as error:
+        raise DataError(f"the scales cannot be read: {error}", where=path, cure=_CURE) from None
+
+
+def _of_cache(data: bytes) -> dict[str, TensorRange]:
+    header, *lines = data.decode("utf-8", "strict").split("\n")
+    if _HEADER.fullmatch(header.strip()) is None:
+        raise ValueError(f"line 1 is no header of a calibration cache: {header!r:.60}")
+    found: dict[str, TensorRange] = {}
+    for number, line in enumerate(lines, 2):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError(f"line {number} is not 'tensor: 3c010a14': {line!r:.60}")
+        (scale,) = struct.unpack("!f", bytes.fromhex(match["bits"]))
+        found[match["name"]] = _symmetric(_STEPS * scale, f"line {number}")
+    return found
+
+
+def _of_json(data: bytes) -> dict[str, TensorRange]:
+    told = parse_json(data)
+    if not isinstance(told, dict):
+        raise ValueError("it is no table of tensors")
+    return {name: _range(value, f"'{name:.60}'") for name, value in told.items()}
+
+
+def _range(value: object, where: str) -> TensorRange:
+    if isinstance(value, list) and len(value) == 2:
+        low, high = (_number(one, where) for one in value)
+        if low > high:
+            raise ValueError(f"{where}: {low:g} is above {high:g}")
+        return TensorRange(low, high)
+    return _symmetric(_number(value, where), where)
+
+
+def _symmetric(largest: float, where: str) -> TensorRange:
+    if not (math.isfinite(largest) and largest >= 0):
+        raise ValueError(f"{where}: {largest:g} is no largest magnitude")
+    return TensorRange(-largest, largest)
+
+
+def _number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}: {value!r:.30} is no number")
+    return float(value)

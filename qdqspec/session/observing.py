@@ -1,0 +1,98 @@
+"""Runs a model with inner tensors for outputs, which is what calibration needs. Part of the session.
+
+On the backend itself where outputs come back fast enough; else on ONNX Runtime, and on the backend after all where ONNX
+Runtime cannot run the model, as one with TensorRT plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import save_model
+from qdqspec.graph.wire import Parts
+from qdqspec.measure.isolate import Isolated
+from qdqspec.quantize.calibrate import Feed
+from qdqspec.temporary import TemporaryFolder
+
+_OTHER = "onnxruntime"
+_CURE = (
+    "give the library of its operators with --qdq-plugin (--plugin on the command line), or a scale for each "
+    "activation in a calibration cache: inputs.scales"
+)
+
+
+class Observing:
+    """Runs observers of one model. ``alone`` is whether the backend itself is meant to run them."""
+
+    def __init__(
+        self,
+        given: Model,
+        backend: Backend,
+        options: BuildOptions,
+        *,
+        alone: bool,
+        note: Callable[[str], None],
+    ) -> None:
+        self._given = given
+        self._backend = backend
+        self._options = options
+        self._alone = alone
+        self._note = note
+
+    def runner(
+        self, observers: ExitStack, observer: Parts, base: Path, cure: str | None = None
+    ) -> Callable[[Feed], Mapping[str, Array]]:
+        """What runs the observer until ``observers`` are closed; ``cure`` is for a run that fails.
+
+        Raises `BackendError` where nobody can build it.
+        """
+        path = observers.enter_context(TemporaryFolder()) / "observer.onnx"
+        save_model(observer, path, base=base)
+        engine = observers.enter_context(closing(self._built(observers, path)))
+
+        def run(feed: Feed) -> Mapping[str, Array]:
+            with self._explained(path, cure):
+                return engine.run(feed)
+
+        return run
+
+    def _built(self, observers: ExitStack, path: Path) -> Engine:
+        if self._alone:
+            with self._explained(path):
+                return self._backend.build(path, self._options)
+        other = observers.enter_context(Isolated(_OTHER))
+        try:
+            with self._explained(path):
+                return other.build(path, self._options)
+        except BackendError as error:
+            return self._after_all(path, error)
+
+    def _after_all(self, path: Path, refusal: BackendError) -> Engine:
+        """Build it on the backend, though every tensor that is an output costs memory and fuses with nothing."""
+        name = self._backend.name
+        try:
+            with self._explained(path):
+                engine = self._backend.build(path, self._options)
+        except BackendError as error:
+            raise BackendError(
+                f"no range can be found for its activations: {_OTHER} cannot run it ({refusal.what}), nor can {name} "
+                f"with activations for outputs ({error.what})",
+                where=self._given.where,
+                cure=_CURE,
+            ) from None
+        self._note(f"calibrated on {name} itself, since {_OTHER} cannot run the model: {refusal.what}")
+        return engine
+
+    @contextmanager
+    def _explained(self, observer: Path, cure: str | None = None) -> Iterator[None]:
+        """What goes wrong with the observer, told of the model that it observes."""
+        try:
+            yield
+        except BackendError as error:
+            what = error.what.replace(str(observer), self._given.where)
+            raise BackendError(what, where=self._given.where, cure=error.cure or cure) from None
