@@ -59,9 +59,9 @@ def cache_text(cache: PatternCache) -> str:
 
 
 def _row(entry: Entry) -> CommentedMap:
-    row = CommentedMap(ratio=entry.ratio)
+    row = CommentedMap(ratio=float(entry.ratio))
     if entry.interval is not None:
-        row["interval"] = list(entry.interval)
+        row["interval"] = list(map(float, entry.interval))
     row["sites"] = str(entry.scheme)
     row.fa.set_flow_style()
     return row

@@ -6,6 +6,7 @@ in the optimized graph
 - computes in integers (QLinearConv and its like, or a Reshape, MaxPool and so on of an integer tensor), or
 - still reads a DequantizeLinear of the same scale, through converting nodes at most.
 
+A reader that asks for a tensor's shape has no use for a pair, and optimizers fold it away: it is passed over.
 Names of Q and DQ nodes, of their tensors and even their integer type mean nothing: ONNX Runtime makes uint8 of
 int8, doubles DequantizeLinear nodes, and gives new names while it changes the layout.
 """
@@ -24,6 +25,7 @@ from onnx import TensorProto
 from qdqspec.backends._ort_layers import map_kernels
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, Node, load_model
+from qdqspec.graph.ops import SHAPE_SOURCES
 from qdqspec.placement.found import FoundPair, find_pairs
 from qdqspec.placement.optimizers import run_optimizer
 from qdqspec.placement.recognize import is_op, is_qdq
@@ -127,10 +129,12 @@ class _After:
 
     def fate(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
         """What became of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
-        nodes = [end for end in pair.ends if not end.is_output]
-        fates = {f"{end.node}:{end.input}": self._at(pair, end, here) for end in nodes}
-        if len(nodes) < len(pair.ends):
-            fates[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
+        fates: dict[str, str] = {}
+        for end in pair.ends:
+            if end.is_output:
+                fates[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
+            elif self.source.by_name[here[end.node]].op_type not in SHAPE_SOURCES:
+                fates[f"{end.node}:{end.input}"] = self._at(pair, end, here)
         if pair.hidden:
             fates["bodies of If, Loop or Scan"] = self._still_made(pair)
         lost = [reader for reader, fate in fates.items() if fate == "lost"]

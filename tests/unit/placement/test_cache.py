@@ -32,7 +32,7 @@ WORDS = [f"in{node}.{slot}=uint8" for node in range(4) for slot in range(2)]
 ENTRIES = st.builds(
     entry,
     st.lists(st.sampled_from(WORDS), unique=True).map(" ".join),
-    st.floats(0.1, 3.0),
+    st.floats(0.1, 3.0) | st.just(1),  # a reference's ratio is a whole number
     st.none() | st.just((0.2, 0.4)),
 )
 CACHES = st.dictionaries(

@@ -63,6 +63,22 @@ def test_a_pair_that_onnxruntime_merges_away_is_lost_by_name(tmp_path: Path) -> 
     assert theirs.kept == 1
 
 
+# The pair after the first Conv is read by another, and by a Shape that is folded away.
+SHAPED = """g (float[1,2,4,4] x) => (float[1,2,16] y) {
+    q = QuantizeLinear(x, s, u)  d = DequantizeLinear(q, s, u)  w = DequantizeLinear(i, s, z)
+    c = Conv(d, w)  p = QuantizeLinear(c, t, u)  e = DequantizeLinear(p, t, u)
+    m = Conv(e, w)  k = QuantizeLinear(m, r, u)  o = DequantizeLinear(k, r, u)
+    n = Shape<end = 2>(e)  a = Concat<axis = 0>(n, rest)  y = Reshape(o, a) }"""
+
+
+def test_who_reads_the_shape_of_a_tensor_has_no_use_for_its_pair(tmp_path: Path) -> None:
+    integers = {"i": np.ones((2, 2, 1, 1), np.int8), "rest": np.array([-1])}
+    numbers = {name: np.float32(value) for name, value in {"s": 0.1, "t": 0.2, "r": 0.3}.items()}
+    numbers |= {"u": np.uint8(0), "z": np.int8(0)}
+    for found in check_survival(saved(tmp_path, SHAPED, **integers, **numbers), OURS):
+        assert (found.lost, found.pairs) == ((), 4), found.optimizer
+
+
 def test_pairs_that_an_optimizer_takes_out_are_all_lost(tmp_path: Path, monkeypatch) -> None:
     def strips(model: Path, folder: Path) -> Path:
         save_model(strip_qdq(load_model(model)).proto, folder / "out.onnx")
