@@ -99,7 +99,7 @@ class Inserter:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
         known = self._inserts
         inserts = [known.get(site.row) or self._insert(site) for site in placement.ordered]
-        made = [one.site.tensor for one in inserts if makes_output(one.site)]
+        made = [one.site.tensor for one in inserts if one.makes_output]
         outputs = frozenset(made)
         if outputs:
             inserts = [self._beside(one) if one.site.tensor in outputs else one for one in inserts]
@@ -117,7 +117,7 @@ class Inserter:
 
     def _beside(self, insert: Insert) -> Insert:
         """The insert where a pair makes the graph output that it quantizes: the float tensor has another name."""
-        if makes_output(insert.site):
+        if insert.makes_output:
             return insert
         row = insert.site.row
         if row not in self._behind:

@@ -28,7 +28,7 @@ from qdqspec.graph.wire import (
     node_input,
     wire_field,
 )  # fmt: skip
-from qdqspec.placement.pairs import Pair
+from qdqspec.placement.pairs import Pair, makes_output
 from qdqspec.types import Site
 
 # A place in a template, the text that it then has, its node, and by how much the node grows.
@@ -55,6 +55,7 @@ class Insert:
     opset: int
     covered: int
     readers: int
+    makes_output: bool  # of the graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ def insert_of(site: Site, pair: Pair, *, number: int, covered: int, readers: int
         opset=pair.opset,
         covered=covered,
         readers=readers,
+        makes_output=makes_output(site),
     )
 
 

@@ -88,7 +88,7 @@ def test_tensors_of_unknown_type_are_not_offered() -> None:
       c = Conv(x, w)
       u = odd.Thing(c)
       v = Transpose(u)
-      y = Identity(v)
+      y = odd.Other(v)
     }
     """
     proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17, "odd": 1]>' + text)
