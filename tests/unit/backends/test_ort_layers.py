@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from qdqspec.backends._ort_layers import Origin, plain_name
@@ -18,6 +19,12 @@ from qdqspec.types import LayerTime
 
 REAL = ("digits_resnet", "squeezenet10", "ultraface_rfb320")
 HEAVY = ("Conv", "Gemm", "MatMul")
+
+
+@pytest.fixture(autouse=True)
+def _tools_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its quantizer finds modules by a search path that it sets once a process; tests that run pytest take it back."""
+    monkeypatch.syspath_prepend(Path(onnxruntime.__file__).parent / "transformers")
 
 
 def feeds_of(model: Model) -> dict[str, np.ndarray]:
