@@ -46,11 +46,6 @@ def read_light(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def refers_to(tensor: TensorProto, path: Path) -> bool:
-    """Whether a tensor's bytes are those of a place in this file."""
-    return any(entry.key == "location" and entry.value == path.name for entry in tensor.external_data)
-
-
 def _read_graph(file: BinaryIO, field: _Field, graph: onnx.GraphProto) -> None:
     graph.SetInParent()
     begin = field.content  # of what was passed over and not yet read

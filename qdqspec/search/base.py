@@ -52,11 +52,6 @@ class SearchSetup:
     pareto: bool = False
     fused: tuple[tuple[str, ...], ...] = ()
 
-    @property
-    def watches_accuracy(self) -> bool:
-        """Whether every trial tells its SQNR."""
-        return self.pareto or self.min_sqnr_db is not None or self.min_accuracy is not None
-
 
 class Strategy(Protocol):
     """Ask, build, tell, until done. Deterministic for one random generator and one sequence of trials."""
