@@ -169,8 +169,16 @@ def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> lis
 
 
 def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engine]:
+    """Reference and tuned model, and how the run found it beside its committed baseline."""
+    result, notes = _result(folder)
+    reference, tuned = _two_engines(result, folder, inputs, settings)
+    return [reference, replace(tuned, notes=(*tuned.notes, *notes))]
+
+
+def _two_engines(
+    result: Mapping[str, Any], folder: Path, inputs: Inputs, settings: Settings
+) -> Sequence[Engine]:
     """What the search profiled; where the winner was never profiled, both models are now."""
-    result = _result(folder)
     trials = _trials(folder / _JOURNAL)
     digest = (result.get("scheme") or {}).get("digest")
     reference = next((t for t in trials if t.layers and not t.placement.sites), None)
@@ -193,15 +201,16 @@ def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, 
     return Engine(name=role, layers=trial.layers, end_to_end_ms=median_ms, ops=ops, notes=trial.samples.notes)
 
 
-def _result(folder: Path) -> dict[str, Any]:
+def _result(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    from qdqspec.report.beside import baseline_notes
     from qdqspec.report.record import case_from_json
 
     found: dict[str, Any] = _json(folder / _RESULT)
     try:
-        case_from_json(found)
+        record = case_from_json(found)
     except StateError as error:
         raise StateError(error.what, where=folder / _RESULT, cure="run the case again") from None
-    return found
+    return found, baseline_notes(record.evidence)
 
 
 def _median(result: Mapping[str, Any], role: str) -> float | None:

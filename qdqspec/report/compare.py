@@ -16,6 +16,7 @@ from tabulate import tabulate
 
 from qdqspec.errors import StateError
 from qdqspec.measure.change import BuildTimes, builds_of, change_between
+from qdqspec.report.beside import baseline_pairs
 from qdqspec.types import Change, Evidence, LatencyEvidence, RunRecord
 from qdqspec.units import count_text, ms_text, percent_text, plain
 
@@ -202,6 +203,7 @@ def _notes(before: Evidence, after: Evidence) -> tuple[str, ...]:
         notes.append("the placement is another one")
     old, new = before.device.details, after.device.details
     moved = [fact for fact in sorted(old.keys() & new.keys()) if old[fact] != new[fact]]
+    notes += baseline_pairs(before, after)
     return (*notes, *(f"{plain(fact)} was {plain(old[fact])}, is {plain(new[fact])}" for fact in moved))
 
 

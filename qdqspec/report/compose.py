@@ -67,6 +67,7 @@ def part_from_case(record: CaseRecord) -> CasePart:
         placement=tuple(_pair(pair) for pair in _pairs(found)),
         parity=_parity(found, redact),
         accuracy=found.accuracy,
+        regression={name: redact.regression(seen) for name, seen in found.regression.items()},
         size_bytes=found.size_bytes,
         ops=_ops(found),
         checks=tuple(_check(result, redact) for result in record.results),

@@ -25,6 +25,7 @@ from qdqspec.types import (
     ProfileLatency,
     Provenance,
     Race,
+    RegressionEvidence,
     Samples,
     Section,
     Severity,
@@ -174,7 +175,10 @@ class CheckPart(Part):
 
 
 class CasePart(Part):
-    """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type."""
+    """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type.
+
+    ``regression`` is what became of each entry of the committed baseline.
+    """
 
     schema_version: Literal[1]
     case: str
@@ -200,6 +204,7 @@ class CasePart(Part):
     placement: tuple[PairPart, ...]
     parity: ParityPart | None
     accuracy: Mapping[str, AccuracyEvidence]
+    regression: Mapping[str, RegressionEvidence] = {}
     size_bytes: Mapping[str, int]
     ops: Mapping[str, tuple[str, ...]]
     checks: tuple[CheckPart, ...]

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from qdqspec.types import Case, DeviceKey, Evidence, Section, Verdict
+from qdqspec.types import Case, DeviceKey, Evidence, RegressionEvidence, Section, Verdict
 
 
 def model_path(case: Case) -> str:
@@ -59,6 +59,15 @@ class Redactor:
         """The device, with its details cleaned."""
         return DeviceKey(
             key=device.key, details={name: self.text(value) for name, value in device.details.items()}
+        )
+
+    def regression(self, found: RegressionEvidence) -> RegressionEvidence:
+        """What became of a baseline entry, with its free texts cleaned."""
+        return replace(
+            found,
+            command=self.text(found.command),
+            reason=self.text(found.reason),
+            notes=tuple(self.text(note) for note in found.notes),
         )
 
     def verdict(self, verdict: Verdict) -> Verdict:

@@ -37,6 +37,7 @@ def case_from_part(part: CasePart) -> CaseRecord:
         latency=_latency(part),
         parity=_parity(part),
         accuracy=part.accuracy,
+        regression=part.regression,
         size_bytes=part.size_bytes,
         node_ops={node: op_type for op_type, nodes in part.ops.items() for node in nodes},
         warnings=part.warnings,

@@ -17,6 +17,7 @@ from qdqspec.testing.samples import (
     sample_latency,
     sample_pairs,
     sample_parity,
+    sample_regression,
     sample_search,
     sample_tensor,
 )
@@ -109,6 +110,7 @@ def faster_case() -> CaseRecord:
         ("speedup", {"min": 1.3}),
         ("parity", {"min_sqnr_db": 20, "min_cosine": 0.999}),
         ("placement", {"require": ["Conv"], "forbid": ["Softmax"], "max_pairs": 40}),
+        ("regression", {"max": 0.05}),
     )
     pairs = sample_pairs(12, whole=26)
     evidence = _evidence(
@@ -117,6 +119,7 @@ def faster_case() -> CaseRecord:
         search=sample_search(pairs, (1.0, 0.66, 0.93, 0.81, 0.575, None, 0.60, 0.574)),
         latency=sample_latency({"reference": 8.31, "tuned": 4.77, "everything": 5.48, "runner-up": 4.81}),
         parity=sample_parity(("softmaxout_1", 31.4)),
+        regression=sample_regression(0.004),
         size_bytes={"reference": 4_956_208, "tuned": 1_286_144},
     )
     return judged(evidence)

@@ -49,6 +49,13 @@ def slow_down_the_past(file, factor):
     file.write_text(json.dumps(data))
 
 
+def evidence(project, option, *more):
+    """What the run record says of the check beside its baseline."""
+    project.runpytest_subprocess("specs", option, *more)
+    record = json.loads((project.path / option.partition("=")[2]).read_text())
+    return record["cases"][0]["regression"]["regression"]
+
+
 def test_no_baseline_is_a_skip_here_and_a_failure_in_ci(real, monkeypatch):
     result = real.runpytest_subprocess("specs", "-rs")
     result.assert_outcomes(skipped=1)
@@ -76,6 +83,12 @@ def test_a_committed_baseline_is_a_gate(kept):
     result.stdout.fnmatch_lines(
         ["* % slower than the baseline (95 %: *), allowed 20.0 %", "*measured twice*", "Reproduce with:"]
     )
+    found = evidence(kept, "--qdq-json=slower.json")
+    assert (found["state"], found["looks"]) == ("compared", 2)
+    assert found["file"] == "__baselines__/a/fake.json"
+    assert found["change"]["builds"]["low"] > 1.2
+    assert found["change"]["p_value"] < 0.01
+    assert found["ratio"]["median"] > 1.2 * found["baseline"]["median"]
     kept.runpytest_subprocess("specs", "--qdq-update=changed").assert_outcomes(passed=1)
     kept.runpytest_subprocess("specs").assert_outcomes(passed=1)
 

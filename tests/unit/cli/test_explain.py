@@ -9,6 +9,9 @@ from pathlib import Path
 import onnx
 import pytest
 
+from qdqspec.report.record import case_to_json
+from qdqspec.testing.records import faster_case
+
 DATA = Path(__file__).parents[2] / "data"
 SAMPLES = DATA / "tensorrt" / "samples"
 QUARTET = ("fp16", "qat", "qat-residual", "qat-residual-qgap")
@@ -117,6 +120,18 @@ def test_a_tuned_case(verb, tmp_path, spec):
     result = json.loads((folder / "result.json").read_text())
     assert found["engines"][0]["end_to_end_ms"] == result["reference"]["median_ms"]
     assert found["comparisons"][0]["renamed"] == {}
+
+
+def test_a_case_is_told_beside_its_baseline(verb, tmp_path, spec):
+    assert verb("tune", spec, "--backend", "fake").code == 0
+    folder = tmp_path / "reports" / "digits" / "default"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["regression"] == {}
+    result["regression"] = case_to_json(faster_case())["regression"]
+    (folder / "result.json").write_text(json.dumps(result))
+    told = verb("explain", folder).out
+    assert "note: regression: +0.4 % (95 %: -1.6 % to +2.4 %) against the baseline of 2026-01-08" in told
+    assert "note: onnxruntime: was 1.31.0, is 1.31.1" in told
 
 
 def test_a_case_whose_winner_was_not_profiled_is_profiled_now(verb, tmp_path, spec):

@@ -11,7 +11,8 @@ import pytest
 from qdqspec.errors import StateError
 from qdqspec.report.compare import ComparedCase, compare_runs, comparison_text, comparison_to_json
 from qdqspec.testing.records import alone_case, cached_case, faster_case, sample_run
-from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RunRecord, Samples
+from qdqspec.testing.samples import sample_regression
+from qdqspec.types import CaseRecord, DeviceKey, LatencyEvidence, RegressionEvidence, RunRecord, Samples
 
 
 def run_of(*cases: CaseRecord) -> RunRecord:
@@ -126,6 +127,21 @@ def test_another_model_and_another_placement_are_told() -> None:
         "the model is another one",
         "the placement is another one",
     )
+
+
+def test_each_run_is_told_beside_its_baseline() -> None:
+    """That was interleaved with the reference, and so tells more of a slow change than two runs do."""
+    before = elsewhere(faster_case(), regression=sample_regression(0.004))
+    after = elsewhere(faster_case(), regression=sample_regression(0.098, looks=2))
+    (note,) = compare_one(before, after).notes
+    assert note == (
+        "regression against its baseline: +0.4 % (95 %: -1.6 % to +2.4 %) in A, "
+        "+9.8 % (95 %: +7.8 % to +11.8 %) in B"
+    )
+    missing = {"regression": RegressionEvidence(state="missing")}
+    (note,) = compare_one(elsewhere(faster_case(), regression=missing), after).notes
+    assert note == "regression against its baseline: +9.8 % (95 %: +7.8 % to +11.8 %) in B"
+    assert compare_one(*2 * (elsewhere(faster_case(), regression=missing),)).notes == ()
 
 
 def runs() -> tuple[RunRecord, RunRecord]:

@@ -104,7 +104,7 @@ def test_one_target_is_said_below_and_several_in_a_column() -> None:
         ("error", "fail", "latency FAIL"),
         ("warn", "fail", "latency WARN"),
         ("error", "inconclusive", "latency inconclusive"),
-        ("error", "pass", "4 passed"),
+        ("error", "pass", "5 passed"),
     ],
 )
 def test_a_check_that_did_not_pass_is_named(severity: Severity, outcome: Outcome, word: str) -> None:

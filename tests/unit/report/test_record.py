@@ -20,7 +20,8 @@ from qdqspec.report.record import (
     record_to_json,
 )
 from qdqspec.testing.records import alone_case, bare_run, faster_case, hostile_run, sample_run
-from qdqspec.types import CaseRecord, RunRecord, SearchResult
+from qdqspec.testing.samples import sample_regression
+from qdqspec.types import CaseRecord, Interval, RunRecord, SearchResult
 
 SAMPLE = record_to_json(sample_run())
 
@@ -186,3 +187,45 @@ def test_unknown_keys_of_later_versions_are_ignored() -> None:
 
 def test_the_layout_has_a_json_schema() -> None:
     assert "cases" in RunPart.model_json_schema()["properties"]
+
+
+# ---- beside the baseline ------------------------------------------------------------------------
+
+
+def test_what_became_of_a_baseline_is_evidence_in_the_record() -> None:
+    data = case_to_json(faster_case())["regression"]["regression"]
+    assert data["state"] == "compared"
+    assert data["file"] == "__baselines__/squeezenet/sample-device.json"
+    assert data["baseline"] == {"median": 0.574, "low": 0.567, "high": 0.581}
+    assert data["ratio"]["low"] < data["ratio"]["median"] < data["ratio"]["high"]
+    assert data["change"]["builds"]["median"] == 1.004
+    assert data["change"]["p_value"] == 0.31
+    assert (data["looks"], data["builds"]) == (1, 3)
+
+
+def test_what_became_of_a_baseline_is_read_back() -> None:
+    few = Interval(median=1.0, low=0.0, high=float("inf"))  # as a rank test of too few rounds sees it
+    for found in (faster_case().evidence.regression, sample_regression(0.1, looks=2)):
+        (seen,) = found.values()
+        assert seen.change is not None
+        wide = {"mine": replace(seen, change=replace(seen.change, ranks=few))}
+        evidence = replace(faster_case().evidence, regression={**found, **wide})
+        data = json.loads(json_text(case_to_json(CaseRecord(evidence=evidence))))
+        assert case_from_json(data).evidence.regression == evidence.regression
+
+
+def test_a_record_of_before_has_no_baselines() -> None:
+    data = case_to_json(faster_case())
+    del data["regression"]
+    assert case_from_json(data).evidence.regression == {}
+
+
+def test_commands_of_baselines_name_no_folder_of_this_machine(tmp_path: Path) -> None:
+    found = sample_regression(0.1)["regression"]
+    told = replace(
+        found, command=f"pytest {tmp_path}/a.qdq.yaml", reason=f"{tmp_path}/b", notes=(str(tmp_path),)
+    )
+    evidence = replace(faster_case().evidence, output=tmp_path, regression={"regression": told})
+    text = json_text(case_to_json(CaseRecord(evidence=evidence)))
+    assert str(tmp_path) not in text
+    assert "pytest <output>/a.qdq.yaml" in text
