@@ -135,6 +135,21 @@ _MOVED_ALONE = frozenset({"MaxPool", "Reshape", "Squeeze", "Transpose", "Unsquee
 
 
 @rule(
+    "ORT007",
+    "refused",
+    "An operator of TensorRT's own domain: no such operator is registered",
+    cure="export with opset 19 (fp8) or 21 (int4), where ONNX's own QuantizeLinear and DequantizeLinear take them",
+    source=f'{_MEASURED}: "trt:TRT_FP8QuantizeLinear(-1) is not a registered function/op"',
+)
+def operators_of_tensorrt(view: View) -> Iterator[Hit]:
+    """TRT_FP8QuantizeLinear, TRT_INT4DequantizeLinear and their like; not where the model defines them itself."""
+    defined = {(function.domain, function.name) for function in view.model.proto.functions}
+    for node in view.model.nodes:
+        if node.domain == "trt" and (node.domain, node.op_type) not in defined:
+            yield Hit(node.name, f"is a {node.op_type}")
+
+
+@rule(
     "ORT010",
     "slow",
     "Activations are signed: on x86-64 convolutions of tensors with several readers stay in float then",

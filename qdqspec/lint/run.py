@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
 
@@ -9,10 +12,14 @@ from qdqspec.graph.model import Model
 from qdqspec.lint import (
     onnxruntime_numbers,  # noqa: F401 - registers its rules
     onnxruntime_placement,  # noqa: F401 - registers its rules
+    tensorrt_fusion,  # noqa: F401 - registers its rules
     tensorrt_hardware,  # noqa: F401 - registers its rules
     tensorrt_numbers,  # noqa: F401 - registers its rules
     tensorrt_placement,  # noqa: F401 - registers its rules
+    tensorrt_scales,  # noqa: F401 - registers its rules
+    tensorrt_sizes,  # noqa: F401 - registers its rules
 )
+from qdqspec.lint.bodies import bodies_of
 from qdqspec.lint.rules import TARGETS, rules_for
 from qdqspec.lint.view import View
 from qdqspec.registry import did_you_mean
@@ -27,25 +34,30 @@ def lint_model(
     """What the target will refuse, run slowly, or what is worth knowing: gravest first, then by rule and graph order.
 
     ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, what depends on it is only noted.
-    Raises `ConfigError` for an unknown target. Bodies of If, Loop and Scan are not looked into.
+    Nodes in bodies of If, Loop and Scan are called by their place: ``choice/then_branch/conv``.
+    Raises `ConfigError` for an unknown target.
     """
     if target not in TARGETS:
         raise ConfigError(
             f"unknown lint target '{target}'{did_you_mean(target, TARGETS)}",
             cure=f"known: {', '.join(TARGETS)}",
         )
-    view = View(model, target, compute_capability)
-    found = [
-        Finding(
-            id=rule.id,
-            severity=rule.severity,
-            node=hit.node,
-            message=hit.detail,
-            title=rule.title,
-            cure=rule.cure,
-            source=rule.source,
-        )
-        for rule in rules_for(target)
-        for hit in rule.find(view)
-    ]
+    found = list(_findings(View(model, target, compute_capability)))
+    for place, body in bodies_of(model):
+        view = View(body, target, compute_capability)
+        found += [replace(f, node=f"{place}/{f.node}" if f.node else place) for f in _findings(view)]
     return tuple(sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))
+
+
+def _findings(view: View) -> Iterator[Finding]:
+    for rule in rules_for(view.target):
+        for hit in rule.find(view):
+            yield Finding(
+                id=rule.id,
+                severity=rule.severity,
+                node=hit.node,
+                message=hit.detail,
+                title=rule.title,
+                cure=rule.cure,
+                source=rule.source,
+            )

@@ -20,6 +20,7 @@ from qdqspec.placement.restore import is_constant, makes_scale, scale_of
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]
+LAYOUT = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +121,30 @@ class View:
             tensor = maker.inputs[0]
         return tensor if tensor in self.model.constants else None
 
+    def quantizes_constant(self, node: Node) -> bool:
+        """Whether a Q reads, or a DQ stands for, a constant and no activation."""
+        if node.op_type == "DequantizeLinear":
+            return self.stored_weight(node) is not None
+        return node.inputs[0] in self.model.constants
+
+    def before_pair(self, tensor: str) -> str:
+        """The tensor that a pair stands on; one that no pair makes is itself."""
+        dequantizer = self.dequantizer(tensor)
+        quantizer = self.model.producer.get(dequantizer.inputs[0]) if dequantizer is not None else None
+        return tensor if quantizer is None else quantizer.inputs[0]
+
+    def maker(self, tensor: str, through: Collection[str]) -> Node | None:
+        """The node that a tensor comes from, through operators of these types, along their first inputs."""
+        node = self.model.producer.get(tensor)
+        while node is not None and node.op_type in through and node.inputs:
+            node = self.model.producer.get(node.inputs[0])
+        return node
+
+    def convolution_behind(self, tensor: str) -> Node | None:
+        """The Conv whose result, maybe normalized, a tensor is, through a pair or not."""
+        node = self.maker(self.before_pair(tensor), ("BatchNormalization", "Identity"))
+        return node if node is not None and node.op_type in ("Conv", "ConvTranspose") else None
+
     def weight_dequantizer(self, node: Node) -> Node | None:
         """The DQ of a linear operator's weight; ``None`` where the weight is float or computed."""
         index = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}.get(node.op_type)
@@ -170,15 +195,18 @@ class View:
                 return tuple(chain)
             chain.append(readers[0])
 
+    def weight_dims(self, node: Node) -> tuple[int, ...]:
+        """The shape of a weighted operator's constant weight; none where it is computed."""
+        source = self.weight_dequantizer(node)
+        stored = self.stored_weight(source) if source is not None else next(iter(node.inputs[1:2]), "")
+        constant = self.model.constants.get(stored or "")
+        return () if constant is None else tuple(constant.dims)
+
     def channels(self, node: Node) -> tuple[int, int] | None:
         """Input and output channels of a weighted operator, of one group; ``None`` where they are not known."""
-        index = 1
-        source = self.weight_dequantizer(node)
-        stored = self.stored_weight(source) if source is not None else node.inputs[index]
-        constant = self.model.constants.get(stored or "")
-        if constant is None or len(constant.dims) < 2:
+        dims = self.weight_dims(node)
+        if len(dims) < 2:
             return None
-        dims = list(constant.dims)
         if node.op_type == "Conv":
             return dims[1], dims[0]
         if node.op_type == "ConvTranspose":

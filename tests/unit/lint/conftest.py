@@ -30,7 +30,7 @@ def parsed() -> Callable[..., Model]:
     """``parsed("float[1,16,8,8] x", "y", "y = Relu(x)")``: a model with these inputs, outputs and nodes."""
 
     def parse(inputs: str, outputs: str, nodes: str, opset: int = 21, **constants: np.ndarray) -> Model:
-        head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]>'
+        head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1, "trt": 1]>'
         ends = ", ".join(f"float {name}" for name in outputs.split(", "))
         proto = onnx.parser.parse_model(f"{head} g ({inputs}) => ({ends}) {{ {nodes} }}")
         for output in proto.graph.output:

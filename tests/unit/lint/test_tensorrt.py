@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
@@ -32,6 +34,22 @@ def skip(on_skip: bool, on_conv: bool) -> str:
     text = CONV + (two("l", "c") if on_conv else "") + (two("r", "x", "s2") if on_skip else "")
     left, right = ("l" if on_conv else "c"), ("r" if on_skip else "x")
     return text + f"t = Add({left}, {right})  u = Relu(t) " + two("o", "u") + "y = Neg(o)"
+
+
+DEPTHWISE = "depthwise = Conv<group = 16, pads = [1, 1, 1, 1]>(a, dv) "
+POINTWISE = {"dw": np.ones((16, 1, 3, 3), np.int8), "pw": np.ones((16, 16, 1, 1), np.int8)}
+SEPARABLE = QX + "dv = DequantizeLinear(dw, s, z) " + DEPTHWISE + "r = Relu(depthwise) "
+BLOCKED_DQ = "a = DequantizeLinear<axis = 1, block_size = 8>(q, t, u) "
+SPLIT = "p, r = Split(a, halves) "
+HALVES = {"halves": np.array([2, 2])}
+
+
+def four(rows: int, block: int) -> dict[str, np.ndarray]:
+    """An int4 weight of ``rows`` by 16 in blocks."""
+    return {
+        "t": np.ones((-(-rows // block), 16), F32),
+        "h": np.zeros((rows, 16), np.int8).astype(ml_dtypes.int4),
+    }
 
 
 def attention(*, q: bool, p: bool) -> str:
@@ -84,6 +102,26 @@ CASES: dict[str, tuple[Case, Case]] = {
         (ROWS, "v = DequantizeLinear<axis = 0, block_size = 8>(h, t)  y = MatMul(x, v)",
          {"t": np.ones((2, 16), F32), "h": np.zeros((16, 16), np.int8).astype(ml_dtypes.int4)}),
     ),
+    "TRT013": (
+        (ROWS, "q = QuantizeLinear(x, s, wz)  a = DequantizeLinear(q, s, wz)  y = Neg(a)", {}),
+        (ROWS, "q = QuantizeLinear(x, s, z1)  a = DequantizeLinear(q, s, z1)  y = Neg(a)",
+         {"z1": np.zeros(1, np.int8)}),
+    ),
+    "TRT014": (
+        (ROWS, QX + "v = DequantizeLinear(m, ws, wz)  y = MatMul(a, v)", {}),
+        (ROWS, QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {}),
+    ),
+    "TRT015": (
+        (ROWS, "v = DequantizeLinear<axis = 0, block_size = 8>(h, t)  y = MatMul(x, v)",
+         {"t": np.ones((2, 16)).astype(ml_dtypes.float8_e8m0fnu),
+          "h": np.ones((16, 16)).astype(ml_dtypes.float8_e4m3fn)}),
+        (ROWS, "v = DequantizeLinear<axis = 0, block_size = 8>(h, t)  y = MatMul(x, v)",
+         {"t": np.ones((2, 16), F32), "h": np.ones((16, 16)).astype(ml_dtypes.float8_e4m3fn)}),
+    ),
+    "TRT016": (
+        ("float[4,128] x", "v = DequantizeLinear<axis = 0, block_size = 32>(h, t)  y = MatMul(x, v)", four(128, 32)),
+        ("float[4,128] x", "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)", four(128, 64)),
+    ),
     "TRT011": (
         (ROWS, "q = QuantizeLinear(x, s, z)  i = MatMulInteger(q, m)  y = Cast<to = 1>(i)", {}),
         (ROWS, QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {}),
@@ -114,7 +152,8 @@ CASES: dict[str, tuple[Case, Case]] = {
     ),
     "TRT037": (
         (ROWS, two("a", "x") + "n = Neg(x) " + two("d", "n") + "y = Mul(a, d)", {}),
-        (ROWS, two("a", "x") + "n = Neg(x) " + two("d", "n") + "t = Mul(a, d) " + two("o", "t") + "y = Neg(o)", {}),
+        (ROWS, two("a", "x") + two("d", "k") + "t = Mul(a, d) " + two("o", "t") + "y = Transpose(o)",
+         {"k": np.ones((4, 16), F32)}),
     ),
     "TRT038": (
         (ROWS, two("a", "x") + two("d", "x", "s2") + "t = Neg(d)  y = Sub(a, t)", {}),
@@ -125,8 +164,9 @@ CASES: dict[str, tuple[Case, Case]] = {
         (SQUARES, "t = Transpose(k) " + two("a", "t") + "y = MatMul(x, a)", {}),
     ),
     "TRT040": (
+        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv<group = 4>(a, v)",
+         {"w": np.ones((16, 4, 1, 1), np.int8)}),
         (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", {"w": np.ones((12, 16, 3, 3), np.int8)}),
-        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", {"w": np.ones((8, 16, 3, 3), np.int8)}),
     ),
     "TRT041": (
         (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
@@ -142,6 +182,35 @@ CASES: dict[str, tuple[Case, Case]] = {
     "TRT044": (
         (ROWS, QX + "y = Softmax(a)", {}),
         (ROWS, QX + "t = Softmax(a)  u = Neg(a)  y = Add(t, u)", {}),
+    ),
+    "TRT046": (
+        (IMAGE, CONV + two("d", "c") + "y = Relu(d)", {}),
+        (IMAGE, CONV + "t = Relu(c) " + two("d", "t") + "y = Neg(d)", {}),
+    ),
+    "TRT047": (
+        (ROWS, two("a", "x") + two("d", "a", "s2") + "y = Neg(d)", {}),
+        (ROWS, two("a", "x") + two("d", "a") + "y = Neg(d)", {}),
+    ),
+    "TRT048": (
+        (IMAGE, skip(True, False) + "  p = GlobalAveragePool(u)", {}),
+        (IMAGE, skip(True, False) + "  p = GlobalAveragePool(o)", {}),
+    ),
+    "TRT049": (
+        (IMAGE, CONV + "y = Gelu(c)", {}),
+        (IMAGE, CONV + "t = Gelu(c) " + two("d", "t") + "y = Neg(d)", {}),
+    ),
+    "TRT050": (
+        (IMAGE, SEPARABLE + "y = Conv(r, fp)", {**POINTWISE, "fp": np.ones((16, 16, 1, 1), F32)}),
+        (IMAGE, SEPARABLE + two("d", "r") + "v = DequantizeLinear(pw, s, z)  y = Conv(d, v)", POINTWISE),
+    ),
+    "TRT051": (
+        (IMAGE, CONV + two("d", "x") + "g = GlobalAveragePool(d) " + two("e", "g") + "t = Add(c, e) " + two("o", "t")
+         + "y = Neg(o)", {}),
+        (IMAGE, skip(True, False), {}),
+    ),
+    "TRT052": (
+        (IMAGE, SEPARABLE + "e = Sigmoid(depthwise)  y = Mul(depthwise, e)", POINTWISE),
+        (IMAGE, CONV + "e = Sigmoid(c)  y = Mul(c, e)", {}),
     ),
     "TRT045": (
         (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", {}),
@@ -169,6 +238,74 @@ def test_scales_of_another_type_than_the_data(parsed: Callable[..., Model]) -> N
     assert "TRT009" not in ids(parsed("float16[4,16] x", "y", text, opset=23, s=np.array(0.05, np.float16)))
 
 
+NEAR_MISSES: list[tuple[str, bool, Case]] = [
+    # rule, whether it is broken, model
+    ("TRT007", False, (IMAGE, QX + DW + "y = Conv(a, v)", {})),
+    ("TRT008", True, (IMAGE, QX + DW + "y = Conv(a, v)", {"ws": np.ones(15, F32), "wz": np.zeros(15, np.int8)})),
+    ("TRT010", True, (ROWS, "q = QuantizeLinear<axis = 1, block_size = 8>(x, t, u) " + BLOCKED_DQ + "y = Neg(a)",
+     {"t": np.ones((4, 2), F32), "u": np.zeros((4, 2)).astype(ml_dtypes.float8_e4m3fn)})),
+    ("TRT010", True, ("float[4,96] x", "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)",
+     four(96, 64))),
+    ("TRT010", False, ("float[4,128] x", "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)",
+     four(128, 64))),
+    ("TRT035", True, (ROWS, QX + SPLIT + two("d", "p") + two("e", "r", "s2") + "y = Sub(d, e)", HALVES)),
+    ("TRT035", False, (ROWS, QX + SPLIT + two("d", "p") + two("e", "r") + "y = Sub(d, e)", HALVES)),
+    ("TRT035", True, (ROWS, QX + two("d", "k") + "j = Concat<axis = 0>(a, d) " + two("o", "j", "s2") + "y = Neg(o)",
+     {"k": np.ones((4, 16), F32)})),
+    ("TRT037", True, (ROWS, two("a", "x") + "y = Sigmoid(a)", {})),
+    ("TRT037", False, (ROWS, two("a", "x") + "t = Sigmoid(a) " + two("o", "t") + "y = Transpose(o)", {})),
+    ("TRT037", False, (ROWS, two("a", "x") + "y = Transpose(a)", {})),
+    ("TRT037", False, (IMAGE, two("a", "x") + "y = GlobalAveragePool(a)", {})),
+    ("TRT037", True, (IMAGE, CONV + two("r", "x", "s2") + "t = Add(c, r)  y = Relu(t)", {})),
+    ("TRT040", False, ("float[1,3,8,8] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+     {"w": np.ones((8, 3, 3, 3), np.int8)})),
+    ("TRT040", True, ("float[1,3,8,8] x", QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+     {"w": np.ones((12, 3, 3, 3), np.int8)})),
+    ("TRT040", False, (IMAGE, QX + "v = DequantizeLinear(dw, s, z)  y = Conv<group = 16>(a, v)", POINTWISE)),
+    ("TRT040", True, (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+     {**FP8, "w": np.ones((16, 64, 3, 3)).astype(ml_dtypes.float8_e4m3fn)})),
+    ("TRT040", True, ("float[1,16] x", QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {})),
+    ("TRT040", False, (ROWS, QX + "v = DequantizeLinear<axis = 1>(m, ws, wz)  y = MatMul(a, v)", {})),
+    ("TRT040", True, ("float[8,8] x, float[8,8] k", two("a", "x") + two("d", "k") + "y = MatMul(a, d)", {})),
+    ("TRT046", True, (IMAGE, CONV + two("d", "c") + "e = Sigmoid(d)  y = Mul(d, e)", {})),
+    ("TRT046", True, (IMAGE, CONV + "e = Sigmoid(c) " + two("d", "e") + "y = Mul(c, d)", {})),
+    ("TRT046", False, (IMAGE, CONV + two("d", "c") + DW.replace("v =", "v2 =") + "y = Conv(d, v2)", {})),
+    ("TRT048", False, (IMAGE, "c = Conv(x, fw)  y = GlobalAveragePool(c)", {})),
+    ("TRT049", True, (IMAGE, CONV + "t = Relu(c)  y = MaxPool<kernel_shape = [2, 2]>(t)", {})),
+    ("TRT049", False, (IMAGE, CONV + "t = MaxPool<kernel_shape = [2, 2]>(c) " + two("d", "t") + "y = Neg(d)", {})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "broken", "case"), NEAR_MISSES)
+def test_near_misses(parsed: Callable[..., Model], name: str, broken: bool, case: Case) -> None:
+    inputs, nodes, constants = case
+    opset = 20 if "Gelu" in nodes else 21
+    assert (name in ids(parsed(inputs, "y", nodes, opset, **constants))) == broken
+
+
+def test_a_dequantized_type_that_is_not_the_scales(parsed: Callable[..., Model]) -> None:
+    text = QX.replace("zeLinear(x", "zeLinear(x").replace(
+        "DequantizeLinear(q", "DequantizeLinear<output_dtype = 10>(q"
+    )
+    assert "TRT009" in ids(parsed(ROWS, "y", text + "n = Neg(a)  y = Cast<to = 1>(n)", opset=23))
+
+
+def test_pairs_in_bodies_are_found_with_their_place(parsed: Callable[..., Model]) -> None:
+    """A branch reads weights and scales of the outer graph as its own."""
+    inner = onnx.parser.parse_graph(
+        "then () => (float[4,16] b1) { [inner] g = QuantizeLinear(x, s, zu)  h = DequantizeLinear(g, s, zu) "
+        " b1 = Neg(h) }"
+    )
+    other = onnx.parser.parse_graph("otherwise () => (float[4,16] b2) { b2 = Neg(x) }")
+    model = parsed(ROWS + ", bool p", "y", "k = Identity(s)  y = Neg(x)", zu=np.array(128, np.uint8))
+    branch = onnx.helper.make_node("If", ["p"], ["o"], "choice", then_branch=inner, else_branch=other)
+    model.proto.graph.node.append(branch)
+    model.proto.graph.initializer.append(numpy_helper.from_array(np.array(128, np.uint8), "zu"))
+    found = lint_model(Model(model.proto), "tensorrt-11")
+    assert ("TRT001", "choice/then_branch/inner") in {(finding.id, finding.node) for finding in found}
+    assert {finding.node.rpartition("/")[0] for finding in found} <= {"choice/then_branch", "choice", ""}
+
+
 def test_what_depends_on_the_gpu(parsed: Callable[..., Model]) -> None:
     fp8, int8 = (parsed(ROWS, "y", QX + "y = Neg(a)", **numbers) for numbers in (FP8, {}))
     assert "TRT020" in ids(fp8, compute_capability=(8, 6))
@@ -182,9 +319,9 @@ def test_every_rule_is_tried() -> None:
     assert {rule.id for rule in rules_for() if rule.targets == TENSORRT} == CASES.keys() | elsewhere
 
 
-def test_a_float_model_has_no_findings(parsed: Callable[..., Model]) -> None:
-    model = parsed(IMAGE, "y", "c = Conv(x, fw)  t = Relu(c)  y = Softmax(t)")
-    assert lint_model(model, "tensorrt-10") == ()
+def test_operators_of_tensorrts_own_domain_are_taken(parsed: Callable[..., Model]) -> None:
+    text = "q = trt.TRT_FP8QuantizeLinear(x, s)  a = trt.TRT_FP8DequantizeLinear(q, s)  y = Tanh(a)"
+    assert ids(parsed(ROWS, "y", text)) == set()
 
 
 def test_gravest_first(parsed: Callable[..., Model]) -> None:

@@ -1,0 +1,151 @@
+"""Scales that TensorRT's ONNX parser does not take, or takes for others. May import floors 0 to 2, this room.
+
+Sources: the onnx-tensorrt parser and NvInfer.h. None of it was measured by us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import TensorProto
+
+from qdqspec.graph.model import Node
+from qdqspec.graph.ops import FLOATS
+from qdqspec.lint.rules import Hit, rule
+from qdqspec.lint.sources import HEADER, MODEL_OPTIMIZER, PARSER
+from qdqspec.lint.view import View, type_name
+from qdqspec.placement.ops import WEIGHT_AXES
+
+
+@rule(
+    "TRT002",
+    "refused",
+    "A scale is zero, negative or not finite",
+    cure="clamp scales to a small positive number; a channel of zero weights gets a scale of 0 from some tools",
+    source=f'{PARSER} ("Scale coefficients must all be positive")',
+)
+def positive_scales(view: View) -> Iterator[Hit]:
+    """Any element of a constant scale that is not above 0; infinities and NaN too."""
+    for node in view.heads:
+        scale = view.numbers(node).scale
+        if scale is not None and (
+            scale.size == 0 or not (scale > 0).all() or not (scale < float("inf")).all()
+        ):
+            count = int(scale.size - (scale > 0).sum())
+            yield Hit(
+                node.name,
+                "has an empty scale" if not scale.size else f"has {count} of {scale.size} such scales",
+            )
+
+
+@rule(
+    "TRT007",
+    "refused",
+    "An activation has one scale a channel",
+    cure="give activations one scale a tensor; only weights take several",
+    source=f"{HEADER}: per-channel scales are for weights",
+)
+def activations_per_channel(view: View) -> Iterator[Hit]:
+    """More than one scale, without blocks, on what is no constant."""
+    for node in view.heads:
+        numbers = view.numbers(node)
+        several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
+        if several and numbers.scale is not None and not view.quantizes_constant(node):
+            yield Hit(node.name, f"has {numbers.scale.size} scales on axis {numbers.axis}")
+
+
+@rule(
+    "TRT008",
+    "refused",
+    "The scales of a weight do not lie along its output channels",
+    cure="quantize Conv weights on axis 0, ConvTranspose on 1, Gemm and MatMul on the axis of the output",
+    source=f'{PARSER} ("The number of scales is not equal to the number of output channels")',
+)
+def weight_axes(view: View) -> Iterator[Hit]:
+    """Several scales, without blocks, along another axis than the operator's output channels, or not one for each."""
+    for node in view.operators:
+        dequantizer = view.weight_dequantizer(node)
+        if dequantizer is None:
+            continue
+        numbers, wanted = view.numbers(dequantizer), _output_axis(view, node, dequantizer)
+        if numbers.scale is None or numbers.scale.size < 2 or numbers.block or wanted is None:
+            continue
+        dims = list(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
+        axis = numbers.axis % len(dims)
+        if axis != wanted:
+            yield Hit(dequantizer.name, f"is quantized on axis {axis}, {node.op_type} wants {wanted}")
+        elif numbers.scale.size != dims[axis]:
+            yield Hit(dequantizer.name, f"has {numbers.scale.size} scales for {dims[axis]} channels")
+
+
+def _output_axis(view: View, node: Node, dequantizer: Node) -> int | None:
+    rank = len(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
+    if node.op_type == "Gemm":
+        return 0 if node.attributes.get("transB", 0) else 1
+    return WEIGHT_AXES.get(node.op_type, rank - 1)
+
+
+@rule(
+    "TRT009",
+    "refused",
+    "The scale's type is not the type of the data",
+    cure="convert scales together with the model: float16 models need float16 scales",
+    source=f"{HEADER}; in a strongly typed network float16 data with a float32 scale is a type error, and a "
+    "DequantizeLinear gives the type of its scale",
+)
+def scale_types(view: View) -> Iterator[Hit]:
+    """A Q of one float type by a scale of another, or a DQ that gives another; ONNX allows both from opset 23 on."""
+    for node in view.pairs:
+        quantizes = node.op_type == "QuantizeLinear"
+        data = view.model.elem_type(node.inputs[0] if quantizes else node.outputs[0])
+        scale = view.model.elem_type(node.inputs[1])
+        if data in FLOATS and scale in FLOATS and data != scale:
+            does = "quantizes" if quantizes else "gives"
+            yield Hit(node.name, f"{does} {type_name(data)} by a scale of {type_name(scale)}")
+
+
+@rule(
+    "TRT013",
+    "refused",
+    "Scale and zero point are not of one size",
+    cure="give a pair as many zero points as scales, or none",
+    source=f'{PARSER} ("The scale and zero point must have the same volume")',
+)
+def sizes_of_zero_points(view: View) -> Iterator[Hit]:
+    """Constant ones of another number of elements; a scalar and an only element are alike."""
+    for node in view.pairs:
+        scale, zero_point = view.numbers(node).scale, view.numbers(node).zero_point
+        if scale is not None and zero_point is not None and scale.size != zero_point.size:
+            yield Hit(node.name, f"has {scale.size} scales and {zero_point.size} zero points")
+
+
+@rule(
+    "TRT014",
+    "refused",
+    "Several scales, and no axis is named: TensorRT takes the first axis, ONNX the second",
+    cure="name the axis: attribute axis of QuantizeLinear and DequantizeLinear",
+    source=f"{PARSER} 10.1: without the attribute the axis is 0, and ONNX's default is 1",
+)
+def unnamed_axes(view: View) -> Iterator[Hit]:
+    """One scale a channel on a node without the attribute; square weights are built, with the wrong scales."""
+    for node in view.pairs:
+        numbers = view.numbers(node)
+        several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
+        if several and "axis" not in node.attributes:
+            yield Hit(node.name, f"has {0 if numbers.scale is None else numbers.scale.size} scales")
+
+
+@rule(
+    "TRT015",
+    "refused",
+    "A scale is not stored in float32, float16 or bfloat16",
+    cure="store scales as floats; for MXFP8 take TRT_MXFP8DequantizeLinear of domain trt, as Model-Optimizer does",
+    source=f'{PARSER} 10.1: other types are not looked into ("Scale coefficients must all be positive"); '
+    f"{MODEL_OPTIMIZER}, mxfp8_exporter",
+)
+def types_of_scales(view: View) -> Iterator[Hit]:
+    """Scales of ONNX's powers of two (E8M0, opset 24) or any other type, where it is known."""
+    for node in view.pairs:
+        scale = view.model.elem_type(node.inputs[1])
+        if scale not in (None, TensorProto.UNDEFINED) and scale not in FLOATS:
+            yield Hit(node.name, f"has a scale of {type_name(scale)}")

@@ -1,0 +1,98 @@
+"""Quantized operators that are too small or too large for TensorRT's kernels. May import floors 0 to 2, onnx.
+
+Source: what Model-Optimizer leaves out, "as kernels are missing or slower". None of it was measured by us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from onnx import TensorProto
+
+from qdqspec.graph.model import Node
+from qdqspec.lint.rules import Hit, rule
+from qdqspec.lint.sources import MODEL_OPTIMIZER
+from qdqspec.lint.view import View
+
+_SOURCE = f"{MODEL_OPTIMIZER}, graph_utils"
+_LEAST = 16  # channels, or rows and columns of a weight
+_LEAST_KERNEL_IN_GROUPS = 3
+_LARGEST_FP8_KERNEL = 32
+
+
+@rule(
+    "TRT040",
+    "slow",
+    "A quantized operator is too small for the integer kernels",
+    cure="leave it in float: exclude it in patterns.nodes",
+    source=f"{_SOURCE}: kernels are missing or slower there",
+)
+def too_small(view: View) -> Iterator[Hit]:
+    """Products of one row or column, or of fewer than 16 elements; convolutions of few channels.
+
+    An int8 convolution may have fewer than 16 channels where one side has a multiple of 8, and one side 16 or it is
+    the first; one in groups where its outputs are a multiple of 8 and its kernel at least 3 wide. An fp8 one needs
+    more than 16.
+    """
+    for node in view.operators:
+        if node.op_type == "Conv":
+            why = _small_convolution(view, node)
+        elif node.op_type in ("Gemm", "MatMul"):
+            why = _small_product(view, node)
+        else:
+            why = ""
+        if why:
+            yield Hit(node.name, why)
+
+
+def _small_convolution(view: View, node: Node) -> str:
+    dequantizer, dims = view.weight_dequantizer(node), view.weight_dims(node)
+    if dequantizer is None or len(dims) < 3:
+        return ""
+    made, read, *kernel = dims
+    group = int(str(node.attributes.get("group", 1)))
+    if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN:
+        fits = min(made, read) > _LEAST
+    elif min(made, read) >= _LEAST:
+        fits = True
+    elif group > 1:
+        fits = made % 8 == 0 and min(kernel) >= _LEAST_KERNEL_IN_GROUPS
+    else:
+        enough = max(made, read) >= _LEAST or view.before_pair(node.inputs[0]) in view.model.inputs
+        fits = (made % 8 == 0 or read % 8 == 0) and enough and len(set(kernel)) == 1
+    groups = f" in each of {group} groups" if group > 1 else ""
+    return (
+        ""
+        if fits
+        else f"has {read} channels in{groups} and {made} out, and a kernel of {'x'.join(map(str, kernel))}"
+    )
+
+
+def _small_product(view: View, node: Node) -> str:
+    if not all(view.dequantizer(tensor) for tensor in node.inputs[:2]):
+        return ""
+    result, weight = view.model.shape(node.outputs[0]), view.model.shape(node.inputs[1])
+    if result is not None and len(result) > 1 and 1 in result[-2:]:
+        return f"gives {'one row' if result[-2] == 1 else 'one column'} a product"
+    if weight is not None and len(weight) > 1 and any(size and size < _LEAST for size in weight[-2:]):
+        return f"multiplies by {weight[-2]} x {weight[-1]}"
+    return ""
+
+
+@rule(
+    "TRT041",
+    "slow",
+    "An fp8 convolution has a kernel that is too large",
+    cure="leave it in float16: exclude it in patterns.nodes",
+    source=f"{_SOURCE}: fp8 convolutions of kernel volume 32 and above",
+)
+def large_fp8_kernels(view: View) -> Iterator[Hit]:
+    """The product of the kernel's sides."""
+    for node in view.operators:
+        dequantizer = view.weight_dequantizer(node) if node.op_type == "Conv" else None
+        if dequantizer is None or view.numbers(dequantizer).elem_type != TensorProto.FLOAT8E4M3FN:
+            continue
+        volume = prod(view.weight_dims(node)[2:])
+        if volume >= _LARGEST_FP8_KERNEL:
+            yield Hit(node.name, f"has a kernel of {volume} elements")

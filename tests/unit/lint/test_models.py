@@ -1,0 +1,35 @@
+"""What lint says of whole models: nothing of float ones, and of quantized ones what is so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qdqspec.graph.model import load_model
+from qdqspec.lint import lint_model
+from qdqspec.lint.rules import TARGETS
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+@pytest.mark.parametrize("name", ["squeezenet10", "ultraface_rfb320", "digits_resnet"])
+def test_float_models_have_no_findings(models: Path, name: str) -> None:
+    model = load_model(models / f"{name}.onnx")
+    assert {target: lint_model(model, target) for target in TARGETS} == dict.fromkeys(TARGETS, ())
+
+
+# What other tools made of one network; sizes apart, for its convolutions have 12 channels.
+QUANTIZED = {
+    "digits_resnet_qat_qdq": {"TRT032", "TRT042", "TRT048"},
+    "qdq_modelopt_digits_resnet": {"TRT042"},
+    "qdq_nncf_digits_resnet": {"TRT006", "TRT030", "TRT031", "TRT042"},
+    "qdq_ort_s8s8_digits_resnet_b1": {"TRT004", "TRT031", "TRT042", "TRT046"},
+    "qdq_ort_u8s8_digits_resnet_b1": {"TRT001", "TRT004", "TRT006", "TRT031", "TRT042"},
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_models(name: str) -> None:
+    found = lint_model(load_model(DATA / f"{name}.onnx"), "tensorrt-11")
+    assert {finding.id for finding in found} - {"TRT040"} == QUANTIZED[name]
