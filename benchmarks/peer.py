@@ -2,10 +2,11 @@
 
     python3 -m venv peer && peer/bin/pip install 'nvidia-modelopt[onnx]'
     peer/bin/pip uninstall -y onnxruntime-gpu && peer/bin/pip install .
-    peer/bin/python benchmarks/peer.py model.onnx ... --schemes 30
+    peer/bin/python benchmarks/peer.py model.onnx ... --mode default
 
-The peer's workflow runs as it is (nvidia-modelopt 0.47), with two things replaced that need a GPU or suit only one:
-its benchmark object times each model on ONNX Runtime, one thread, thread CPU time, median after warm-up; and its own
+The peer's workflow runs as it is (nvidia-modelopt 0.47), with the schemes a region, warm-up and timed runs of one of
+its own presets, ``default`` unless told otherwise. Two things are replaced that need a GPU or suit only one: its
+benchmark object times each model on ONNX Runtime, one thread, thread CPU time, median after warm-up; and its own
 ``model_transform`` hook writes each candidate's points in the form that ONNX Runtime fuses (uint8 activations with the
 ranges our search calibrates, int8 weights per channel). Points on tensors that the backend has no integer kernel for
 are left out, which can only help it. It gets the model with constants and batch normalizations folded. The final
@@ -31,6 +32,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from modelopt.onnx.quantization.autotune import workflows
+from modelopt.onnx.quantization.autotune.utils import MODE_PRESETS
 from tabulate import tabulate
 
 from qdqspec.backends.base import Array
@@ -50,7 +52,6 @@ HEADERS = (
     "our builds to reach it",
 )  # fmt: skip
 T = TypeVar("T")
-WARM_UP = 5
 
 
 def main() -> int:
@@ -59,9 +60,8 @@ def main() -> int:
     )
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument(
-        "--schemes", type=int, default=30, help="schemes a region, for the peer (its default: 30)"
+        "--mode", choices=MODE_PRESETS, default="default", help="the peer's preset (its default: default)"
     )
-    parser.add_argument("--runs", type=int, default=20, help="timed runs of each of the peer's builds")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.disable(logging.ERROR)
@@ -78,8 +78,9 @@ def _row(path: Path, folder: Path, arguments: argparse.Namespace) -> tuple[objec
     ours, result = _counted(lambda: _our_search(case, settings))
     with closing(Session(settings)) as session:
         bench = session.work(case).bench
-        peer = Peer(bench, folder / "peer", arguments.runs)
-        theirs, final = _counted(lambda: peer.search(arguments.schemes, arguments.seed))
+        preset = MODE_PRESETS[arguments.mode]
+        peer = Peer(bench, folder / "peer", warmup=preset["warmup_runs"], runs=preset["timing_runs"])
+        theirs, final = _counted(lambda: peer.search(preset["schemes_per_region"], arguments.seed))
         timed = _timed(bench, session.work(case).finder.tuned_path, final)
     reached = _reached(result, timed.ratios["peer"].median)
     return (
@@ -134,6 +135,7 @@ class Peer:
 
     bench: CaseBench
     folder: Path
+    warmup: int
     runs: int
     builds: int = 0
     failed: int = 0
@@ -199,7 +201,7 @@ class Peer:
         sample = self.bench.prepared.sample
         try:
             session = ort.InferenceSession(path_or_bytes, options, providers=["CPUExecutionProvider"])
-            for _ in range(WARM_UP):
+            for _ in range(self.warmup):
                 session.run(None, sample)
             return float(np.median([_once(session, sample) for _ in range(self.runs)]))
         except Exception:  # noqa: BLE001 - a model that does not run is a result here

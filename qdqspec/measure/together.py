@@ -6,6 +6,7 @@ so that whatever changes the machine's speed from round to round falls on all of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
 from qdqspec.measure.race import Turn, settle
 from qdqspec.types import Clock, Samples
+
+FEWEST = 6  # rounds below which nothing is said of how well a level is known
+ENOUGH = 0.0025  # standard error of a build's level, a quarter of the least difference that counts
 
 Opener: TypeAlias = Callable[[], Engine]
 
@@ -39,6 +43,7 @@ def time_together(
 ) -> Together:
     """Open all engines, let them become warm, take ``rounds`` samples of each, and close them.
 
+    From half of the rounds on it ends when runs tell nothing more: what then differs, differs between builds.
     Timing, and not building, happens inside ``exclusive``.
     """
     result = Together()
@@ -73,6 +78,8 @@ def _take(
 ) -> None:
     turns: dict[tuple[str, int], Turn] = {}
     for number in range(rounds + 1):
+        if number > max(FEWEST, rounds // 2) and _are_known(result, clock):
+            return
         for position in random.permutation(len(engines)):
             name, index, engine = engines[position]
             if name not in result.samples:
@@ -85,6 +92,16 @@ def _take(
             except BackendError as error:
                 result.failures[name] = error
                 del result.samples[name]  # it ran before and fails now: no result for this placement
+
+
+def _are_known(result: Together, clock: Clock) -> bool:
+    """Whether each build's level, as it stands to the others' in the same rounds, is known well enough."""
+    logs = np.log([build.on(clock) for group in result.samples.values() for build in group])
+    if len(logs) < 2:
+        return False
+    apart = logs - logs.mean(axis=0)
+    errors = apart.std(axis=1, ddof=1) / math.sqrt(apart.shape[1])
+    return bool(errors.max() <= ENOUGH)
 
 
 def joined(builds: Sequence[Samples]) -> Samples:

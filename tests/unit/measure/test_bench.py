@@ -359,7 +359,19 @@ def test_eps_is_never_below_one_per_cent(make_lab: MakeLab) -> None:
     bench = bench_of(make_lab(QUIET))
     samples = bench.measure_noise(REFERENCE)
     assert bench.eps == FLOOR_EPS
-    assert len(samples.wall_ms) == NOISE_BUILDS * NOISE_ROUNDS
+    assert len(samples.wall_ms) == NOISE_BUILDS * NOISE_ROUNDS // 2
+
+
+@pytest.mark.parametrize(
+    ("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["runs agree", "runs differ"]
+)
+def test_rounds_end_when_runs_tell_nothing_more(make_lab: MakeLab, run_noise: float, fewer: bool) -> None:
+    """However much builds differ: further runs of the same builds say nothing of that. A drift is no difference."""
+    words = {"fake.build_noise": "0.02", "fake.run_noise": str(run_noise), "fake.drift": "0.3"}
+    lab = make_lab(words, fast=Candidate(scale=0.5))
+    found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=24)
+    taken = {len(samples.wall_ms) // found.builds for samples in found.samples.values()}
+    assert taken == {12 if fewer else 24}
 
 
 @pytest.mark.parametrize("stage", ["build", "bind", "time"])
@@ -463,7 +475,7 @@ def challenges(make_lab: MakeLab, scale: float, seeds: int) -> list[Trial]:
 
 def test_what_is_no_faster_rarely_becomes_the_incumbent(make_lab: MakeLab) -> None:
     accepted = [trial.incumbent for trial in challenges(make_lab, 1.0, 300)]
-    assert np.mean(accepted) <= 0.03  # two in a hundred; sixteen without the second race
+    assert np.mean(accepted) <= 0.05  # 2.7 in a hundred, over 1,500 seeds; sixteen without the second race
 
 
 def test_what_is_ten_per_cent_faster_nearly_always_does(make_lab: MakeLab) -> None:

@@ -101,11 +101,27 @@ def test_a_hopeless_challenger_is_dropped_after_three_pairs(model: Path) -> None
     assert {(race.verdict, race.pairs) for race in found} == {("slower", HOPELESS_AFTER)}
 
 
-def test_races_end_at_a_look_and_sooner_where_it_is_clear(model: Path) -> None:
-    pairs = {scale: {race.pairs for race in verdicts(model, scale, seeds=40)} for scale in (0.7, 1.0)}
-    assert pairs[1.0] <= {*LOOKS, HOPELESS_AFTER}
-    assert pairs[0.7] == {LOOKS[0]}
-    assert min(pairs[1.0]) > LOOKS[0]
+def test_a_race_is_won_at_a_look_and_at_the_first_where_it_is_clear(model: Path) -> None:
+    assert {race.pairs for race in verdicts(model, 0.7, seeds=40)} == {LOOKS[0]}
+    won = {race.pairs for race in verdicts(model, 0.95, seeds=40) if race.verdict == "faster"}
+    assert won <= {*LOOKS}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.03])
+def test_a_race_that_cannot_be_won_any_more_ends_between_looks(model: Path, scale: float) -> None:
+    """When the rank test rules out a gain of eps; pairs after that would teach nothing that counts."""
+    eps = 0.02
+    found = verdicts(model, scale, eps=eps, seeds=40)
+    lost = [race for race in found if LOOKS[0] <= race.pairs < LOOKS[-1] and race.verdict != "faster"]
+    assert len(lost) >= 30
+    assert all(race.interval is not None for race in lost)
+    assert all(race.interval.low > 1 - eps or race.verdict == "slower" for race in lost if race.interval)
+    assert np.median([race.pairs for race in found]) <= 20
+
+
+def test_giving_up_early_costs_hardly_any_gain(model: Path) -> None:
+    """Twice what counts is still found, whatever the first pairs looked like."""
+    assert share(verdicts(model, 0.96, eps=0.02, seeds=200), "faster") >= 0.95
 
 
 def test_samples_are_the_pairs(model: Path) -> None:
