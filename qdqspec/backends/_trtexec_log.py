@@ -21,7 +21,7 @@ _SUMMARY = re.compile(
     r"(Latency|Enqueue Time|H2D Latency|GPU Compute Time|D2H Latency): (?=min = |max = |mean = |median = )"
 )
 _STATISTIC = re.compile(r"(min|max|mean|median|percentile\([\d.]{1,12}%\)) = ([-+\w.]{1,40})")
-_FACT = re.compile(r"(Selected Device|Compute Capability|TensorRT version): (.+)")
+_FACT = re.compile(r"(Selected Device|Compute Capability|TensorRT version|Precision): (.+)")
 _PROFILE = "=== Profile ("
 _TOTAL = "Total"
 

@@ -100,6 +100,7 @@ RULES = (
         "build the engine with the TensorRT that runs it",
     ),
     _rule("parse_failure", "fatal", r"^Parsing model failed|^Failed to parse onnx"),
+    _rule("weakly_typed", "note", r"^Weakly-typed networks have been deprecated"),
     _rule("hardware_hint", "note", r"hardware does not accelerate"),
     _rule("unstable_timing", "note", r"^\* GPU compute time is unstable", "lock the GPU's clocks"),
     _rule(
