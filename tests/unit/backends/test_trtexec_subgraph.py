@@ -1,0 +1,139 @@
+"""Strategy ``subgraph`` through trtexec, by ``qdqspec tune``: groups, parts of dynamic shape, files, resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.cli import main
+from qdqspec.measure import bench
+
+SPEC = """\
+qdqspec: 1
+model: net.onnx
+inputs:
+  shapes: {x: {min: [1, 16, 24, 24], opt: [2, 16, 24, 24], max: [4, 16, 24, 24]}}
+regions: %s
+tune: {strategy: subgraph, trials: 12}
+checks:
+  - {kind: speedup, min: 1.1}
+"""
+GIVEN = "{by: fusion, graph: engine.graph.json}"
+GROUPS = [["conv0", "relu0"], ["conv1", "relu1"]]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two convolutions for any number of images; every timed turn is a process, so few must do."""
+    monkeypatch.setattr(bench, "NOISE_BUILDS", 2)
+    monkeypatch.setattr(bench, "NOISE_ROUNDS", 2)
+    monkeypatch.setattr(bench.Bench.compare, "__kwdefaults__", {"builds": 2, "rounds": 6})
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu0"),
+        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Relu", ["c"], ["y"], "relu1"),
+    ]
+    shapes = {"w0": (16, 16, 3, 3), "w1": (32, 16, 3, 3)}
+    weights = [
+        numpy_helper.from_array(random.normal(0, 0.2, s).astype(np.float32), n) for n, s in shapes.items()
+    ]
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)]
+            for name, shape in (("x", ["batch", 16, 24, 24]), ("y", ["batch", 32, 12, 12]))]  # fmt: skip
+    graph = helper.make_graph(nodes, "net", *ends, weights)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9),
+        tmp_path / "net.onnx",
+    )
+    layers = [
+        {"Name": " + ".join(group), "Metadata": "\x1e".join(f"[ONNX Layer: {n}]" for n in group)}
+        for group in GROUPS
+    ]
+    (tmp_path / "engine.graph.json").write_text(json.dumps({"Layers": layers, "Bindings": ["x", "y"]}))
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tune(project: Path, regions: str = GIVEN, *words: str) -> dict[str, Any]:
+    (project / "net.qdq.yaml").write_text(SPEC % regions)
+    code = main(["tune", "net.qdq.yaml", "--backend", "trtexec", "-o", "out", "--json", "--no-cache", *words])
+    assert code == 0
+    return json.loads((project / "out" / "default" / "result.json").read_text())
+
+
+def builds(tool: Any) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each build that was asked for: the model's file name, and its words."""
+    for words in tool.calls():
+        named = dict(word.partition("=")[::2] for word in words)
+        if "--onnx" in named:
+            yield Path(named["--onnx"]).name, named
+
+
+def journal(project: Path) -> list[dict[str, Any]]:
+    lines = (project / "out" / "default" / "trials.jsonl").read_text().splitlines()
+    return [found for line in lines if "trial" in (found := json.loads(line))]
+
+
+def test_groups_of_a_file_are_timed_alone_and_put_together(
+    install_trtexec: Callable[..., Any], project: Path
+) -> None:
+    tool = install_trtexec("10.16")
+    result = tune(project)
+    assert "half.onnx" not in {name for name, _ in builds(tool)}, "what fuses was told"
+    parts = [tuple(line["subgraph"]) for line in journal(project) if line["phase"] == "isolated"]
+    assert set(parts) == {tuple(group) for group in GROUPS}
+    for _, words in builds(tool):
+        spans = [words[f"--{which}Shapes"].split(":")[1].partition("x") for which in ("min", "opt", "max")]
+        assert [batch for batch, _, _ in spans] == ["1", "2", "4"], "parts are built for the whole span"
+        assert len({rest for _, _, rest in spans}) == 1
+    phases = {line["phase"] for line in journal(project)}
+    assert phases >= {"pure", "isolated", "confirm"}
+    assert phases & {"validate", "raw"}
+    folder = project / "out" / "default"
+    for model in (onnx.load(folder / name) for name in ("tuned_raw.onnx", "tuned.onnx")):
+        onnx.checker.check_model(model, full_check=True)
+        assert any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+        assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert result["speedup"]["ci95"][0] > 1.1
+
+    # Killed while parts were timed, in the middle of a line of the journal, and begun again.
+    lines = (folder / "trials.jsonl").read_bytes().splitlines(keepends=True)
+    cut = next(index for index, line in enumerate(lines) if b'"isolated"' in line) + 3
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+    (folder / "trials.jsonl").write_bytes(b"".join(lines[:cut]) + lines[cut][: len(lines[cut]) // 2])
+    before = len(list(builds(tool)))
+    again = tune(project)
+    assert (folder / "trials.jsonl").read_bytes().startswith(b"".join(lines[:cut]))
+    assert again["placement"] == result["placement"]
+    assert len(list(builds(tool))) - before < before, "what stood in the journal was not built again"
+    assert (folder / "tuned_raw.onnx").is_file()
+    assert (folder / "tuned.onnx").is_file()
+
+
+def test_without_a_file_one_float16_build_tells_what_fuses(
+    install_trtexec: Callable[..., Any], project: Path
+) -> None:
+    tool = install_trtexec("11.1")
+    tune(project, "{by: fusion}")
+    halves = [words for name, words in builds(tool) if name == "half.onnx"]
+    assert [words["--optShapes"] for words in halves] == ["x:2x16x24x24"]
+    parts = [tuple(line["subgraph"]) for line in journal(project) if line["phase"] == "isolated"]
+    assert set(parts) == {tuple(group) for group in GROUPS}
+    (kept,) = (project / "out").rglob("fusion.graph.json")
+    assert json.loads(kept.read_text())["Layers"]
+    assert (
+        main(["tune", "net.qdq.yaml", "--backend", "trtexec", "-o", "out", "--no-cache", "--mode", "plan"])
+        == 0
+    )
+    assert [name for name, _ in builds(tool)].count("half.onnx") == 1, "it was found out once"
