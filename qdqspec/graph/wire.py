@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import TypeAlias
 
 import onnx
@@ -75,7 +76,8 @@ def node_input(name: str) -> bytes:
 class Parts:
     """A model in the order of its file: what stands before its graph, the graph in pieces, and what follows.
 
-    ``apart`` says that every tensor with external data is a piece of its own.
+    Bytes may end anywhere, within a field too. ``apart`` says that every tensor with external data is a piece of its
+    own.
     """
 
     before: bytes
@@ -88,11 +90,11 @@ class Parts:
         model = onnx.ModelProto()
         model.MergeFromString(self.before)
         model.graph.SetInParent()
-        for piece in self.graph:
-            if isinstance(piece, bytes):
-                model.graph.MergeFromString(piece)
+        for is_bytes, run in groupby(self.graph, lambda piece: isinstance(piece, bytes)):
+            if is_bytes:
+                model.graph.MergeFromString(b"".join(run))
             else:
-                model.graph.initializer.append(piece)
+                model.graph.initializer.extend(run)
         model.MergeFromString(self.after)
         return model
 

@@ -106,7 +106,7 @@ class Inserter:
         base = self._base(max([self._model.opset, *(one.opset for one in inserts)]))
         spots = [base.spots.get(one.number) or base.find(one) for one in inserts]
         renamed = base.renamed({tensor: self._maker.float_name(tensor) for tensor in outputs})
-        candidate = base.template.filled(inserts, spots, renamed)
+        candidate = base.template.filled(spots, renamed)
         if candidate is None or len(outputs) < len(made):
             raise self._overlap(placement.ordered)
         return Inserted(candidate, base.notes)

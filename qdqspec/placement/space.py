@@ -8,9 +8,10 @@ search or measurement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from qdqspec.backends.base import Capabilities
@@ -30,45 +31,38 @@ _Key = tuple[str, str, int | None, str | None]
 _OF_UNITS = frozenset({"by_id", "unit_of", "_covers"})  # what is found out of units, and kept
 
 
-class _Stand:
-    """Where a pair can stand: a tensor in one format. Its sites differ in the consumers that read the pair.
+class _Stand(dict[int, Site]):
+    """Where a pair can stand, a tensor in one format: its sites by who reads the pair, as bits of a number.
 
-    Sites are made once and compare by identity in large placements; sets of consumers are bits of a number.
+    Sites are made once and compare by identity in large placements. ``number`` tells stands of a space apart.
     """
 
-    __slots__ = ("_ends", "_key", "_sites", "place")
+    __slots__ = ("_ends", "_key", "number", "place", "tensor")
 
-    def __init__(self, key: _Key, ends: tuple[Consumer, ...]) -> None:
+    def __init__(self, number: int, key: _Key, ends: tuple[Consumer, ...]) -> None:
+        self.number = number
+        self.tensor = key[0]
+        self.place = {end: i for i, end in enumerate(ends)}
         self._key = key
         self._ends = ends
-        self._sites: dict[int, Site] = {}
-        self.place = {end: i for i, end in enumerate(ends)}
 
-    @property
-    def tensor(self) -> str:
-        """The tensor that the pair stands on."""
-        return self._key[0]
-
-    def site(self, ends: int) -> Site:
-        """The site that these consumers read."""
-        known = self._sites.get(ends)
-        if known is None:
-            tensor, fmt, axis, owner = self._key
-            consumers = tuple(end for i, end in enumerate(self._ends) if ends >> i & 1)
-            known = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
-            self._sites[ends] = known
-        return known
+    def __missing__(self, ends: int) -> Site:
+        tensor, fmt, axis, owner = self._key
+        consumers = tuple(end for i, end in enumerate(self._ends) if ends >> i & 1)
+        made = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
+        return self.setdefault(ends, made)
 
 
 class _Cover(NamedTuple):
-    """What a unit covers under a label: what it reads so, and what it makes so; consumers are bits of a number.
+    """What a unit covers under a label: what it reads so, what it makes so, and both, as stands with consumers.
 
-    ``floats`` is what it wants to read in float, its weight alone being quantized. ``yields`` tells that it can do
-    without the pairs on what it makes.
+    Stands are meant by their number. ``floats`` is what it wants to read in float, its weight alone being quantized.
+    ``yields`` tells that it can do without the pairs on what it makes.
     """
 
-    read: tuple[tuple[_Stand, int], ...]
-    made: tuple[tuple[_Stand, int], ...]
+    read: tuple[tuple[int, int], ...]
+    made: tuple[tuple[int, int], ...]
+    edges: tuple[tuple[int, int], ...]
     floats: tuple[tuple[str, int], ...]
     yields: bool
 
@@ -161,18 +155,17 @@ class SchemeSpace:
 
         Raises `PlacementError` for a unit that is none, or a label that it does not offer.
         """
-        chosen = sorted((name, label) for name, label in labels.items() if label != "fp")
-        covers = [self._covers.get(choice) or self._cover(*choice) for choice in chosen]
-        covered: dict[_Stand, int] = {}
-        for cover in covers:
-            for stand, ends in cover.read:
-                covered[stand] = covered.get(stand, 0) | ends
-        claims = _Claims(covers) if self._meet else None
-        for cover in covers:
-            for stand, ends in cover.made if claims is None else claims.left(cover):
-                covered[stand] = covered.get(stand, 0) | ends
-        sites = frozenset([stand.site(ends) for stand, ends in covered.items()])
-        return Placement(sites=sites, labels=tuple(chosen))
+        chosen = [choice for choice in sorted(labels.items()) if choice[1] != "fp"]
+        known = self._covers
+        covers = [known.get(choice) or self._cover(*choice) for choice in chosen]
+        stands = list(self._stands.values())
+        claims = _Claims(covers, stands) if self._meet else None
+        granted = [cover.edges if claims is None else claims.granted(cover) for cover in covers]
+        covered = [0] * len(stands)
+        for number, ends in chain.from_iterable(granted):
+            covered[number] |= ends
+        sites = [stand[ends] for stand, ends in zip(stands, covered, strict=True) if ends]
+        return Placement(sites=frozenset(sites), labels=tuple(chosen), listed=sites)
 
     @cached_property
     def _meet(self) -> bool:
@@ -196,12 +189,15 @@ class SchemeSpace:
         owned = [*((site, "") for site in form.constants), *((site, unit.id) for site in biases)]
         fmt = form.choice.activation
         activations = [(tensor, self._activation(tensor, end, fmt)) for tensor, end in unit.edges]
+        read = (
+            *(stand for _, stand in activations if fmt is not None),
+            *(self._covered((s.tensor, s.format, s.axis, owner), s.consumers) for s, owner in owned),
+        )
+        left = tuple(self._activation(tensor, end, fmt) for tensor, end in made)
         self._covers[name, label] = _Cover(
-            read=(
-                *(stand for _, stand in activations if fmt is not None),
-                *(self._covered((s.tensor, s.format, s.axis, owner), s.consumers) for s, owner in owned),
-            ),
-            made=tuple(self._activation(tensor, end, fmt) for tensor, end in made),
+            read=read,
+            made=left,
+            edges=(*read, *left),
             floats=tuple((tensor, ends) for tensor, (_, ends) in activations if fmt is None),
             yields="in-only" in form.kinds,
         )
@@ -221,17 +217,17 @@ class SchemeSpace:
             )
         return unit
 
-    def _activation(self, tensor: str, end: Consumer, fmt: str | None) -> tuple[_Stand, int]:
+    def _activation(self, tensor: str, end: Consumer, fmt: str | None) -> tuple[int, int]:
         """An edge in a format of activations; blocks of one run along the last axis, that products sum over."""
         blocked = fmt is not None and number_format(fmt).block
         axis = len(self.model.shape(tensor) or ()) - 1 if blocked else None
         return self._covered((tensor, fmt or "", axis, None), [end])
 
-    def _covered(self, key: _Key, ends: Iterable[Consumer]) -> tuple[_Stand, int]:
+    def _covered(self, key: _Key, ends: Iterable[Consumer]) -> tuple[int, int]:
         if key not in self._stands:
-            self._stands[key] = _Stand(key, self.model.ends(key[0]))
+            self._stands[key] = _Stand(len(self._stands), key, self.model.ends(key[0]))
         stand = self._stands[key]
-        return stand, sum(1 << stand.place[end] for end in ends)
+        return stand.number, sum(1 << stand.place[end] for end in ends)
 
     def result_edges(self, unit: Unit) -> tuple[Edge, ...]:
         """The edges after a unit that are quantized under ``in+out``: all that read its outputs, and others."""
@@ -263,21 +259,27 @@ def _known(unit: Unit, tensors: Collection[str]) -> Unit:
 class _Claims:
     """What readers want on edges that others make, where that need not be the same."""
 
-    def __init__(self, covers: Iterable[_Cover]) -> None:
-        self._read: dict[str, dict[_Stand, int]] = {}
+    def __init__(self, covers: Iterable[_Cover], stands: Sequence[_Stand]) -> None:
+        self._stands = stands
+        self._read: dict[str, dict[int, int]] = {}
         self._floats: dict[str, int] = {}
         for cover in covers:
-            for stand, ends in cover.read:
-                claims = self._read.setdefault(stand.tensor, {})
-                claims[stand] = claims.get(stand, 0) | ends
+            for number, ends in cover.read:
+                claims = self._read.setdefault(stands[number].tensor, {})
+                claims[number] = claims.get(number, 0) | ends
             for tensor, ends in cover.floats:
                 self._floats[tensor] = self._floats.get(tensor, 0) | ends
 
-    def left(self, maker: _Cover) -> Iterator[tuple[_Stand, int]]:
-        """What is left to a maker: what no reader wants in another format, or in float where the maker can yield."""
-        for stand, ends in maker.made:
-            for other, theirs in self._read.get(stand.tensor, {}).items():
-                ends &= -1 if other is stand else ~theirs
-            ends &= ~self._floats.get(stand.tensor, 0) if maker.yields else -1
+    def granted(self, maker: _Cover) -> Iterator[tuple[int, int]]:
+        """What it reads, and of what it makes all that no reader wants otherwise.
+
+        A reader may want another format, or float where the maker can yield.
+        """
+        yield from maker.read
+        for number, ends in maker.made:
+            tensor = self._stands[number].tensor
+            for other, theirs in self._read.get(tensor, {}).items():
+                ends &= -1 if other == number else ~theirs
+            ends &= ~self._floats.get(tensor, 0) if maker.yields else -1
             if ends:
-                yield stand, ends
+                yield number, ends

@@ -6,8 +6,10 @@ pair instead, and those of each pair. See docs/decisions/0002-insertion-splices-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress, count, groupby
+from operator import attrgetter, ne
 from typing import TypeAlias
 
 import onnx
@@ -34,6 +36,7 @@ from qdqspec.types import Site
 # A place in a template, the text that it then has, its node, and by how much the node grows.
 Text: TypeAlias = tuple[int, bytes, int, int]
 
+_AT_ONCE = 4096  # pieces joined: for each, `bytes.join` asks for 80 bytes more, which for all are new pages every time
 _INLINE = 4096  # bytes: smaller initializers are kept as they are written, larger ones as they are
 
 
@@ -60,13 +63,10 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where the nodes of an insert go in a template, and the inputs that then read its output.
+    """Where the nodes of an insert go in a template, and what the inputs say that then read its output."""
 
-    ``slots`` are the places of those inputs, ``texts`` what they say where that changes.
-    """
-
+    insert: Insert
     anchor: int
-    slots: tuple[int, ...]
     texts: tuple[Text, ...]
 
 
@@ -88,7 +88,7 @@ def insert_of(site: Site, pair: Pair, *, number: int, covered: int, readers: int
 
 
 class Template:
-    """A model cut open. Each node is a gap, its head, its inputs one by one, its rest, and another gap."""
+    """A model cut open. Each node is a gap, its head, its inputs one by one, and its rest; the last gap is behind."""
 
     def __init__(self, proto: onnx.ModelProto, *, apart: bool) -> None:
         """``apart`` keeps initializers with external data as they are, so that it can be taken in on saving."""
@@ -101,8 +101,9 @@ class Template:
             inputs, rest = cut_node(node)
             self._starts.append(len(self._nodes))
             self._sizes.append(sum(map(len, inputs)) + len(rest))
-            self._nodes += [b"", head(NODE, self._sizes[-1]), *inputs, rest, b""]
-        self._nodes.append(fields_between(proto.graph, NODE + 1, INITIALIZER - 1))
+            self._nodes += [b"", head(NODE, self._sizes[-1]), *inputs, rest]
+        self._starts.append(len(self._nodes))
+        self._nodes += [b"", fields_between(proto.graph, NODE + 1, INITIALIZER - 1)]
         self._apart = apart and not any(map(is_external, tensors_in_nodes(proto.graph.node)))
         self._rest: list[Piece] = [
             tensor if apart and is_external(tensor) else _piece(tensor) for tensor in proto.graph.initializer
@@ -117,14 +118,10 @@ class Template:
 
     def spot(self, insert: Insert, ends: Iterable[tuple[int, int]], anchor: int, *, after: bool) -> Spot:
         """Where an insert goes: before or after node ``anchor``; ``ends`` are (node, input)."""
-        reads = [(node, self._starts[node] + 2 + position) for node, position in ends]
-        gap = self._starts[anchor]
-        if after:
-            gap += 3 + len(self._protos[anchor].input)
+        gap = self._starts[anchor + after]
         text = node_input(insert.output)
-        texts = [self._text(slot, text, node) for node, slot in reads]
-        is_read = insert.output != insert.site.tensor
-        return Spot(gap, tuple([slot for _, slot in reads]), tuple(texts) if is_read else ())
+        texts = [self._text(self._starts[node] + 2 + position, text, node) for node, position in ends]
+        return Spot(insert, gap, tuple(texts))
 
     def renamed(self, node: int, names: Mapping[str, str]) -> tuple[Text, ...]:
         """What changes in a node where the tensors that it reads and makes have other names."""
@@ -138,58 +135,56 @@ class Template:
     def _text(self, slot: int, text: bytes, node: int) -> Text:
         return slot, text, node, len(text) - len(self._nodes[slot])
 
-    def filled(
-        self, inserts: Sequence[Insert], spots: Sequence[Spot], renamed: Iterable[Text] = ()
-    ) -> Parts | None:
-        """The model with these inserts at their spots; ``None`` where two of them are for one input.
+    def filled(self, spots: Sequence[Spot], renamed: Iterable[Text] = ()) -> Parts | None:
+        """The model with the inserts of these spots; ``None`` where two of them are for one input.
 
         What is ``renamed`` holds for all places that no insert is for.
         """
-        nodes = self._nodes.copy()
-        taken: set[int] = set()
-        ends = 0
-        grown: dict[int, int] = {}
-        for insert, spot in zip(inserts, spots, strict=True):
-            nodes[spot.anchor] += insert.nodes
-            taken.update(spot.slots)
-            ends += len(spot.slots)
-            for slot, text, node, growth in spot.texts:
-                nodes[slot] = text
-                grown[node] = grown.get(node, 0) + growth
-        if len(taken) < ends:
+        nodes, sizes = self._nodes.copy(), self._sizes.copy()
+        taken = bytearray(len(nodes))
+        texts = list(chain.from_iterable([spot.texts for spot in spots]))
+        for slot, text, node, growth in texts:
+            taken[slot] = True
+            nodes[slot] = text
+            sizes[node] += growth
+        if taken.count(True) < len(texts):
             return None
         for slot, text, node, growth in renamed:
-            if slot not in taken:
+            if not taken[slot]:
                 nodes[slot] = text
-                grown[node] = grown.get(node, 0) + growth
-        for node, growth in grown.items():
-            if growth:
-                nodes[self._starts[node] + 1] = head(NODE, self._sizes[node] + growth)
-        rest = self._weights(nodes, inserts, spots)
-        return Parts(self._before, (b"".join(nodes), *_joined(rest)), self._after, apart=self._apart)
-
-    def _weights(self, nodes: list[bytes], inserts: Sequence[Insert], spots: Sequence[Spot]) -> list[Piece]:
-        """What follows the nodes: integer weights in the place of float ones, or beside them, and constants."""
-        first = _first_of_weight(inserts, spots)
-        covered: dict[str, int] = {}
-        added: list[Piece] = []
-        for insert in inserts:
-            weight = insert.site.tensor
+                sizes[node] += growth
+        for node in compress(count(), map(ne, sizes, self._sizes)):
+            nodes[self._starts[node] + 1] = head(NODE, sizes[node])
+        weights, constants = [], []
+        for spot in spots:
+            insert = spot.insert
+            nodes[spot.anchor] += insert.nodes
+            constants.append(insert.constants)
             if insert.stored:
-                covered[weight] = covered.get(weight, 0) + insert.covered
-                if first[weight] is not insert:
-                    added.append(insert.stored)
-            added.append(insert.constants)
+                weights.append(spot)
+        rest = self._following(nodes, weights, constants)
+        return Parts(self._before, (*_joined(nodes), *_runs_joined(rest)), self._after, apart=self._apart)
+
+    def _following(self, nodes: list[bytes], weights: list[Spot], constants: list[bytes]) -> list[Piece]:
+        """What follows the nodes: integer weights in the place of float ones, or beside them, and constants.
+
+        Of the inserts of a weight the first in the graph takes its place: stripping meets that one first.
+        """
         rest, beside = self._rest.copy(), []
-        for weight, insert in first.items():
-            if covered[weight] < insert.readers:
-                beside.append(insert.stored)
+        covered: dict[str, int] = {}
+        for spot in weights:
+            insert = spot.insert
+            covered[insert.site.tensor] = covered.get(insert.site.tensor, 0) + insert.covered
+        for insert in [spot.insert for spot in sorted(weights, key=attrgetter("anchor"))]:
+            if covered.pop(insert.site.tensor, 0) == insert.readers:
+                self._replace(nodes, rest, insert)
             else:
-                self._replace(nodes, rest, weight, insert)
-        rest[self._gap : self._gap + 1] = [*beside, *added]
+                beside.append(insert.stored)
+        rest[self._gap : self._gap + 1] = [*beside, *_joined(constants)]
         return rest
 
-    def _replace(self, nodes: list[bytes], rest: list[Piece], weight: str, insert: Insert) -> None:
+    def _replace(self, nodes: list[bytes], rest: list[Piece], insert: Insert) -> None:
+        weight = insert.site.tensor
         if weight in self._inputs:  # whoever could feed the float weight cannot any more
             rest[self._inputs[weight]] = b""
         if weight in self._initializers:
@@ -198,18 +193,6 @@ class Template:
             at = self._starts[self._constants[weight]]
             changed = _constant(self._protos[self._constants[weight]], insert.integer)
             nodes[at + 1 : at + 3] = [head(NODE, len(changed)), changed]
-
-
-def _first_of_weight(inserts: Sequence[Insert], spots: Sequence[Spot]) -> dict[str, Insert]:
-    """Of the inserts of each stored weight the one that comes first in the graph, where stripping meets it first."""
-    first: dict[str, tuple[int, Insert]] = {}
-    for insert, spot in zip(inserts, spots, strict=True):
-        if not insert.stored:
-            continue
-        known = first.get(insert.site.tensor)
-        if known is None or spot.anchor < known[0]:
-            first[insert.site.tensor] = (spot.anchor, insert)
-    return {weight: insert for weight, (_, insert) in first.items()}
 
 
 def _constant(node: onnx.NodeProto, value: TensorProto) -> bytes:
@@ -226,17 +209,16 @@ def _piece(tensor: TensorProto) -> Piece:
     return wire_field(INITIALIZER, _bytes(tensor)) if small else tensor
 
 
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbouring bytes made one."""
-    joined: list[Piece] = []
-    run: list[bytes] = []
-    for piece in pieces:
-        if isinstance(piece, bytes):
-            run.append(piece)
-        else:
-            joined += [b"".join(run), piece]
-            run = []
-    return [*joined, b"".join(run)]
+def _runs_joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Neighbouring bytes joined, and tensors between them."""
+    for kind, run in groupby(pieces, type):
+        some = list(run)
+        yield from _joined(some) if kind is bytes else some
+
+
+def _joined(run: Sequence[bytes]) -> Iterator[bytes]:
+    """The same in fewer pieces."""
+    return (b"".join(run[i : i + _AT_ONCE]) for i in range(0, len(run), _AT_ONCE))
 
 
 def _bytes(message: onnx.NodeProto | TensorProto | onnx.ValueInfoProto) -> bytes:

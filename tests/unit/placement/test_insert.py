@@ -16,6 +16,7 @@ from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
+from qdqspec.placement import splice
 from qdqspec.placement.insert import Inserter, insert_qdq
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
@@ -205,6 +206,12 @@ def test_an_integer_tensor_is_refused() -> None:
     numbers = Quantizer(model, ranges_for(model))
     with pytest.raises(PlacementError, match=r"the model: tensor 't' .* INT64, not FLOAT"):
         insert_qdq(model, Placement(sites=frozenset({site("t", ("n", 0))})), numbers)
+
+
+def test_a_model_in_more_pieces_is_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Net().insert(WEIGHT, site("t", ("a", 0), ("a", 1)))
+    monkeypatch.setattr(splice, "_AT_ONCE", 3)  # which ends pieces within nodes
+    assert Net().insert(WEIGHT, site("t", ("a", 0), ("a", 1))).proto == whole.proto
 
 
 def test_two_sites_for_one_consumer_are_refused() -> None:
