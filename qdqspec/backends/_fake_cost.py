@@ -3,8 +3,8 @@
 May import floor 0 and 1. Pure: one model and one seed give one answer. The shape of it follows what
 is known of real runtimes: work over throughput, a discount for narrow kernels that differs from layer to layer
 and from format to format and is sometimes a loss, a price for each conversion that no narrow kernel takes in, and
-an activation that is free right behind the linear operator it fuses with. It knows 8-bit integers, 8-bit floats, and
-4-bit integers for weights alone.
+an activation that is free right behind the linear operator it fuses with. It knows 8-bit integers, 8-bit floats,
+4-bit integers for weights alone, and NVFP4 and MXFP8, whose activations a kernel of their own quantizes as they come.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from onnx import TensorProto
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
+from qdqspec.graph.trt import MXFP8_DEQUANTIZE, PAIR_OPS
 from qdqspec.types import Kind, LayerTime
 
 LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
@@ -30,12 +31,13 @@ LABELS: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(("Gemm", "MatMul"), _BOTH),
 }
 
-INT8, FP8, INT4 = "int8", "fp8", "int4"
+INT8, FP8, INT4, NVFP4, MXFP8 = "int8", "fp8", "int4", "nvfp4", "mxfp8"
 _KINDS: dict[int, str] = {
     TensorProto.INT8: INT8,
     TensorProto.UINT8: INT8,
     TensorProto.FLOAT8E4M3FN: FP8,
     TensorProto.INT4: INT4,
+    TensorProto.FLOAT4E2M1: NVFP4,
 }
 # Axes along which a weight's blocks may run, as on TensorRT.
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
@@ -77,6 +79,7 @@ class _Simulation:
         self._model = model
         self._seed = seed
         self._factor = factor
+        self._powers = {node.inputs[0] for node in model.nodes if node.op_type == MXFP8_DEQUANTIZE}
         self._narrow = {
             node.name: kind for node in model.nodes if (kind := self._kind_of_kernel(node)) is not None
         }
@@ -113,13 +116,12 @@ class _Simulation:
         """The format of every activation and weight that comes from a DequantizeLinear; a bias may be float."""
         inputs = node.inputs[:2] if node.op_type in LINEAR else node.inputs
         producers = [self._model.producer.get(tensor) for tensor in inputs if tensor]
-        return [
-            self._kind(p.inputs[0]) if p is not None and p.op_type == "DequantizeLinear" else None
-            for p in producers
-        ]
+        return [self._kind(p.inputs[0]) if p is not None and _dequantizes(p) else None for p in producers]
 
     def _kind(self, stored: str) -> str | None:
-        """The format of stored numbers."""
+        """The format of stored numbers. Of 8-bit floats those by whose scales tell which."""
+        if stored in self._powers:
+            return MXFP8
         return _KINDS.get(self._model.elem_type(stored) or 0)
 
     def _is_quantized(self, node: Node) -> bool:
@@ -155,7 +157,7 @@ class _Simulation:
         """What a Q or DQ costs: nothing where a kernel of its own format takes it in or its value is constant."""
         if self._is_taken_in(node):
             return None
-        if node.op_type == "QuantizeLinear":
+        if not _dequantizes(node):
             tensor = node.inputs[0]
         else:
             pair = self._model.producer.get(node.inputs[0])
@@ -169,8 +171,10 @@ class _Simulation:
         )
 
     def _is_taken_in(self, node: Node) -> bool:
-        if node.op_type == "DequantizeLinear":
+        if _dequantizes(node):
             readers = self._model.consumers.get(node.outputs[0], ())
+            if all(self._model.by_name[reader.node].op_type in QDQ_OPS for reader in readers):
+                return bool(readers)  # it makes scales
             kind = self._kind(node.inputs[0])
             return bool(readers) and all(self._narrow.get(reader.node) == kind for reader in readers)
         before = self._model.producer.get(node.inputs[0])
@@ -216,6 +220,10 @@ class _Simulation:
         """A number that this seed always gives to this kind of layer: same operator, same shapes."""
         shapes = [self._shape(tensor) for tensor in (*node.inputs[:2], node.outputs[0])]
         return low + (high - low) * fraction(self._seed, what, node.op_type, repr(shapes))
+
+
+def _dequantizes(node: Node) -> bool:
+    return PAIR_OPS.get(node.op_type, node.op_type) == "DequantizeLinear"
 
 
 def fraction(*parts: object) -> float:

@@ -37,8 +37,9 @@ ABSORBED = frozenset({"BatchNormalization", "Clip", "Dropout", "Identity", "Relu
 
 RULES = frozenset({"conv-to-layernorm", "q-before-pad", "skip-side-of-residual-add"})
 
-# Weights alone in blocks lie along the axis that products are summed over, the last or the last but one.
-BLOCKED = frozenset({"int4", "mxfp8", "nvfp4"})
+# Blocks lie along the axis that products are summed over: of a weight the last or the last but one, of an activation
+# the last. INT4 is for weights alone.
+WEIGHT_ONLY = frozenset({"int4"})
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
 
 # Format: the first compute capability that computes in it, and the first TensorRT of those we support.
@@ -51,14 +52,33 @@ FORMATS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "mxfp8": ((10, 0), (10, 12)),
 }
 _NOT_ON = {"mxfp8": 12}  # major of the compute capability
+_GENERATIONS = {(7, 5): "Turing", (8, 0): "Ampere", (8, 9): "Ada", (9, 0): "Hopper", (10, 0): "Blackwell"}
 
 
 def formats_for(capability: tuple[int, int], version: tuple[int, int]) -> tuple[str, ...]:
     """The formats that a GPU computes in under a version; only ``int8`` where the GPU is not known, (0, 0)."""
+    return tuple(name for name in FORMATS if not why_not(name, capability, version))
+
+
+def lacking(capability: tuple[int, int], version: tuple[int, int]) -> dict[str, str]:
+    """TensorRT's formats that a GPU does not compute in under a version, each with the reason."""
+    return {name: why for name in FORMATS if (why := why_not(name, capability, version))}
+
+
+def why_not(name: str, capability: tuple[int, int], version: tuple[int, int]) -> str:
+    """Why a GPU does not compute in a format under a version; empty where it does."""
+    first, since = FORMATS[name]
     if capability == (0, 0):
-        return ("int8",)
-    return tuple(
-        name
-        for name, (first, since) in FORMATS.items()
-        if capability >= first and version >= since and _NOT_ON.get(name) != capability[0]
-    )
+        return "" if name == "int8" else f"which GPU runs it is not known, and {name} is not for all"
+    if capability < first:
+        least = f"{_dotted(first)} ({_GENERATIONS[first]})"
+        return f"{name} needs compute capability {least}, and this GPU has {_dotted(capability)}"
+    if _NOT_ON.get(name) == capability[0]:
+        return f"{name} is for compute capability {first[0]}.x, and this GPU has {_dotted(capability)}"
+    if version < since:
+        return f"{name} needs TensorRT {_dotted(since)}, and this is {_dotted(version)}"
+    return ""
+
+
+def _dotted(pair: tuple[int, int]) -> str:
+    return ".".join(map(str, pair))

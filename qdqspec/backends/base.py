@@ -47,6 +47,7 @@ class Capabilities:
     ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
     ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
     ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
+    ``lacking[format]`` says why a format that the backend has elsewhere is not one of ``formats`` here;
     ``fuses_in_half`` is true where narrow kernels fuse as those of float16 do, so that what fuses is looked up there.
     """
 
@@ -67,6 +68,7 @@ class Capabilities:
     dynamic_shapes: bool = True
     observes: bool = True
     fuses_in_half: bool = False
+    lacking: Mapping[str, str] = field(default_factory=dict)
 
     def kinds(self, number_format: str, op_type: str) -> tuple[Kind, ...]:
         """The kinds of labels under which an op runs in a format that has no blocks."""

@@ -79,14 +79,23 @@ class FakeDevice:
         return DeviceKey(key="fake", details={"note": "simulated times, not measured ones"})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
-        """As ONNX Runtime's, on a few more operators, and with 8-bit floats."""
-        from qdqspec.backends._fake_cost import BLOCKED_AXES, FP8, FUSED, INT4, INT8, LABELS
+        """As ONNX Runtime's, on a few more operators, and with TensorRT's formats of floats."""
+        from qdqspec.backends._fake_cost import (
+            BLOCKED_AXES,
+            FP8,
+            FUSED,
+            INT4,
+            INT8,
+            LABELS,
+            MXFP8,
+            NVFP4,
+        )
 
         return Capabilities(
-            formats=(INT8, FP8, INT4),
+            formats=(INT8, FP8, INT4, NVFP4, MXFP8),
             labels=LABELS,
-            activations={INT8: "uint8", FP8: FP8},
-            weights={INT8: INT8, FP8: FP8, INT4: INT4},
+            activations={INT8: "uint8", FP8: FP8, NVFP4: NVFP4, MXFP8: MXFP8},
+            weights={name: name for name in (INT8, FP8, INT4, NVFP4, MXFP8)},
             absorbs=FUSED,
             blocked_axes=BLOCKED_AXES,
         )

@@ -24,7 +24,15 @@ from qdqspec.backends._trt_cache import Shared
 from qdqspec.backends._trt_device import Found, look
 from qdqspec.backends._trt_layers import parse_layers
 from qdqspec.backends._trt_log import open_log, refusals
-from qdqspec.backends._trt_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, RULES, formats_for
+from qdqspec.backends._trt_ops import (
+    ABSORBED,
+    BLOCKED_AXES,
+    LABELS,
+    RULES,
+    WEIGHT_ONLY,
+    formats_for,
+    lacking,
+)
 from qdqspec.backends._trt_options import options_from
 from qdqspec.backends._trt_profiles import Shape
 from qdqspec.backends._trt_run import Bound, Session, check_feeds, ports_of
@@ -75,17 +83,19 @@ class TensorRt:
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """What TensorRT's documents say of this GPU and version; of int8 alone where there is no GPU."""
         found = look(options.device)
-        formats = formats_for(found.capability, parts(found.tensorrt))
+        version = parts(found.tensorrt)
+        formats = formats_for(found.capability, version)
         return Capabilities(
             formats=formats,
             labels=LABELS,
-            activations={name: name for name in formats if name not in BLOCKED},
+            activations={name: name for name in formats if name not in WEIGHT_ONLY},
             weights={name: name for name in formats},
             absorbs=ABSORBED,
             symmetric_activations=True,
             blocked_axes=BLOCKED_AXES,
             rules=RULES,
             fuses_in_half=True,
+            lacking=lacking(found.capability, version),
             observes=False,  # with every tensor an output nothing fuses, and there is one more engine to build
         )
 

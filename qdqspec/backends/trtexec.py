@@ -121,18 +121,21 @@ class Trtexec:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """As TensorRT's: symmetric, biases in float, by compute capability."""
-        here = _trt_ops.formats_for(capability_of(gpu_facts(_gpu_index(options))), _version())
+        capability, version = capability_of(gpu_facts(_gpu_index(options))), _version()
+        here = _trt_ops.formats_for(capability, version)
         formats = tuple(name for name in here if name in _FORMATS)
         return Capabilities(
             formats=formats,
             labels=_trt_ops.LABELS,
-            activations={name: name for name in formats if name not in _trt_ops.BLOCKED},
+            activations={name: name for name in formats if name not in _trt_ops.WEIGHT_ONLY},
             weights={name: name for name in formats},
             absorbs=_trt_ops.ABSORBED,
             symmetric_activations=True,
             blocked_axes=_trt_ops.BLOCKED_AXES,
             rules=_trt_ops.RULES,
             fuses_in_half=True,
+            lacking=_trt_ops.lacking(capability, version)
+            | {name: f"{name} goes through backend tensorrt" for name in here if name not in _FORMATS},
             observes=False,
         )
 

@@ -19,11 +19,12 @@ from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
 from qdqspec.graph.ondisk import LARGE, read_light
 from qdqspec.graph.protos import names_read_inside
+from qdqspec.graph.trt import PAIR_OPS, meanings
 from qdqspec.graph.unify import unified
 from qdqspec.graph.weights import with_own_bytes
 from qdqspec.types import Consumer
 
-QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", *PAIR_OPS})
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models travel by path and external data
 
 
@@ -269,6 +270,7 @@ def _inferred(model: Model) -> onnx.ModelProto:
     """Shape inference on a copy without big weights, so that it costs no memory and knows no 2 GB limit."""
     light = onnx.ModelProto()
     light.CopyFrom(_without_weights(model.proto))
+    light.functions.extend(meanings(light))
     try:
         return shape_inference.infer_shapes(light, data_prop=True)
     except Exception:  # noqa: BLE001 - inference is best effort: unknown tensors are simply not offered

@@ -12,6 +12,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from qdqspec.graph.opset import opset_of
+from qdqspec.graph.protos import copy_model
+from qdqspec.graph.trt import meanings
 
 Array = npt.NDArray[np.generic]
 
@@ -20,11 +22,19 @@ _KNOWS_DEQUANTIZE = 19  # onnx 1.23 has no version of DequantizeLinear for opset
 
 def reference_outputs(model: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
     """The outputs of a model file by name, computed operator by operator, slowly, as ONNX defines them."""
-    loaded = onnx.load(str(model))
-    older: list[type[OpRun]] = [DequantizeLinear] if opset_of(loaded) < _KNOWS_DEQUANTIZE else []
-    evaluator = ReferenceEvaluator(loaded, new_ops=older)
+    evaluator = evaluator_of(onnx.load(str(model)))
     values = evaluator.run(None, dict(feeds))
     return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
+
+
+def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
+    """The reference implementation of a model, also of TensorRT's operators in it (`qdqspec.graph.trt`)."""
+    older: list[type[OpRun]] = [DequantizeLinear] if opset_of(proto) < _KNOWS_DEQUANTIZE else []
+    foreign = [*meanings(proto)]
+    if foreign:
+        proto = copy_model(proto)
+        proto.functions.extend(foreign)
+    return ReferenceEvaluator(proto, new_ops=older)
 
 
 class DequantizeLinear(OpRun):

@@ -99,7 +99,7 @@ def scalars(view: View) -> Iterator[Hit]:
 )
 def no_kernel(view: View) -> Iterator[Hit]:
     """2-bit and 4-bit floats, scales that are powers of two (E8M0), and bfloat16 around a pair."""
-    for node in view.pairs:
+    for node in view.plain_pairs:
         stored = view.numbers(node).elem_type
         scale = view.model.elem_type(node.inputs[1])
         if stored in _NO_KERNEL:
@@ -138,7 +138,8 @@ _MOVED_ALONE = frozenset({"MaxPool", "Reshape", "Squeeze", "Transpose", "Unsquee
     "ORT007",
     "refused",
     "An operator of TensorRT's own domain: no such operator is registered",
-    cure="export with opset 19 (fp8) or 21 (int4), where ONNX's own QuantizeLinear and DequantizeLinear take them",
+    cure="export with opset 19 (fp8) or 21 (int4), where ONNX's own QuantizeLinear and DequantizeLinear take them; "
+    "nvfp4 and mxfp8 are for TensorRT",
     source=f'{_MEASURED}: "trt:TRT_FP8QuantizeLinear(-1) is not a registered function/op"',
 )
 def operators_of_tensorrt(view: View) -> Iterator[Hit]:

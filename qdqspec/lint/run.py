@@ -12,6 +12,7 @@ from qdqspec.graph.model import Model
 from qdqspec.lint import (
     onnxruntime_numbers,  # noqa: F401 - registers its rules
     onnxruntime_placement,  # noqa: F401 - registers its rules
+    tensorrt_blocks,  # noqa: F401 - registers its rules
     tensorrt_fusion,  # noqa: F401 - registers its rules
     tensorrt_hardware,  # noqa: F401 - registers its rules
     tensorrt_numbers,  # noqa: F401 - registers its rules

@@ -109,20 +109,26 @@ def unsigned(view: View) -> Iterator[Hit]:
     "TRT010",
     "refused",
     "Blocks lie where TensorRT does not take them",
-    cure="use blocks for fp8, int4 and fp4 only, whole ones, along the last or the last but one axis of a weight",
+    cure="use blocks for fp8, int4 and fp4 only, whole ones, along the last or the last but one axis of a weight; "
+    "let TensorRT's operators (TRT_FP4DynamicQuantize, TRT_MXFP8DynamicQuantize) find the scales of activations",
     source=f'{HEADER}: one blocking dimension, last or second to last; {PARSER} ("Inferred block size is not an '
     'integer"); INT4 needs an even last dimension',
 )
 def blocks(view: View) -> Iterator[Hit]:
-    """Blocks of another format or axis, of activations, that do not divide it; 4-bit numbers with an odd last size."""
+    """Blocks of another format or axis, of activations, that do not divide it; 4-bit numbers with an odd last size.
+
+    Of activations that are quantized as they come TRT060 speaks.
+    """
     for node in view.heads:
         numbers, shape = view.numbers(node), view.model.shape(node.inputs[0])
+        if numbers.dynamic:
+            continue
         axis = numbers.axis % len(shape) if shape else 0
         size = shape[axis] if shape else None
         if numbers.block and numbers.elem_type not in _BLOCKS:
             yield Hit(node.name, f"has blocks of {numbers.block} of {type_name(numbers.elem_type)}")
         elif numbers.block and not view.quantizes_constant(node):
-            yield Hit(node.name, f"has blocks of {numbers.block} of an activation, which takes one scale")
+            yield Hit(node.name, f"has blocks of {numbers.block} of an activation, with constant scales")
         elif numbers.block and shape and axis < len(shape) - 2:
             yield Hit(node.name, f"has blocks along axis {numbers.axis} of {len(shape)}")
         elif numbers.block and size and size % numbers.block:

@@ -95,7 +95,7 @@ def _output_axis(view: View, node: Node, dequantizer: Node) -> int | None:
 )
 def scale_types(view: View) -> Iterator[Hit]:
     """A Q of one float type by a scale of another, or a DQ that gives another; ONNX allows both from opset 23 on."""
-    for node in view.pairs:
+    for node in view.plain_pairs:
         quantizes = node.op_type == "QuantizeLinear"
         data = view.model.elem_type(node.inputs[0] if quantizes else node.outputs[0])
         scale = view.model.elem_type(node.inputs[1])
@@ -145,7 +145,7 @@ def unnamed_axes(view: View) -> Iterator[Hit]:
 )
 def types_of_scales(view: View) -> Iterator[Hit]:
     """Scales of ONNX's powers of two (E8M0, opset 24) or any other type, where it is known."""
-    for node in view.pairs:
+    for node in view.plain_pairs:
         scale = view.model.elem_type(node.inputs[1])
         if scale not in (None, TensorProto.UNDEFINED) and scale not in FLOATS:
             yield Hit(node.name, f"has a scale of {type_name(scale)}")

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default
+from qdqspec.graph.trt import DOMAIN
 from qdqspec.placement.ops import weight_input
-from qdqspec.placement.recognize import is_op
-from qdqspec.placement.restore import is_constant, makes_scale, scale_of
+from qdqspec.placement.recognize import is_op, is_qdq
+from qdqspec.placement.restore import blocks_of, is_constant, is_dynamic, makes_scale, scale_of
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]
@@ -32,6 +33,7 @@ class Numbers:
     zero_point: Reals | None  # zeros where none is given, ``None`` where it is computed
     axis: int
     block: int
+    dynamic: bool = False  # each block gets its scale at run time, and ``scale`` multiplies all of them
 
     def same_scale(self, other: Numbers) -> bool:
         """Whether two pairs stand for the same real numbers."""
@@ -57,22 +59,25 @@ class View:
         return tuple(
             node
             for node in self.model.nodes
-            if node.op_type in QDQ_OPS
-            and is_op(node, node.op_type)
-            and not makes_scale(self.model, node.outputs[0])
+            if node.op_type in QDQ_OPS and is_qdq(node) and not makes_scale(self.model, node.outputs[0])
         )
+
+    @cached_property
+    def plain_pairs(self) -> tuple[Node, ...]:
+        """The `pairs` less TensorRT's own operators, which have other inputs, and scales of other types."""
+        return tuple(node for node in self.pairs if node.domain != DOMAIN)
 
     @cached_property
     def dequantizers(self) -> tuple[Node, ...]:
         """The DQ among `pairs`."""
-        return tuple(node for node in self.pairs if node.op_type == "DequantizeLinear")
+        return tuple(node for node in self.pairs if is_op(node, "DequantizeLinear"))
 
     @cached_property
     def heads(self) -> tuple[Node, ...]:
         """One node a pair, where its numbers are told once: the Q, or the DQ of a stored weight."""
-        made = {q.outputs[0] for q in self.pairs if q.op_type == "QuantizeLinear"}
+        made = {q.outputs[0] for q in self.pairs if is_op(q, "QuantizeLinear")}
         return tuple(
-            node for node in self.pairs if node.op_type == "QuantizeLinear" or node.inputs[0] not in made
+            node for node in self.pairs if is_op(node, "QuantizeLinear") or node.inputs[0] not in made
         )
 
     @cached_property
@@ -91,19 +96,41 @@ class View:
         return self._numbers[node.name]
 
     def _read(self, node: Node) -> Numbers:
-        stored = node.outputs[0] if node.op_type == "QuantizeLinear" else node.inputs[0]
+        finds = self._finds_scales(node)
+        if finds is not None:
+            return self._found_later(finds)
+        stored = node.outputs[0] if is_op(node, "QuantizeLinear") else node.inputs[0]
         scale = scale_of(self.model, node) if is_constant(self.model, node.inputs[1:2]) else None
         zero_point: Reals | None = None if scale is None else np.zeros(scale.shape)
         if len(node.inputs) > 2 and node.inputs[2]:
             known = node.inputs[2] in self.model.constants
             zero_point = self.model.array(node.inputs[2]).astype(np.float64) if known else None
-        attributes = node.attributes
+        axis, block = blocks_of(node)
         return Numbers(
             elem_type=self.model.elem_type(stored),
             scale=None if scale is None else scale.astype(np.float64),
             zero_point=zero_point,
-            axis=int(str(attributes.get("axis", 1))),
-            block=int(str(attributes.get("block_size", 0))),
+            axis=axis,
+            block=block,
+        )
+
+    def _finds_scales(self, node: Node) -> Node | None:
+        """The node that quantizes as it comes, of itself and of the DQ behind it."""
+        maker = self.model.producer.get(node.inputs[0]) if is_op(node, "DequantizeLinear") else node
+        return maker if maker is not None and is_dynamic(maker) else None
+
+    def _found_later(self, node: Node) -> Numbers:
+        """The numbers of a node that finds the scales of its blocks: what multiplies them all, if anything."""
+        known = [name for name in node.inputs[1:2] if name in self.model.constants]
+        scale = self.model.array(known[0]).astype(np.float64) if known else np.ones(())
+        axis, block = blocks_of(node)
+        return Numbers(
+            elem_type=self.model.elem_type(node.outputs[0]),
+            scale=None if len(node.inputs) > 1 and not known else scale,
+            zero_point=np.zeros(scale.shape),
+            axis=axis,
+            block=block,
+            dynamic=True,
         )
 
     # ---- tensors ----------------------------------------------------------------------------

@@ -32,6 +32,9 @@ class PairFacts:
     weight: bool
     stored: bool
     problem: str = ""
+    dynamic: bool = (
+        False  # each block gets its scale when the model runs, and ``scale`` multiplies all of them
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +173,14 @@ def _facts(pair: FoundPair) -> PairFacts:
     return PairFacts(
         tensor=pair.tensor,
         format="" if numbers is None else numbers.format,
-        scale=() if numbers is None else tuple(numbers.scale.reshape(-1).tolist()),
+        scale=() if numbers is None else tuple(numbers.step.reshape(-1).tolist()),
         zero_point=() if numbers is None else tuple(numbers.zero_point.reshape(-1).tolist()),
         axis=None if numbers is None else numbers.axis,
         block=0 if numbers is None else numbers.block,
         weight=pair.weight,
         stored=pair.stored,
         problem=pair.problem,
+        dynamic=numbers is not None and numbers.dynamic,
     )
 
 
@@ -201,11 +205,14 @@ def _number_changes(before: Numbers, after: Numbers) -> Iterator[Change]:
         yield Change(kind="axis", text=f"{_granularity(before)} > {_granularity(after)}")
     if before.precision != after.precision:
         yield Change(kind="precision", text=f"precision {before.precision} > {after.precision}")
-    if before.scale.shape != after.scale.shape:
+    if before.dynamic != after.dynamic:
+        words = ("scales of constants", "scales found at run time")
+        yield Change(kind="scale", text=f"{words[before.dynamic]} > {words[after.dynamic]}")
+    elif before.scale.shape != after.scale.shape:
         yield Change(kind="scale", text=f"{before.scale.size} > {after.scale.size} scales")
         return
-    if before.scale.tobytes() != after.scale.tobytes():
-        yield _scale_change(before.scale, after.scale)
+    elif before.step.tobytes() != after.step.tobytes():
+        yield _scale_change(before.step, after.step)
     if not np.array_equal(before.zero_point, after.zero_point):
         yield Change(kind="zero point", text=f"zero point {_points(before)} > {_points(after)}")
 

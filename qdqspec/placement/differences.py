@@ -94,6 +94,10 @@ def _standing(pair: PairDiff, facts: PairFacts | None) -> tuple[str, str]:
 def _described(facts: PairFacts) -> str:
     if facts.problem:
         return facts.problem
+    if facts.dynamic:
+        return (
+            f"{facts.format} in blocks of {facts.block}, scales found at run time, times {facts.scale[0]:.5g}"
+        )
     many = len(facts.scale) > 1
     scale = (
         f"{len(facts.scale)} scales on axis {facts.axis}, {min(facts.scale):.4g} to {max(facts.scale):.4g}"

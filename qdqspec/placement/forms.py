@@ -53,8 +53,12 @@ def format_choices(rules: QuantizeRules, capabilities: Capabilities) -> tuple[Fo
 
 def _stored(name: str, rules: QuantizeRules, capabilities: Capabilities) -> tuple[str, str | None]:
     weight = capabilities.weights.get(name, name)
-    activation = capabilities.activations.get(name, None if number_format(weight).block else name)
-    return weight, activation if activation is None or rules.activations == "auto" else rules.activations
+    blocked = number_format(weight).block
+    activation = capabilities.activations.get(name, None if blocked else name)
+    return (
+        weight,
+        activation if activation is None or blocked or rules.activations == "auto" else rules.activations,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,10 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import FLOATS
+from qdqspec.graph.trt import FP4_DYNAMIC, is_pair_op
 from qdqspec.placement.recognize import is_op
-from qdqspec.placement.restore import is_constant, makes_scale, scale_of
+from qdqspec.placement.restore import blocks_of, found_scales, is_constant, is_dynamic, makes_scale, scale_of
 from qdqspec.placement.strip import TakenApart
 from qdqspec.types import Consumer
 
@@ -32,6 +34,8 @@ class Numbers:
     ``scale`` is float32 and has no dimension, one (along ``axis``), or those of the tensor in blocks of
     ``block`` elements along it; ``zero_point`` has the same shape and is zero where none is given.
     ``precision`` is the element type the operators are told to compute in, 0 where they are not told.
+    ``scale_type`` is the element type of scales that are stored narrow, and ``outer`` what multiplies them all.
+    Where ``dynamic`` the scales of blocks are found when the model runs, and ``scale`` is 1.
     """
 
     format: str
@@ -40,11 +44,28 @@ class Numbers:
     axis: int | None = None
     block: int = 0
     precision: int = 0
+    scale_type: int | None = None
+    outer: npt.NDArray[np.float32] | None = None
+    dynamic: bool = False
+
+    @property
+    def step(self) -> npt.NDArray[np.float32]:
+        """What one unit of the stored numbers is worth, as far as it is known."""
+        return self.scale if self.outer is None else np.asarray(self.scale * self.outer, np.float32)
 
     def same(self, other: Numbers) -> bool:
         """Whether two pairs compute the same."""
         mine, its = (
-            (n.format, n.axis, n.block, n.precision, n.scale.shape, n.scale.tobytes(), n.zero_point.tobytes())
+            (
+                n.format,
+                n.axis,
+                n.block,
+                n.precision,
+                n.dynamic,
+                n.step.shape,
+                n.step.tobytes(),
+                n.zero_point.tobytes(),
+            )
             for n in (self, other)
         )
         return mine == its
@@ -136,6 +157,9 @@ def _ends(apart: TakenApart, tensor: str) -> Iterator[Consumer]:
 
 
 def _numbers_of(model: Model, dequantize: Node, quantize: Node | None) -> tuple[Numbers | None, str]:
+    if quantize is not None and is_dynamic(quantize):
+        numbers = _dynamic(model, dequantize, quantize)
+        return numbers, "" if numbers is not None else RESCALES
     nodes = (dequantize,) if quantize is None else (quantize, dequantize)
     if not all(is_constant(model, node.inputs[1:]) for node in nodes):
         return None, COMPUTED
@@ -146,10 +170,41 @@ def _numbers_of(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
     return read[0], ""
 
 
+def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
+    """What a pair that quantizes as it comes computes with; ``None`` where it does not undo what it did."""
+    source, outer = dequantize.inputs[1], None
+    if quantize.op_type == FP4_DYNAMIC:
+        undo = model.producer.get(source)
+        if undo is None or not is_constant(model, (*undo.inputs[1:2], quantize.inputs[1])):
+            return None
+        source, outer = undo.inputs[0], model.array(quantize.inputs[1]).astype(np.float32).reshape(())
+        if model.array(undo.inputs[1]).astype(np.float32).reshape(-1).tolist() != [outer.item()]:
+            return None
+    (axis, block), (its_axis, its_block) = blocks_of(quantize), blocks_of(dequantize)
+    rank = len(model.shape(quantize.inputs[0]) or ())
+    same_axis = (axis - its_axis) % rank == 0 if rank else axis == its_axis
+    if found_scales(model, source) is not quantize or block != its_block or not same_axis:
+        return None
+    four_bits = quantize.op_type == FP4_DYNAMIC
+    return Numbers(
+        format="float4e2m1" if four_bits else "float8e4m3fn",
+        scale=np.ones((), np.float32),
+        zero_point=np.zeros((), np.float32),
+        axis=axis + rank if axis < 0 else axis,
+        block=block,
+        scale_type=TensorProto.FLOAT8E4M3FN if four_bits else TensorProto.FLOAT8E8M0,
+        outer=outer,
+        dynamic=True,
+    )
+
+
 def _format(model: Model, node: Node) -> str:
     """The element type of a pair's integers: a QuantizeLinear makes uint8 where nothing says otherwise."""
     zero_point = node.inputs[2] if len(node.inputs) > 2 else ""
-    if node.inputs[0] in model.constants and node.op_type == "DequantizeLinear":
+    elem_type: int = TensorProto.FLOAT8E4M3FN
+    if is_pair_op(node.proto):
+        pass  # with scales that are powers of two
+    elif node.inputs[0] in model.constants and node.op_type == "DequantizeLinear":
         elem_type = model.constants[node.inputs[0]].data_type
     elif zero_point:
         elem_type = model.constants[zero_point].data_type
@@ -159,11 +214,11 @@ def _format(model: Model, node: Node) -> str:
 
 
 def _read(model: Model, node: Node, format_name: str) -> Numbers:
-    scale = scale_of(model, node).astype(np.float32)
+    scale, scale_type, outer = _scales(model, node)
     zero_point = np.zeros(scale.shape, np.float32)
     if len(node.inputs) > 2 and node.inputs[2]:
         zero_point = zero_point + model.array(node.inputs[2]).astype(np.float32).reshape(zero_point.shape)
-    block = _integer(node, "block_size")
+    block = blocks_of(node)[1]
     axis = _axis(model, node, scale) if scale.size > 1 or scale.ndim else None
     if axis is None:
         scale, zero_point = scale.reshape(()), zero_point.reshape(())
@@ -174,7 +229,25 @@ def _read(model: Model, node: Node, format_name: str) -> Numbers:
         axis=axis,
         block=block,
         precision=_integer(node, "precision"),
+        scale_type=scale_type,
+        outer=outer,
     )
+
+
+def _scales(
+    model: Model, node: Node
+) -> tuple[npt.NDArray[np.float32], int | None, npt.NDArray[np.float32] | None]:
+    """The scale of a Q or DQ, the type it is stored in where that is a narrow one, and what multiplies it."""
+    maker = model.producer.get(node.inputs[1])
+    if node.inputs[1] not in model.constants and maker is not None:
+        inner, outer = model.array(maker.inputs[0]), model.array(maker.inputs[1]).astype(np.float32)
+        plain = len(maker.inputs) == 2 and outer.size == 1  # else what it makes is all that is known
+        if plain:
+            stored = model.constants[maker.inputs[0]].data_type
+            return inner.astype(np.float32), stored, outer.reshape(())
+        return scale_of(model, node).astype(np.float32), None, None
+    stored = TensorProto.FLOAT8E8M0 if is_pair_op(node.proto) else model.constants[node.inputs[1]].data_type
+    return scale_of(model, node).astype(np.float32), None if stored in FLOATS else stored, None
 
 
 def _axis(model: Model, node: Node, scale: npt.NDArray[np.float32]) -> int | None:
@@ -183,7 +256,7 @@ def _axis(model: Model, node: Node, scale: npt.NDArray[np.float32]) -> int | Non
     A scale of shape [1] does, save along an axis that is named and has one element itself.
     """
     shape = _shape(model, node)
-    axis = _integer(node, "axis", 1)
+    axis = blocks_of(node)[0]
     axis = axis + len(shape) if axis < 0 and shape is not None else axis
     if scale.size == 1:
         named = any(attribute.name == "axis" for attribute in node.proto.attribute)
@@ -197,7 +270,7 @@ def _shape(model: Model, node: Node) -> tuple[int | None, ...] | None:
     if constant is not None:
         return tuple(constant.dims)
     producer = model.producer.get(node.inputs[0])
-    if node.op_type == "DequantizeLinear" and producer is not None and is_op(producer, "QuantizeLinear"):
+    if is_op(node, "DequantizeLinear") and producer is not None and is_op(producer, "QuantizeLinear"):
         return _shape(model, producer)
     return model.shape(node.inputs[0])
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qdqspec.graph.model import Model
+from qdqspec.graph.trt import DOMAIN
 from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.pairs import misfit
 from qdqspec.placement.scheme import params_of
@@ -101,7 +102,7 @@ def _consumers(pair: FoundPair) -> tuple[Consumer, ...]:
 
 
 def _unknown_numbers(numbers: Numbers) -> str:
-    known = format_stored_as(numbers.format, numbers.block)
+    known = format_stored_as(numbers.format, numbers.block, numbers.scale_type)
     if known is None and (numbers.block or numbers.scale.ndim > 1):
         return f"is {numbers.format} in blocks of {numbers.block or '?'}, which schemes do not carry"
     if known is None:
@@ -110,7 +111,7 @@ def _unknown_numbers(numbers: Numbers) -> str:
         return "has an axis counted from the end of a shape that is not known"
     if numbers.precision:
         return "is told to compute in another precision than its scale's"
-    if not (np.isfinite(numbers.scale) & (numbers.scale >= _TINY)).all():
+    if not (np.isfinite(numbers.step) & (numbers.step >= _TINY)).all():
         return "has a scale that is zero, negative, subnormal or not finite"
     return ""
 
@@ -138,7 +139,7 @@ def _repeated(pair: FoundPair, others: Iterable[FoundPair]) -> bool:
 def _placed(pair: FoundPair) -> PlacedPair:
     numbers = pair.numbers
     assert numbers is not None
-    known = format_stored_as(numbers.format, numbers.block)
+    known = format_stored_as(numbers.format, numbers.block, numbers.scale_type)
     assert known is not None
     site = Site(
         tensor=pair.tensor,
@@ -152,6 +153,7 @@ def _placed(pair: FoundPair) -> PlacedPair:
         scale=tuple(numbers.scale.reshape(-1).tolist()),
         zero_point=tuple(int(z) for z in numbers.zero_point.reshape(-1).tolist()),
         stored=pair.stored or not pair.weight,
+        outer=None if numbers.outer is None else numbers.outer.item(),
     )
 
 
@@ -179,7 +181,7 @@ def _left(apart: TakenApart) -> Iterator[str]:
     other = [node.name for node in apart.found.model.nodes if _is_integer_kernel(node.op_type)]
     if other:
         yield f"not Q/DQ, but operators that compute in integers themselves, {listed(other)}: left as they are"
-    trt = [node.name for node in apart.found.model.nodes if node.domain == "trt"]
+    trt = [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]
     if trt:
         yield f"operators of TensorRT's own domain, {listed(trt)}: left as they are"
 

@@ -1,15 +1,17 @@
-"""Which constants of a node are its weight and its bias, and along which axis their channels lie.
+"""Which constants of a node are its weight and its bias, and along which axis their channels or blocks lie.
 
-May import floor 0 and the model view. What operators are is told by `qdqspec.graph.ops`.
+May import floors 0 to 2. What operators are is told by `qdqspec.graph.ops`.
 """
 
 from __future__ import annotations
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT
+from qdqspec.quantize.formats import NumberFormat
 
 # Where a weight's output channels lie, whatever its rank; Gemm's depends on its attributes.
 WEIGHT_AXES = {"Conv": 0, "ConvTranspose": 1}
+_BLOCKED_RANKS = (2, 3)
 
 
 def weight_input(model: Model, node: Node) -> int | None:
@@ -37,6 +39,24 @@ def summed_axis(model: Model, node: Node, index: int) -> int | None:
     if len(model.constants[node.inputs[index]].dims) != 2:
         return None
     return 1 if node.op_type == "Gemm" and node.attributes.get("transB", 0) else 0
+
+
+def dynamic_misfit(model: Model, tensor: str, fmt: NumberFormat, axis: int | None) -> str | None:
+    """Why an activation cannot be quantized as it comes in blocks of a format along an axis, or ``None``.
+
+    Source: NVIDIA, TensorRT operators, DynamicQuantize: two or three dimensions, the blocked one a constant of the
+    build and a whole number of blocks. Ours are along the last, which products are summed over.
+    """
+    shape = model.shape(tensor)
+    if shape is None or len(shape) not in _BLOCKED_RANKS:
+        have = "an unknown number" if shape is None else len(shape)
+        return f"{fmt.name} activations are quantized in 2 or 3 dimensions, and it has {have}"
+    if axis is not None and axis != len(shape) - 1:
+        return f"{fmt.name} activations come in blocks along the last axis, not along {axis}"
+    if not shape[-1] or shape[-1] % fmt.block:
+        have = "not known" if not shape[-1] else str(shape[-1])
+        return f"{fmt.name} comes in whole blocks of {fmt.block}, and its last dimension is {have}"
+    return None
 
 
 def bias_input(model: Model, node: Node, channels: int) -> int | None:

@@ -20,7 +20,17 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs
+from qdqspec.graph.trt import (
+    DOMAIN,
+    FP4_DYNAMIC,
+    MXFP8_DEQUANTIZE,
+    MXFP8_DYNAMIC,
+    MXFP8_QUANTIZE,
+    PAIR_OPS,
+    as_e8m0,
+)
 from qdqspec.graph.weights import WeightStore
+from qdqspec.placement.ops import dynamic_misfit
 from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.quantize.scales import REALS, in_type_of
 from qdqspec.types import Site
@@ -80,6 +90,8 @@ def misfit(model: Model, site: Site) -> str | None:
         return f"{fmt.name} is for weights only"
     if fmt.block and site.axis is None:
         return f"{fmt.name} comes in blocks of {fmt.block}, and the site names no axis for them"
+    if fmt.dynamic and not site.weight and (why := dynamic_misfit(model, site.tensor, fmt, site.axis)):
+        return why
     if not site.consumers:
         return "the site names no consumer"
     strangers = sorted(set(site.consumers) - set(model.ends(site.tensor)))
@@ -139,17 +151,20 @@ class PairMaker:
         self._check(site)
         elem_type = self._model.elem_type(site.tensor) or 0
         params = in_type_of(self._numbers.params(site), elem_type)
+        if params.is_dynamic:
+            return self._dynamic(site, params, elem_type, source or site.tensor)
         names, constants, nodes = self._number_inputs(site, params, elem_type)
         output, quantized = self._output(site), self._name(site, "_quantized")
+        quantize, dequantize = _operators(params)
         integer = None
         if self.stores_integers(site):
             integer = _tensor(quantized, self._integers(site, params))
         else:
-            attributes = _quantize_attributes(params, elem_type)
+            attributes = _quantize_attributes(params)
             read = [source or site.tensor, *names]
-            nodes.append(self._node("QuantizeLinear", site, attributes, read, quantized))
+            nodes.append(self._node(quantize, site, attributes, read, quantized))
         attributes = _dequantize_attributes(params, elem_type)
-        nodes.append(self._node("DequantizeLinear", site, attributes, [quantized, *names], output))
+        nodes.append(self._node(dequantize, site, attributes, [quantized, *names], output))
         return Pair(
             nodes=tuple(nodes),
             constants=constants,
@@ -157,6 +172,31 @@ class PairMaker:
             output=output,
             opset=max(_REAL_OPSET[elem_type], _opset(params)),
         )
+
+    def _dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
+        """An activation whose blocks get their scales when the model runs, by TensorRT's operators."""
+        fmt, output = params.format, self._output(site)
+        quantized, scale, stored, outer = (
+            self._name(site, kind) for kind in ("_quantized", "_scale", "_scale_quantized", "_scale_scale")
+        )
+        along = {"axis": -1, "block_size": fmt.block}
+        if params.outer is None:
+            told = along | {"output_dtype": fmt.elem_type}
+            nodes = [self._node(MXFP8_DYNAMIC, site, told, [source], quantized, scale)]
+            told = along | {"output_dtype": elem_type}
+            nodes.append(self._node(MXFP8_DEQUANTIZE, site, told, [quantized, scale], output))
+            constants: tuple[onnx.TensorProto, ...] = ()
+        else:
+            told = along | {"scale_type": fmt.scale_type or 0}
+            undo = self._node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")
+            nodes = [
+                self._node(FP4_DYNAMIC, site, told, [source, outer], quantized, stored),
+                undo,
+                self._node("DequantizeLinear", site, along, [quantized, scale], output),
+            ]
+            constants = (_tensor(outer, params.outer.astype(REALS[elem_type])),)
+        opset = max(_REAL_OPSET[elem_type], _opset(params))
+        return Pair(nodes=tuple(nodes), constants=constants, integer=None, output=output, opset=opset)
 
     def _check(self, site: Site) -> None:
         why = misfit(self._model, site)
@@ -173,16 +213,18 @@ class PairMaker:
         """The names of scale and, where it is spelled, zero point; their values; what makes a scale of two levels."""
         fmt, real = params.format, REALS[elem_type]
         shape = params.scale.shape if fmt.block or params.axis is None else (-1,)
-        values = params.scale.reshape(shape).astype(
-            tensor_dtype_to_np_dtype(fmt.scale_type) if fmt.scale_type else real
-        )
+        if _has_powers(params):
+            values: npt.NDArray[np.generic] = as_e8m0(params.scale)
+        else:
+            kind = tensor_dtype_to_np_dtype(fmt.scale_type) if fmt.scale_type else real
+            values = params.scale.reshape(shape).astype(kind)
         scale, nodes = self._name(site, "_scale"), []
         if params.outer is None:
             constants = [_tensor(scale, values)]
         else:
             stored, outer = (self._name(site, f"_scale_{part}") for part in ("quantized", "scale"))
             constants = [_tensor(stored, values), _tensor(outer, params.outer.astype(real))]
-            nodes = [self._node("DequantizeLinear", site, {}, [stored, outer], scale, "_scale")]
+            nodes = [self._node("DequantizeLinear", site, {}, [stored, outer], scale, part="_scale")]
         names = [scale]
         if params.has_zero_point:
             names.append(self._name(site, "_zero_point"))
@@ -213,14 +255,14 @@ class PairMaker:
         site: Site,
         attributes: dict[str, int],
         inputs: list[str],
-        output: str,
+        *outputs: str,
         part: str = "",
     ) -> onnx.NodeProto:
         node = onnx.NodeProto()
         node.CopyFrom(_blank(op_type, tuple(attributes.items())))
         node.name = self._name(site, f"{part}_{op_type}")
         node.input.extend(inputs)
-        node.output.append(output)
+        node.output.extend(outputs)
         node.metadata_props.add(key=MARK, value=site.tensor)
         return node
 
@@ -260,20 +302,28 @@ def _along(params: QuantParams) -> dict[str, int]:
     return attributes | ({"block_size": params.format.block} if params.format.block else {})
 
 
-def _quantize_attributes(params: QuantParams, elem_type: int) -> dict[str, int]:
-    """Where no zero point tells the type to make, an attribute does; and 8-bit scales are no type to divide in."""
+def _has_powers(params: QuantParams) -> bool:
+    """Whether scales are powers of two, stored as exponents, which TensorRT's operators alone take."""
+    return params.format.scale_type == onnx.TensorProto.FLOAT8E8M0
+
+
+def _operators(params: QuantParams) -> tuple[str, str]:
+    return (
+        (MXFP8_QUANTIZE, MXFP8_DEQUANTIZE) if _has_powers(params) else ("QuantizeLinear", "DequantizeLinear")
+    )
+
+
+def _quantize_attributes(params: QuantParams) -> dict[str, int]:
+    """Where no zero point tells the type to make, an attribute does."""
     attributes = _along(params)
     if not params.has_zero_point:
         attributes["output_dtype"] = params.format.elem_type
-    if params.format.scale_type and params.outer is None:
-        attributes["precision"] = elem_type
     return attributes
 
 
 def _dequantize_attributes(params: QuantParams, elem_type: int) -> dict[str, int]:
-    """The output has the scale's type where nothing else is said, which 8-bit scales must not be."""
-    narrow = params.format.scale_type and params.outer is None
-    return _along(params) | ({"output_dtype": elem_type} if narrow else {})
+    """The output has the scale's type where nothing else is said, which exponents must not be."""
+    return _along(params) | ({"output_dtype": elem_type} if _has_powers(params) else {})
 
 
 def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
@@ -284,7 +334,9 @@ def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
 @cache
 def _blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodeProto:
     """A node as graphsurgeon makes it, without name and tensors. Made once: a model takes thousands of a kind."""
-    node = gs.Node(op_type, "", dict(attributes), inputs=[gs.Variable("x")], outputs=[gs.Variable("y")])
+    domain = DOMAIN if op_type in PAIR_OPS else None
+    ends = {"inputs": [gs.Variable("x")], "outputs": [gs.Variable("y")]}
+    node = gs.Node(op_type, "", dict(attributes), **ends, domain=domain)
     graph = gs.export_onnx(gs.Graph(nodes=[node], inputs=[], outputs=[]), do_type_check=False).graph
     blank: onnx.NodeProto = graph.node[0]
     for field in ("name", "input", "output"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from onnx import TensorProto
 
 from qdqspec.graph.model import Model, Node
+from qdqspec.graph.trt import DOMAIN, PAIR_OPS
 from qdqspec.placement.restore import FloatWeights, is_constant, makes_scale
 from qdqspec.placement.revive import Revival
 
@@ -62,7 +63,7 @@ class Recognition:
     def _find_dequantize(self, node: Node) -> None:
         source = node.inputs[0]
         producer = self.model.producer.get(source)
-        if producer is not None and is_op(producer, "QuantizeLinear"):
+        if producer is not None and is_op(producer, "QuantizeLinear") and source == producer.outputs[0]:
             reason = self._take_pair(producer, node)
         elif source not in self.model.constants:
             maker = "a graph input" if producer is None else producer.op_type
@@ -112,13 +113,21 @@ class Recognition:
             self.place.setdefault(min(forms, key=lambda form: order.get(form, -1)), name)
 
     def _find_quantize(self, node: Node) -> None:
-        ends = self.model.consumers.get(node.outputs[0], ())
-        if all(self.model.by_name[end.node].index in self.gone for end in ends) and not self._is_seen(
-            node.outputs[0]
+        ends = [end for output in node.outputs for end in self.model.consumers.get(output, ())]
+        if all(self._is_gone(self.model.by_name[end.node]) for end in ends) and not any(
+            map(self._is_seen, node.outputs)
         ):
             self.gone.add(node.index)
         else:
             self.left.setdefault("has an integer output that others read", []).append(node.name)
+
+    def _is_gone(self, node: Node) -> bool:
+        """Whether a node goes, or makes nothing but scales of nodes that go."""
+        if node.index in self.gone or not makes_scale(self.model, node.outputs[0]):
+            return node.index in self.gone
+        return all(
+            self.model.by_name[end.node].index in self.gone for end in self.model.consumers[node.outputs[0]]
+        )
 
     def _is_seen(self, tensor: str) -> bool:
         return tensor in self.model.outputs or tensor in self.model.subgraph_reads
@@ -131,6 +140,8 @@ class Recognition:
             if not name or name in self.dropped or not self._is_dead(name):
                 continue
             producer = self.model.producer.get(name)
+            if producer is not None and producer.index in self.gone:
+                continue  # a pair's own, whose data is not looked for
             if producer is None:
                 self.dropped.update({name} & self.model.initializers.keys())
             elif name in self.place:
@@ -160,7 +171,9 @@ class Recognition:
 
 
 def is_op(node: Node, op_type: str) -> bool:
-    """Whether a node is a QuantizeLinear or DequantizeLinear as ONNX or ONNX Runtime define them."""
+    """Whether a node is a QuantizeLinear or DequantizeLinear, or what TensorRT has in the place of one."""
+    if node.domain == DOMAIN:
+        return PAIR_OPS.get(node.op_type, node.op_type) == op_type
     return node.op_type == op_type and node.domain in _DOMAINS
 
 

@@ -16,10 +16,26 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.protos import is_external
+from qdqspec.graph.trt import (
+    DYNAMIC_OPS,
+    FP4_DYNAMIC,
+    MXFP8_DEQUANTIZE,
+    MXFP8_DYNAMIC,
+    MXFP8_QUANTIZE,
+    is_pair_op,
+    of_e8m0,
+)
 from qdqspec.placement.pairs import MARK
 
 Array = npt.NDArray[np.generic]
 
+# Axis and block where a node of TensorRT's does not say them: onnx-tensorrt, onnxOpImporters.cpp.
+_DEFAULTS = {
+    FP4_DYNAMIC: (1, 16),
+    MXFP8_DYNAMIC: (-1, 32),
+    MXFP8_QUANTIZE: (1, 32),
+    MXFP8_DEQUANTIZE: (1, 32),
+}
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -91,16 +107,21 @@ def dequantized(model: Model, node: Node) -> Array:
     Per tensor, per channel (any axis) and blocked, after the ONNX operator's definition.
     """
     integers = model.array(node.inputs[0]).astype(np.float64)  # exact for 32-bit integers and 8-bit floats
-    attributes = node.attributes
     scale = scale_of(model, node)
-    if told := int(str(attributes.get("output_dtype", 0))):
-        scale = scale.astype(tensor_dtype_to_np_dtype(told))
-    axis, block = (
-        int(str(attributes.get(key, default))) for key, default in (("axis", 1), ("block_size", 0))
-    )
+    told = int(str(node.attributes.get("output_dtype", 0)))
+    if told:
+        scale = scale.astype(np.float32)  # a power of two may be too small for the type of the result
+    axis, block = blocks_of(node)
     steps = integers - _along(_zero_point(model, node), integers.shape, axis, block)
     real: Array = steps.astype(scale.dtype) * _along(scale, integers.shape, axis, block)
-    return real
+    return real.astype(tensor_dtype_to_np_dtype(told)) if told else real
+
+
+def blocks_of(node: Node) -> tuple[int, int]:
+    """The axis of a Q or DQ, maybe counted from the end, and how many elements share a scale; 0 without blocks."""
+    axis, block = _DEFAULTS.get(node.op_type, (1, 0)) if is_pair_op(node.proto) else (1, 0)
+    attributes = node.attributes
+    return int(str(attributes.get("axis", axis))), int(str(attributes.get("block_size", block)))
 
 
 def scale_of(model: Model, node: Node) -> Array:
@@ -108,7 +129,8 @@ def scale_of(model: Model, node: Node) -> Array:
     maker = model.producer.get(node.inputs[1])
     if node.inputs[1] not in model.constants and maker is not None:
         return dequantized(model, maker)
-    return model.array(node.inputs[1])
+    scale = model.array(node.inputs[1])
+    return of_e8m0(scale) if node.op_type in (MXFP8_QUANTIZE, MXFP8_DEQUANTIZE) else scale
 
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:
@@ -146,17 +168,37 @@ def _along(values: npt.NDArray[Any], shape: tuple[int, ...], axis: int, block: i
 
 def is_constant(model: Model, tensors: tuple[str, ...]) -> bool:
     """Whether all these tensors (empty names aside) are constants of the model, or dequantized scales."""
-    return all(name in model.constants or makes_scale(model, name) for name in tensors if name)
+    return all(
+        name in model.constants
+        or (makes_scale(model, name) and model.producer[name].inputs[0] in model.constants)
+        for name in tensors
+        if name
+    )
 
 
 def makes_scale(model: Model, tensor: str) -> bool:
-    """Whether a tensor is made by a DequantizeLinear of constants, to be the scale of others and nothing else."""
+    """Whether a DequantizeLinear makes a tensor of constants, to be the scale of others and nothing else.
+
+    Its numbers may also be the scales that quantizing as it comes found.
+    """
     maker = model.producer.get(tensor)
     ends = model.consumers.get(tensor, ())
     return (
         maker is not None
         and maker.op_type == "DequantizeLinear"
-        and all(name in model.constants for name in maker.inputs if name)
+        and all(name in model.constants for name in maker.inputs[1:] if name)
+        and (maker.inputs[0] in model.constants or found_scales(model, maker.inputs[0]) is not None)
         and bool(ends)
         and all(end.input == 1 and model.by_name[end.node].op_type in QDQ_OPS for end in ends)
     )
+
+
+def found_scales(model: Model, tensor: str) -> Node | None:
+    """The node that found these scales of blocks while it quantized; ``None`` where the tensor is something else."""
+    maker = model.producer.get(tensor)
+    return maker if maker is not None and is_dynamic(maker) and tensor in maker.outputs[1:] else None
+
+
+def is_dynamic(node: Node) -> bool:
+    """Whether a node quantizes as it comes, and finds the scales of blocks."""
+    return node.op_type in DYNAMIC_OPS and is_pair_op(node.proto)

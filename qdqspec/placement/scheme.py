@@ -145,7 +145,9 @@ def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
     """The numbers of a pair as arithmetic wants them; scales of blocks need the shape of the weight."""
     fmt, axis = number_format(pair.site.format), pair.site.axis
     along: tuple[int, ...] = () if axis is None else (-1,)
-    if fmt.block and axis is not None:
+    if fmt.dynamic and not pair.site.weight:
+        along = ()
+    elif fmt.block and axis is not None:
         along = tuple(-(-d // fmt.block) if i == axis else d for i, d in enumerate(shape))
     scale = np.array(pair.scale, np.float32).reshape(along)
     zero_point = np.array(pair.zero_point).astype(fmt.dtype).reshape(along)
@@ -155,7 +157,8 @@ def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
 
 def _misfit(model: Model, pair: PlacedPair) -> str | None:
     reason = misfit(model, pair.site)
-    if reason is not None or pair.site.axis is None:
+    found_later = number_format(pair.site.format).dynamic and not pair.site.weight
+    if reason is not None or pair.site.axis is None or found_later:
         return reason
     shape, axis = _shape(model, pair.site), pair.site.axis
     block = number_format(pair.site.format).block

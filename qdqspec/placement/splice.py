@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto
 
 from qdqspec.graph.protos import is_external, rename_tensors, tensors_in_nodes
+from qdqspec.graph.trt import DOMAIN, VERSION, is_pair_op
 from qdqspec.graph.wire import (
     INITIALIZER,
     INPUT,
@@ -36,6 +37,9 @@ from qdqspec.types import Site
 # A place in a template, the text that it then has, its node, and by how much the node grows.
 Text: TypeAlias = tuple[int, bytes, int, int]
 
+_IMPORT = wire_field(
+    onnx.ModelProto.OPSET_IMPORT_FIELD_NUMBER, onnx.helper.make_opsetid(DOMAIN, VERSION).SerializeToString()
+)
 _AT_ONCE = 4096  # pieces joined: for each, `bytes.join` asks for 80 bytes more, which for all are new pages every time
 _INLINE = 4096  # bytes: smaller initializers are kept as they are written, larger ones as they are
 
@@ -59,6 +63,7 @@ class Insert:
     covered: int
     readers: int
     makes_output: bool  # of the graph
+    foreign: bool  # whether operators of TensorRT's domain are among the nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ def insert_of(site: Site, pair: Pair, *, number: int, covered: int, readers: int
         covered=covered,
         readers=readers,
         makes_output=makes_output(site),
+        foreign=any(is_pair_op(node) for node in pair.nodes),
     )
 
 
@@ -93,6 +99,8 @@ class Template:
     def __init__(self, proto: onnx.ModelProto, *, apart: bool) -> None:
         """``apart`` keeps initializers with external data as they are, so that it can be taken in on saving."""
         self._before, self._after = around_graph(proto)
+        known = any(opset.domain == DOMAIN for opset in proto.opset_import)
+        self._after_foreign = self._after + (b"" if known else _IMPORT)  # with TensorRT's operators
         self._protos = proto.graph.node
         self._nodes: list[bytes] = []
         self._starts: list[int] = []
@@ -155,15 +163,17 @@ class Template:
                 sizes[node] += growth
         for node in compress(count(), map(ne, sizes, self._sizes)):
             nodes[self._starts[node] + 1] = head(NODE, sizes[node])
-        weights, constants = [], []
+        weights, constants, after = [], [], self._after
         for spot in spots:
             insert = spot.insert
             nodes[spot.anchor] += insert.nodes
             constants.append(insert.constants)
+            if insert.foreign:
+                after = self._after_foreign
             if insert.stored:
                 weights.append(spot)
         rest = self._following(nodes, weights, constants)
-        return Parts(self._before, (*_joined(nodes), *_runs_joined(rest)), self._after, apart=self._apart)
+        return Parts(self._before, (*_joined(nodes), *_runs_joined(rest)), after, apart=self._apart)
 
     def _following(self, nodes: list[bytes], weights: list[Spot], constants: list[bytes]) -> list[Piece]:
         """What follows the nodes: integer weights in the place of float ones, or beside them, and constants.

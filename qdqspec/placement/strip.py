@@ -22,6 +22,7 @@ from qdqspec.graph.protos import (
     refill,
     rename_tensors,
 )
+from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
 from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.recognize import Recognition, recognize
@@ -114,7 +115,21 @@ class _Stripping:
         }
         vanished -= set(self.found.model.outputs)  # the pair that made one is gone, the output is not
         graph.value_info.extend(v for v in self.found.model.proto.graph.value_info if v.name not in vanished)
+        if self._imported_for_pairs():
+            refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
         return proto
+
+    def _imported_for_pairs(self) -> bool:
+        """Whether nothing but pairs that go is of TensorRT's domain."""
+        ours = {node.index for node in self.found.model.nodes if is_pair_op(node.proto)}
+        others = any(
+            node.domain == DOMAIN and node.index not in self.found.gone for node in self.found.model.nodes
+        )
+        return (
+            bool(ours)
+            and not others
+            and not any(f.domain == DOMAIN for f in self.found.model.proto.functions)
+        )
 
     def nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
         """The nodes of the result, each with the node of the model that it was; revived ones are new."""

@@ -29,6 +29,7 @@ from qdqspec.graph.ops import SHAPE_SOURCES
 from qdqspec.placement.found import FoundPair, find_pairs
 from qdqspec.placement.optimizers import run_optimizer
 from qdqspec.placement.recognize import is_op, is_qdq
+from qdqspec.placement.restore import scale_of
 from qdqspec.placement.strip import take_apart
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Consumer, Optimizer, SurvivalEvidence
@@ -183,7 +184,7 @@ class _After:
         """Whether a DequantizeLinear has the pair's scale; a computed one must be the pair's own."""
         if pair.numbers is None or dequantize.inputs[1] not in self.model.constants:
             return dequantize.inputs[0] == pair.quantized
-        scale = self.model.array(dequantize.inputs[1]).astype(np.float32)
+        scale = scale_of(self.model, dequantize).astype(np.float32)
         return scale.tobytes() == pair.numbers.scale.tobytes()
 
     def _made(self, output: str) -> str:

@@ -14,8 +14,8 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import NEVER, data_inputs, is_default, is_float, made_of_shapes, reads_data
 from qdqspec.placement.forms import Form, FormatChoice
-from qdqspec.placement.ops import bias_input, channel_axis, summed_axis, weight_input
-from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.placement.ops import bias_input, channel_axis, dynamic_misfit, summed_axis, weight_input
+from qdqspec.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.types import Consumer, Kind, Label, QuantizeRules, Site
 
 Edge = tuple[str, Consumer]
@@ -162,10 +162,16 @@ class UnitFinder:
         whole = axis is not None and self._model.constants[node.inputs[index]].dims[axis] % choice.block == 0
         if not whole or axis not in self._capabilities.blocked_axes.get(node.op_type, ()):
             return None
-        if choice.activation and (shape is None or len(shape.edges) != 1):
+        if choice.activation and not self._comes_in_blocks(node, choice.activation, shape):
             return None
         site = replace(self._constant(node, index, choice), axis=axis)
         return Form(choice=choice, kinds=("in-only",), constants=(site,))
+
+    def _comes_in_blocks(self, node: Node, name: str, shape: _Shape | None) -> bool:
+        """Whether the one data operand can be quantized as it comes, along the axis that products are summed over."""
+        if shape is None or len(shape.edges) != 1 or node.attributes.get("transA", 0):
+            return False
+        return dynamic_misfit(self._model, shape.edges[0][0], number_format(name), None) is None
 
     def _computes(self, node: Node, choice: FormatChoice) -> bool:
         """Whether the backend computes this operator in that format, its activations included."""

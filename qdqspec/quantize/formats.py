@@ -17,8 +17,8 @@ class NumberFormat:
     """A format of stored numbers: its ONNX element type, its range, and the first opsets that take it.
 
     ``opset`` is for one scale a tensor, ``opset_per_channel`` for one a channel or block. A ``block`` is how
-    many elements along the axis share a scale, 0 where a channel does. ``scale_type`` is the element type that
-    scales are stored in where it is not the tensor's own. A ``weight_only`` format never holds activations.
+    many elements along the axis share a scale, 0 where a channel does. ``scale_type`` is the element type of
+    scales where it is not the tensor's own: 8-bit floats, or powers of two (E8M0).
     """
 
     name: str
@@ -29,7 +29,6 @@ class NumberFormat:
     opset_per_channel: int
     block: int = 0
     scale_type: int | None = None
-    weight_only: bool = False
 
     @property
     def signed(self) -> bool:
@@ -40,6 +39,16 @@ class NumberFormat:
     def floating(self) -> bool:
         """Whether its numbers are floating-point ones, which have no zero point but zero."""
         return self.elem_type in _FLOATING
+
+    @property
+    def weight_only(self) -> bool:
+        """Whether it never holds activations: blocks of integers, whose scales no operator finds out."""
+        return bool(self.block) and self.scale_type is None
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether activations in it get the scales of their blocks when the model runs."""
+        return bool(self.block) and self.scale_type is not None
 
     @property
     def two_level(self) -> bool:
@@ -70,7 +79,6 @@ def _blocked(
         opset_per_channel=opset,
         block=block,
         scale_type=scale_type,
-        weight_only=True,
     )
 
 
@@ -80,9 +88,9 @@ _FLOATING = frozenset({_Type.FLOAT8E4M3FN, _Type.FLOAT4E2M1})
 BIAS_FORMAT = "int32"  # QuantizeLinear cannot make it: such a constant is always stored as integers
 
 # Ranges: ONNX, "Float stored in 8 bits" and "4 bits"; blocks: what TensorRT takes (INT4 64 or 128, NVFP4 16, MXFP8 32)
-# and ONNX Runtime's MatMulNBits too (a power of two from 16 on). Blocked formats are for weights only, because the
-# other half of NVFP4 and MXFP8, activations quantized as they come, is no operator of ONNX:
-# see docs/decisions/0010-blocked-formats-are-for-weights.md.
+# and ONNX Runtime's MatMulNBits too (a power of two from 16 on). Blocks of integers are for weights only; activations
+# in NVFP4 and MXFP8 are quantized as they come, by operators of TensorRT's own, and so are MXFP8 weights, of which
+# ONNX's needs opset 24: see docs/decisions/0010-blocked-formats.md.
 FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
@@ -94,7 +102,7 @@ FORMATS: dict[str, NumberFormat] = {
         _blocked("int4", _Type.INT4, -8, 7, 21, block=64),
         _blocked("uint4", _Type.UINT4, 0, 15, 21, block=64),
         _blocked("nvfp4", _Type.FLOAT4E2M1, -6.0, 6.0, 23, block=16, scale_type=_Type.FLOAT8E4M3FN),
-        _blocked("mxfp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 24, block=32, scale_type=_Type.FLOAT8E8M0),
+        _blocked("mxfp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19, block=32, scale_type=_Type.FLOAT8E8M0),
         _entry(BIAS_FORMAT, _Type.INT32, -(2**31), 2**31 - 1, 10, 13),
     )
 }
@@ -108,15 +116,13 @@ def number_format(name: str) -> NumberFormat:
     return FORMATS[name]
 
 
-def format_stored_as(elem_type: str, block: int = 0) -> NumberFormat | None:
+def format_stored_as(elem_type: str, block: int = 0, scale_type: int | None = None) -> NumberFormat | None:
     """The format whose numbers and scales are stored so, by the ONNX name of its element type in lower case."""
-    return next((f for f in FORMATS.values() if _stored_as(f) == (elem_type, block)), None)
+    return next((f for f in FORMATS.values() if _stored_as(f) == (elem_type, block, scale_type)), None)
 
 
-def _stored_as(fmt: NumberFormat) -> tuple[str, int] | None:
-    if fmt.scale_type is not None:  # the element type of scales tells it from others, and is not asked for
-        return None
-    return str(_Type.DataType.Name(fmt.elem_type)).lower(), fmt.block
+def _stored_as(fmt: NumberFormat) -> tuple[str, int, int | None]:
+    return str(_Type.DataType.Name(fmt.elem_type)).lower(), fmt.block, fmt.scale_type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +132,8 @@ class QuantParams:
     ``scale`` is float32, ``zero_point`` has the format's dtype; both are scalars (shape ``()``), of shape
     ``(channels,)`` where ``axis`` is set, or for a blocked format the tensor's shape with as many elements along
     ``axis`` as there are blocks. real = (stored - zero_point) * scale, times ``outer`` where scales are
-    quantized themselves.
+    quantized themselves. Of an activation in a dynamic format the scales are not known: ``scale`` is 1, of shape
+    ``()``, and stands for them.
     """
 
     format: NumberFormat
@@ -139,6 +146,11 @@ class QuantParams:
     def has_zero_point(self) -> bool:
         """Whether the pair spells its zero point. ONNX does without one for zero; from opset 21 Q can, too."""
         return not (self.format.block and self.format.signed) or bool(self.zero_point.any())
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the scales of blocks are found out when the model runs."""
+        return self.format.dynamic and self.scale.ndim == 0
 
     @property
     def step(self) -> npt.NDArray[np.float32]:

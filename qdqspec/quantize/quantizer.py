@@ -11,7 +11,14 @@ from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.quantize.ranges import TensorRange
-from qdqspec.quantize.scales import activation_params, bias_params, in_type_of, quantize, weight_params
+from qdqspec.quantize.scales import (
+    activation_params,
+    bias_params,
+    dynamic_params,
+    in_type_of,
+    quantize,
+    weight_params,
+)
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 Array = npt.NDArray[np.generic]
@@ -81,6 +88,8 @@ class Quantizer:
                 cure="calibrate it, or take the site out of the placement",
             )
         fmt = number_format(site.format)
+        if fmt.dynamic:
+            return dynamic_params(self._ranges[site.tensor], fmt, site.axis)
         return activation_params(self._ranges[site.tensor], fmt, symmetric=self._symmetric)
 
     def _of_weight(self, site: Site) -> QuantParams:

@@ -35,6 +35,16 @@ _E8M0_EXPONENTS = (-127, 127)
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 
+def dynamic_params(span: TensorRange, fmt: NumberFormat, axis: int | None) -> QuantParams:
+    """What is known beforehand of an activation that is quantized in blocks as it comes.
+
+    The scale of all scales of NVFP4 lets the largest value of ``span`` have the largest scale; what lies beyond is
+    cut off. Source: NVIDIA Model-Optimizer, ``export_fp4`` (amax / 6 / 448).
+    """
+    outer = _usable(np.asarray(span.largest / fmt.high / _FP8_HIGH)) if fmt.two_level else None
+    return replace(_per_tensor(fmt, 1.0, 0), axis=axis, outer=outer)
+
+
 def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool = False) -> QuantParams:
     """Per-tensor scale and zero point that cover ``span``.
 

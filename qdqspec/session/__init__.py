@@ -98,15 +98,17 @@ class Session:
         """Whether the backend works here and has one of the case's number formats, and what to do if not."""
         found = self.backend.probe(self._options)
         wanted = case.quantize.formats
-        if not found.usable or not set(wanted).isdisjoint(
-            known := self.backend.capabilities(self._options).formats
-        ):
+        if not found.usable:
             return found
+        here = self.backend.capabilities(self._options)
+        if not set(wanted).isdisjoint(here.formats):
+            return found
+        reasons = [f"; {here.lacking[name]}" for name in wanted if name in here.lacking]
         return replace(
             found,
             usable=False,
-            why=f"{self.backend.name} has no {' or '.join(wanted)} on this device",
-            install=f"choose one of its formats ({', '.join(known)}), or another backend",
+            why=f"{self.backend.name} has no {' or '.join(wanted)} on this device{''.join(reasons)}",
+            install=f"choose one of its formats ({', '.join(here.formats)}), or another backend",
         )
 
     def tune(self, model: PathLike | Case, **asked: Unpack[AskedWithStrategy]) -> Result:

@@ -240,12 +240,10 @@ class Prepared:
         chosen = [choice.format for choice in format_choices(rules, capabilities)]
         for name in rules.formats if len(rules.formats) > 1 else ():
             if name not in chosen:
-                alike = name in capabilities.formats
-                why = (
-                    "stores it like another format of the case"
-                    if alike
-                    else "does not have it on this device"
-                )
+                missing = capabilities.lacking.get(name)
+                why = f"does not have it on this device{f' ({missing})' if missing else ''}"
+                if name in capabilities.formats:
+                    why = "stores it like another format of the case"
                 rest = f"the search chooses among {', '.join(chosen)}"
                 self.warnings.append(f"format {name} is left out: {self._backend.name} {why}; {rest}")
 

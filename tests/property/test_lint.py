@@ -17,7 +17,7 @@ from qdqspec.testing.graphs import onnx_models, placements, ranges_for
 from qdqspec.types import Placement
 
 STORED = [name for name in FORMATS if name != BIAS_FORMAT]
-HELD = [name for name in STORED if not FORMATS[name].weight_only]
+HELD = [name for name in STORED if not FORMATS[name].block]
 
 
 @st.composite

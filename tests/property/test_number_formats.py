@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from qdqspec.graph.model import Model
+from qdqspec.graph.reference import evaluator_of
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, NumberFormat
@@ -80,7 +81,7 @@ def one_weight(values: np.ndarray, opset: int) -> Model:
 
 def weight_as_seen(model: onnx.ModelProto, like: np.ndarray) -> np.ndarray:
     """What the reader of the weight gets, by ONNX's reference: zero is added to it."""
-    (found,) = ReferenceEvaluator(model).run(None, {"x": np.zeros_like(like)})
+    (found,) = evaluator_of(model).run(None, {"x": np.zeros_like(like)})
     return found.astype(np.float32)
 
 
@@ -106,7 +107,7 @@ def test_onnx_computes_the_same(
     assert Model(inserted).elem_type(read.inputs[1]) == elem_type
 
 
-@given(st.sampled_from([name for name in STORED if not FORMATS[name].weight_only]), st.floats(0.01, 100))
+@given(st.sampled_from([name for name in STORED if not FORMATS[name].block]), st.floats(0.01, 100))
 def test_activations_are_clipped_to_their_range(name: str, largest: float) -> None:
     model = one_weight(np.zeros((2, 2), np.float32), 19)
     site = Site(tensor="x", consumers=(Consumer("add", 0),), format=name)
@@ -121,7 +122,7 @@ def test_activations_are_clipped_to_their_range(name: str, largest: float) -> No
 def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
     model = Model(draw(onnx_models(repeated_names=True)))
     names = [draw(st.sampled_from(STORED))]
-    activations = ["uint8"] if FORMATS[names[0]].weight_only else names
+    activations = ["uint8"] if FORMATS[names[0]].block else names
     return model, draw(placements(model, activations=activations, weights=names))
 
 

@@ -79,7 +79,7 @@ def test_a_transposed_weight_is_dequantized_in_every_run(tmp_path: Path) -> None
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp8"])
 def test_what_is_not_offered_does_not_build(tmp_path: Path, fmt: str) -> None:
     assert fmt not in OnnxRuntime().capabilities().formats
-    with pytest.raises(BackendError, match="Could not find an implementation"):
+    with pytest.raises(BackendError, match=r"Could not find an implementation|is not a registered function"):
         built(weight_only(linear("MatMul", 0), fmt, 0), tmp_path)
 
 

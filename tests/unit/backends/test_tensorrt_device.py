@@ -13,7 +13,7 @@ import pytest
 
 from qdqspec.backends import _trt_device
 from qdqspec.backends._trt_api import installed_version, unsupported
-from qdqspec.backends._trt_ops import formats_for
+from qdqspec.backends._trt_ops import formats_for, lacking
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import TensorRt
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -182,6 +182,23 @@ def test_the_package_of_one_cuda_version_counts(tmp_path: Path, monkeypatch: pyt
 )
 def test_formats_by_compute_capability(capability: tuple[int, int], formats: set[str]):
     assert set(formats_for(capability, (11, 4))) == formats
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "version", "why"),
+    [
+        ("nvfp4", (9, 0), (11, 4), "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"),
+        ("mxfp8", (12, 0), (11, 4), "mxfp8 is for compute capability 10.x, and this GPU has 12.0"),
+        ("mxfp8", (10, 0), (10, 9), "mxfp8 needs TensorRT 10.12, and this is 10.9"),
+        ("fp8", (8, 6), (11, 4), "fp8 needs compute capability 8.9 (Ada), and this GPU has 8.6"),
+        ("fp8", (0, 0), (11, 4), "which GPU runs it is not known, and fp8 is not for all"),
+    ],
+)
+def test_what_a_gpu_has_not_is_told_with_the_reason(
+    name: str, capability: tuple[int, int], version: tuple[int, int], why: str
+):
+    assert lacking(capability, version)[name] == why
+    assert name not in formats_for(capability, version)
 
 
 def test_capabilities_follow_the_documents(install_tensorrt: Install):

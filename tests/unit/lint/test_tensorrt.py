@@ -59,6 +59,9 @@ def attention(*, q: bool, p: bool) -> str:
     return text + (two("pa", "f") + two("va", "n") + "y = MatMul(pa, va)" if p else "y = MatMul(f, n)")
 
 
+# MXFP8 as TensorRT's operators say it.
+COMES = ("q, e = trt.TRT_MXFP8DynamicQuantize<axis = -1, block_size = 32, output_dtype = 17>(x)  "
+         "a = trt.TRT_MXFP8DequantizeLinear<axis = -1, block_size = 32, output_dtype = 1>(q, e) ")  # fmt: skip
 SQUARES = "float[16,16] x, float[16,16] k, float[16,16] n"
 Case = tuple[str, str, dict[str, np.ndarray]]  # inputs, nodes, constants
 
@@ -216,6 +219,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", {}),
         (IMAGE, CONV + "y = Neg(c)", {}),
     ),
+    "TRT060": (
+        ("float[2,3,4,64] x", COMES + "y = Neg(a)", {}),  # four dimensions
+        ("float[3,4,64] x", COMES + "y = Neg(a)", {}),
+    ),
 }  # fmt: skip
 
 
@@ -334,3 +341,27 @@ def test_gravest_first(parsed: Callable[..., Model]) -> None:
 def test_an_unknown_target_is_refused(parsed: Callable[..., Model]) -> None:
     with pytest.raises(ConfigError, match=r"unknown lint target 'tensorrt-12' .did you mean"):
         lint_model(parsed(ROWS, "y", "y = Neg(x)"), "tensorrt-12")
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ("2,3,4,64", "mxfp8 activations are quantized in 2 or 3 dimensions, and it has 4"),
+        ("2,48", "mxfp8 comes in whole blocks of 32, and its last dimension is 48"),
+        ("2,K", "mxfp8 comes in whole blocks of 32, and its last dimension is not known"),
+    ],
+)
+def test_activations_that_cannot_come_in_blocks_are_told_with_the_reason(
+    parsed: Callable[..., Model], shape: str, said: str
+) -> None:
+    model = parsed(f"float[{shape}] x", "y", COMES + "y = Neg(a)")
+    (found,) = [f for f in lint_model(model, "tensorrt-11") if f.id == "TRT060"]
+    assert found.message == f"quantizes 'x': {said}"
+
+
+@pytest.mark.parametrize(("capability", "said"), [((10, 0), False), ((9, 0), True), ((12, 0), True)])
+def test_the_gpu_is_asked_for_activations_in_blocks(
+    parsed: Callable[..., Model], capability: tuple[int, int], said: bool
+) -> None:
+    model = parsed("float[2,64] x", "y", COMES + "y = Neg(a)")
+    assert ("TRT020" in ids(model, compute_capability=capability)) == said

@@ -54,9 +54,9 @@ def test_the_tuned_model_is_linted_for_the_targets_that_are_named(session: Sessi
 
 def test_a_format_that_the_backend_has_not_is_said_before_any_work(session: Session, case: Case) -> None:
     assert session.availability(case).usable
-    found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
+    found = session.availability(replace(case, quantize=QuantizeRules(format="int16")))
     assert not found.usable
-    assert found.why == "fake has no nvfp4 on this device"
+    assert found.why == "fake has no int16 on this device"
     assert "int8" in found.install
 
 
@@ -65,7 +65,7 @@ def test_a_case_of_several_formats_mixes_them_and_says_which_each_pair_has(
 ) -> None:
     mixed = replace(
         case,
-        quantize=QuantizeRules(format="int8+fp8+nvfp4"),
+        quantize=QuantizeRules(format="int8+fp8+int16"),
         tune=TuneRules(trials=20, min_sqnr_db=10.0),
         checks=(),
     )
@@ -79,7 +79,45 @@ def test_a_case_of_several_formats_mixes_them_and_says_which_each_pair_has(
     assert labels == alone == {"in+out", "fp8:in+out"}  # each block is heard in each format
     assert evidence.pairs
     assert {pair.site.format for pair in evidence.pairs} <= {"uint8", "int8", "fp8"}
-    (note,) = [warning for warning in evidence.warnings if "nvfp4" in warning]
+    (note,) = [warning for warning in evidence.warnings if "int16" in warning]
     assert note == (
-        "format nvfp4 is left out: fake does not have it on this device; the search chooses among int8, fp8"
+        "format int16 is left out: fake does not have it on this device; the search chooses among int8, fp8"
     )
+
+
+def test_a_format_that_the_gpu_has_not_is_said_with_the_reason(
+    session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
+    here = replace(session.backend.capabilities(session._options), formats=("int8", "fp8"), lacking=told)
+    monkeypatch.setattr(session.backend, "capabilities", lambda _: here)
+    found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
+    assert found.why == f"fake has no nvfp4 on this device; {told['nvfp4']}"
+
+
+@pytest.mark.parametrize(("name", "least", "most"), [("nvfp4", 12.0, 25.0), ("mxfp8", 25.0, 40.0)])
+def test_the_noise_of_activations_in_blocks_is_told_on_a_cpu(
+    session: Session, case: Case, tmp_path: Path, name: str, least: float, most: float
+) -> None:
+    """Nothing here runs TensorRT's operators, so what they mean is computed."""
+    text = """<ir_version: 8, opset_import: ["": 17]> mlp (float[4,256] x) => (float[4,64] y) {
+      a = MatMul(x, u)  b = Relu(a)  y = MatMul(b, v) }"""
+    model = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    for weight, shape in (("u", (256, 256)), ("v", (256, 64))):
+        model.graph.initializer.append(
+            numpy_helper.from_array(random.normal(size=shape).astype(np.float32), weight)
+        )
+    onnx.save(model, tmp_path / "mlp.onnx")
+    layers = replace(
+        case,
+        model=tmp_path / "mlp.onnx",
+        quantize=QuantizeRules(format=name),
+        tune=TuneRules(trials=4),
+        checks=(),
+    )
+    evidence = session.evidence(layers, frozenset({"parity"}))
+    assert {pair.site.format for pair in evidence.pairs} == {name}
+    assert {pair.site.weight for pair in evidence.pairs} == {True, False}
+    assert evidence.parity is not None
+    assert least < evidence.parity.sqnr_db < most

@@ -1,0 +1,208 @@
+"""Activations in blocks, NVFP4 and MXFP8: the arithmetic against ml_dtypes, and linear layers there and back."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import helper, numpy_helper
+
+from qdqspec.graph.model import Model
+from qdqspec.graph.reference import evaluator_of
+from qdqspec.graph.trt import as_e8m0, of_e8m0
+from qdqspec.lint import lint_model
+from qdqspec.placement.diff import diff_models
+from qdqspec.placement.import_qdq import import_placement
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.scheme import SchemeNumbers
+from qdqspec.placement.strip import strip_qdq
+from qdqspec.quantize.formats import FORMATS
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import REALS
+from qdqspec.types import Consumer, Placement, Site
+
+DYNAMIC = [name for name, fmt in FORMATS.items() if fmt.dynamic]
+Array = np.ndarray
+values_of = st.floats(-1e4, 1e4, width=32).map(lambda value: value if abs(value) > 1e-6 else 0.0)
+
+
+def activations(block: int) -> st.SearchStrategy[Array]:
+    shapes = st.tuples(st.integers(1, 3), st.integers(1, 3).map(lambda count: count * block))
+    return hnp.arrays(np.float32, shapes, elements=values_of)
+
+
+def nvfp4(values: Array, outer: np.float32) -> Array:
+    """What TensorRT's documents say of NVFP4, with ml_dtypes' casts (round half to even) for every rounding."""
+    blocks = values.astype(np.float32).reshape(*values.shape[:-1], -1, 16)
+    largest = np.abs(blocks).max(axis=-1, keepdims=True)
+    share = np.minimum(largest / np.float32(6) / outer, np.float32(448))
+    step = share.astype(ml_dtypes.float8_e4m3fn).astype(np.float32) * outer
+    grid = np.clip(blocks / np.where(step == 0, np.float32(1), step), -6, 6)
+    return (grid.astype(ml_dtypes.float4_e2m1fn).astype(np.float32) * step).reshape(values.shape)
+
+
+def mxfp8(values: Array) -> Array:
+    """MXFP8 with the scale of a block the power of two at or above its largest value over 448."""
+    blocks = values.astype(np.float32).reshape(*values.shape[:-1], -1, 32)
+    wanted = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(448)
+    mantissa, exponent = np.frexp(wanted)
+    step = np.ldexp(np.float32(1), np.maximum(np.where(mantissa == 0.5, exponent - 1, exponent), -127))
+    grid = (blocks / step).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return (grid * step).reshape(values.shape)
+
+
+def linear(
+    op_type: str,
+    values: Array,
+    weight: Array,
+    *,
+    transposed: bool = False,
+    opset: int = 21,
+    bias: bool = False,
+) -> Model:
+    """One linear operator; nothing but it, so that its operands are all there is to see."""
+    elem_type = helper.np_dtype_to_tensor_dtype(values.dtype)
+    stored = weight.T.copy() if transposed else weight
+    names = ["x", "w", "b"] if bias else ["x", "w"]
+    node = helper.make_node(op_type, names, ["y"], "linear", **({"transB": 1} if transposed else {}))
+    constants = [numpy_helper.from_array(stored.astype(values.dtype), "w")]
+    if bias:
+        constants.append(numpy_helper.from_array(np.ones(weight.shape[1], values.dtype), "b"))
+    shape = [*values.shape[:-1], weight.shape[1]]
+    ends = [
+        helper.make_tensor_value_info(n, elem_type, s) for n, s in (("x", list(values.shape)), ("y", shape))
+    ]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], constants)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    proto.ir_version = 10
+    return Model(proto)
+
+
+def both_sides(model: Model, name: str, *, weight: bool = True) -> Placement:
+    rank = len(model.shape("x") or ())
+    axis = 1 if model.nodes[-1].attributes.get("transB", 0) else 0
+    sites = {Site(tensor="x", consumers=(Consumer("linear", 0),), format=name, axis=rank - 1)}
+    if weight:
+        sites.add(Site(tensor="w", consumers=(Consumer("linear", 1),), format=name, axis=axis, weight=True))
+    return Placement(sites=frozenset(sites))
+
+
+def seen_by_reader(name: str, values: Array, largest: float) -> Array:
+    """What a product with the identity makes of the activation alone."""
+    model = linear("MatMul", values, np.eye(values.shape[-1], dtype=np.float32))
+    numbers = Quantizer(model, {"x": TensorRange(-largest, largest)})
+    inserted = insert_qdq(model, both_sides(model, name, weight=False), numbers).proto
+    (found,) = evaluator_of(inserted).run(None, {"x": values})
+    return np.asarray(found, np.float32)
+
+
+@given(activations(16), st.floats(0.0078125, 1e4, width=32))
+def test_nvfp4_is_what_ml_dtypes_makes_of_the_formula(values: Array, largest: float) -> None:
+    outer = np.float32(np.float64(largest) / 6 / 448)
+    np.testing.assert_array_equal(seen_by_reader("nvfp4", values, largest), nvfp4(values, outer))
+
+
+@given(activations(32))
+def test_mxfp8_is_what_ml_dtypes_makes_of_the_formula(values: Array) -> None:
+    np.testing.assert_array_equal(seen_by_reader("mxfp8", values, 1.0), mxfp8(values))
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+@given(data=st.data())
+def test_a_block_is_nearly_what_it_was(name: str, data: st.DataObject) -> None:
+    """As near as its largest value allows: half a step of the format, and what its scale is rounded by."""
+    fmt = FORMATS[name]
+    values = data.draw(activations(fmt.block))
+    largest = float(np.abs(values).max()) or 1.0
+    error = np.abs(seen_by_reader(name, values, largest) - values)
+    coarse = {"nvfp4": 1 / 6 + 1 / 16, "mxfp8": 1 / 14}[name]
+    blocks = np.abs(values).reshape(values.shape[0], -1, fmt.block).max(axis=-1, keepdims=True)
+    # The 8-bit scale of a block far below the largest one has no digits left.
+    least = largest * 2.0**-9 if fmt.two_level else 1e-36
+    assert (error.reshape(values.shape[0], -1, fmt.block) <= blocks * coarse * 1.001 + least).all()
+
+
+@given(st.integers(-127, 127))
+def test_powers_of_two_are_stored_as_their_exponents(exponent: int) -> None:
+    power = np.ldexp(np.float32(1), exponent)
+    assert as_e8m0(power) == exponent + 127
+    assert of_e8m0(as_e8m0(power)) == power
+
+
+@st.composite
+def linears(draw: st.DrawFn) -> tuple[str, Model]:
+    name = draw(st.sampled_from(DYNAMIC))
+    block = FORMATS[name].block
+    op_type = draw(st.sampled_from(("MatMul", "Gemm")))
+    lead = [2] if op_type == "Gemm" else draw(st.sampled_from(([2], [2, 3])))
+    inner = block * draw(st.integers(1, 3))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dtype = REALS[draw(st.sampled_from(list(REALS)))]
+    values = random.normal(size=(*lead, inner)).astype(dtype)
+    weight = random.normal(size=(inner, draw(st.sampled_from((8, 16))))).astype(np.float32)
+    gemm = op_type == "Gemm"
+    opset = draw(st.sampled_from((13, 19, 21, 23) if dtype == np.float32 else (19, 21, 23)))
+    transposed, bias = gemm and draw(st.booleans()), gemm and draw(st.booleans())
+    return name, linear(op_type, values, weight, transposed=transposed, opset=opset, bias=bias)
+
+
+@given(linears(), st.sampled_from(("integer", "float")))
+def test_a_linear_layer_with_both_sides_in_blocks_goes_there_and_back(
+    drawn: tuple[str, Model], weights: str
+) -> None:
+    name, model = drawn
+    placement = both_sides(model, name)
+    numbers = Quantizer(model, {"x": TensorRange(-4.0, 4.0)})
+    inserted = insert_qdq(model, placement, numbers, weights=weights).proto  # type: ignore[arg-type]
+    onnx.checker.check_model(inserted, full_check=True)
+    quantized = Model(inserted)
+    # Operators around the pairs see the types and shapes they saw.
+    for mine, its in zip(quantized.by_name["linear"].inputs, model.by_name["linear"].inputs, strict=True):
+        assert quantized.elem_type(mine) == model.elem_type(its)
+        assert quantized.shape(mine) == model.shape(its)
+    assert [f for f in lint_model(quantized, "tensorrt-11") if f.severity == "refused"] == []
+    assert {f.id for f in lint_model(quantized, "onnxruntime-cpu")} >= {"ORT007"}
+    # Both sides, each pair once, with its numbers.
+    imported = import_placement(quantized)
+    assert (imported.placement, imported.notes) == (placement, ())
+    again = insert_qdq(model, placement, SchemeNumbers(model, imported.pairs), weights=weights)  # type: ignore[arg-type]
+    assert again.proto.SerializeToString(deterministic=True) == inserted.SerializeToString(deterministic=True)
+    assert diff_models(quantized, Model(again.proto)).same
+    stripped = strip_qdq(quantized, model).proto
+    assert stripped.SerializeToString(deterministic=True) == model.proto.SerializeToString(deterministic=True)
+    if weights == "float" and quantized.opset == model.opset:
+        alone = strip_qdq(quantized).proto
+        assert alone.SerializeToString(deterministic=True) == model.proto.SerializeToString(
+            deterministic=True
+        )
+
+
+@given(st.data())
+def test_one_operator_of_a_chain_leaves_the_others_as_they_are(data: st.DataObject) -> None:
+    """The domain is imported while a pair needs it, and only then."""
+    name = data.draw(st.sampled_from(DYNAMIC))
+    text = """<ir_version: 10, opset_import: ["": 23]> g (float[2,64] x) => (float[2,64] y)
+      { a = MatMul(x, u)  b = Relu(a)  y = MatMul(b, v) }"""
+    proto = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    for constant in ("u", "v"):
+        proto.graph.initializer.append(
+            numpy_helper.from_array(random.normal(size=(64, 64)).astype(np.float32), constant)
+        )
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    model = Model(proto)
+    ends = {"x": "a", "b": "y"}
+    chosen = data.draw(st.sets(st.sampled_from(sorted(ends))))
+    sites = {Site(tensor=t, consumers=(Consumer(ends[t], 0),), format=name, axis=1) for t in chosen}
+    numbers = Quantizer(model, {tensor: TensorRange(-9.0, 9.0) for tensor in ends})
+    inserted = insert_qdq(model, Placement(sites=frozenset(sites)), numbers).proto
+    assert [o.domain for o in inserted.opset_import] == (["", "trt"] if chosen else [""])
+    assert [n.name for n in inserted.graph.node if not n.metadata_props] == ["a", "b", "y"]
+    stripped = strip_qdq(Model(inserted)).proto
+    assert stripped.SerializeToString(deterministic=True) == proto.SerializeToString(deterministic=True)
