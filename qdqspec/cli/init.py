@@ -112,7 +112,7 @@ def _relative(model: Model, output: Path) -> str:
 def _facts(model: Model, found: Judged, target: str) -> Iterator[str]:
     from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import forecast_line
-    from qdqspec.session.tuning import TRIALS
+    from qdqspec.types import TRIALS
 
     ops = Counter(node.op_type for node in model.nodes)
     yield f"opset {model.opset}, {len(model.nodes)} nodes: {counted(ops)}"

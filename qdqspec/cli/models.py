@@ -88,8 +88,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     from qdqspec.regions.inspect import render_text, to_json
     from qdqspec.regions.inspection import inspect_model
     from qdqspec.regions.search import find_regions
-    from qdqspec.session.tuning import TRIALS
-    from qdqspec.types import RegionRules
+    from qdqspec.types import TRIALS, RegionRules
 
     rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
     find = partial(find_regions, rules=rules)

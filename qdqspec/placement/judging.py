@@ -52,8 +52,9 @@ def judge(
     rules = rules or QuantizeRules()
     folded = fold_batchnorm(model)
     gone = frozenset(folded.removed)
-    words = _Words(folded.model, capabilities, rules)
-    asked = _Words(folded.model, capabilities, replace(rules, outputs=True))
+    carried = flow_of(folded.model).carried
+    words = _Words(folded.model, capabilities, rules, carried)
+    asked = _Words(folded.model, capabilities, replace(rules, outputs=True), carried)
     # Nodes without a name are counted, so that folding gives them others: they are the same by their order.
     left = zip((node for node in model.nodes if node.name not in gone), folded.model.nodes, strict=True)
     reasons = {ours.name: words.reason(theirs) for ours, theirs in left}
@@ -65,14 +66,16 @@ def judge(
 class _Words:
     """The reasons of one model, for one backend."""
 
-    def __init__(self, model: Model, capabilities: Capabilities, rules: QuantizeRules) -> None:
+    def __init__(
+        self, model: Model, capabilities: Capabilities, rules: QuantizeRules, carried: frozenset[int]
+    ) -> None:
         self._model = model
         self._can = capabilities
         self._asks = rules.outputs
         self._space = SchemeSpace(model, capabilities, rules=rules)
         self._finder = UnitFinder(model, capabilities, rules, format_choices(rules, capabilities))
         self._of_shapes = made_of_shapes(model)
-        self._carried = flow_of(model).carried
+        self._carried = carried
 
     def reason(self, node: Node) -> str:
         """Why nothing is decided about a node; empty where something is."""

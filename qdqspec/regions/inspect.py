@@ -11,6 +11,7 @@ from tabulate import tabulate
 from qdqspec.regions.bodies import Body
 from qdqspec.regions.forecast import Forecast
 from qdqspec.regions.inspection import Inspection, Judged, PatternCount, inspect_model
+from qdqspec.regions.repeats import Run, runs_of
 from qdqspec.types import Region
 from qdqspec.units import seconds_text
 
@@ -75,8 +76,9 @@ def render_text(
 ) -> str:
     """The map as text: summary, tree, sizes, patterns, and what cannot be quantized; or ``only`` some of it.
 
-    At most so many ``lines`` of the tree, rows of a table and names of a list are shown; ``verbose`` also
-    lists node names and boundaries; ``include_all`` shows regions with nothing to quantize.
+    At most so many ``lines`` of the tree, rows of a table and names of a list are shown, and of regions that come
+    three times running or more the first; ``verbose`` shows each, with node names and boundaries. ``include_all``
+    shows regions with nothing to quantize.
     """
     tree = (_tree(inspection, verbose, lines, include_all), _bodies(inspection, lines))
     parts = (
@@ -118,8 +120,12 @@ def forecast_line(guess: Forecast) -> str:
     low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
     return (
         f"tuning may take {low} to {high}: {guess.builds} builds, guessed from node count, weights and "
-        f"{guess.macs / 1e6:,.0f} million multiplications; nothing was built"
+        f"{_millions(guess.macs)} multiplications; nothing was built"
     )
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.0f} million" if count >= 1e6 else "less than a million"
 
 
 def _bodies(inspection: Inspection, most: int) -> str:
@@ -149,15 +155,37 @@ def _many(count: int, noun: str) -> str:
 def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -> str:
     shown = [r for r in inspection.regions if include_all or _is_worth(r, inspection)]
     lines = ["Regions (direct/all nodes, inputs > outputs, pattern)"]
-    for region in shown[:most]:
-        lines += _region_lines(region, inspection, verbose, most)
-    if len(shown) > most:
-        lines.append(f"... and {len(shown) - most} more")
+    runs = runs_of([region.id if verbose else _likeness(region, inspection) for region in shown])
+    told = written = 0
+    for run in runs:
+        written += run.width
+        if written > most:
+            break
+        for region in shown[run.start : run.start + run.width]:
+            lines += _region_lines(region, inspection, verbose, most)
+        lines += _again(run, shown)
+        told = run.end
+    if told < len(shown):
+        lines.append(f"... and {len(shown) - told} more")
     if hidden := len(inspection.regions) - len(shown):
         lines.append(
             f"({_many(hidden, 'region')} with nothing to quantize not shown; --include-all shows them)"
         )
     return "\n".join(lines)
+
+
+def _again(run: Run, shown: Sequence[Region]) -> list[str]:
+    """A line for the regions that are like those just written."""
+    if run.times == 1:
+        return []
+    first, last = shown[run.start + run.width], shown[run.end - 1]
+    turns = f"the {run.width} above, {run.times - 1} times more" if run.width > 1 else "the same again"
+    return [f"{_indent(first)}{first.id} to {last.id}: {turns}"]
+
+
+def _likeness(region: Region, inspection: Inspection) -> tuple[str, ...]:
+    """What two regions have in common that are written alike but for their ids."""
+    return _indent(region), region.pattern, _after_id(region, inspection)
 
 
 def _is_worth(region: Region, inspection: Inspection) -> bool:
@@ -166,7 +194,19 @@ def _is_worth(region: Region, inspection: Inspection) -> bool:
 
 
 def _region_lines(region: Region, inspection: Inspection, verbose: bool, most: int) -> list[str]:
-    indent = "  " * region.id.count(".")
+    indent = _indent(region)
+    lines = [f"{indent}{region.id} {_after_id(region, inspection)}"]
+    if verbose:
+        lines.append(f"{indent}    pattern {region.pattern}")
+        lines += [f"{indent}    {word} {_listed(names, most)}" for word, names in _details(region) if names]
+    return lines
+
+
+def _indent(region: Region) -> str:
+    return "  " * region.id.count(".")
+
+
+def _after_id(region: Region, inspection: Inspection) -> str:
     direct = len(region.nodes) if region.type == "LEAF" else 0
     children = (
         f", {_many(len(region.children), 'child').replace('childs', 'children')}" if region.children else ""
@@ -175,13 +215,8 @@ def _region_lines(region: Region, inspection: Inspection, verbose: bool, most: i
     if inspection.quantizable is not None:
         count = len(inspection.quantizable.intersection(region.nodes))
         quantizable = f", {count} quantizable"
-    head = f"{indent}{region.id} {region.type} {direct}/{len(region.nodes)}{children}"
     flow = f"{len(region.inputs)} > {len(region.outputs)}{quantizable}"
-    lines = [f"{head}, {flow}  {_cut(region.pattern_text)}"]
-    if verbose:
-        lines.append(f"{indent}    pattern {region.pattern}")
-        lines += [f"{indent}    {word} {_listed(names, most)}" for word, names in _details(region) if names]
-    return lines
+    return f"{region.type} {direct}/{len(region.nodes)}{children}, {flow}  {_cut(region.pattern_text)}"
 
 
 def _details(region: Region) -> Iterable[tuple[str, Sequence[str]]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from qdqspec.graph.model import Model
 from qdqspec.regions.bodies import Body
-from qdqspec.regions.flow import flow_of
+from qdqspec.regions.flow import is_constant
 from qdqspec.regions.forecast import Forecast
 from qdqspec.types import Region, RegionType
 
@@ -69,7 +69,7 @@ def inspect_model(
     forecast: Forecast | None = None,
 ) -> Inspection:
     """Count what was found, and what was ``judged`` of it."""
-    nodes = [model.nodes[index].name for index in flow_of(model).order]
+    nodes = [node.name for node in model.nodes if not is_constant(node)]
     quantizable: frozenset[str] | None = None
     refusals: Counter[str] = Counter()
     if judged is not None:

@@ -54,7 +54,8 @@ class _Writer:
         return " > ".join(parts)
 
     def _fork(self, vertex: int, heads: Sequence[int]) -> str:
-        texts = [self._chain(head) for head in heads]
+        """The branches in the order of their texts, so that equal patterns read alike."""
+        texts = sorted(self._chain(head) for head in heads)
         is_skipped = vertex > 0 and self._chains.following[vertex] in self._successors[vertex]
         if is_skipped:
             texts.append("skip")

@@ -33,6 +33,7 @@ from qdqspec.session.prepare import Candidates, Prepared, require_path
 from qdqspec.session.warm import Start, warm_starts
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
+    TRIALS,
     Clock,
     Interval,
     LatencyEvidence,
@@ -41,8 +42,6 @@ from qdqspec.types import (
     Trial,
     TuneRules,
 )
-
-TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from qdqspec.types.asked import (
     SLACK,
+    TRIALS,
     AccuracyRules,
     Case,
     CheckSpec,
@@ -79,6 +80,7 @@ __all__ = [
     "LABELS",
     "NOT_CANDIDATES",
     "SLACK",
+    "TRIALS",
     "AccuracyBound",
     "AccuracyEvidence",
     "AccuracyRules",

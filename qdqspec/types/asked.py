@@ -14,6 +14,7 @@ from qdqspec.types.words import Severity
 Metric: TypeAlias = Callable[[Mapping[str, Any], Any], float]
 
 SLACK = 1e-9  # by which a metric may miss its limit
+TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,31 @@ def test_json(inspection, golden):
     golden("regions/digits_resnet.json", json.dumps(to_json(inspection), indent=1) + "\n")
 
 
+def layers(count: int) -> Model:
+    """Residual blocks, each followed by a pointwise one."""
+    weight = "<float[4,4,1,1] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}>"
+    layer = (
+        "a{0} = Conv(x{0}, w) b{0} = Relu(a{0}) c{0} = Conv(b{0}, w) d{0} = Add(c{0}, x{0}) "
+        "e{0} = MaxPool <kernel_shape = [1, 1]> (d{0}) f{0} = Neg(e{0}) x{1} = Sigmoid(f{0})"
+    )
+    body = " ".join(layer.format(i, i + 1) for i in range(count))
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+    g (float[1,4,8,8] x0) => (float[1,4,8,8] x{count}) {weight} {{ {body} }}"""
+    return Model(onnx.parser.parse_model(text))
+
+
+def test_layers_that_repeat_are_told_once(golden):
+    model = layers(7)
+    assert len(model.nodes) == 49
+    can = resolve("backend", "onnxruntime")().capabilities()
+    found = inspect_model(model, find_regions(model), judge(model, can, backend="onnxruntime"))
+    golden("regions/layers.txt", render_text(found))
+    assert render_text(found, verbose=True).count("LEAF") > render_text(found).count("LEAF")
+    many = layers(300)
+    larger = inspect_model(many, find_regions(many), judge(many, can, backend="onnxruntime"))
+    assert len(render_text(larger).splitlines()) == len(render_text(found).splitlines())
+
+
 def test_long_lists_are_cut_in_text_and_never_in_json(models):
     model = load_model(models / "ultraface_rfb320.onnx")
     found = inspect_model(model, find_regions(model))

@@ -1,0 +1,28 @@
+"""Rows that repeat are found, whatever stands around them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.regions.repeats import Run, runs_of
+
+
+def test_turns_are_found_from_the_front():
+    assert runs_of("aabababbbb") == [Run(0, 1, 1), Run(1, 2, 3), Run(7, 1, 3)]
+    assert runs_of("") == []
+
+
+def test_two_of_a_kind_are_told_as_they_are():
+    assert runs_of("aabb") == [Run(i, 1, 1) for i in range(4)]
+
+
+def test_the_shortest_turn_is_told():
+    assert runs_of("abc" * 12) == [Run(0, 3, 12)]
+
+
+@given(st.text("abc", max_size=40))
+def test_runs_are_the_rows(rows):
+    runs = runs_of(rows)
+    assert "".join(rows[run.start : run.start + run.width] * run.times for run in runs) == rows
+    assert all(run.times != 2 for run in runs)
