@@ -31,6 +31,7 @@ DISTURBED = (
     1.2  # wall time over CPU time of a turn: others had the processor meanwhile, and it is taken again
 )
 RETAKES = 2
+LONG_MS = 20.0  # a run that takes longer meets others sooner or later, and by taking it again too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,10 @@ class Turn:
 
 
 def _disturbed(sample: Samples) -> bool:
-    return bool(sample.cpu_ms) and sample.wall_ms[0] > DISTURBED * sample.cpu_ms[0]
+    """Whether others had the processor in between, and might not have it next time."""
+    if not sample.cpu_ms or sample.cpu_ms[0] >= LONG_MS:
+        return False
+    return sample.wall_ms[0] > DISTURBED * sample.cpu_ms[0]
 
 
 def settle(engine: Engine, clock: Clock) -> Turn:

@@ -65,7 +65,7 @@ from qdqspec.types import (
 )
 from qdqspec.units import seconds_text
 
-_Key = tuple[str, str, str, str]
+_Key = tuple[str, str, str, int, int, str]
 
 
 class Session:
@@ -353,6 +353,14 @@ def _forecast(space: SchemeSpace, rules: TuneRules) -> str:
 
 
 def _key(case: Case) -> _Key:
-    """What makes two cases the same work: a fixture may have replaced model or data, a caller the rules."""
+    """What makes two cases the same work: a fixture may have replaced model or data, a caller the rules.
+
+    A model that was written anew is another one. Data and ``start_from`` go by their paths: a search may itself
+    write what the next one starts from.
+    """
     asked = repr((case.inputs, case.patterns, case.regions, case.quantize, case.tune))
-    return str(case.spec), case.name, str(case.model), asked
+    try:
+        written = case.model.stat()
+    except OSError:  # told when the model is loaded
+        return str(case.spec), case.name, str(case.model), 0, 0, asked
+    return str(case.spec), case.name, str(case.model), written.st_mtime_ns, written.st_size, asked

@@ -5,32 +5,16 @@ The long version is ``benchmarks/fuzz.py``, which also holds memory and time aga
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import readers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qdqspec.errors import QdqspecError
 
-SUPPORT = Path(__file__).parents[1] / "support" / "readers.py"
-
-
-def _loaded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("support_readers", SUPPORT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-readers = _loaded()
 SEEDS = {name: reader.seeds() for name, reader in readers.READERS.items()}
 
 

@@ -8,14 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from trt_surface import VERSIONS
+from trtexec_install import Trtexec, put_trtexec
 
 SUPPORT = Path(__file__).parents[2] / "support"
-if str(SUPPORT) not in sys.path:
-    sys.path.append(str(SUPPORT))
-
-from trt_surface import VERSIONS  # noqa: E402 - it stands in the folder that was just added
-from trtexec_install import Trtexec, put_trtexec  # noqa: E402 - likewise
-
 _OURS = ("tensorrt", "cuda", "fake_gpu")
 
 

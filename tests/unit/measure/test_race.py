@@ -205,15 +205,16 @@ def test_median_sample_keeps_the_clocks_apart() -> None:
 class Disturbed:
     """An engine that is preempted in its first turns."""
 
-    def __init__(self, times: int) -> None:
+    def __init__(self, times: int, cpu_ms: float = 1.0) -> None:
         self.left = times
         self.calls = 0
+        self.cpu_ms = cpu_ms
 
     def time(self, runs: int, warmup: int = 0) -> Samples:
         self.calls += 1
         self.left -= 1
-        wall = 2.0 if self.left >= 0 else 1.0
-        return Samples(wall_ms=(wall,) * runs, cpu_ms=(1.0,) * runs)
+        wall = self.cpu_ms * (2 if self.left >= 0 else 1)
+        return Samples(wall_ms=(wall,) * runs, cpu_ms=(self.cpu_ms,) * runs)
 
 
 @pytest.mark.parametrize(("times", "calls", "wall"), [(0, 1, 1.0), (1, 2, 1.0), (2, 3, 1.0), (9, 3, 2.0)])
@@ -223,3 +224,10 @@ def test_a_turn_that_others_disturbed_is_taken_again_twice_at_most(
     engine = Disturbed(times)
     sample = Turn.lasting(5.0).sample(cast("Engine", engine))
     assert (engine.calls, sample.wall_ms) == (calls, (wall,))
+
+
+def test_a_long_run_is_not_taken_again() -> None:
+    """Others get the processor in every run of it: three times as many would take three times as long, no more."""
+    engine = Disturbed(9, cpu_ms=300.0)
+    assert Turn.lasting(300.0).sample(cast("Engine", engine)).wall_ms == (600.0,)
+    assert engine.calls == 1

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from chains import chain_model
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.checks.speedup import check as speedup_check
@@ -40,28 +40,6 @@ WRITTEN = {
     "patterns.yaml",
 }  # fmt: skip
 ALL = frozenset({"latency", "parity", "size"})
-
-
-def chain_model(seed: int = 0) -> onnx.ModelProto:
-    """Three convolutions with activations and a residual, big enough that integers pay."""
-    random = np.random.default_rng(seed)
-    weights = [random.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32) for _ in range(3)]
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "relu0"),
-        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1]),
-        helper.make_node("Add", ["b", "c"], ["d"], "add"),
-        helper.make_node("Conv", ["d", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
-    ]
-    shape = (1, 8, 12, 12)
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(weight, f"w{index}") for index, weight in enumerate(weights)],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
 
 
 @pytest.fixture
@@ -281,6 +259,18 @@ def test_other_data_misses_the_cache(open_session: Open, case: Case, project: Pa
     open_session().search(case)
     np.savez(project / "data.npz", x=np.ones((2, 8, 12, 12), np.float32))
     assert open_session().search(case).provenance.source == "measured"
+
+
+def test_a_model_exported_anew_under_its_name_is_another_case(open_session: Open, case: Case) -> None:
+    """As in a notebook: one session, and the model is trained on in between."""
+    session = open_session()
+    first = session.evidence(case, frozenset())
+    onnx.save(chain_model(seed=1), case.model)
+    os.utime(case.model, (1, 1))  # whatever the clock's grain, and however old the file pretends to be
+    second = session.evidence(case, frozenset())
+    assert second.model_sha256 != first.model_sha256
+    assert second.search is not first.search
+    assert session.evidence(case, frozenset()).search is second.search
 
 
 def test_what_the_result_depends_on_is_in_the_key(case: Case, project: Path) -> None:
