@@ -41,6 +41,7 @@ class Machine(TypedDict, total=False):
     backend: str
     device: int
     threads: int
+    jobs: int
     seed: int
     output: Path
     cache_dir: Path

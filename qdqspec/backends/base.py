@@ -48,6 +48,7 @@ class Capabilities:
     ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
     ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
     ``lacking[format]`` says why a format that the backend has elsewhere is not one of ``formats`` here;
+    ``builds_side_by_side`` is true where a build times no kernels, so that several at once come to the same.
     ``fuses_in_half`` is true where narrow kernels fuse as those of float16 do, so that what fuses is looked up there.
     """
 
@@ -67,6 +68,7 @@ class Capabilities:
     per_layer_profile: bool = True
     dynamic_shapes: bool = True
     observes: bool = True
+    builds_side_by_side: bool = False
     fuses_in_half: bool = False
     lacking: Mapping[str, str] = field(default_factory=dict)
 

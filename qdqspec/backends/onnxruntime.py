@@ -99,6 +99,7 @@ class OnnxRuntime:
             bare=frozenset(LINEAR),
             since_opset=SINCE_OPSET,
             blocked_axes=BLOCKED_AXES,
+            builds_side_by_side=True,
         )
 
     def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run leaves
 _OPTIONS = (
-    "backend", "device", "mode", "threads", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
+    "backend", "device", "mode", "threads", "jobs", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
     "report", "allow-path", "baseline", "backend-option", "plugin", "trtexec-args",
 )  # fmt: skip
 

@@ -66,6 +66,12 @@ OPTIONS: tuple[Option, ...] = (
         name="threads", parse=values.whole(1), metavar="N", help="Threads a model runs with (default: 1)."
     ),
     Option(
+        name="jobs",
+        parse=values.whole(1),
+        metavar="N",
+        help="Builds that wait for no measurement are made N at a time, on backends that time no kernels (default: 1).",
+    ),
+    Option(
         name="device",
         parse=values.whole(0),
         metavar="N",

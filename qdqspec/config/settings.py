@@ -37,6 +37,7 @@ class Settings:
     no_cache: bool = False
     seed: int = 0
     threads: int = 1
+    jobs: int = 1
     device: int = 0
     time_limit: float | None = None
     require: tuple[str, ...] = ()

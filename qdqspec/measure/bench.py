@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import TypeAlias
 
 import numpy as np
@@ -72,7 +73,7 @@ class Bench:
     With ``admission`` every candidate's accuracy is taken too, and who is not accurate enough cannot win.
     ``feeds`` are inputs of one shape profile, or loads of several. ``extract`` writes the placed pairs with the
     nodes named alone, and gives inputs for them. ``folder`` is where the candidates are written, and is not named
-    in what is recorded.
+    in what is recorded. ``jobs`` is how many builds that wait for no measurement are made at a time.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Bench:
         admission: Admission | None = None,
         extract: Extract | None = None,
         folder: Path | None = None,
+        jobs: int = 1,
     ) -> None:
         self.clock: Clock = clock
         self.eps = FLOOR_EPS
@@ -100,6 +102,8 @@ class Bench:
         self._admission = admission
         self._extract = extract
         self._folder = folder
+        self._jobs = jobs
+        self._writing = Lock()
         self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
         self._incumbent: _Incumbent | None = None
         self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
@@ -253,7 +257,8 @@ class Bench:
             self._incumbent.engine = None
 
     def _open(self, placement: Placement, subgraph: tuple[str, ...] = (), *, fresh: bool = False) -> Engine:
-        model, loads, options = self._files(placement, subgraph)
+        with self._writing:
+            model, loads, options = self._files(placement, subgraph)
         return attach(self._backend.build(model, replace(options, fresh=fresh)), loads)
 
     def _files(
@@ -372,11 +377,12 @@ class Bench:
     def _together(self, groups: Mapping[str, Sequence[Placement]], rounds: int) -> Together:
         """Fresh builds of placements, timed together."""
         openers = {
-            name: [partial(self._open, placement, fresh=True) for placement in placements]
+            name: [partial(self._open, each, fresh=True) for each in placements]
             for name, placements in groups.items()
         }
+        clock, random, exclusive = self.clock, self._random, self._exclusive
         return time_together(
-            openers, rounds, clock=self.clock, random=self._random, exclusive=self._exclusive
+            openers, rounds, clock=clock, random=random, exclusive=exclusive, jobs=self._jobs
         )
 
     def _reason(self, error: QdqspecError) -> str:

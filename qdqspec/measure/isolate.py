@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ from qdqspec.types import DeviceKey, LayerTime, Samples
 BUILD_TIMEOUT = 600.0
 CALL_TIMEOUT = 120.0
 _PROFILE_ROOM = 16 << 20
+_ACCOUNT = threading.Lock()  # several builds may end at once
 _SLOWER_THAN_SEEN = (
     10  # how much slower than the slowest run so far a run may become before it counts as hung
 )
@@ -70,6 +72,7 @@ class Isolated:
         self._launcher: Zygote | Interpreters | None = None
         self._close_launcher: weakref.finalize[[], Isolated] | None = None
         self._builds = 0
+        self._starting = threading.Lock()
         self.cpu_seconds: Counter[str] = Counter()  # that engines have used, by what was asked of them
         self.name = self._local.name
         self.target = self._local.target
@@ -90,10 +93,12 @@ class Isolated:
         """Build in a new child process.
 
         Raises `BackendError` with the backend's reason, or with what became of the child and the last
-        lines it printed.
+        lines it printed. Several threads may build at once.
         """
-        serial, self._builds = self._builds, self._builds + 1
-        child = self._open_launcher().start()
+        with self._starting:
+            serial, self._builds = self._builds, self._builds + 1
+            launcher = self._open_launcher()
+        child = launcher.start()
         engine = IsolatedEngine(child, model, self._call_timeout, self.cpu_seconds)
         words = options_to_json(replace(options, serial=options.serial + serial))
         request = {"do": "build", "model": str(model.absolute()), "options": words}
@@ -190,7 +195,8 @@ class IsolatedEngine:
         if "error" in answer:
             self.close()
             raise self._blamed(_error_from_json(answer["error"], self._model))
-        self._spent[request["do"]] += answer["cpu_seconds"] - self._cpu_seconds
+        with _ACCOUNT:
+            self._spent[request["do"]] += answer["cpu_seconds"] - self._cpu_seconds
         self._cpu_seconds = answer["cpu_seconds"]
         return answer, outputs
 

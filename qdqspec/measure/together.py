@@ -7,7 +7,8 @@ so that whatever changes the machine's speed from round to round falls on all of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -40,20 +41,19 @@ def time_together(
     clock: Clock,
     random: np.random.Generator,
     exclusive: Callable[[], AbstractContextManager[object]],
+    jobs: int = 1,
 ) -> Together:
-    """Open all engines, let them become warm, take ``rounds`` samples of each, and close them.
+    """Open all engines, ``jobs`` at a time, let them become warm, take ``rounds`` samples of each, and close them.
 
     From half of the rounds on it ends when runs tell nothing more: what then differs, differs between builds.
-    Timing, and not building, happens inside ``exclusive``.
+    Timing, and not building, happens inside ``exclusive``, and begins when all are built.
     """
     result = Together()
     with ExitStack() as opened:
         engines: list[tuple[str, int, Engine]] = []
         for name, openers in groups.items():
             try:
-                for index, opener in enumerate(openers):
-                    engine = opener()
-                    opened.callback(engine.close)
+                for index, engine in enumerate(_opened(openers, jobs, opened)):
                     engines.append((name, index, engine))
             except BackendError as error:
                 result.failures[name] = error
@@ -67,6 +67,26 @@ def time_together(
         with exclusive():
             _take(engines, rounds, clock, random, result)
     return result
+
+
+def _opened(openers: Sequence[Opener], jobs: int, opened: ExitStack) -> Iterator[Engine]:
+    """The engines of one group in order, which ``opened`` closes, those built beside one that failed too."""
+
+    def build(opener: Opener) -> Engine:
+        engine = opener()
+        opened.callback(engine.close)
+        return engine
+
+    if jobs == 1:
+        yield from map(build, openers)
+        return
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(build, opener) for opener in openers]
+        try:
+            yield from [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _take(

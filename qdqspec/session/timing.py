@@ -38,6 +38,7 @@ def time_files(
         random=np.random.default_rng(work.settings.seed),
         options=work.options,
         exclusive=work.exclusive,
+        jobs=work.jobs,
     )
     return bench.compare(roles, builds=builds, rounds=rounds)
 

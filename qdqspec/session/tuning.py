@@ -77,6 +77,11 @@ class Workbench:
     watch: Watch | None
     seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
 
+    @property
+    def jobs(self) -> int:
+        """How many builds are made at a time: one where builds time kernels, whatever was asked for."""
+        return self.settings.jobs if self.backend.capabilities(self.options).builds_side_by_side else 1
+
 
 def clock_for(rules: TuneRules, threads: int) -> Clock:
     """The clock that gates: thread CPU time where one thread runs, else wall time."""
@@ -203,6 +208,7 @@ def _bench(
         admission=held.admission,
         extract=PartFiles(prepared, folder, store),
         folder=folder,
+        jobs=work.jobs,
     )
 
 

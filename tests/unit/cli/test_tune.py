@@ -158,6 +158,8 @@ def test_settings_reach_the_session(verb, fake, tmp_path):
         "7",
         "--threads",
         "2",
+        "--jobs",
+        "3",
         "--backend",
         "fake",
         "--cache-dir",
@@ -166,7 +168,7 @@ def test_settings_reach_the_session(verb, fake, tmp_path):
         "out",
     )
     settings = fake[0].settings
-    assert (settings.seed, settings.threads, settings.backend) == (7, 2, "fake")
+    assert (settings.seed, settings.threads, settings.jobs, settings.backend) == (7, 2, 3, "fake")
     assert settings.cache_dir == tmp_path / "kept"
     assert settings.output == tmp_path / "out"
 
