@@ -1,32 +1,27 @@
 """Hypothesis strategies: random valid ONNX models, and placements on them.
 
 For the properties of anything that reads or changes models. What is drawn is small and odd on purpose:
-branches, residuals, shared initializers, `Constant` nodes, names that are missing, repeated or look as if
-somebody had inserted Q/DQ already, bodies that read outer tensors. May import anything public.
+branches, residuals, shared initializers, `Constant` nodes, stretches in other types, shapes that are computed, names
+that are missing, repeated or look as if somebody had inserted Q/DQ already, bodies of If, Loop and Scan, some of which
+read outer tensors. May import anything public.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.ops import reads_data
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.ranges import TensorRange
+from qdqspec.testing._drawing import Build
 from qdqspec.types import Consumer, Placement, Site
-
-Shape = tuple[int, ...]
-
-# Endings that Q/DQ tools give to what they add: a tensor of the model may well be called so.
-_ENDINGS = ("", "", "", "", "_quantized", "_dequantized", "_scale", "_zero_point", ".0", "~1", ":0")
 
 
 @st.composite
@@ -38,13 +33,14 @@ def onnx_models(
     bodies: bool = True,
     repeated_names: bool = False,
 ) -> onnx.ModelProto:
-    """A valid float32 model with one or two inputs, ``max_nodes`` operators at most and static shapes.
+    """A valid model with one or two float32 inputs, ``max_nodes`` turns of an operator or a few, and static shapes.
 
     It passes ``onnx.checker`` with shape inference and runs in ONNX Runtime, except that ``repeated_names``
-    gives nodes the same name, which ONNX allows and ONNX Runtime refuses. ``bodies=False`` leaves out If.
+    gives nodes the same name, which ONNX allows and ONNX Runtime refuses. ``bodies=False`` leaves out If,
+    Loop and Scan.
     """
     names = ("twice", "") if repeated_names else ("",)
-    build = _Build(draw, opset=draw(st.sampled_from(list(opsets))), odd_names=names)
+    build = Build(draw, opset=draw(st.sampled_from(list(opsets))), odd_names=names)
     build.add_input((1, 4, 6, 6))
     if draw(st.booleans()):
         build.add_input((3, 8))
@@ -105,181 +101,3 @@ def _groups(draw: st.DrawFn, ends: tuple[Consumer, ...]) -> list[tuple[Consumer,
     choice = draw(st.lists(st.integers(0, 2), min_size=len(ends), max_size=len(ends)))
     split = [tuple(e for e, c in zip(ends, choice, strict=True) if c == group) for group in (1, 2)]
     return [group for group in split if group]
-
-
-@dataclass(slots=True)
-class _Build:
-    """A model under way: tensors so far with their shapes, and what made them."""
-
-    draw: st.DrawFn
-    opset: int
-    odd_names: tuple[str, ...]
-    shapes: dict[str, Shape] = field(default_factory=dict)
-    weights: dict[str, Shape] = field(default_factory=dict)
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    inputs: list[str] = field(default_factory=list)
-    initializers: list[TensorProto] = field(default_factory=list)
-    count: int = 0
-
-    def add_input(self, shape: Shape) -> None:
-        name = f"input{len(self.inputs)}"
-        self.inputs.append(name)
-        self.shapes[name] = shape
-
-    def add_node(self, bodies: bool) -> None:
-        tensor = self.draw(st.sampled_from(list(self.shapes)))
-        offers: list[Callable[[str], None]] = [self.relu, self.clip, self.add, self.concat, self.transpose]
-        offers.append(self.mul)
-        offers += (
-            [self.reshape, self.conv, self.pool]
-            if len(self.shapes[tensor]) == 4
-            else [self.gemm, self.matmul]
-        )
-        if bodies:
-            offers.append(self.branch)
-        self.draw(st.sampled_from(offers))(tensor)
-
-    def relu(self, tensor: str) -> None:
-        self.emit("Relu", [tensor], self.shapes[tensor])
-
-    def clip(self, tensor: str) -> None:
-        bounds = [self.constant(np.array(bound, np.float32)) for bound in (-1.5, 2.5)]
-        self.emit("Clip", [tensor, *bounds], self.shapes[tensor])
-
-    def add(self, tensor: str) -> None:
-        shape = self.shapes[tensor]
-        others = [name for name, known in self.shapes.items() if known == shape]
-        self.emit("Add", [tensor, self.draw(st.sampled_from(others))], shape)
-
-    def mul(self, tensor: str) -> None:
-        """By a constant of no, one or several elements along the last axis."""
-        shape = self.shapes[tensor]
-        constant = self.weight(self.draw(st.sampled_from(((), (1,), shape[-1:]))))
-        self.emit("Mul", self.draw(st.permutations([tensor, constant])), shape)
-
-    def concat(self, tensor: str) -> None:
-        shape = self.shapes[tensor]
-        others = [
-            n
-            for n, s in self.shapes.items()
-            if len(s) == len(shape) and s[:1] + s[2:] == shape[:1] + shape[2:]
-        ]
-        other = self.draw(st.sampled_from(others))
-        joined = (shape[0], shape[1] + self.shapes[other][1], *shape[2:])
-        if joined[1] <= 64:
-            self.emit("Concat", [tensor, other], joined, axis=1)
-
-    def transpose(self, tensor: str) -> None:
-        shape = self.shapes[tensor]
-        order = (0, 1, 3, 2) if len(shape) == 4 else (1, 0)
-        self.emit("Transpose", [tensor], tuple(shape[i] for i in order), perm=list(order))
-
-    def reshape(self, tensor: str) -> None:
-        shape = self.shapes[tensor]
-        flat = (shape[0], int(np.prod(shape[1:])))
-        self.emit("Reshape", [tensor, self.constant(np.array([shape[0], -1], np.int64))], flat)
-
-    def conv(self, tensor: str) -> None:
-        batch, channels, height, width = self.shapes[tensor]
-        kernel, filters = self.draw(st.sampled_from((1, 3))), self.draw(st.sampled_from((2, 4)))
-        operands = [tensor, self.weight((filters, channels, kernel, kernel))]
-        if self.draw(st.booleans()):
-            operands.append(self.weight((filters,)))
-        pads = [kernel // 2] * 4
-        self.emit("Conv", operands, (batch, filters, height, width), pads=pads, kernel_shape=[kernel] * 2)
-
-    def pool(self, tensor: str) -> None:
-        batch, channels, height, width = self.shapes[tensor]
-        shape = (batch, channels, height - 1, width - 1)
-        if min(shape) > 0:
-            self.emit("MaxPool", [tensor], shape, kernel_shape=[2, 2])
-
-    def gemm(self, tensor: str) -> None:
-        rows, columns = self.shapes[tensor]
-        turned = self.draw(st.booleans())
-        operands = [tensor, self.weight((3, columns) if turned else (columns, 3))]
-        if self.draw(st.booleans()):
-            operands.append(self.weight((3,)))
-        self.emit("Gemm", operands, (rows, 3), transB=int(turned))
-
-    def matmul(self, tensor: str) -> None:
-        rows, columns = self.shapes[tensor]
-        self.emit("MatMul", [tensor, self.weight((columns, 4))], (rows, 4))
-
-    def branch(self, tensor: str) -> None:
-        """An If whose bodies read an outer tensor, and perhaps a weight, that they are not given."""
-        shape = self.shapes[tensor]
-        condition = self.constant(np.array(self.draw(st.booleans())))
-        operands = [tensor, *(name for name, known in self.weights.items() if known == shape)]
-        second = self.draw(st.sampled_from(operands))
-        made = self.name("body")
-        bodies = [
-            helper.make_graph(
-                [helper.make_node(op, operands, [f"{made}_{op}"])],
-                op,
-                [],
-                [helper.make_tensor_value_info(f"{made}_{op}", TensorProto.FLOAT, shape)],
-            )
-            for op, operands in (("Add", [tensor, second]), ("Neg", [tensor]))
-        ]
-        self.emit("If", [condition], shape, then_branch=bodies[0], else_branch=bodies[1])
-
-    def weight(self, shape: Shape) -> str:
-        """A weight of that shape: a new one, or one that somebody uses already."""
-        known = [name for name, other in self.weights.items() if other == shape]
-        shared: str | None = self.draw(st.none() | st.sampled_from(known)) if known else None
-        if shared is not None:
-            return shared
-        random = np.random.default_rng(self.draw(st.integers(0, 2**16)))
-        name = self.constant(np.asarray(random.normal(size=shape), np.float32))
-        self.weights[name] = shape
-        return name
-
-    def constant(self, values: npt.NDArray[np.generic]) -> str:
-        """An initializer or a Constant node, its elements as raw bytes or as numbers."""
-        name = self.name("w")
-        tensor = numpy_helper.from_array(np.asarray(values), name)
-        if self.draw(st.booleans()):
-            tensor = helper.make_tensor(name, tensor.data_type, values.shape, values.ravel().tolist())
-        if self.draw(st.integers(0, 3)):
-            self.initializers.append(tensor)
-        else:
-            tensor.name = self.draw(st.sampled_from(("", "value", name)))
-            self.nodes.append(helper.make_node("Constant", [], [name], value=tensor))
-        return name
-
-    def emit(self, op_type: str, inputs: list[str], shape: Shape, **attributes: Any) -> None:
-        output = self.name(self.draw(st.sampled_from(["t", inputs[0]])))
-        node = helper.make_node(op_type, inputs, [output], **attributes)
-        node.name = self.draw(st.sampled_from((f"/{op_type}_{self.count}", *self.odd_names)))
-        if self.draw(st.booleans()):
-            node.metadata_props.add(key="pkg.scope", value=f"block.{self.count}")
-        self.nodes.append(node)
-        self.shapes[output] = shape
-
-    def name(self, stem: str) -> str:
-        self.count += 1
-        plain = stem.split("#")[0] + self.draw(st.sampled_from(_ENDINGS))
-        taken = {*self.shapes, *self.weights, *(t.name for t in self.initializers)}
-        taken |= {output for node in self.nodes for output in node.output}
-        return f"{stem.split('#')[0]}#{self.count}" if plain in taken or plain == stem else plain
-
-    def model(self) -> onnx.ModelProto:
-        read = {name for node in self.nodes for name in node.input}
-        made = [name for name in self.shapes if name not in self.inputs]
-        seen = [name for name in made if name not in read or not self.draw(st.integers(0, 3))]
-        if not seen:
-            self.relu(self.inputs[0])
-            seen = [list(self.shapes)[-1]]
-        graph = helper.make_graph(
-            self.nodes, "drawn", self.infos(self.inputs), self.infos(seen), self.initializers
-        )
-        if self.draw(st.booleans()):
-            graph.value_info.extend(self.infos([name for name in made if name not in seen]))
-        opset = helper.make_opsetid("", self.opset)
-        model = helper.make_model(graph, opset_imports=[opset], producer_name="qdqspec.testing")
-        model.ir_version = helper.find_min_ir_version_for([opset])
-        return model
-
-    def infos(self, names: Sequence[str]) -> list[onnx.ValueInfoProto]:
-        return [helper.make_tensor_value_info(n, TensorProto.FLOAT, self.shapes[n]) for n in names]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import onnx
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from qdqspec.placement.relative import parse_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.search import find_regions
 from qdqspec.testing.graphs import onnx_models, placements
+from qdqspec.testing.reorder import told_otherwise
 from qdqspec.types import Label, Placement, QuantizeRules, RegionRules
 
 CAPABILITIES = backend().capabilities()
@@ -78,7 +78,7 @@ def edges_of(placement: Placement) -> set[tuple[object, ...]]:
 def test_schemes_survive_another_order_and_other_names(drawn: tuple[SchemeSpace, Placement], random) -> None:
     """Nodes that only a symmetry tells apart may change places: so schemes are compared as they are counted."""
     space, placement = drawn
-    copy = Model(shuffled(space.model, random))
+    copy = Model(told_otherwise(space.model.proto, random))
     limit = RegionRules(max_nodes=max(len(r.nodes) for r in space.regions if not r.children))
     ours, theirs = find_regions(space.model, limit), find_regions(copy, limit)
     one, other = Frames(space.model, ours), Frames(copy, theirs)
@@ -90,44 +90,3 @@ def test_schemes_survive_another_order_and_other_names(drawn: tuple[SchemeSpace,
 
 def counted(frames: Frames, schemes: dict[str, object]) -> Counter[tuple[str, str]]:
     return Counter((frames.of(region).pattern, str(scheme)) for region, scheme in schemes.items())
-
-
-def shuffled(model: Model, random) -> onnx.ModelProto:
-    """The same graph: nodes in another topological order, all names new."""
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    waiting = list(proto.graph.node)
-    known = {i.name for i in (*proto.graph.input, *proto.graph.initializer)} | {""}
-    made = {name for node in waiting for name in node.output}
-    ordered: list[onnx.NodeProto] = []
-    while waiting:
-        ready = [n for n in waiting if all(t in known or t not in made for t in reads(n))]
-        node = ready[random.randrange(len(ready))]
-        waiting.remove(node)
-        known.update(node.output)
-        ordered.append(node)
-    for index, node in enumerate(ordered):
-        node.name = f"n{index}"
-    del proto.graph.node[:]
-    proto.graph.node.extend(ordered)
-    rename(proto.graph)
-    return proto
-
-
-def rename(graph: onnx.GraphProto) -> None:
-    """Every tensor another name, in bodies too, which `onnx.compose.add_prefix` leaves as they are."""
-    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
-        value.name = f"z/{value.name}"
-    for node in graph.node:
-        for names in (node.input, node.output):
-            new = [name and f"z/{name}" for name in names]
-            del names[:]
-            names.extend(new)
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                rename(attribute.g)
-
-
-def reads(node: onnx.NodeProto) -> set[str]:
-    inside = {name for a in node.attribute if a.HasField("g") for n in a.g.node for name in reads(n)}
-    return {*node.input, *inside}

@@ -1,0 +1,270 @@
+"""Models through everything that is promised of regions and placements: ``python benchmarks/audit.py MODEL.onnx ...``.
+
+For each model, one row: whether
+
+- ``parts``: the leaves are a partition, by structure, by names and by what ONNX Runtime fuses;
+- ``same``: regions are the same when the file is read again, and ids, types and patterns when all is named and
+  ordered otherwise;
+- ``loads``: sampled placements, everything quantized among them, pass the full checker and load in ONNX Runtime;
+- ``strips``: taking their pairs out gives the model back, bit for bit: with the model as reference, and without one
+  where weights stay float;
+- ``comes back``: they are imported, carried from pattern to pattern and read from their patterns' schemes as they were;
+- ``survives``: folding and ONNX Runtime at each level lose no pair of everything quantized, or of the model's own;
+- ``again``: a model with Q/DQ of its own is imported, stripped and applied again, and computes the same.
+
+A model with Q/DQ is stripped before placements are drawn. A dash: nothing to do. Whatever else is said is what went
+wrong first, and the command exits 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+from tabulate import tabulate
+
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.errors import QdqspecError
+from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.carry import resolve_schemes, schemes_of
+from qdqspec.placement.import_qdq import import_placement
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.relative import parse_scheme
+from qdqspec.placement.scheme import apply_scheme, write_scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.strip import strip_qdq
+from qdqspec.placement.survival import check_survival
+from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import tie_ranges
+from qdqspec.regions import find_regions
+from qdqspec.session import Session
+from qdqspec.testing.graphs import ranges_for
+from qdqspec.testing.reorder import told_otherwise
+from qdqspec.types import (
+    Case,
+    Inputs,
+    InputShape,
+    Optimizer,
+    Placement,
+    Region,
+    RegionRules,
+    ShapeProfile,
+)
+
+THROUGH: tuple[Optimizer, ...] = (
+    "constant-folding", "onnxruntime-basic", "onnxruntime-extended", "onnxruntime-all", "onnxslim", "onnxscript",
+)  # fmt: skip
+OK, NOTHING = "ok", "-"
+
+
+class Audit:
+    """One model, with the placements that are sampled of it."""
+
+    def __init__(self, path: Path, folder: Path, samples: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.path, self.folder, self.samples, self.shapes = path, folder, samples, shapes
+        self.given = load_model(path)
+        self.is_quantized = any(node.op_type == "DequantizeLinear" for node in self.given.nodes)
+        floating = Model(strip_qdq(self.given).proto, path=path) if self.is_quantized else self.given
+        self.model = fold_batchnorm(floating).model  # as a search has it
+        self.regions = find_regions(self.model)
+        self.space = SchemeSpace(self.model, OnnxRuntime().capabilities(), regions=self.regions)
+        ranges = tie_ranges(self.model, ranges_for(self.model))
+        self.numbers = Quantizer(self.model, ranges, biases=self.space.bias_sources)
+
+    @cached_property
+    def placements(self) -> list[Placement]:
+        lots = random.Random(0)
+        drawn = [
+            {unit.id: lots.choice(unit.labels) for unit in self.space.units} for _ in range(self.samples)
+        ]
+        found = [self.space.resolve(labels) for labels in (self.space.everything(), *drawn)]
+        return [placement for placement in found if placement.sites]
+
+    def parts(self) -> str:
+        for by in ("structure", "names", "fusion"):
+            case = Case(id="default", model=self.path, regions=RegionRules(by=by), inputs=self._inputs())
+            with closing(Session(root=self.folder)) as session:
+                regions = session.regions(case)
+            if not _is_partition(regions):
+                return f"no partition by {by}"
+        everything = [node.name for node in self.model.nodes if node.op_type != "Constant"]
+        leaves = [name for region in self.regions if region.type == "LEAF" for name in region.nodes]
+        return OK if sorted(leaves) == sorted(everything) else "nodes without a leaf"
+
+    def same(self) -> str:
+        regions = find_regions(self.given)
+        if find_regions(load_model(self.path)) != regions:
+            return "other regions the second time"
+        for seed in range(3):
+            other = Model(told_otherwise(self.given.proto, random.Random(seed)), path=self.path)
+            if _told(find_regions(other)) != _told(regions):
+                return "other regions under other names"
+        return OK
+
+    def loads(self) -> str:
+        for number, placement in enumerate(self.placements):
+            try:
+                onnx.checker.check_model(self._save(placement, "sample.onnx"), full_check=True)
+                _session(self.folder / "sample.onnx")
+            except Exception as error:  # noqa: BLE001  whatever checker or runtime raise is what the row says
+                return f"sample {number}: {str(error).strip().splitlines()[-1][:80]}"
+        return f"{len(self.placements)} ok" if self.placements else NOTHING
+
+    def strips(self) -> str:
+        whole = _bytes(self.model.proto)
+        for number, placement in enumerate(self.placements):
+            stored = insert_qdq(self.model, placement, self.numbers).proto
+            if _bytes(strip_qdq(Model(stored, path=self.path), self.model).proto) != whole:
+                return f"sample {number}: not the model, with its reference"
+            kept = Placement(sites=frozenset(s for s in placement.sites if s.format != BIAS_FORMAT))
+            floating = insert_qdq(self.model, kept, self.numbers, weights="float").proto
+            if _bytes(strip_qdq(Model(floating, path=self.path)).proto) != whole:
+                return f"sample {number}: not the model"
+        return OK if self.placements else NOTHING
+
+    def comes_back(self) -> str:
+        for number, placement in enumerate(self.placements):
+            schemes = schemes_of(placement, self.regions, self.model)
+            read = {region: parse_scheme(str(scheme)) for region, scheme in schemes.items()}
+            if resolve_schemes(read, self.regions, self.model).digest != placement.digest:
+                return f"sample {number}: other schemes"
+            inserted = insert_qdq(self.model, placement, self.numbers).proto
+            imported = import_placement(Model(inserted, path=self.path), self.model).placement
+            if imported.digest != placement.digest:
+                return f"sample {number}: another placement imported"
+        return OK if self.placements else NOTHING
+
+    def survives(self) -> str:
+        path = self.path
+        if not self.is_quantized:
+            if not self.placements:
+                return NOTHING
+            self._save(self.placements[0], "everything.onnx")
+            path = self.folder / "everything.onnx"
+        said = []
+        for found in check_survival(path, THROUGH):
+            if found.error and "is not installed" not in found.error:
+                return f"{found.optimizer}: {found.error[:60]}"
+            if found.lost:
+                said.append(f"{found.optimizer} loses {len(found.lost)} of {found.pairs}: {found.lost[0]}")
+        return "; ".join(said) or OK
+
+    def again(self) -> str:
+        if not self.is_quantized:
+            return NOTHING
+        imported = import_placement(self.given)
+        write_scheme(self.folder / "scheme.json", imported.placement, imported.pairs, "imported")
+        stripped = Model(strip_qdq(self.given).proto, path=self.path)
+        applied = apply_scheme(stripped, self.folder / "scheme.json")
+        save_model(applied.parts, self.folder / "again.onnx", base=self.path.parent)
+        level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        ours, theirs = (_session(path, level) for path in (self.folder / "again.onnx", self.path))
+        for seed in range(8):
+            feeds = _feeds(theirs, np.random.default_rng(seed))
+            for mine, its in zip(ours.run(None, feeds), theirs.run(None, feeds), strict=True):
+                if not np.array_equal(mine, its):
+                    return f"other results, by {np.max(np.abs(mine - its)):.3g}"
+        return f"{len(imported.pairs)} pairs ok"
+
+    def _inputs(self) -> Inputs:
+        """Shapes to build with: those given, and 1 for dynamic dimensions of others."""
+        known = {name: self.given.shape(name) or () for name in self.given.inputs}
+        dims = {name: self.shapes.get(name, tuple(d or 1 for d in shape)) for name, shape in known.items()}
+        shapes = {name: InputShape(min=own, opt=own, max=own) for name, own in dims.items()}
+        return Inputs(profiles=(ShapeProfile(shapes=shapes),))
+
+    def _save(self, placement: Placement, name: str) -> str:
+        inserted = insert_qdq(self.model, placement, self.numbers)
+        save_model(inserted.parts, self.folder / name, base=self.path.parent)
+        return str(self.folder / name)
+
+
+def _is_partition(regions: tuple[Region, ...]) -> bool:
+    leaves = [name for region in regions if region.type == "LEAF" for name in region.nodes]
+    return sorted(leaves) == sorted(regions[0].nodes) if regions else True
+
+
+def _told(regions: tuple[Region, ...]) -> list[tuple[object, ...]]:
+    return [(r.id, r.type, r.children, len(r.nodes), r.pattern) for r in regions]
+
+
+def _bytes(proto: onnx.ModelProto) -> bytes:
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _session(
+    path: Path,
+    level: onnxruntime.GraphOptimizationLevel = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def _feeds(session: onnxruntime.InferenceSession, chance: np.random.Generator) -> dict[str, np.ndarray]:
+    shapes = {i.name: [d if isinstance(d, int) else 1 for d in i.shape] for i in session.get_inputs()}
+    return {name: chance.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+STEPS = ("parts", "same", "loads", "strips", "comes_back", "survives", "again")
+
+
+def row(path: Path, samples: int, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """What became of a model, step by step."""
+    with tempfile.TemporaryDirectory() as folder:
+        audit = Audit(path, Path(folder), samples, shapes)
+        leaves = sum(region.type == "LEAF" for region in audit.regions)
+        patterns = len({region.pattern for region in audit.regions if region.type == "LEAF"})
+        yield from map(str, (path.stem, len(audit.model.nodes), leaves, patterns, len(audit.space.units)))
+        for step in STEPS:
+            yield _said(getattr(audit, step))
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, dims = text.partition("=")
+    return name, tuple(int(dim) for dim in dims.split(","))
+
+
+def _said(step: Callable[[], str]) -> str:
+    try:
+        return step()
+    except QdqspecError as error:
+        return f"error: {str(error).splitlines()[0][:80]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.onnx")
+    parser.add_argument("--samples", type=int, default=5, help="placements drawn for each model (5)")
+    parser.add_argument(
+        "--shape", type=_shape, action="append", default=[], metavar="INPUT=1,576", help="of a dynamic input"
+    )
+    arguments = parser.parse_args()
+    rows = []
+    for path in arguments.models:
+        rows.append(list(row(path, arguments.samples, dict(arguments.shape))))
+        print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    headers = ("model", "nodes", "leaves", "patterns", "units", *(step.replace("_", " ") for step in STEPS))
+    print(tabulate(rows, headers, disable_numparse=True))
+    fine = (OK, NOTHING)
+    return int(any(not said.endswith("ok") and said not in fine for one in rows for said in one[5:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The same model told otherwise: other names, and nodes in another topological order.
+
+For the property that nothing depends on either. May import anything public.
+"""
+
+from __future__ import annotations
+
+import random
+
+import onnx
+
+PREFIX = "z/"
+
+
+def told_otherwise(proto: onnx.ModelProto, chance: random.Random) -> onnx.ModelProto:
+    """A copy with every tensor and node of the main graph renamed, its nodes in some other topological order.
+
+    Tensors in bodies get other names as well; bodies keep the order of their nodes, local functions all.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    nodes = _shuffled(copy.graph, chance)
+    for index, node in enumerate(nodes):
+        node.name = f"n{index}"
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    _rename(copy.graph)
+    return copy
+
+
+def _shuffled(graph: onnx.GraphProto, chance: random.Random) -> list[onnx.NodeProto]:
+    maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    after: dict[int, list[int]] = {}
+    waits = []
+    for index, node in enumerate(graph.node):
+        before = {maker[name] for name in _reads(node) if name in maker}
+        waits.append(len(before))
+        for earlier in before:
+            after.setdefault(earlier, []).append(index)
+    ready = [index for index, count in enumerate(waits) if not count]
+    order = []
+    while ready:
+        index = ready.pop(chance.randrange(len(ready)))
+        order.append(graph.node[index])
+        for later in after.get(index, ()):
+            waits[later] -= 1
+            if not waits[later]:
+                ready.append(later)
+    return order
+
+
+def _reads(node: onnx.NodeProto) -> set[str]:
+    inside = {name for graph in _bodies(node) for inner in graph.node for name in _reads(inner)}
+    return {*node.input, *inside}
+
+
+def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [graph for a in node.attribute for graph in ([a.g] if a.HasField("g") else a.graphs)]
+
+
+def _rename(graph: onnx.GraphProto) -> None:
+    """Every tensor, in bodies too, which `onnx.compose.add_prefix` leaves as they are."""
+    for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        value.name = PREFIX + value.name
+    for node in graph.node:
+        for names in (node.input, node.output):
+            renamed = [name and PREFIX + name for name in names]
+            del names[:]
+            names.extend(renamed)
+        for body in _bodies(node):
+            _rename(body)
