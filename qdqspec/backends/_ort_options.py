@@ -18,6 +18,7 @@ from qdqspec.registry import did_you_mean
 PREFIX = "onnxruntime."
 OPTIMIZATION = f"{PREFIX}optimization"
 PLUGINS = f"{PREFIX}plugins"
+_PROVIDERS = frozenset({f"{PREFIX}provider", f"{PREFIX}providers"})  # asked for, and not offered
 AS_DEFINED = "off"  # of `OPTIMIZATION`
 FULL = "all"
 
@@ -32,6 +33,11 @@ LEVELS = {
 def level_from(extra: Mapping[str, str]) -> str:
     """A key of `LEVELS`; raises `ConfigError` for an unknown word or value."""
     for word in extra:
+        if word in _PROVIDERS:
+            raise ConfigError(
+                f"{word} cannot be set: the CPU provider is the one whose kernels qdqspec knows",
+                cure="for TensorRT take --backend tensorrt or trtexec; see docs/tensorrt.md for the other providers",
+            )
         if word.startswith(PREFIX) and word not in (OPTIMIZATION, PLUGINS):
             near = did_you_mean(word, [OPTIMIZATION])
             raise ConfigError(f"unknown option '{word}'{near}", cure=f"known: {OPTIMIZATION}")

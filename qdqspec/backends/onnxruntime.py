@@ -12,7 +12,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 _INSTALL = "pip install onnxruntime"
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 _CHECK_INPUTS = "check the names, types and shapes of the inputs"
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
 _PROFILE_WARMUP = 5  # integer kernels take five runs to reach their steady state
@@ -70,7 +71,7 @@ class OnnxRuntime:
         Threads count because ratios with one say nothing of those with eight.
         """
         cpu = _cpu.detect()
-        version = importlib.metadata.version("onnxruntime")
+        version = _installed_version()
         major_minor = ".".join(version.split(".")[:2])
         details = {
             "cpu": cpu.product,
@@ -188,6 +189,16 @@ class OnnxRuntimeEngine:
         for name in self._outputs:
             binding.bind_output(name)
         return binding
+
+
+def _installed_version() -> str:
+    """The version of the package that brings ``onnxruntime``: builds for other hardware go by other names."""
+    for package in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    import onnxruntime as ort
+
+    return str(ort.__version__)
 
 
 def _repeat(session: ort.InferenceSession, binding: ort.IOBinding, runs: int) -> None:

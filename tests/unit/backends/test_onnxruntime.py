@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 from pathlib import Path
 
 import numpy as np
@@ -271,3 +272,29 @@ def test_a_library_that_has_no_operators_is_named(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="custom operators could not be loaded") as caught:
         OnnxRuntime().build(tmp_path / "m.onnx", BuildOptions(extra={"onnxruntime.plugins": str(library)}))
     assert caught.value.where == str(library)
+
+
+@pytest.mark.parametrize("word", ["onnxruntime.providers", "onnxruntime.provider"])
+def test_other_providers_are_refused_with_the_way_to_go(tmp_path: Path, word: str) -> None:
+    """Or who asks for CUDA would be given times of the CPU."""
+    onnx.save(small_model(), tmp_path / "small.onnx")
+    with pytest.raises(ConfigError, match=rf"{word} cannot be set: the CPU provider") as caught:
+        OnnxRuntime().build(tmp_path / "small.onnx", BuildOptions(extra={word: "CUDAExecutionProvider"}))
+    assert "--backend tensorrt" in str(caught.value.cure)
+
+
+@pytest.mark.parametrize("package", ["onnxruntime-gpu", "onnxruntime-openvino"])
+def test_other_builds_of_onnxruntime_are_known_by_their_version(
+    monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    """Their packages have other names, and the module is called the same."""
+
+    def version(name: str) -> str:
+        if name != package:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.99.3"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    device = OnnxRuntime().device(BuildOptions())
+    assert "-onnxruntime-1.99-" in device.key
+    assert device.details["onnxruntime"] == "1.99.3"
