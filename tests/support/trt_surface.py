@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 API = ROOT / "tests" / "data" / "tensorrt" / "api"
 VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
+RTX = "rtx-1.7.1.116"  # TensorRT for RTX: no backend yet, see docs/decisions/0024
 SOURCES = (
     ROOT / "qdqspec" / "backends" / "tensorrt.py",
     *(ROOT / "qdqspec" / "backends" / f"_trt_{name}.py" for name in (
@@ -115,7 +116,9 @@ def load(version: str) -> Surface:
 _ENTRY = re.compile(
     rb"\b(create\w+_INTERNAL|get\w*PluginRegistry|getNvOnnxParserVersion|getInferLibVersion|initLibNvInferPlugins)\b"
 )
-_LIBRARY = re.compile(rb"\b(lib(?:nvinfer|nvinfer_plugin|nvonnxparser)\.so\.\d+)\b")
+_LIBRARY = re.compile(
+    rb"\b(lib(?:nvinfer|nvinfer_plugin|nvonnxparser|tensorrt_rtx|tensorrt_onnxparser_rtx)\.so\.\d+)\b"
+)
 
 
 def bindings(version: str, folder: Path) -> Path:
@@ -124,23 +127,26 @@ def bindings(version: str, folder: Path) -> Path:
     The libraries they are linked to are replaced by ones whose every function gives null.
     """
     site = folder / "site"
+    name = "tensorrt_rtx" if version == RTX else "tensorrt"
     with zipfile.ZipFile(_wheel(version, folder)) as wheel:
         wheel.extractall(site)
-    binary = next((site / "tensorrt_bindings").glob("tensorrt*.so")).read_bytes()
+    binary = next((site / f"{name}_bindings").glob("tensorrt*.so")).read_bytes()
     libraries = {found.decode() for found in _LIBRARY.findall(binary)}
     functions = {found.decode() for found in _ENTRY.findall(binary)} | {"getInferLibVersion"}
-    _make_libraries(site / "tensorrt_libs", libraries, functions)
+    _make_libraries(site / f"{name}_libs", libraries, functions)
     package = site / "tensorrt"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from tensorrt_bindings import *\nfrom tensorrt_bindings import __version__\n", encoding="utf-8"
+        f"from {name}_bindings import *\nfrom {name}_bindings import __version__\n", encoding="utf-8"
     )
     return site
 
 
 def _wheel(version: str, folder: Path) -> Path:
-    """Wheels for CUDA 13 exist from 10.13.2 on, for CUDA 12 before."""
-    cuda = "cu13" if tuple(map(int, version.split(".")))[:3] >= (10, 13, 2) else "cu12"
+    """Wheels for CUDA 13 exist from 10.13.2 on, and of TensorRT for RTX; for CUDA 12 before."""
+    product, _, number = version.rpartition("-")
+    old = not product and tuple(map(int, number.split(".")))[:3] < (10, 13, 2)
+    package = "-".join(("tensorrt", *filter(None, [product]), "cu12" if old else "cu13", "bindings"))
     command = [
         sys.executable,
         "-m",
@@ -153,7 +159,7 @@ def _wheel(version: str, folder: Path) -> Path:
         str(folder),
     ]
     done = subprocess.run(
-        [*command, f"tensorrt-{cuda}-bindings=={version}"],
+        [*command, f"{package}=={number}"],
         capture_output=True,
         text=True,
         check=False,
@@ -284,7 +290,7 @@ def _split(text: str) -> list[str]:
 
 
 _QUALIFIED = re.compile(
-    r"typing(_extensions)?\.|collections\.abc\.|tensorrt(_bindings)?(\.tensorrt)?\.|nvinfer1::|nvonnxparser::"
+    r"typing(_extensions)?\.|collections\.abc\.|tensorrt(_rtx)?(_bindings)?(\.tensorrt(_rtx)?)?\.|nvinfer1::|nvonnxparser::"
 )
 
 

@@ -118,6 +118,24 @@ def test_a_gpu_that_is_not_there_is_told(model: Path, newest: None):
         TensorRt().build(model, BuildOptions(device=3))
 
 
+def test_weights_beside_the_file_are_found(tmp_path: Path, tensorrt_version: str):
+    """The parser reads the file itself, so that neither external data nor 2 GB are in its way."""
+    plain, apart = tmp_path / "plain.onnx", tmp_path / "apart" / "model.onnx"
+    onnx.save(small_model(), plain)
+    apart.parent.mkdir()
+    onnx.save(small_model(), apart, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    assert (apart.parent / "weights.bin").stat().st_size > 0
+    feeds = {"x": np.random.default_rng(1).uniform(-1, 1, (1, 3, 8, 8)).astype(np.float32)}
+    outputs = []
+    for path in (plain, apart):
+        with closing(TensorRt().build(path, BuildOptions())) as engine:
+            outputs.append(engine.run(feeds))
+    assert outputs[0].keys() == outputs[1].keys()
+    assert all(np.array_equal(value, outputs[1][name]) for name, value in outputs[0].items())
+    (apart.parent / "weights.bin").unlink()
+    assert "weights.bin" in refusal(apart).what or "parse" in refusal(apart).what
+
+
 # ---- dynamic shapes -----------------------------------------------------------------------------
 
 

@@ -86,3 +86,14 @@ def test_without_hardware_they_skip_and_say_why(tmp_path: Path):
     assert "no GPU backend was named: pytest tests/device --qdq-backend=tensorrt" in (
         run_device_tests(tmp_path / "nothing")
     )
+
+
+def test_the_tests_for_hardware_pass_on_the_stand_in_for_trtexec(
+    install_trtexec: Callable[..., object], tmp_path: Path
+):
+    """What is about the Python API skips and says so; the rest runs through the tool."""
+    install_trtexec("10.16")
+    said = run_device_tests(tmp_path / "nothing", "--qdq-backend=trtexec")
+    assert "this is about the Python API: pytest tests/device --qdq-backend=tensorrt" in said
+    assert "trtexec is not usable" not in said
+    assert "passed" in said

@@ -179,6 +179,19 @@ def test_the_recorded_surface_is_the_real_one(bindings: tuple[str, Path]):
             assert entry[part].items() <= real["classes"][name][part].items(), f"{name}: {cure}"
 
 
+def test_tensorrt_for_rtx_lacks_nothing_that_is_used(tmp_path: Path):
+    """It is no backend yet for other reasons: docs/decisions/0024-no-gpu-providers-and-no-tensorrt-for-rtx.md."""
+    try:
+        site = trt_surface.bindings(trt_surface.RTX, tmp_path)
+    except trt_surface.MissingError as error:
+        pytest.skip(str(error))
+    surface = trt_surface.read_surface(site)
+    assert surface["version"] == trt_surface.RTX.removeprefix("rtx-")
+    used = trt_surface.trimmed(surface, trt_surface.used_names())
+    assert {"IBuilderConfig", "IExecutionContext", "OnnxParser"} <= used["classes"].keys()
+    assert complaints(used, tmp_path / "mypy") == []
+
+
 def test_our_subclasses_can_be_made_of_the_real_classes(bindings: tuple[str, Path]):
     _, site = bindings
     done = subprocess.run(
