@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.words import FINE, inputs_given, say, say_json, settings_from
+from qdqspec.config import find_folder
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.types import Case
 
@@ -54,7 +55,7 @@ def _meant(
         return
     if is_spec(Path(what.partition("::")[0])):
         case = find_case(what, settings, Path.cwd())
-        yield _as_given(case, arguments), _pairs(settings.folder(case), f"run it once: pytest {what}")
+        yield _as_given(case, arguments), _pairs(find_folder(settings, case), f"run it once: pytest {what}")
         return
     folder = Path(what).absolute()
     pairs = _pairs(folder, "name a case, the folder that a run left, or a model")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.culprits import explain_culprits
 from qdqspec.cli.words import FINE, add_verb, inputs_given, say, say_json, settings_from, shapes
+from qdqspec.config import find_folder
 from qdqspec.errors import BackendError, BackendUnavailableError, StateError
 from qdqspec.types import Inputs
 
@@ -160,7 +161,7 @@ def _short_names(graphs: Sequence[Path]) -> list[str]:
 
 
 def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> list[Engine]:
-    folder = settings.folder(case)
+    folder = find_folder(settings, case)
     if not (folder / _RESULT).is_file():
         raise StateError(
             f"there are no results of {case.name} yet", where=folder, cure=f"run it once: pytest {what}"

@@ -24,7 +24,7 @@ from qdqspec.cli.words import (
     shapes,
     writable_folder,
 )
-from qdqspec.config import Settings
+from qdqspec.config import Settings, find_folder
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.progress import Bar, Display, Heartbeat
 from qdqspec.types import Case, CaseRecord, CheckResult, RunRecord
@@ -136,10 +136,11 @@ def _as_asked(case: Case, arguments: argparse.Namespace) -> Case:
 
 def _prepare_output(cases: list[Case], settings: Settings) -> None:
     for case in cases:
+        folder = find_folder(settings, case)
         for name in _WRITTEN:
-            refuse_input_as_output(settings.folder(case) / name, [case.model])
+            refuse_input_as_output(folder / name, [case.model])
         if settings.mode != "plan":
-            writable_folder(settings.folder(case))
+            writable_folder(folder)
 
 
 def _refuse_unknown_formats(settings: Settings) -> None:

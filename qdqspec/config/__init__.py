@@ -4,6 +4,7 @@
 hold of a model is never said here: that is the spec's business.
 """
 
+from qdqspec.config.folders import claim_folder, find_folder
 from qdqspec.config.layers import Setting, find_root, list_settings, load_settings
 from qdqspec.config.options import OPTIONS, Option, add_options, flags_given
 from qdqspec.config.settings import Settings
@@ -14,6 +15,8 @@ __all__ = [
     "Setting",
     "Settings",
     "add_options",
+    "claim_folder",
+    "find_folder",
     "find_root",
     "flags_given",
     "list_settings",

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from qdqspec.types import Case
-
 Mode = Literal["run", "measure", "verify", "plan"]
 BaselinePolicy = Literal["require", "warn", "off"]
 Update = Literal["new", "changed", "all"]
@@ -26,8 +24,8 @@ class Settings:
 
     ``time_limit`` is in seconds. ``require`` turns skips into failures: ``device`` those for a missing
     backend, ``conclusive`` those for an undecided measurement. ``baseline`` says what becomes of a missing
-    baseline. ``origins`` tells for each option that was given where it came from; ``layout`` is how `folder`
-    divides ``output``.
+    baseline. ``origins`` tells for each option that was given where it came from; ``layout`` is how
+    ``output`` is divided.
     """
 
     root: Path = field(default_factory=Path.cwd)
@@ -68,8 +66,3 @@ class Settings:
             "trtexec.args": self.trtexec_args,
         }
         return words | {word: text for word, text in own.items() if text}
-
-    def folder(self, case: Case) -> Path:
-        """Where the files of a case go: ``output/<spec>/<case>``, or as ``layout`` says."""
-        levels = {"spec/case": (case.spec_name, case.id), "case": (case.id,), "": ()}[self.layout]
-        return self.output.joinpath(*levels)

@@ -17,6 +17,7 @@ from tabulate import tabulate
 from qdqspec.errors import StateError
 from qdqspec.measure.change import BuildTimes, builds_of, change_between
 from qdqspec.report.beside import baseline_pairs
+from qdqspec.report.names import distinct_names
 from qdqspec.types import Change, Evidence, LatencyEvidence, RunRecord
 from qdqspec.units import count_text, ms_text, percent_text, plain
 
@@ -107,15 +108,8 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
 
 
 def _by_name(record: RunRecord) -> dict[str, Evidence]:
-    """Cases by name; where two specs of one name are in a run, by file."""
-    found = [case.evidence for case in record.cases]
-    times = Counter(evidence.case.name for evidence in found)
-    return {
-        evidence.case.name
-        if times[evidence.case.name] == 1
-        else f"{evidence.case.spec}::{evidence.case.id}": (evidence)
-        for evidence in found
-    }
+    """Cases by name; where two specs of one name are in a run, with their folders."""
+    return dict(zip(distinct_names(record.cases), (case.evidence for case in record.cases), strict=True))
 
 
 def _refuse_unlike(name: str, before: Evidence, after: Evidence) -> None:

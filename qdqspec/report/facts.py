@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qdqspec.report.fit import MAX_ROWS
-from qdqspec.report.tables import COLUMNS, left_alone, provenance_text
+from qdqspec.report.tables import columns_of, left_alone, provenance_text
 from qdqspec.types import (
     AccuracyBound,
     CaseRecord,
@@ -71,7 +71,7 @@ def run_line(record: RunRecord) -> str:
 def summary(record: RunRecord) -> Table:
     """One row a case, as `tables.summary_table` has it on a terminal."""
     cases = record.cases[:MAX_ROWS]
-    columns = [column for column in COLUMNS if any(column.cell(case) for case in cases)]
+    columns = [column for column in columns_of(cases) if any(column.cell(case) for case in cases)]
     rows = [tuple(column.cell(case) for column in columns) for case in cases]
     if len(record.cases) > MAX_ROWS:
         more = f"and {len(record.cases) - MAX_ROWS} more"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from qdqspec.report.names import distinct_names
 from qdqspec.types import RunRecord
 
 
 def warning_lines(record: RunRecord) -> list[str]:
     """``warning: squeezenet::default: ...``, each once; a warning of several cases names the first ones."""
     cases: dict[str, list[str]] = {}
-    for case in record.cases:
+    for name, case in zip(distinct_names(record.cases), record.cases, strict=True):
         for text in case.evidence.warnings:
-            cases.setdefault(text, []).append(case.evidence.case.name)
+            cases.setdefault(text, []).append(name)
     return [f"warning: {_names(names)}: {text}" for text, names in cases.items()]
 
 

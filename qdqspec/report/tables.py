@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tabulate import SEPARATING_LINE, tabulate
 
+from qdqspec.report.names import distinct_names
 from qdqspec.types import CaseRecord, RunRecord, SearchResult
 from qdqspec.units import db_text, interval_text, ms_text, plain, ratio_text
 
@@ -33,7 +34,9 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
     """
     if not record.cases:
         return "No case was run."
-    columns = [column for column in COLUMNS if any(column.cell(case) for case in record.cases)]
+    columns = [
+        column for column in columns_of(record.cases) if any(column.cell(case) for case in record.cases)
+    ]
     if len({case.evidence.target for case in record.cases}) == 1:
         columns = [column for column in columns if column.cell is not backend_text]
     table = grid(record.cases, columns)
@@ -67,7 +70,11 @@ def _footer(record: RunRecord) -> str:
         first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
     if any(case.evidence.latency and case.evidence.latency.profiles for case in record.cases):
         first += "; of several shape profiles the weighted geometric mean"
-    older = [f"{name_text(case)} {said}" for case in record.cases if (said := provenance_text(case))]
+    older = [
+        f"{plain(name, _NAME_WIDTH)} {said}"
+        for name, case in zip(distinct_names(record.cases), record.cases, strict=True)
+        if (said := provenance_text(case))
+    ]
     return "\n".join([first, *([f"Not measured in this run: {', '.join(older)}"] if older else [])])
 
 
@@ -75,9 +82,10 @@ def _wide(text: str) -> int:
     return max(len(line) for line in text.splitlines())
 
 
-def name_text(case: CaseRecord) -> str:
-    """The case's name, with its middle cut out where it is long."""
-    return plain(case.evidence.case.name, _NAME_WIDTH)
+def columns_of(cases: Sequence[CaseRecord]) -> tuple[Column, ...]:
+    """All columns of a table of these cases. Names are cut in the middle where they are long."""
+    names = {id(case): name for case, name in zip(cases, distinct_names(cases), strict=True)}
+    return (Column("case", lambda case: plain(names[id(case)], _NAME_WIDTH), "left"), *_COLUMNS)
 
 
 def backend_text(case: CaseRecord) -> str:
@@ -165,8 +173,7 @@ def provenance_text(case: CaseRecord) -> str:
     return str(found.provenance)
 
 
-COLUMNS = (
-    Column("case", name_text, "left"),
+_COLUMNS = (
     Column("backend", backend_text, "left", rank=4),
     Column("ref ms", median_text("reference"), rank=1),
     Column("tuned ms", median_text("tuned"), rank=1),

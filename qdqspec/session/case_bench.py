@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from qdqspec import __version__
 from qdqspec.backends.base import Array, Engine
+from qdqspec.config import claim_folder, find_folder
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measure.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
@@ -60,10 +61,11 @@ class CaseBench:
         """The model with what tuning needs."""
         return Prepared(self._shaped, self.given, self.backend, self.work.options, self.settings.seed)
 
-    @property
+    @cached_property
     def output(self) -> Path:
         """The folder of the case's files."""
-        return self.settings.folder(self.case)
+        writes = self.settings.mode != "plan"
+        return claim_folder(self.settings, self.case) if writes else find_folder(self.settings, self.case)
 
     @property
     def target(self) -> str:

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from qdqspec.report import facts
 from qdqspec.report.charts import latency_chart, search_chart
 from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
+from qdqspec.report.names import distinct_names
 from qdqspec.report.style import PAGE
 from qdqspec.report.tables import left_alone, provenance_text
 from qdqspec.types import CaseRecord, Evidence, RunRecord
@@ -41,9 +42,10 @@ class HtmlFormat:
 
     def render(self, record: RunRecord) -> str:
         """The whole page, below 1 MB."""
+        named = zip(record.cases, distinct_names(record.cases), strict=True)
         page = Page(
             head=[Block(_HEAD), Block(f'<p class="lead">{_e(facts.run_line(record))}</p>'), _summary(record)],
-            cases=[_case_blocks(case, index) for index, case in enumerate(record.cases)],
+            cases=[_case_blocks(case, name, index) for index, (case, name) in enumerate(named)],
             tail=[Block("</main>\n</body>\n</html>")],
         )
         return "\n".join(fitted(page, LIMIT_BYTES, _more)) + "\n"
@@ -83,11 +85,11 @@ def _summary(record: RunRecord) -> Block:
     return Block(f'<div class="card">{_table(facts.summary(record), "summary", anchors=anchors)}</div>')
 
 
-def _case_blocks(case: CaseRecord, index: int) -> list[Block]:
+def _case_blocks(case: CaseRecord, name: str, index: int) -> list[Block]:
     found = case.evidence
     warnings = "".join(f'<p class="warning">{_e(plain(w, facts.LONG))}</p>' for w in found.warnings)
     return [
-        Block(f'<article class="card" id="case-{index}">\n{_heading(case)}{warnings}'),
+        Block(f'<article class="card" id="case-{index}">\n{_heading(case, name)}{warnings}'),
         Block(_checks(case)),
         Block('<div class="charts">'),
         *_charts(found),
@@ -99,7 +101,7 @@ def _case_blocks(case: CaseRecord, index: int) -> list[Block]:
     ]
 
 
-def _heading(case: CaseRecord) -> str:
+def _heading(case: CaseRecord, name: str) -> str:
     title = plain(case.evidence.case.title, facts.LONG)
     lines = [
         title,
@@ -107,7 +109,7 @@ def _heading(case: CaseRecord) -> str:
         *([f"The numbers are {older}."] if (older := provenance_text(case)) else []),
     ]
     said = "".join(f"<p>{_e(line)}</p>" for line in lines if line)
-    return f'<div class="head"><div><h2>{_e(case.evidence.case.name)}</h2>{said}</div>{_gain(case)}</div>'
+    return f'<div class="head"><div><h2>{_e(name)}</h2>{said}</div>{_gain(case)}</div>'
 
 
 def _gain(case: CaseRecord) -> str:

@@ -8,6 +8,7 @@ from tabulate import tabulate
 
 from qdqspec.report import facts
 from qdqspec.report.fit import Block, Page, fitted
+from qdqspec.report.names import distinct_names
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, RunRecord
 from qdqspec.units import count_text, plain
@@ -25,7 +26,10 @@ class MarkdownFormat:
         """The whole page, below 900 kB."""
         page = Page(
             head=[Block("# Quantized models"), Block(escape(facts.run_line(record))), _summary(record)],
-            cases=[_case_blocks(case) for case in record.cases],
+            cases=[
+                _case_blocks(case, name)
+                for case, name in zip(record.cases, distinct_names(record.cases), strict=True)
+            ],
         )
         return "\n\n".join(fitted(page, LIMIT_BYTES, _more)) + "\n"
 
@@ -55,9 +59,9 @@ def _summary(record: RunRecord) -> Block:
     return Block(_table(facts.summary(record)))
 
 
-def _case_blocks(case: CaseRecord) -> list[Block]:
+def _case_blocks(case: CaseRecord, name: str) -> list[Block]:
     found = case.evidence
-    heading = f"## {escape(found.case.name)}"
+    heading = f"## {escape(name)}"
     title = escape(plain(found.case.title, facts.LONG))
     older = provenance_text(case)
     blocks = [Block(heading), *([Block(title)] if title else []), Block(escape(facts.gain_line(case)))]

@@ -15,6 +15,7 @@ from qdqspec.config import (
     OPTIONS,
     Settings,
     add_options,
+    find_folder,
     find_root,
     flags_given,
     list_settings,
@@ -118,9 +119,10 @@ def test_a_wrong_variable_is_named():
 def test_folder_of_a_case_follows_the_layout(tmp_path):
     case = Case(id="int8-b8", model=Path("m.onnx"), spec=Path("specs/a.qdq.yaml"))
     out = tmp_path / "reports"
-    assert Settings(root=tmp_path).folder(case) == out / "a" / "int8-b8"
-    assert Settings(root=tmp_path, layout="case").folder(case) == out / "int8-b8"
-    assert Settings(root=tmp_path, layout="").folder(case) == out
+    assert find_folder(Settings(root=tmp_path), case) == out / "a" / "int8-b8"
+    assert find_folder(Settings(root=tmp_path, layout="case"), case) == out / "int8-b8"
+    assert find_folder(Settings(root=tmp_path, layout=""), case) == out
+    assert not out.exists()
 
 
 def test_root_is_the_nearest_project(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -173,4 +174,13 @@ def test_specs_of_one_name_in_two_folders_are_told_apart() -> None:
     other = faster_case().evidence.case
     moved = elsewhere(faster_case(), case=replace(other, spec=other.model.parent / "squeezenet.qdq.yaml"))
     found = compare_runs(run_of(faster_case(), moved), run_of(faster_case(), moved))
-    assert len({case.case for case in found.cases}) == 2
+    assert {case.case for case in found.cases} == {"squeezenet::default", "squeezenet::default (2)"}
+
+
+def test_specs_of_one_name_are_called_by_their_folders() -> None:
+    near, far = (
+        elsewhere(faster_case(), case=replace(faster_case().evidence.case, spec=Path(at) / "net.qdq.yaml"))
+        for at in ("a", "b/c")
+    )
+    found = compare_runs(run_of(near, far), run_of(far, near))
+    assert {case.case for case in found.cases} == {"a/net::default", "b/c/net::default"}

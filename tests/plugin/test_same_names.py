@@ -1,0 +1,68 @@
+"""Two specs of one file name in different folders: each keeps its results, its baselines and its name in tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+SPEC = """\
+qdqspec: 1
+model: digits_resnet.onnx
+title: {folder}
+tune: {{trials: 1}}
+checks: [{{kind: size, max_ratio: 2}}, {{kind: regression, max: 50%}}]
+"""
+REPORTS = ("--qdq-json=record.json", "--qdq-report=page.html", "--qdq-report=page.md")
+
+
+@pytest.fixture
+def twins(pytester, models, monkeypatch):
+    """``a/net.qdq.yaml`` and ``b/net.qdq.yaml`` on the simulated device."""
+    for name in ("CI", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
+    for folder in ("a", "b"):
+        (pytester.path / folder).mkdir()
+        shutil.copy(models / "digits_resnet.onnx", pytester.path / folder)
+        (pytester.path / folder / "net.qdq.yaml").write_text(SPEC.format(folder=f"of {folder}"))
+    return pytester
+
+
+def titles(project):
+    """What ``result.json`` of each folder of reports is of."""
+    return {
+        file.parent.parent.name: json.loads(file.read_text())["title"]
+        for file in (project.path / "reports").rglob("result.json")
+    }
+
+
+def test_each_keeps_its_results_and_its_baseline(twins):
+    result = twins.runpytest_subprocess("a", "b", "--qdq-update=new", *REPORTS)
+    result.assert_outcomes(passed=4)
+    assert titles(twins) == {"net": "of a", "net.b": "of b"}
+    result.stdout.fnmatch_lines(["a/net::default *", "b/net::default *"])
+    record = json.loads((twins.path / "record.json").read_text())
+    assert [case["spec"] for case in record["cases"]] == ["a/net.qdq.yaml", "b/net.qdq.yaml"]
+    for folder in ("a", "b"):
+        assert (twins.path / folder / "__baselines__" / "net" / "fake.json").is_file()
+    # Alone, it goes where its results are, and finds its winner in the cache.
+    twins.runpytest_subprocess("b").assert_outcomes(passed=2)
+    assert titles(twins) == {"net": "of a", "net.b": "of b"}
+
+    assert "<h2>b/net::default</h2>" in (twins.path / "page.html").read_text()
+    assert "## b/net::default" in (twins.path / "page.md").read_text()
+
+
+def test_workers_side_by_side_keep_out_of_each_others_way(twins):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    result = twins.runpytest_subprocess(
+        "a", "b", "-n", "2", "--dist", "loadscope", "--qdq-update=new", "--qdq-json=record.json"
+    )
+    result.assert_outcomes(passed=4)
+    found = titles(twins)
+    assert sorted(found.values()) == ["of a", "of b"]
+    assert set(found) in ({"net", "net.a"}, {"net", "net.b"})
+    record = json.loads((twins.path / "record.json").read_text())
+    assert [case["title"] for case in record["cases"]] == ["of a", "of b"]

@@ -1,0 +1,105 @@
+"""Whose a folder of results is: each spec has its own, and the first of a name has the plain one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.config import Settings, claim_folder, find_folder
+from qdqspec.types import Case
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Callable[..., Case]:
+    """The case of a spec (or of a bare model) that stands there."""
+
+    def make(spec: str | None, model: str = "net.onnx", case_id: str = "default") -> Case:
+        file = None if spec is None else tmp_path / spec
+        for path in (file, tmp_path / model):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+        return Case(id=case_id, model=tmp_path / model, spec=file)
+
+    return make
+
+
+def names(settings: Settings, *cases: Case) -> list[str]:
+    return [claim_folder(settings, case).relative_to(settings.output).as_posix() for case in cases]
+
+
+def test_one_spec_has_the_plain_name_for_all_its_cases(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    cases = (case("specs/net.qdq.yaml"), case("specs/net.qdq.yaml", case_id="b8"))
+    assert names(settings, *cases) == ["net/default", "net/b8"]
+    assert names(settings, *cases) == ["net/default", "net/b8"]
+
+
+def test_a_later_comer_is_told_apart_by_its_folder(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    first, second, third = (case(f"{at}net.qdq.yaml") for at in ("a/", "b/door/", ""))
+    assert names(settings, first, second, third) == ["net/default", "net.b-door/default", "net.root/default"]
+    assert names(settings, third, second, first) == ["net.root/default", "net.b-door/default", "net/default"]
+
+
+def test_names_that_are_alike_even_then_are_numbered(case, tmp_path: Path) -> None:
+    specs = [case(f"{at}/net.qdq.yaml") for at in ("x", "a/b", "a-b")]
+    assert names(Settings(root=tmp_path), *specs) == ["net/default", "net.a-b/default", "net.a-b-2/default"]
+
+
+def test_looking_claims_nothing(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    assert find_folder(settings, case("a/net.qdq.yaml")) == settings.output / "net" / "default"
+    assert not settings.output.exists()
+    assert names(settings, case("b/net.qdq.yaml")) == ["net/default"]
+    assert find_folder(settings, case("a/net.qdq.yaml")) == settings.output / "net.a" / "default"
+
+
+def test_a_model_and_its_spec_share_a_folder(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    bare, spec = case(None, "models/net.onnx"), case("specs/net.qdq.yaml", "models/net.onnx")
+    other, far = case(None, "more/net.onnx"), case("far/net.qdq.yaml", "far/net.onnx")
+    assert names(settings, bare, spec) == ["net/default"] * 2
+    assert names(settings, other, far) == ["net.more/default", "net.far/default"]
+
+
+def test_a_spec_that_is_gone_leaves_its_folder_to_the_next(case, tmp_path: Path) -> None:
+    settings = Settings(root=tmp_path)
+    first, second = case("a/net.qdq.yaml"), case("b/net.qdq.yaml")
+    assert names(settings, first) == ["net/default"]
+    shutil.rmtree(tmp_path / "a")
+    assert names(settings, second) == ["net/default"]
+    case("a/net.qdq.yaml")
+    assert names(settings, first) == ["net.a/default"]
+
+
+def test_a_project_that_was_moved_finds_its_results(case, tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    specs = [case("old/a/net.qdq.yaml"), case("old/b/net.qdq.yaml")]
+    assert names(Settings(root=old), *specs) == ["net/default", "net.b/default"]
+    old.rename(new)
+    moved = [case("new/b/net.qdq.yaml"), case("new/a/net.qdq.yaml")]
+    assert names(Settings(root=new), *moved) == ["net.b/default", "net/default"]
+    assert str(tmp_path) not in (new / "reports" / "net" / ".spec.json").read_text()
+
+
+@given(note=st.binary(max_size=40) | st.sampled_from([b"[]", b'{"spec": 3}', b"{}", b"[" * 9999]))
+def test_any_note_is_read(note: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = tmp_path_factory.mktemp("root")
+    (root / "a").mkdir()
+    (root / "a" / "net.qdq.yaml").touch()
+    settings = Settings(root=root)
+    (settings.output / "net").mkdir(parents=True)
+    (settings.output / "net" / ".spec.json").write_bytes(note)
+    found = Case(id="default", model=root / "net.onnx", spec=root / "a" / "net.qdq.yaml")
+    assert names(settings, found) == ["net/default"] == names(settings, found)
+
+
+def test_an_output_folder_that_is_a_file_is_left_for_the_writer_to_tell(case, tmp_path: Path) -> None:
+    (tmp_path / "reports").touch()
+    assert names(Settings(root=tmp_path), case("a/net.qdq.yaml")) == ["net/default"]
