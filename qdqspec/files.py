@@ -24,7 +24,7 @@ SHARED = "qdqspec-"  # begins the name of a user's folder for temporary ones
 RESULT = "result.json"  # of a case; written last: where it stands, what lies beside it belongs together
 
 _PREFIX, _SUFFIX = ".qdqspec-", ".part"
-_ABANDONED = 3600.0  # seconds: nobody takes as long to write a file
+_ABANDONED = 2 * 86400.0  # seconds: nobody takes as long to write a file, and clocks are set by less
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -94,11 +94,13 @@ def partial_folder(parent: Path) -> Iterator[Path]:
 def remove_partial(folder: Path) -> None:
     """Remove what killed runs left half-written in a folder.
 
-    That is what carries the name of a process of this machine that is gone, and what is an hour old.
+    That is what carries the name of a process of this machine that is gone, whatever the clock says; where the
+    process may be another machine's, it is what is two days old.
     """
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-            if _is_orphan(left.name) or time.time() - left.stat().st_mtime > _ABANDONED:
+            alive = _is_alive(left.name)
+            if alive is False or (alive is None and time.time() - left.stat().st_mtime > _ABANDONED):
                 shutil.rmtree(left, ignore_errors=True)
 
 
@@ -107,18 +109,21 @@ def _machine() -> str:
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
-def _is_orphan(name: str) -> bool:
+def _is_alive(name: str) -> bool | None:
+    """Whether the process that a name tells of still runs; ``None`` where that cannot be asked."""
     machine, _, rest = name.removeprefix(_PREFIX).partition("-")
     pid = rest.partition("-")[0]
     if os.name != "posix" or machine != _machine() or not pid.isdecimal():
-        return False  # elsewhere there is no question to a process without an answer
+        return None  # elsewhere there is no question to a process without an answer
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
         return False
-    return False
+    except OverflowError:
+        return None
+    except OSError:  # it is another user's
+        return True
+    return True
 
 
 @contextmanager

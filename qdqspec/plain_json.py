@@ -6,6 +6,7 @@ stand twice, NaN, numbers beyond all floats, halves of surrogate pairs, nesting 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -46,6 +47,12 @@ def parse_json(data: bytes) -> Any:
     if _HALF_PAIR.search(data):
         _refuse_half_pairs(found)
     return found
+
+
+def content_sum(content: object) -> str:
+    """Sixteen hexadecimal digits that JSON data is recognized by, whatever the order of its keys and its spaces."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import explained, write_whole
-from qdqspec.plain_json import read_json
+from qdqspec.plain_json import content_sum, read_json
 from qdqspec.temporary import shared_folder
 from qdqspec.types import Case, Clock, DeviceKey, Interval
 
@@ -31,7 +31,8 @@ SCHEMA_VERSION: Final = 1
 _LARGEST = 64 << 20  # bytes: a thousand cases have a tenth of it
 _MOST_ROUNDS = 20_000  # a rank test compares each with each; a close look takes some three hundred
 _PATIENCE = 60.0  # seconds; a file is written in milliseconds
-_RENEW = "restore it from version control, or write it anew with --qdq-update=all"
+_RENEW = "restore it from version control, or write it anew with --qdq-update=changed"
+_SUM = "sum"  # the key of an entry's digest of itself
 
 Name: TypeAlias = tuple[str, str]  # case and entry: ("int8-b8", "regression")
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -100,7 +101,7 @@ class Baseline(_Part):
 
     schema_version: Literal[1] = SCHEMA_VERSION
     device: str
-    cases: dict[str, dict[str, Entry]] = Field(default_factory=dict)
+    cases: dict[str, dict[str, Entry]]
 
     def entry(self, name: Name) -> Entry | None:
         """The entry of a case's check."""
@@ -159,7 +160,8 @@ def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
 def read_baseline(path: Path) -> Baseline | None:
     """The baselines in a file, ``None`` where there is none; raises `StateError` where it is damaged."""
     try:
-        return Baseline.model_validate(read_json(path, most_bytes=_LARGEST))
+        content = read_json(path, most_bytes=_LARGEST)
+        known = Baseline.model_validate(content)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -172,6 +174,20 @@ def read_baseline(path: Path) -> Baseline | None:
         ) from None
     except ValueError as error:
         raise StateError(f"this is not a baseline: {error}", where=path, cure=_RENEW) from None
+    for case, check in known.names():
+        written = content["cases"][case][check]
+        # One without a sum is of an earlier version, or by hand. A later version has one.
+        signed = _SUM in written or written.keys() - Entry.model_fields.keys()
+        if signed and written.get(_SUM) != _sum(known.device, (case, check), written):
+            raise StateError(
+                f"entry {case}::{check} was changed since it was written", where=path, cure=_RENEW
+            )
+    return known
+
+
+def _sum(device: str, name: Name, entry: Mapping[str, Any]) -> str:
+    """What an entry is recognized by: everything in it, its name and its device."""
+    return content_sum([device, *name, {key: value for key, value in entry.items() if key != _SUM}])
 
 
 def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: Iterable[Name] = ()) -> None:
@@ -184,7 +200,7 @@ def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: It
     with _alone(path):
         known = _known(path)
         if known is None or (put and known.device != device):
-            known = Baseline(device=device)
+            known = Baseline(device=device, cases={})
         kept = _changed(known, put, drop)
         _replace(path, _text(Baseline(device=known.device, cases=kept)) if kept else None)
 
@@ -221,7 +237,11 @@ def _known(path: Path) -> Baseline | None:
 
 
 def _text(baseline: Baseline) -> str:
-    text = json.dumps(baseline.model_dump(mode="json"), indent=1, sort_keys=True, allow_nan=False)
+    data = baseline.model_dump(mode="json")
+    for case, check in baseline.names():
+        entry = data["cases"][case][check]
+        entry[_SUM] = _sum(baseline.device, (case, check), entry)
+    text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
     # A line break never stands inside a JSON string, so this meets arrays of numbers only.
     return re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 

@@ -16,10 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
 from qdqspec.files import is_full, partial_folder, remove_partial, replace_file, unwritable
+from qdqspec.plain_json import content_sum, parse_json
 from qdqspec.temporary import TemporaryFolder
 
 _MANIFEST = "entry.json"
@@ -193,7 +195,8 @@ def _move_in(partial: Path, entry: Path) -> Path:
 
 def _write_manifest(folder: Path, created: float) -> None:
     files = {path.relative_to(folder).as_posix(): _digest(path) for path in _files(folder)}
-    data = json.dumps({"created": created, "files": files}, indent=1).encode()
+    said: dict[str, object] = {"created": created, "files": files}
+    data = json.dumps({**said, "sum": content_sum(said)}, indent=1).encode()
     with (folder / _MANIFEST).open("wb") as file:
         file.write(data)
         file.flush()
@@ -203,22 +206,32 @@ def _write_manifest(folder: Path, created: float) -> None:
 def _damage(entry: Path) -> str | None:
     """What is wrong with an entry, or ``None``."""
     try:
-        expected = json.loads((entry / _MANIFEST).read_bytes())["files"]
+        expected = _manifest(entry)["files"]
         for name in {*expected, *(p.relative_to(entry).as_posix() for p in _files(entry))}:
             if _digest(entry / name) != expected.get(name):
                 return f"'{name}' is not what was put there"
     except FileNotFoundError as error:
         return f"'{Path(error.filename or _MANIFEST).name}' is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return f"'{_MANIFEST}' cannot be read"
+        return f"'{_MANIFEST}' is not what was put there"
     return None
 
 
+def _manifest(entry: Path) -> dict[str, Any]:
+    """What an entry says of itself. Raises ``ValueError`` where it is not as it was written."""
+    said: dict[str, Any] = parse_json((entry / _MANIFEST).read_bytes())
+    total = said.pop("sum", None)  # entries of an earlier version have none
+    if said.keys() != {"created", "files"} or (total is not None and total != content_sum(said)):
+        raise ValueError("its sum does not fit")
+    return said
+
+
 def _created(entry: Path) -> float:
+    """When an entry was put, in seconds since the epoch; a damaged one tells by its folder."""
     try:
-        return float(json.loads((entry / _MANIFEST).read_bytes())["created"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
+        return float(_manifest(entry)["created"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return entry.stat().st_mtime if entry.exists() else 0.0
 
 
 def _files(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
 from qdqspec.placement.insert import Inserted, insert_qdq
 from qdqspec.placement.pairs import misfit
-from qdqspec.plain_json import TooLargeError, read_json
+from qdqspec.plain_json import TooLargeError, content_sum, read_json
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
@@ -57,9 +57,15 @@ def write_scheme(path: Path, placement: Placement, pairs: Sequence[PlacedPair], 
     """
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
-    head = {"schema_version": SCHEMA_VERSION, "backend": backend, "digest": placement.digest}
     ordered = sorted(pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
-    sites = ",\n  ".join(json.dumps(_record(pair)) for pair in ordered)
+    records = [_record(pair) for pair in ordered]
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "backend": backend,
+        "digest": placement.digest,
+        "sum": _sum(backend, records),
+    }
+    sites = ",\n  ".join(map(json.dumps, records))
     write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
 
 
@@ -190,6 +196,11 @@ def _record(pair: PlacedPair) -> dict[str, object]:
     return record if pair.stored else {**record, "stored": False}
 
 
+def _sum(backend: object, records: Iterable[object]) -> str:
+    """What the numbers of a scheme are recognized by, as its digest recognizes where they stand. In any order."""
+    return content_sum([backend, *sorted(map(content_sum, records))])
+
+
 # ---- the file border ----------------------------------------------------------------------------
 
 
@@ -254,7 +265,8 @@ class _File(BaseModel):
     schema_version: Literal[1]
     backend: str
     sites: list[_Site]
-    digest: str | None = None  # whoever edits a scheme by hand deletes it
+    digest: str | None = None  # of where the sites stand; whoever edits a scheme by hand deletes it
+    sum: str | None = None  # of everything, numbers too; without a digest it counts no more
 
 
 def _checked(content: object, where: Path | str) -> SchemeFile:
@@ -274,4 +286,17 @@ def _checked(content: object, where: Path | str) -> SchemeFile:
             where=where,
             cure=_CURE,
         )
+    if (
+        file.digest is not None
+        and file.sum is not None
+        and file.sum != _sum(file.backend, _raw_sites(content))
+    ):
+        raise StateError(
+            "the scheme is damaged: its numbers are not those that were written", where=where, cure=_CURE
+        )
     return known
+
+
+def _raw_sites(content: object) -> Iterable[object]:
+    assert isinstance(content, Mapping)  # it has been validated
+    return [dict(site) for site in content["sites"]]

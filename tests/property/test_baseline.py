@@ -76,3 +76,20 @@ def test_a_truncated_file_is_one_error_and_a_damaged_one_is_no_malfunction(
     assert told(whole) is None
     assert "not a baseline" in (told(whole[:place]) or "")
     assert (told(whole[:place] + b"\xff" + whole[place + 1 :]) or "").count("\n") <= 1
+
+
+@given(entries(), st.data())
+def test_a_change_of_any_byte_is_refused_or_changes_nothing(entry: Entry, data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "device.json"
+        update_baseline(path, "d", {("default", "regression"): entry})
+        whole = path.read_bytes()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    change = data.draw(st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))
+    spoilt = whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :]
+    try:
+        known = read(spoilt)
+    except StateError as error:
+        assert "--qdq-update" in (error.cure or "")  # noqa: PT017 - that there is a cure is what is tested
+    else:
+        assert known == read(whole), "only the space between values"

@@ -137,6 +137,63 @@ def test_a_damaged_file_is_one_error_that_names_it(tmp_path: Path, content: str,
     assert "--qdq-update" in (error.value.cure or "")
 
 
+def spoilt(file: Path, **values: object) -> None:
+    """The file with something changed, by hand or by a bad merge."""
+    data = json.loads(file.read_text())
+    data["cases"]["default"]["regression"].update(values)
+    file.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"ratio": {"median": 0.6, "low": 0.49, "high": 0.61}},
+        {"recorded": "2027-01-08T14:00:00+00:00"},
+        {"environment": {"onnxruntime": "1.31.2"}},
+        {"sum": "0" * 16},
+        {"sum": None},
+    ],
+)
+def test_an_entry_that_is_not_as_it_was_written_is_refused(file: Path, values: dict) -> None:
+    spoilt(file, **values)
+    with pytest.raises(StateError, match=r"default::regression was changed since it was written") as error:
+        read_baseline(file)
+    assert error.value.where == str(file)
+    assert error.value.cure == "restore it from version control, or write it anew with --qdq-update=changed"
+
+
+def test_an_entry_belongs_to_its_case_and_device(file: Path) -> None:
+    """Copied to another name, a figure would be taken for another model's."""
+    data = json.loads(file.read_text())
+    data["cases"]["b8"] = data["cases"]["default"]
+    file.write_text(json.dumps(data))
+    with pytest.raises(StateError, match="b8::regression was changed"):
+        read_baseline(file)
+
+
+def test_an_entry_without_a_sum_is_an_older_one_or_written_by_hand(file: Path) -> None:
+    data = json.loads(file.read_text())
+    del data["cases"]["default"]["regression"]["sum"]
+    file.write_text(json.dumps(data))
+    known = read_baseline(file)
+    assert known is not None
+    assert known.entry(NAME) == ENTRY
+    update_baseline(file, "device", {("b8", "regression"): ENTRY})
+    assert all("sum" in checks["regression"] for checks in json.loads(file.read_text())["cases"].values())
+
+
+def test_entries_of_two_branches_may_be_merged(file: Path, tmp_path: Path) -> None:
+    """Each carries its own sum, so that a file put together of two is as good as either."""
+    other = tmp_path / "other.json"
+    update_baseline(other, "device", {("b8", "regression"): ENTRY})
+    data, more = json.loads(file.read_text()), json.loads(other.read_text())
+    data["cases"] |= more["cases"]
+    file.write_text(json.dumps(data))
+    known = read_baseline(file)
+    assert known is not None
+    assert known.names() == (("b8", "regression"), NAME)
+
+
 def test_a_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="cannot be read"):
         read_baseline(tmp_path)

@@ -101,6 +101,30 @@ def test_what_a_kill_left_is_removed_when_its_process_is_gone(tmp_path: Path) ->
     assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize("hours", [-400 * 24, -5, 5, 400 * 24])
+def test_a_clock_that_jumps_takes_nothing_from_who_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    real = time.time
+    with partial_folder(tmp_path) as mine:
+        (mine / "half").touch()
+        monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+        write_whole(tmp_path / "a", "")
+        assert (mine / "half").exists()
+
+
+@pytest.mark.parametrize("hours", [-24, -5, 5, 24])
+def test_a_clock_that_jumps_takes_nothing_from_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    real = time.time
+    elsewhere = tmp_path / ".qdqspec-00000000-1-x.part"
+    elsewhere.mkdir()
+    monkeypatch.setattr(time, "time", lambda: real() + 3600 * hours)
+    remove_partial(tmp_path)
+    assert elsewhere.exists()
+
+
 def test_a_writer_removes_what_is_abandoned_and_leaves_what_may_be_in_use(tmp_path: Path) -> None:
     kill_while_writing(tmp_path)
     (left,) = tmp_path.iterdir()
@@ -111,6 +135,6 @@ def test_a_writer_removes_what_is_abandoned_and_leaves_what_may_be_in_use(tmp_pa
     assert names(tmp_path) == [elsewhere.name, "a"], (
         "on a shared disk, the process may live on another machine"
     )
-    os.utime(elsewhere, (time.time() - 7200,) * 2)
+    os.utime(elsewhere, (time.time() - 3 * 86400,) * 2)
     write_whole(tmp_path / "a", "")
     assert names(tmp_path) == ["a"]

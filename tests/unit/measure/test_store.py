@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -79,7 +81,21 @@ def _forget(entry: Path) -> None:
     (entry / "entry.json").unlink()
 
 
-@pytest.mark.parametrize("damage", [_cut, _lose, _add, _garble, _forget])
+def _backdate(entry: Path) -> None:
+    _change(entry, rb'"created": \d', b'"created": 9')
+
+
+def _misname(entry: Path) -> None:
+    _change(entry, b'"sum"', b'"suM"')
+
+
+def _change(entry: Path, what: bytes, by: bytes) -> None:
+    text = (entry / "entry.json").read_bytes()
+    (entry / "entry.json").write_bytes(re.sub(what, by, text))
+    assert (entry / "entry.json").read_bytes() != text
+
+
+@pytest.mark.parametrize("damage", [_cut, _lose, _add, _garble, _forget, _backdate, _misname])
 def test_a_damaged_entry_is_ignored_said_and_made_anew(store: Store, damage: object) -> None:
     damage(store.put(KEY, fill))  # type: ignore[operator]
     assert store.get(KEY) is None
@@ -141,6 +157,26 @@ def test_a_clock_set_back_makes_no_negative_age(tmp_path: Path) -> None:
     entry = store.put(KEY, fill)
     now = 0.0
     assert store.age_seconds(entry) == 0.0
+
+
+@pytest.mark.parametrize("created", ["NaN", "-1e999", "1e999", "1e300", "null", '"now"', "[]"])
+def test_any_time_in_an_entry_gives_an_age_that_can_be_shown(tmp_path: Path, created: str) -> None:
+    store = Store(tmp_path)
+    entry = store.put(KEY, fill)
+    _change(entry, rb'"created": [\d.]+', b'"created": ' + created.encode())
+    (found,) = store.entries()
+    assert found.damage
+    assert 0 <= found.age_seconds < 60, "then the folder's own time counts"
+    assert 0 <= store.info().oldest_seconds < 60
+
+
+def test_an_entry_of_an_earlier_version_has_no_sum_and_is_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    entry = store.put(KEY, fill)
+    manifest = json.loads((entry / "entry.json").read_text())
+    del manifest["sum"]
+    (entry / "entry.json").write_text(json.dumps(manifest))
+    assert store.get(KEY) == entry
 
 
 def test_the_key_depends_on_the_parts_and_not_on_their_order() -> None:

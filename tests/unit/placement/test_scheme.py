@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from qdqspec.errors import PlacementError, StateError
 from qdqspec.graph.fold import fold_batchnorm
@@ -96,6 +98,8 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "zero point": (lambda c: first(c, zero_point=300), "lies between"),
     "consumers": (lambda c: first(c, consumers=[]), "at least 1 item"),
     "a site gone": (lambda c: c["sites"].pop(), "the scheme is damaged: its sites have digest"),
+    "another scale": (lambda c: first(c, scale=0.5), "the scheme is damaged: its numbers are not those"),
+    "another backend": (lambda c: c.update(backend="b"), "the scheme is damaged: its numbers are not those"),
     "another tensor": (lambda c: first(c, tensor="other"), "the scheme is damaged: its sites have digest"),
 }
 
@@ -135,9 +139,12 @@ def test_order_does_not_matter_and_an_edit_by_hand_is_accepted_without_digest(
 
 
 def test_the_numbers_in_the_file_are_used(path: Path, model: Model) -> None:
-    content = edited(
-        path, lambda c: [s.update(scale=0.25, zero_point=7) for s in c["sites"] if not s["weight"]][:0]
-    )
+    def change(content: dict[str, Any]) -> None:
+        for site in content["sites"]:
+            site.update({} if site["weight"] else {"scale": 0.25, "zero_point": 7})
+        del content["digest"]
+
+    content = edited(path, change)
     applied = Model(apply_scheme(model, content).proto)
     activation = next(s["tensor"] for s in content["sites"] if not s["weight"])
     assert applied.array(f"{activation}_scale") == np.float32(0.25)
@@ -156,6 +163,7 @@ def test_a_weight_with_another_number_of_channels_does_not_fit(path: Path, model
         weight = next(s for s in content["sites"] if s["weight"])
         weight["scale"].pop()
         weight["zero_point"].pop()
+        del content["digest"]
 
     applied = apply_scheme(model, edited(path, shorten))
     assert len(applied.notes) == 1
@@ -214,3 +222,18 @@ def test_batch_normalization_is_folded_first_as_tuning_does() -> None:
     applied = apply_scheme(Model(onnx.parser.parse_model(text)), scheme)
     assert applied.notes == ("1 BatchNormalization folded, as tuning does",)
     assert [n.op_type for n in applied.proto.graph.node] == ["QuantizeLinear", "DequantizeLinear", "Conv"]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), change=st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))
+def test_a_change_of_any_byte_is_refused_or_changes_nothing(path: Path, place: float, change: int) -> None:
+    whole = path.read_bytes()
+    at = int(place * len(whole))
+    spoilt = path.with_name("spoilt.json")
+    spoilt.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
+    try:
+        known = read_scheme(spoilt)
+    except StateError as error:
+        assert error.cure  # noqa: PT017 - that there is a cure is what is tested
+    else:
+        assert known == read_scheme(path), "only the space between values"

@@ -1,0 +1,60 @@
+"""The wall clock is set back and forth by hours in the middle of everything: nothing is lost, no figure is absurd."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+SPEC = """\
+qdqspec: 1
+model: digits_resnet.onnx
+tune: {trials: 4, minutes: 5}
+checks: [{kind: size, max_ratio: 2}, {kind: regression, max: 50%}]
+"""
+# Whoever asks twice is told two times that are hours apart, in either order.
+JUMPING = """\
+import itertools
+import time
+
+_real, _jumps = time.time, itertools.cycle((0, -5 * 3600, 7 * 3600, 90 * 86400, -400 * 86400))
+time.time = lambda: _real() + next(_jumps)
+"""
+HOUR = 3600.0
+
+
+@pytest.fixture
+def project(pytester, models, monkeypatch):
+    for name in ("CI", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\ntime_limit = "10m"\n')
+    shutil.copy(models / "digits_resnet.onnx", pytester.path)
+    (pytester.path / "net.qdq.yaml").write_text(SPEC)
+    return pytester
+
+
+def run(project, *words):
+    project.runpytest_subprocess(".", "--qdq-json=record.json", *words).assert_outcomes(passed=2)
+    return json.loads((project.path / "record.json").read_text())
+
+
+def test_a_search_its_cache_and_its_baseline_survive(project):
+    still = run(project, "--qdq-no-cache", "--qdq-update=new")
+    shutil.rmtree(project.path / "reports")
+    (project.path / "conftest.py").write_text(JUMPING)
+    moved = run(project, "--qdq-update=all")
+    for record in (still, moved):
+        (case,) = record["cases"]
+        assert 0 < record["seconds"] < HOUR
+        assert 0 < case["search"]["seconds"] <= record["seconds"]
+        assert all(0 <= trial["build_seconds"] < HOUR for trial in case["trials"]["list"])
+        assert case["trials"]["total"] == 4, "neither budget has run out"
+    assert [trial["status"] for trial in moved["cases"][0]["trials"]["list"]] == [
+        trial["status"] for trial in still["cases"][0]["trials"]["list"]
+    ]
+    again = run(project)
+    provenance = again["cases"][0]["search"]["provenance"]
+    assert provenance["source"] == "cached"
+    assert 0 <= provenance["age_seconds"] < 500 * 24 * HOUR, "no more than the clock was moved by"
+    assert again["cases"][0]["regression"]["regression"]["state"] == "compared"
