@@ -6,7 +6,7 @@ device is the file's name. Versions, clocks of the processor and the like are to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +55,13 @@ def unlikeness(entry: Entry, now: Conditions) -> str:
         return f"it is of another model ({entry.model_sha256[:12]}, now {now.model_sha256[:12]})"
     if entry.clock != now.clock:
         return f"it was taken on the {entry.clock} clock, and this run is judged on the {now.clock} clock"
+    return next(_rules_changed(entry, now), "")
+
+
+def _rules_changed(entry: Entry, now: Conditions) -> Iterator[str]:
     for name in sorted(entry.rules.keys() & now.rules.keys()):
         if entry.rules[name] != now.rules[name]:
-            return f"{name} was {_shown(entry.rules[name])}, is {_shown(now.rules[name])}"
-    return ""
+            yield f"{name} was {_shown(entry.rules[name])}, is {_shown(now.rules[name])}"
 
 
 def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
@@ -69,6 +72,14 @@ def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
         if old != new:
             notes.append(f"{name}: was {old}, is {new}")
     return tuple(notes)
+
+
+def changes(entry: Entry, now: Conditions) -> tuple[str, ...]:
+    """All that is not as it was, and may explain why an entry was renewed."""
+    digests = entry.model_sha256[:12], now.model_sha256[:12]
+    pairs = (("model", *digests), ("clock", entry.clock, now.clock))
+    said = [f"{name}: was {old}, is {new}" for name, old, new in pairs if old != new]
+    return (*said, *_rules_changed(entry, now), *differences(entry, now))
 
 
 def _shown(value: object) -> str:

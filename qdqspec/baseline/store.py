@@ -30,6 +30,7 @@ FOLDER = "__baselines__"
 SCHEMA_VERSION: Final = 1
 _LARGEST = 64 << 20  # bytes: a thousand cases have a tenth of it
 _MOST_ROUNDS = 20_000  # a rank test compares each with each; a close look takes some three hundred
+_REMEMBERED = 20  # figures that an entry replaced
 _PATIENCE = 60.0  # seconds; a file is written in milliseconds
 _RENEW = "restore it from version control, or write it anew with --qdq-update=changed"
 _SUM = "sum"  # the key of an entry's digest of itself
@@ -69,21 +70,33 @@ class Ratio(_Part):
         return Interval(median=self.median, low=self.low, high=self.high)
 
 
-class Entry(_Part):
+class Figure(_Part):
+    """A ratio, when it was taken (ISO 8601, UTC), and what had changed since the one before it."""
+
+    ratio: Ratio
+    recorded: str = ""
+    changed: tuple[str, ...] = ()
+
+
+class Entry(Figure):
     """What held of one check of one case.
 
     ``model_sha256``, ``rules`` and ``clock`` must be those of a run that is compared with it;
-    ``environment``, ``scheme`` and ``recorded`` (ISO 8601, UTC) are only told.
+    ``environment`` and ``scheme`` are only told. ``history`` are the figures that it replaced, the oldest first.
     """
 
-    ratio: Ratio
     clock: Clock
     samples: dict[Literal["tuned", "reference"], RoleTimes]
     model_sha256: str
     rules: dict[str, Any]
     scheme: str
     environment: dict[str, str] = Field(default_factory=dict)
-    recorded: str = ""
+    history: tuple[Figure, ...] = ()
+
+    def after(self, old: Entry, changed: tuple[str, ...]) -> Entry:
+        """This entry in place of an old one."""
+        past = Figure(ratio=old.ratio, recorded=old.recorded, changed=old.changed)
+        return self.model_copy(update={"history": (*old.history, past)[-_REMEMBERED:], "changed": changed})
 
     @model_validator(mode="after")
     def _has_whole_rounds(self) -> Self:

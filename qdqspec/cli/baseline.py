@@ -16,9 +16,10 @@ from qdqspec.cases import SPEC_SUFFIXES, is_spec, load_cases
 from qdqspec.cli.words import FINE, WANTING, add_verb, complain, say, say_json, settings_from
 from qdqspec.config import Settings
 from qdqspec.errors import ConfigError, StateError
+from qdqspec.units import plain
 
 if TYPE_CHECKING:
-    from qdqspec.baseline.store import Baseline, Entry, Name
+    from qdqspec.baseline.store import Baseline, Entry, Figure, Name
     from qdqspec.cli.words import Verbs
 
 State: TypeAlias = Literal["in use", "obsolete"]
@@ -146,18 +147,29 @@ def _print(arguments: argparse.Namespace, found: list[Kept], damaged: list[str])
 
 
 def _lines(kept: Kept, action: str) -> list[str]:
-    ratio, entry = kept.entry.ratio, kept.entry
+    entry = kept.entry
     mark = "removed" if action == "prune" else kept.state
-    head = (
-        f"  {'::'.join(kept.name)}  {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})  "
-        f"{entry.recorded or 'undated'}  {mark}"
-    )
+    head = f"  {'::'.join(kept.name)}  {_figure(entry)}  {mark}"
     if action != "show":
         return [head]
     facts = {"model": entry.model_sha256, "clock": entry.clock, "scheme": entry.scheme}
     facts |= {f"rule {name}": str(value) for name, value in sorted(entry.rules.items())}
     facts |= dict(sorted(entry.environment.items()))
-    return [head, *(f"    {name}: {value}" for name, value in facts.items())]
+    told = [f"    {name}: {value}" for name, value in facts.items()]
+    return [head, *told, *(line for figure in (*entry.history, entry)[::-1] for line in _past(figure, entry))]
+
+
+def _figure(figure: Figure) -> str:
+    ratio = figure.ratio
+    return (
+        f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})  {plain(figure.recorded, 40) or 'undated'}"
+    )
+
+
+def _past(figure: Figure, now: Entry) -> list[str]:
+    """A figure that was replaced, and below it what had changed when it was taken; of the present one only that."""
+    head = [] if figure is now else [f"    before: {_figure(figure)}"]
+    return [*head, *(f"      changed: {plain(text, 200)}" for text in figure.changed)]
 
 
 def _row(kept: Kept, *, whole: bool) -> dict[str, Any]:

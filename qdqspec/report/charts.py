@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from qdqspec.report.beside import day_text
 from qdqspec.report.facts import ROLES
 from qdqspec.report.svg import Step, Strip, convergence, distributions
-from qdqspec.types import NOT_CANDIDATES, LatencyEvidence, SearchResult, Trial
-from qdqspec.units import ms_text, plain, ratio_text
+from qdqspec.report.svg_forest import Row, forest
+from qdqspec.report.svg_front import Spot, front
+from qdqspec.types import (
+    NOT_CANDIDATES,
+    BaselineFigure,
+    FrontPoint,
+    Interval,
+    LatencyEvidence,
+    RegressionEvidence,
+    SearchResult,
+    Trial,
+)
+from qdqspec.units import db_text, ms_text, plain, ratio_text
 
 
 def latency_chart(latency: LatencyEvidence) -> str:
@@ -35,3 +47,55 @@ def _step(trial: Trial) -> Step:
     fate = "kept" if trial.incumbent else trial.race.verdict if trial.race else "not raced"
     style = "kept" if trial.incumbent else "dropped"
     return Step(trial.number, trial.ratio, style, f"{name}: {ratio_text(trial.ratio)} of reference, {fate}")
+
+
+def front_chart(search: SearchResult) -> str:
+    """Latency against accuracy where the search was for both; empty where the front is one point."""
+    if len(search.front) < 2:
+        return ""
+    ahead = {point.placement for point in search.front}
+    behind = [
+        Spot(trial.ratio, trial.ratio, trial.ratio, trial.sqnr_db, "dropped", _trial_title(trial))
+        for trial in search.trials
+        if trial.ratio is not None
+        and trial.sqnr_db is not None
+        and trial.phase not in NOT_CANDIDATES
+        and trial.placement.digest not in ahead
+    ]
+    return front([*behind, *(_point(point, search.winner.digest) for point in search.front)])
+
+
+def _trial_title(trial: Trial) -> str:
+    assert trial.sqnr_db is not None
+    return f"candidate {trial.number} ({plain(trial.phase, 20)}): {db_text(trial.sqnr_db)} dB"
+
+
+def _point(point: FrontPoint, winner: str) -> Spot:
+    shipped = point.placement == winner
+    title = f"{point.pairs} pairs: {ratio_text(point.ratio.median)} of reference, {db_text(point.sqnr_db)} dB"
+    return Spot(
+        point.ratio.median,
+        point.ratio.low,
+        point.ratio.high,
+        point.sqnr_db,
+        "kept" if shipped else "front",
+        f"{title}{', shipped' if shipped else ''}",
+    )
+
+
+def baseline_chart(found: RegressionEvidence) -> str:
+    """This run's ratio below those of its baseline, and those of other devices; empty where it stands alone."""
+    rows = [_figure(figure, day_text(figure.recorded) or "undated") for figure in found.history]
+    if found.ratio is not None and found.state == "compared":
+        rows.append(_row("this run", found.ratio, "tuned"))
+    rows += [_figure(figure, plain(figure.device, 20)) for figure in found.elsewhere]
+    mark = found.history[-1].ratio.median if found.history else None
+    return forest(rows, mark, "Tuned over reference") if len(rows) > 1 else ""
+
+
+def _figure(figure: BaselineFigure, name: str) -> Row:
+    return _row(name, figure.ratio, "other")
+
+
+def _row(name: str, ratio: Interval, style: str) -> Row:
+    return Row(name, ratio.median, ratio.low, ratio.high, f"{ratio.median:.3f}", style)

@@ -209,6 +209,36 @@ def accuracy_table(found: Evidence) -> Table | None:
     return Table("Accuracy", headers, rows, frozenset({1, 2, 3, 4})) if rows else None
 
 
+def front_table(found: Evidence) -> Table | None:
+    """What no other candidate beats in both latency and accuracy, where the search was for both."""
+    points = found.search.front if found.search is not None else ()
+    if not points:
+        return None
+    assert found.search is not None
+    metric = any(point.accuracy is not None for point in points)
+    rows = tuple(
+        (
+            plain(point.placement, 20)
+            + (" (shipped)" if point.placement == found.search.winner.digest else ""),
+            str(point.pairs),
+            ratio_text(point.ratio.median),
+            interval_text(point.ratio),
+            db_text(point.sqnr_db),
+            *(("" if point.accuracy is None else f"{point.accuracy:.4g}",) if metric else ()),
+        )
+        for point in points
+    )
+    headers = (
+        "scheme",
+        "pairs",
+        "of reference",
+        "95 % interval",
+        "SQNR dB",
+        *(("metric",) if metric else ()),
+    )
+    return Table("Latency against accuracy", headers, rows, frozenset({1, 2, 4, 5}))
+
+
 def check_rows(case: CaseRecord) -> tuple[tuple[str, str, str], ...]:
     """Verdict, id and headline of every check."""
     return tuple((verdict_word(r), plain(r.id, 60), plain(r.verdict.headline, LONG)) for r in case.results)

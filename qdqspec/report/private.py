@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from qdqspec.types import Case, DeviceKey, Evidence, RegressionEvidence, Section, Verdict
+from qdqspec.types import BaselineFigure, Case, DeviceKey, Evidence, RegressionEvidence, Section, Verdict
 
 
 def model_path(case: Case) -> str:
@@ -67,8 +67,13 @@ class Redactor:
             found,
             command=self.text(found.command),
             reason=self.text(found.reason),
-            notes=tuple(self.text(note) for note in found.notes),
+            notes=tuple(map(self.text, found.notes)),
+            history=tuple(map(self._figure, found.history)),
+            elsewhere=tuple(map(self._figure, found.elsewhere)),
         )
+
+    def _figure(self, figure: BaselineFigure) -> BaselineFigure:
+        return replace(figure, changed=tuple(map(self.text, figure.changed)))
 
     def verdict(self, verdict: Verdict) -> Verdict:
         """The verdict with its free texts cleaned; table cells hold names and stay."""

@@ -31,7 +31,7 @@ a { color: inherit; text-decoration-color: var(--line); text-underline-offset: 3
 .warning { border-left: 3px solid var(--unsure); padding: 2px 12px; margin: 14px 0 0; overflow-wrap: anywhere; }
 .charts, .tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr));
   gap: 20px 36px; margin-top: 22px; }
-.tables { align-items: start; }
+.tables { align-items: start; } .wide { grid-column: 1 / -1; }
 figure, section { margin: 0; min-width: 0; }
 figcaption { font-size: 12.5px; color: var(--soft); margin-top: 4px; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
@@ -65,8 +65,21 @@ svg .other .box { fill: none; stroke: var(--reference); } svg .other .median { s
 svg .other .dots { fill: var(--reference); }
 svg .best { fill: none; stroke: var(--accent); stroke-width: 2; opacity: 0.55; }
 svg .mark { stroke: var(--card); stroke-width: 1; fill: var(--accent); }
+svg .mark.front { fill: var(--pale); stroke: var(--accent); stroke-width: 2; }
+svg .whisker { stroke: var(--accent); stroke-width: 2; opacity: 0.6; }
+svg .other .mark { fill: var(--reference); } svg .other .whisker { stroke: var(--reference); }
 svg .mark.dropped { fill: var(--card); stroke: var(--reference); stroke-width: 1.5; }
 svg .mark.failed { fill: none; stroke: var(--fail); stroke-width: 2; }
+@media (max-width: 640px) { main { padding: 20px 10px 40px; } .card { padding: 16px 14px; }
+  .head { flex-direction: column; gap: 6px; } .gain { text-align: left; }
+  th, th.number { white-space: normal; } th, td { padding-right: 8px; } td { min-width: 0; overflow-wrap: break-word; }
+  svg text { font-size: 13px; } svg .tick { font-size: 13px; }
+  .stack thead { display: none; } .stack, .stack tbody, .stack tr, .stack td { display: block; }
+  .stack tr { border-bottom: 1px solid var(--line); padding: 4px 0; }
+  .stack td { display: grid; grid-template-columns: 14ch 1fr; gap: 0 10px; border: 0; padding: 2px 0;
+    text-align: left; white-space: normal; }
+  .stack td::before { content: attr(data-head); color: var(--soft); font-size: 12.5px; }
+  .stack td:empty { display: none; } }
 @media print { :root { color-scheme: light; --page: #fff; --ink: #000; } main { padding: 0; max-width: none; }
   .card { border: 0; border-top: 1px solid #999; border-radius: 0; padding: 14px 0; }
   .charts, .tables { grid-template-columns: 1fr 1fr; } figure, section, .checks, tr { break-inside: avoid; } }

@@ -1,4 +1,6 @@
-"""Two small charts as inline SVG: latency distributions, and how a search went. Standard library only.
+"""Small charts as inline SVG: latency distributions, how a search went, and what others are drawn with.
+
+Standard library only.
 
 Colours come from the page's style sheet by class, so that a chart follows light and dark. All text is
 escaped here.
@@ -46,22 +48,22 @@ def distributions(strips: Sequence[Strip], unit: str) -> str:
     for row, strip in enumerate(strips):
         parts.append(_strip(strip, _ROW * row + _ROW / 2 + 4, scale, top))
     names = ", ".join(f"{strip.name} {strip.label}" for strip in strips)
-    return _frame(height, f"Latency by model: {names}", parts)
+    return frame(height, f"Latency by model: {names}", parts)
 
 
 def _strip(strip: Strip, middle: float, scale: float, top: float) -> str:
     low, median, high = (_LEFT + scale * _quantile(strip.values, q) for q in (0.25, 0.5, 0.75))
     dots = "".join(
-        f'<circle cx="{_n(_LEFT + scale * min(value, top))}" cy="{_n(middle + 9 + _jitter(index))}" r="1.7"/>'
+        f'<circle cx="{px(_LEFT + scale * min(value, top))}" cy="{px(middle + 9 + _jitter(index))}" r="1.7"/>'
         for index, value in enumerate(_thinned(strip.values))
     )
     return (
-        f'<g class="{strip.style}">{_words(_LEFT - 10, middle + 4, strip.name, "end name")}'
-        f'<rect class="bar" x="{_LEFT}" y="{_n(middle - 11)}" width="{_n(median - _LEFT)}" height="11"/>'
+        f'<g class="{strip.style}">{words(_LEFT - 10, middle + 4, strip.name, "end name")}'
+        f'<rect class="bar" x="{_LEFT}" y="{px(middle - 11)}" width="{px(median - _LEFT)}" height="11"/>'
         f'<g class="dots">{dots}</g>'
-        f'<rect class="box" x="{_n(low)}" y="{_n(middle - 13)}" width="{_n(max(high - low, 2))}" height="15" rx="2"/>'
-        f'<line class="median" x1="{_n(median)}" x2="{_n(median)}" y1="{_n(middle - 15)}" y2="{_n(middle + 4)}"/>'
-        f"{_words(WIDTH - _RIGHT + 8, middle + 4, strip.label, 'value')}</g>"
+        f'<rect class="box" x="{px(low)}" y="{px(middle - 13)}" width="{px(max(high - low, 2))}" height="15" rx="2"/>'
+        f'<line class="median" x1="{px(median)}" x2="{px(median)}" y1="{px(middle - 15)}" y2="{px(middle + 4)}"/>'
+        f"{words(WIDTH - _RIGHT + 8, middle + 4, strip.label, 'value')}</g>"
     )
 
 
@@ -69,9 +71,9 @@ def _axis(top: float, scale: float, height: int, unit: str) -> str:
     parts = []
     for tick in ticks(0, top):
         x = _LEFT + scale * tick
-        parts.append(f'<line class="grid" x1="{_n(x)}" x2="{_n(x)}" y1="2" y2="{height - 26}"/>')
-        parts.append(_words(x, height - 12, f"{tick:g}", "tick middle"))
-    parts.append(_words(WIDTH - _RIGHT + 8, height - 12, unit, "tick"))
+        parts.append(f'<line class="grid" x1="{px(x)}" x2="{px(x)}" y1="2" y2="{height - 26}"/>')
+        parts.append(words(x, height - 12, f"{tick:g}", "tick middle"))
+    parts.append(words(WIDTH - _RIGHT + 8, height - 12, unit, "tick"))
     return "".join(parts)
 
 
@@ -91,8 +93,8 @@ def convergence(steps: Sequence[Step]) -> str:
     parts = [_levels(bottom, top, left, height)]
     parts.append(_best_line([(place(step), step.style == "kept") for step in steps], WIDTH - right))
     parts += [_mark(step, *place(step)) for step in steps]
-    parts.append(_words((left + WIDTH - right) / 2, height - 4, "candidate", "tick middle"))
-    return _frame(height, "Search: time of each candidate over the reference's", parts)
+    parts.append(words((left + WIDTH - right) / 2, height - 4, "candidate", "tick middle"))
+    return frame(height, "Search: time of each candidate over the reference's", parts)
 
 
 def _levels(bottom: float, top: float, left: int, height: int) -> str:
@@ -100,8 +102,8 @@ def _levels(bottom: float, top: float, left: int, height: int) -> str:
     for level in ticks(bottom, top):
         y = 10 + (height - 44) * (top - level) / (top - bottom)
         style = "grid one" if math.isclose(level, 1) else "grid"
-        parts.append(f'<line class="{style}" x1="{left}" x2="{WIDTH - 16}" y1="{_n(y)}" y2="{_n(y)}"/>')
-        parts.append(_words(left - 8, y + 4, f"{level:g}", "tick end"))
+        parts.append(f'<line class="{style}" x1="{left}" x2="{WIDTH - 16}" y1="{px(y)}" y2="{px(y)}"/>')
+        parts.append(words(left - 8, y + 4, f"{level:g}", "tick end"))
     return "".join(parts)
 
 
@@ -111,19 +113,19 @@ def _best_line(places: Sequence[tuple[tuple[float, float], bool]], right: float)
     y = None
     for (x, at), kept in places:
         if kept:
-            points += ([f"{_n(x)},{_n(y)}"] if y is not None else []) + [f"{_n(x)},{_n(at)}"]
+            points += ([f"{px(x)},{px(y)}"] if y is not None else []) + [f"{px(x)},{px(at)}"]
             y = at
     if y is None:
         return ""
-    return f'<polyline class="best" points="{" ".join([*points, f"{_n(right)},{_n(y)}"])}"/>'
+    return f'<polyline class="best" points="{" ".join([*points, f"{px(right)},{px(y)}"])}"/>'
 
 
 def _mark(step: Step, x: float, y: float) -> str:
     title = f"<title>{escape(step.title)}</title>"
     if step.ratio is None:
-        path = f"M{_n(x - 4)} {_n(y - 4)}l8 8m0 -8l-8 8"
+        path = f"M{px(x - 4)} {px(y - 4)}l8 8m0 -8l-8 8"
         return f'<path class="mark failed" d="{path}">{title}</path>'
-    return f'<circle class="mark {step.style}" cx="{_n(x)}" cy="{_n(y)}" r="4">{title}</circle>'
+    return f'<circle class="mark {step.style}" cx="{px(x)}" cy="{px(y)}" r="4">{title}</circle>'
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -152,15 +154,18 @@ def _jitter(index: int) -> float:
     return 7 * ((index * 0.618034) % 1)
 
 
-def _frame(height: int, label: str, parts: Sequence[str]) -> str:
+def frame(height: int, label: str, parts: Sequence[str]) -> str:
+    """The parts as one picture; ``label`` is for who cannot see it."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
 
-def _words(x: float, y: float, text: str, style: str) -> str:
-    return f'<text x="{_n(x)}" y="{_n(y)}" class="{style}">{escape(text)}</text>'
+def words(x: float, y: float, text: str, style: str) -> str:
+    """A text at a place."""
+    return f'<text x="{px(x)}" y="{px(y)}" class="{style}">{escape(text)}</text>'
 
 
-def _n(value: float) -> str:
+def px(value: float) -> str:
+    """A coordinate to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from qdqspec import __version__
-from qdqspec.baseline.compare import Conditions, differences, rules_of, unlikeness
+from qdqspec.baseline.compare import Conditions, changes, differences, rules_of, unlikeness
+from qdqspec.baseline.history import figures_elsewhere, history_of
 from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
 from qdqspec.checks.regression import is_stale, judge_change
 from qdqspec.config import Settings
@@ -79,8 +80,15 @@ class Gatekeeper:
         for check in self._case.checks:
             if check.kind == "regression":
                 allowances.setdefault(check.params.evidence_key, []).append(check.params.max)
-        evidence = {name: self._entry(name, min(allowed)) for name, allowed in allowances.items()}
+        evidence = {name: self._told(name, min(allowed)) for name, allowed in allowances.items()}
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
+
+    def _told(self, name: str, allowed: float) -> RegressionEvidence:
+        """What became of an entry, with what stands elsewhere."""
+        found, file = self._entry(name, allowed), baseline_file(self._case, self._device)
+        if file is None or found.state == "off":
+            return found
+        return replace(found, elsewhere=figures_elsewhere(file, (self._case.id, name)))
 
     def _entry(self, name: str, allowed: float) -> RegressionEvidence:
         update, file = self._settings.update, baseline_file(self._case, self._device)
@@ -150,12 +158,15 @@ class Gatekeeper:
             builds=seen.latency.builds,
             recorded=known.recorded,
             notes=differences(known, self._conditions),
+            history=history_of(known, self._device.key),
         )
 
     def _written(self, name: str, file: Path, known: Entry | None) -> RegressionEvidence:
         """What is to be written when the run ends; several processes may have something for one file."""
         latency = self._closely()
         entry = entry_from(latency, self._conditions)
+        if known is not None:
+            entry = entry.after(known, changes(known, self._conditions))
         old = None if known is None else known.ratio
         self._renewals.append(
             Renewal(
@@ -173,6 +184,9 @@ class Gatekeeper:
             baseline=old.interval if old else None,
             ratio=entry.ratio.interval,
             builds=latency.builds,
+            recorded="" if known is None else known.recorded,
+            notes=entry.changed,
+            history=history_of(entry, self._device.key),
         )
 
     def _command(self, name: str, update: str) -> str:

@@ -14,6 +14,7 @@ from qdqspec.registry import resolve
 from qdqspec.testing.samples import (
     sample_accuracy,
     sample_bound,
+    sample_front,
     sample_latency,
     sample_pairs,
     sample_parity,
@@ -154,7 +155,9 @@ def cached_case() -> CaseRecord:
         case,
         pairs=pairs,
         search=replace(
-            sample_search(pairs, (1.0, 0.71, 0.64, 0.95, 0.64)), provenance=cached, accuracy=sample_bound()
+            sample_front(sample_search(pairs, (1.0, 0.71, 0.64, 0.95, 0.64))),
+            provenance=cached,
+            accuracy=sample_bound(),
         ),
         latency=replace(
             sample_latency({"reference": 0.0663, "tuned": 0.0421, "everything": 0.0458}), provenance=cached

@@ -5,6 +5,7 @@ May import floor 0.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,11 +13,13 @@ from dataclasses import replace
 from qdqspec.types import (
     AccuracyBound,
     AccuracyEvidence,
+    BaselineFigure,
     Change,
     Consumer,
     Culprit,
     CulpritEvidence,
     Finding,
+    FrontPoint,
     Interval,
     LatencyEvidence,
     LintTarget,
@@ -155,8 +158,44 @@ def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionE
             builds=6 if looks > 1 else 3,
             recorded="2026-01-08T14:00:00+00:00",
             notes=("onnxruntime: was 1.31.0, is 1.31.1",),
+            history=(
+                _figure(0.688, "2025-11-20T10:00:00+00:00"),
+                _figure(0.571, "2025-12-12T16:30:00+00:00", "placement: was 2b41d0c7, is 77a0e913"),
+                _figure(0.574, "2026-01-08T14:00:00+00:00", "model: was 9c0d1e55a1b2, is 3f3f3f3f3f3f"),
+            ),
+            elsewhere=(_figure(0.812, "2026-01-09T08:00:00+00:00", device="x86-64 avx2 onnxruntime-1.31"),),
         )
     }
+
+
+def _figure(ratio: float, recorded: str, *changed: str, device: str = "sample-device") -> BaselineFigure:
+    interval = Interval(median=ratio, low=round(ratio - 0.007, 4), high=round(ratio + 0.007, 4))
+    return BaselineFigure(device=device, ratio=interval, recorded=recorded, changed=changed)
+
+
+def sample_front(search: SearchResult) -> SearchResult:
+    """The search as one for latency and accuracy both: what it shipped is in the middle of the front."""
+    heard = (None, 24.1, 21.3, 31.0, 28.2)
+    trials = tuple(
+        replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in zip(search.trials, heard, strict=True)
+    )
+    points = (
+        (0.583, 9, 22.4, 0.9712),
+        (0.64, 9, 28.2, 0.9806),
+        (0.71, 6, 33.0, 0.9831),
+        (1.0, 0, math.inf, 0.9833),
+    )
+    front = tuple(
+        FrontPoint(
+            placement=search.winner.digest if pairs == 9 and ratio == 0.64 else f"{number:016x}",
+            pairs=pairs,
+            ratio=_interval(ratio, same=ratio == 1),
+            sqnr_db=sqnr_db,
+            accuracy=accuracy,
+        )
+        for number, (ratio, pairs, sqnr_db, accuracy) in enumerate(points)
+    )
+    return replace(search, trials=trials, front=front)
 
 
 def sample_culprits() -> CulpritEvidence:

@@ -22,7 +22,7 @@ from qdqspec.types.asked import (
     SkipRules,
     TuneRules,
 )
-from qdqspec.types.compared import BaselineState, Change, RegressionEvidence
+from qdqspec.types.compared import BaselineFigure, BaselineState, Change, RegressionEvidence
 from qdqspec.types.evidence import (
     AccuracyEvidence,
     Evidence,
@@ -84,6 +84,7 @@ __all__ = [
     "AccuracyBound",
     "AccuracyEvidence",
     "AccuracyRules",
+    "BaselineFigure",
     "BaselineState",
     "Case",
     "CaseRecord",

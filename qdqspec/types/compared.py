@@ -24,12 +24,26 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineFigure:
+    """A ratio tuned / reference that a baseline file holds, or held before it was renewed.
+
+    ``recorded`` is an ISO 8601 time in UTC; ``changed`` tells what was not as with the figure it replaced.
+    """
+
+    device: str
+    ratio: Interval
+    recorded: str = ""
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionEvidence:
     """The ratio tuned / reference of this run beside the one of the baseline in ``file``.
 
     ``file`` is relative to the spec's folder, ``command`` writes or renews the entry, ``reason`` says why
     nothing was compared. ``looks`` is 2 where it was measured again, more closely, before judging.
-    ``notes`` tell what else differs between the two runs.
+    ``notes`` tell what else differs between the two runs. ``history`` are the figures of this device, the oldest
+    first, the one compared with last; ``elsewhere`` those that hold on other devices.
     """
 
     state: BaselineState
@@ -44,3 +58,5 @@ class RegressionEvidence:
     builds: int = 0
     recorded: str = ""
     notes: tuple[str, ...] = ()
+    history: tuple[BaselineFigure, ...] = ()
+    elsewhere: tuple[BaselineFigure, ...] = ()

@@ -7,8 +7,9 @@ from html import escape
 from itertools import zip_longest
 
 from qdqspec.report import facts
-from qdqspec.report.charts import latency_chart, search_chart
+from qdqspec.report.charts import baseline_chart, front_chart, latency_chart, search_chart
 from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
+from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
 from qdqspec.report.style import PAGE
 from qdqspec.report.tables import left_alone, provenance_text
@@ -16,6 +17,8 @@ from qdqspec.types import CaseRecord, Evidence, RunRecord
 from qdqspec.units import count_text, plain, ratio_text
 
 LIMIT_BYTES = 1_000_000
+_STACKED = 40  # rows
+_WIDE = 64  # characters of a row that does not fit beside another table
 _HEAD = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -32,6 +35,13 @@ _LATENCY_NOTE = "Each dot is one run; the box holds the middle half, the bar is 
 _SEARCH_NOTE = (
     "Time over the reference's, as first screened. Filled: kept as the best so far; hollow: not faster; "
     "cross: did not build or run. Dashed: the reference."
+)
+_FRONT_NOTE = (
+    "Left is faster, up is more accurate. The line joins what no other candidate beats in both; the largest dot is "
+    "what is shipped, hollow ones lie behind."
+)
+_BASELINE_NOTE = (
+    "Time over the reference's with its 95 % interval. Dashed: the baseline that this run is held against."
 )
 
 
@@ -65,17 +75,27 @@ def _table(table: facts.Table, style: str = "", *, anchors: Sequence[str] = ()) 
     """The table; ``anchors`` are what the rows' first cells link to."""
     kinds = [' class="number"' if i in table.numbers else "" for i in range(len(table.headers))]
     heads = "".join(f"<th{kind}>{_e(head)}</th>" for kind, head in zip(kinds, table.headers, strict=True))
+    # On a narrow screen the cells of a wide table stand below each other, each with its head; a long one scrolls.
+    stacks = _is_wide(table) and len(table.rows) <= _STACKED
+    names = [f' data-head="{_e(head)}"' if stacks else "" for head in table.headers]
     rows = []
     for row, anchor in zip_longest(table.rows, anchors):
         cells = [_e(text) for text in row]
         if anchor:
             cells[0] = f'<a href="#{anchor}">{cells[0]}</a>'
-        rows.append("".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, cells, strict=True)))
+        marked = zip(kinds, names, cells, strict=True)
+        rows.append("".join(f"<td{kind}{name}>{cell}</td>" for kind, name, cell in marked))
     body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    styles = f"{style} stack".strip() if stacks else style
     return (
-        f'<div class="scroll"><table class="{style}">\n<thead><tr>{heads}</tr></thead>\n'
+        f'<div class="scroll"><table class="{styles}">\n<thead><tr>{heads}</tr></thead>\n'
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
+
+
+def _is_wide(table: facts.Table) -> bool:
+    columns = zip(table.headers, *table.rows, strict=True)
+    return sum(max(map(len, cells)) for cells in columns) > _WIDE
 
 
 def _summary(record: RunRecord) -> Block:
@@ -141,6 +161,15 @@ def _charts(found: Evidence) -> list[Block]:
         made.append(_figure("Latency", f"{found.latency.clock} clock", chart, _LATENCY_NOTE))
     if found.search is not None and (chart := search_chart(found.search)):
         made.append(_figure("Search", count_text(found.search.total, "candidate"), chart, _SEARCH_NOTE))
+    if found.search is not None and (chart := front_chart(found.search)):
+        made.append(
+            _figure(
+                "Latency against accuracy", count_text(len(found.search.front), "model"), chart, _FRONT_NOTE
+            )
+        )
+    for name, seen in found.regression.items():
+        if chart := baseline_chart(seen):
+            made.append(_figure("Baseline", name, chart, _BASELINE_NOTE))
     return made
 
 
@@ -152,12 +181,23 @@ def _figure(title: str, small: str, chart: str, caption: str) -> Block:
 
 
 def _tables(found: Evidence) -> list[Block]:
-    makers = (facts.latency_table, facts.parity_table, facts.ops_table, facts.accuracy_table)
-    return [
-        Block(f"<section><h3>{_title(table)}</h3>\n{_table(table)}</section>", brief=_left_out(table))
-        for table in (make(found) for make in makers)
-        if table is not None
-    ]
+    makers = (
+        facts.latency_table,
+        facts.parity_table,
+        facts.ops_table,
+        facts.accuracy_table,
+        facts.front_table,
+    )
+    tables = [table for make in makers if (table := make(found)) is not None]
+    tables += baseline_tables(found)
+    return [_section(table) for table in tables]
+
+
+def _section(table: facts.Table) -> Block:
+    style = ' class="wide"' if _is_wide(table) else ""
+    return Block(
+        f"<section{style}><h3>{_title(table)}</h3>\n{_table(table)}</section>", brief=_left_out(table)
+    )
 
 
 def _title(table: facts.Table) -> str:

@@ -8,6 +8,7 @@ from tabulate import tabulate
 
 from qdqspec.report import facts
 from qdqspec.report.fit import Block, Page, fitted
+from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, RunRecord
@@ -69,8 +70,15 @@ def _case_blocks(case: CaseRecord, name: str) -> list[Block]:
         blocks.append(Block(f"The numbers are {escape(older)}."))
     blocks += [Block(f"> {escape(plain(warning, facts.LONG))}") for warning in found.warnings]
     blocks += _checks(case)
-    tables = (facts.latency_table, facts.ops_table, facts.parity_table, facts.accuracy_table)
-    for table in (made for make in tables if (made := make(found)) is not None):
+    makers = (
+        facts.latency_table,
+        facts.ops_table,
+        facts.parity_table,
+        facts.accuracy_table,
+        facts.front_table,
+    )
+    tables = [made for make in makers if (made := make(found)) is not None]
+    for table in (*tables, *baseline_tables(found)):
         text = f"**{escape(table.title)}**\n\n{_table(table)}"
         blocks.append(Block(text, brief=_left_out(table)))
     return [*blocks, *_details(case)]

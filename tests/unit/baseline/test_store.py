@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec.baseline.history import figures_elsewhere, history_of
 from qdqspec.baseline.store import (
     Baseline,
     Entry,
@@ -244,3 +245,30 @@ def test_baselines_are_found_below_folders_and_nothing_else_is(file: Path) -> No
 def test_a_renewal_travels_between_processes() -> None:
     renewal = Renewal(file=Path("/a/b.json"), device="d", name=NAME, old=0.6, entry=ENTRY)
     assert Renewal.from_json(json.loads(json.dumps(renewal.to_json()))) == renewal
+
+
+def test_an_entry_remembers_the_figures_that_it_replaced() -> None:
+    entry = ENTRY
+    for number in range(30):
+        new = ENTRY.model_copy(update={"ratio": Ratio(median=1 + number, low=1, high=99)})
+        entry = new.after(entry, (f"change {number}",))
+    assert [figure.ratio.median for figure in entry.history] == [float(n) for n in range(10, 30)]
+    assert entry.changed == ("change 29",)
+    assert entry.history[-1].changed == ("change 28",)
+
+
+def test_the_history_of_a_check_and_what_holds_on_other_devices(file: Path) -> None:
+    new = ENTRY.model_copy(update={"ratio": Ratio(median=0.4, low=0.39, high=0.41), "recorded": "later"})
+    update_baseline(file, "device", {NAME: new.after(ENTRY, ("the model",))})
+    update_baseline(file.with_name("far.json"), "far", {NAME: ENTRY})
+    update_baseline(file.with_name("other.json"), "other", {("b8", "regression"): ENTRY})
+    file.with_name("torn.json").write_text("{")
+    known = read_baseline(file)
+    assert known is not None
+    entry = known.entry(NAME)
+    assert entry is not None
+    old, now = history_of(entry, known.device)
+    assert (old.ratio.median, old.recorded, old.changed) == (0.5, ENTRY.recorded, ())
+    assert (now.ratio.median, now.recorded, now.changed) == (0.4, "later", ("the model",))
+    (far,) = figures_elsewhere(file, NAME)
+    assert (far.device, far.ratio.median) == ("far", 0.5)

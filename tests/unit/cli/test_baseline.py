@@ -62,6 +62,23 @@ def test_show_tells_the_conditions(verb, specs):
     assert "    onnxruntime: 1.31.1" in lines
 
 
+def test_show_tells_what_an_entry_held_before(verb, specs):
+    new = ENTRY.model_copy(update={"ratio": Ratio(median=0.4, low=0.39, high=0.41), "recorded": "2026-02-09"})
+    renewed = new.after(ENTRY, ("onnxruntime: was 1.30.2, is 1.31.1",))
+    file = specs / "__baselines__" / "net" / "d.json"
+    update_baseline(file, "device d", {("default", "regression"): renewed})
+    assert verb("baseline", "show", "specs/net.qdq.yaml").out.splitlines()[2:10] == [
+        "  default::regression  0.400 (0.390 to 0.410)  2026-02-09  in use",
+        f"    model: {'a' * 64}",
+        "    clock: wall",
+        "    scheme: 0123",
+        "    rule quantize.format: int8",
+        "    onnxruntime: 1.31.1",
+        "      changed: onnxruntime: was 1.30.2, is 1.31.1",
+        "    before: 0.574 (0.560 to 0.580)  2026-01-08T14:00:00+00:00",
+    ]
+
+
 def test_obsolete_entries_are_found_wanting(verb, outdated):
     result = verb("baseline", "list", "specs", "--json")
     assert result.code == 1

@@ -186,6 +186,27 @@ def test_the_same_model_passes_at_the_first_look(bench: Bench) -> None:
     assert bench.notes == []
 
 
+def test_what_was_renewed_is_remembered_and_told(bench: Bench) -> None:
+    bench.renew(Machine(seed=1), "new")
+    written = only(bench.renew(Machine(0.5, seed=2)))
+    assert [round(figure.ratio.median, 1) for figure in written.history] == [0.6, 0.5]
+    other = bench.file.with_name("other-device.json")
+    other.write_text(unsigned(bench.file.read_text()).replace("sample-device", "other-device"))
+    found = only(bench.gate(Machine(0.5, seed=3)))
+    assert [figure.device for figure in found.history] == [DEVICE.key] * 2
+    assert found.history[-1].ratio == found.baseline
+    assert [figure.device for figure in found.elsewhere] == ["other-device"]
+
+
+def test_a_renewal_says_what_else_was_not_as_before(bench: Bench) -> None:
+    bench.renew(Machine(seed=1), "new")
+    bench.file.write_text(unsigned(bench.file.read_text()).replace("1.31.1", "1.30.0"))
+    bench.renew(Machine(seed=2))
+    found = only(bench.gate(Machine(seed=3)))
+    assert found.history[-1].changed == ("onnxruntime: was 1.30.0, is 1.31.1",)
+    assert found.notes == ()
+
+
 def test_a_slower_model_is_measured_again_in_twice_the_rounds_and_fails(bench: Bench) -> None:
     bench.renew(Machine(seed=1))
     machine = Machine(0.66, seed=2)

@@ -1,0 +1,38 @@
+"""The figures that baselines of a spec hold, and held before. May import floor 0 and this room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from qdqspec.baseline.store import Entry, Figure, Name, read_baseline
+from qdqspec.errors import StateError
+from qdqspec.types import BaselineFigure
+
+
+def history_of(entry: Entry, device: str) -> tuple[BaselineFigure, ...]:
+    """What an entry held before, the oldest first, and what it holds."""
+    return tuple(_figure(figure, device) for figure in (*entry.history, entry))
+
+
+def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
+    """What holds of the same check on other devices, by their files beside this one, sorted."""
+    return tuple(_beside(file, name))
+
+
+def _beside(file: Path, name: Name) -> Iterator[BaselineFigure]:
+    for other in sorted(file.parent.glob("*.json")):
+        if other != file:
+            try:
+                known = read_baseline(other)
+            except StateError:
+                continue  # who runs on that device is told
+            entry = known.entry(name) if known else None
+            if known is not None and entry is not None:
+                yield _figure(entry, known.device)
+
+
+def _figure(figure: Figure, device: str) -> BaselineFigure:
+    return BaselineFigure(
+        device=device, ratio=figure.ratio.interval, recorded=figure.recorded, changed=figure.changed
+    )

@@ -1,0 +1,113 @@
+"""Latency against accuracy as inline SVG: the front, and what it leaves behind. Standard library only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from qdqspec.report.svg import WIDTH, frame, px, ticks, words
+
+_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 230, 58, 16, 18, 40
+_EXACT = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A candidate: its time over the reference's with bounds, its SQNR in dB (infinite where nothing differs).
+
+    ``style`` is a CSS class: ``kept`` for what is shipped, ``front`` for others on the front, ``dropped`` behind it.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    sqnr_db: float
+    style: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plane:
+    """Maps ratios and decibels to pixels; what is exact lies on a line of its own above all others."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+    has_exact: bool
+
+    @classmethod
+    def around(cls, spots: Sequence[Spot]) -> _Plane:
+        finite = [spot.sqnr_db for spot in spots if math.isfinite(spot.sqnr_db)] or [0.0]
+        low, high = min(spot.ratio for spot in spots), max([1.0, *(spot.ratio for spot in spots)])
+        wide, tall = (high - low) * 0.08 or 0.05, (max(finite) - min(finite)) * 0.12 or 1.0
+        has_exact = len(finite) < len(spots)
+        return cls(max(0.0, low - wide), high + wide, min(finite) - tall, max(finite) + tall, has_exact)
+
+    def x(self, ratio: float) -> float:
+        share = (min(max(ratio, self.left), self.right) - self.left) / (self.right - self.left)
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * share
+
+    def y(self, sqnr_db: float) -> float:
+        if not math.isfinite(sqnr_db):
+            return _TOP if sqnr_db > 0 else _HEIGHT - _BOTTOM
+        first = _TOP + (24 if self.has_exact else 0)
+        return first + (_HEIGHT - _BOTTOM - first) * (self.top - sqnr_db) / (self.top - self.bottom)
+
+
+def front(spots: Sequence[Spot]) -> str:
+    """Every candidate by time and accuracy; a line joins the front. Better is left and up."""
+    plane = _Plane.around(spots)
+    ahead = sorted((s for s in spots if s.style != "dropped"), key=lambda s: (s.ratio, -s.sqnr_db))
+    parts = [*_grid(plane), _line(ahead, plane)]
+    parts += [_spot(spot, plane) for spot in (*(s for s in spots if s.style == "dropped"), *ahead)]
+    said = ", ".join(f"{spot.ratio:.3f} at {_db(spot.sqnr_db)}" for spot in ahead)
+    return frame(_HEIGHT, f"Time over the reference's against SQNR, the front: {said}", parts)
+
+
+def _grid(plane: _Plane) -> list[str]:
+    parts = []
+    for level in ticks(plane.bottom, plane.top):
+        parts += _level(plane.y(level), f"{level:g}")
+    if plane.has_exact:
+        parts += _level(plane.y(math.inf), _EXACT)
+    for tick in ticks(plane.left, plane.right):
+        x, style = plane.x(tick), "grid one" if math.isclose(tick, 1) else "grid"
+        parts.append(f'<line class="{style}" x1="{px(x)}" x2="{px(x)}" y1="6" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(words(x, _HEIGHT - _BOTTOM + 16, f"{tick:g}", "tick middle"))
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    parts.append(words(middle, _HEIGHT - 6, "time over the reference's", "tick middle"))
+    parts.append(words(_LEFT - 8, _HEIGHT - _BOTTOM + 16, "dB", "tick end"))
+    return parts
+
+
+def _level(y: float, text: str) -> list[str]:
+    line = f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{px(y)}" y2="{px(y)}"/>'
+    return [line, words(_LEFT - 8, y + 4, text, "tick end")]
+
+
+def _line(ahead: Sequence[Spot], plane: _Plane) -> str:
+    """In steps: between two of the front nothing was found."""
+    points: list[str] = []
+    for spot in ahead:
+        x, y = px(plane.x(spot.ratio)), px(plane.y(spot.sqnr_db))
+        points += [f"{x},{points[-1].partition(',')[2]}"] if points else []
+        points.append(f"{x},{y}")
+    return f'<polyline class="best" points="{" ".join(points)}"/>' if len(ahead) > 1 else ""
+
+
+def _spot(spot: Spot, plane: _Plane) -> str:
+    x, y = plane.x(spot.ratio), px(plane.y(spot.sqnr_db))
+    bar = ""
+    if spot.low < spot.high and spot.style != "dropped":
+        low, high = px(plane.x(spot.low)), px(plane.x(spot.high))
+        bar = f'<line class="whisker" x1="{low}" x2="{high}" y1="{y}" y2="{y}"/>'
+    radius = 5.5 if spot.style == "kept" else 4
+    title = f"<title>{escape(spot.title)}</title>"
+    return f'{bar}<circle class="mark {spot.style}" cx="{px(x)}" cy="{y}" r="{radius:g}">{title}</circle>'
+
+
+def _db(value: float) -> str:
+    return f"{value:.1f} dB" if math.isfinite(value) else _EXACT

@@ -1,0 +1,131 @@
+"""The front of latency against accuracy, and a case beside its baselines: drawn and as tables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.report.charts import baseline_chart, front_chart
+from qdqspec.report.formats import html
+from qdqspec.report.history import baseline_tables
+from qdqspec.testing.records import cached_case, faster_case, sample_run
+from qdqspec.types import BaselineFigure, FrontPoint, Interval, RegressionEvidence
+
+SEEN = faster_case().evidence.regression["regression"]
+
+
+def drawn(text: str, label: str) -> str:
+    """The picture whose description begins so."""
+    return next(svg for svg in re.findall(r"<svg .*?</svg>", text) if f'aria-label="{label}' in svg)
+
+
+def test_the_front_is_drawn_with_what_is_shipped_and_what_lies_behind() -> None:
+    search = cached_case().evidence.search
+    assert search is not None
+    svg = drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against SQNR")
+    assert svg.count('class="mark kept"') == 1
+    assert svg.count('class="mark front"') == len(search.front) - 1
+    assert svg.count('class="mark dropped"') == sum(trial.sqnr_db is not None for trial in search.trials)
+    assert ">exact<" in svg
+    assert "9 pairs: 0.64 of reference, 28.2 dB, shipped" in svg
+
+
+def test_better_is_left_and_up() -> None:
+    def place(svg: str) -> list[tuple[float, float]]:
+        found = re.findall(r'class="mark (?:kept|front)" cx="([\d.]+)" cy="([\d.]+)"', svg)
+        return [(float(x), float(y)) for x, y in found]
+
+    places = place(
+        drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against SQNR")
+    )
+    assert places == sorted(places), "faster ones further left"
+    heights = [y for _, y in places]
+    assert heights == sorted(heights, reverse=True), "and more accurate ones higher"
+
+
+FIGURES = st.floats(1e-3, 1e3)
+
+
+@given(st.lists(st.tuples(FIGURES, st.floats(-1e3, 1e3) | st.just(float("inf"))), min_size=2, max_size=8))
+def test_any_front_stays_in_its_picture(points: list[tuple[float, float]]) -> None:
+    search = cached_case().evidence.search
+    assert search is not None
+    front = tuple(
+        FrontPoint(
+            placement=str(number),
+            pairs=1,
+            ratio=Interval(median=ratio, low=ratio / 2, high=ratio * 3),
+            sqnr_db=sqnr_db,
+        )
+        for number, (ratio, sqnr_db) in enumerate(points)
+    )
+    assert_inside(front_chart(replace(search, front=front, trials=())))
+
+
+def assert_inside(svg: str) -> None:
+    width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())  # type: ignore[union-attr]  # every picture has one
+    for name, value in re.findall(r' (cx|cy|x1|x2|y1|y2)="([^"]+)"', svg):
+        assert 0 <= float(value) <= (width if "x" in name else height), name
+
+
+@given(
+    st.lists(st.tuples(FIGURES, st.floats(0, 1), st.floats(1, 99) | st.just(float("inf"))), max_size=5),
+    st.lists(FIGURES, max_size=3),
+)
+def test_any_history_stays_in_its_picture(
+    history: list[tuple[float, float, float]], elsewhere: list[float]
+) -> None:
+    figures = tuple(
+        BaselineFigure(device="d", ratio=Interval(median=m, low=m * low, high=m * high))
+        for m, low, high in history
+    )
+    others = tuple(BaselineFigure(device="e", ratio=Interval(median=m, low=m, high=m)) for m in elsewhere)
+    one = Interval(median=1, low=1, high=1)
+    found = RegressionEvidence(state="compared", ratio=one, history=figures, elsewhere=others)
+    svg = baseline_chart(found)
+    assert bool(svg) == bool(history or elsewhere)
+    if svg:
+        assert_inside(svg)
+
+
+def test_this_run_stands_below_its_baselines_and_above_other_devices() -> None:
+    (table,) = baseline_tables(faster_case().evidence)
+    assert [row[0] for row in table.rows] == [
+        "2025-11-20",
+        "2025-12-12",
+        "2026-01-08",
+        "this run",
+        "x86-64 avx2 onnxruntime-1.31 2026-01-09",
+    ]
+    assert [row[3] for row in table.rows] == ["", "-17.0 %", "+0.5 %", "+0.4 %", ""]
+    assert table.rows[2][4] == "model: was 9c0d1e55a1b2, is 3f3f3f3f3f3f"
+    assert table.title == "Baseline of regression (__baselines__/squeezenet/sample-device.json)"
+
+
+@pytest.mark.parametrize(
+    ("found", "rows"),
+    [
+        (RegressionEvidence(state="off"), None),
+        (RegressionEvidence(state="missing"), None),
+        (RegressionEvidence(state="missing", elsewhere=SEEN.elsewhere), ["another device"]),
+        (replace(SEEN, state="written", elsewhere=()), [" ", " ", " "]),
+    ],
+    ids=["off", "missing", "missing here", "written"],
+)
+def test_a_baseline_that_was_not_compared_with(found: RegressionEvidence, rows: list[str] | None) -> None:
+    tables = baseline_tables(replace(faster_case().evidence, regression={"regression": found}))
+    assert len(tables) == (rows is not None)
+    for table in tables:
+        assert len(table.rows) == len(rows or [])
+        assert "this run" not in [row[0] for row in table.rows]
+
+
+def test_a_wide_table_has_the_whole_width_and_its_heads_beside_the_cells() -> None:
+    text = html.report_format.render(sample_run())
+    assert text.count('<section class="wide"><h3>Parity with the reference') == 3
+    assert '<td class="number" data-head="by runtime dB">' in text
+    assert "<section><h3>Latency <small>" in text
