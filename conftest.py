@@ -51,7 +51,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return compare
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def models() -> Path:
     """The folder of the example models."""
     return MODELS

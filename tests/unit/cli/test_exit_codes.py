@@ -1,0 +1,154 @@
+"""What every verb exits with: 0 fine, 1 found wanting, 2 could not. One row a verb and outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import qdqspec.cli as cli
+from qdqspec.baseline.store import Entry, Ratio, RoleTimes, update_baseline
+from qdqspec.measure.store import Store, cache_key
+from qdqspec.report.write import write_json
+from qdqspec.testing.records import faster_case, sample_run
+
+SPEC = "qdqspec: 1\nmodel: net.onnx\ntune: {trials: 1}\nchecks:\n  - {kind: size, max_ratio: MOST}\n"
+TIMES = RoleTimes(wall_ms=((1.0, 1.0),))
+ENTRY = Entry(
+    ratio=Ratio(median=1, low=1, high=1),
+    clock="wall",
+    samples={"tuned": TIMES, "reference": TIMES},
+    model_sha256="a" * 64,
+    rules={},
+    scheme="0",
+)
+
+
+@pytest.fixture(scope="module")
+def prepared(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a tuned case, a scheme, records, baselines and a cache: good ones, failing ones, broken ones."""
+    root = tmp_path_factory.mktemp("project")
+    (root / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
+    shutil.copy(models / "digits_resnet.onnx", root / "net.onnx")
+    (root / "broken.onnx").write_bytes(b"no model")
+    (root / "broken.json").write_text("{")
+    (root / "broken.qdq.yaml").write_text("qdqspec: 1\nmodle: net.onnx\n")
+    (root / "net.qdq.yaml").write_text(SPEC.replace("MOST", "9"))
+    (root / "small.qdq.yaml").write_text(SPEC.replace("MOST", "0.001"))
+    words = [sys.executable, "-m", "qdqspec", "tune", "net.onnx", "--trials", "12", "-o", "tuned"]
+    subprocess.run(words, cwd=root, env=os.environ, check=True, capture_output=True)
+    shutil.copy(root / "tuned" / "tuned_raw.onnx", root / "net.qdq.onnx")
+    _records(root)
+    for folder, entries in (("good", {}), ("bad", {("gone", "regression"): ENTRY})):
+        (root / folder).mkdir()
+        shutil.copy(root / "net.onnx", root / folder)
+        (root / folder / "net.qdq.yaml").write_text(SPEC.replace("MOST", "9") + "  - {kind: regression}\n")
+        file = root / folder / "__baselines__" / "net" / "fake.json"
+        update_baseline(file, "fake", {("default", "regression"): ENTRY, **entries})
+    for cache in ("whole", "damaged"):
+        entry = Store(root / cache).put(cache_key(case=cache), lambda to: (to / "a").write_text("a") and None)
+        if cache == "damaged":
+            (entry / "a").write_text("b")
+    return root
+
+
+def _records(root: Path) -> None:
+    case = faster_case()
+    latency = case.evidence.latency
+    assert latency is not None
+    slow = replace(latency.samples["tuned"], cpu_ms=tuple(2 * ms for ms in latency.samples["tuned"].cpu_ms))
+    slower = replace(latency, samples={**latency.samples, "tuned": slow})
+    for name, found in (("a.json", latency), ("b.json", slower)):
+        one = replace(case, evidence=replace(case.evidence, latency=found))
+        write_json(replace(sample_run(), cases=(one,)), root / name)
+
+
+@pytest.fixture
+def project(prepared: Path, tmp_path: Path) -> Path:
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+CODES = {
+    "init net.onnx -o new.qdq.yaml": 0,
+    "init net.onnx -o net.qdq.yaml": 2,
+    "init broken.onnx": 2,
+    "tune net.qdq.yaml": 0,
+    "tune net.onnx --trials 1 -o out": 0,
+    "tune small.qdq.yaml": 1,
+    "tune broken.qdq.yaml": 2,
+    "tune gone.onnx": 2,
+    "tune net.onnx --backend trtexec": 2,
+    "inspect net.onnx": 0,
+    "inspect broken.onnx": 2,
+    "apply net.onnx tuned/scheme.json -o out.onnx": 0,
+    "apply net.onnx broken.json -o out.onnx": 2,
+    "apply net.onnx tuned/scheme.json -o net.onnx": 2,
+    "strip net.qdq.onnx -o out.onnx": 0,
+    "strip broken.onnx -o out.onnx": 2,
+    "import net.qdq.onnx -o scheme.json": 0,
+    "import broken.onnx -o scheme.json": 2,
+    "diff net.onnx net.onnx": 0,
+    "diff net.onnx net.qdq.onnx": 1,
+    "diff net.onnx broken.onnx": 2,
+    "fold net.onnx -o out.onnx": 0,
+    "fold gone.onnx -o out.onnx": 2,
+    "lint net.onnx --target onnxruntime-cpu": 0,
+    "lint net.qdq.onnx --target tensorrt-11": 1,
+    "lint net.onnx --target toaster": 2,
+    "list net.qdq.yaml": 0,
+    "list broken.qdq.yaml": 2,
+    "schema": 0,
+    "schema -o nowhere/schema.json": 2,
+    "compare a.json a.json": 0,
+    "compare a.json b.json": 1,
+    "compare a.json b.json --fail-on 300%": 0,
+    "compare a.json broken.json": 2,
+    "explain tuned": 0,
+    "explain net.qdq.yaml::default": 2,
+    "explain broken.onnx": 2,
+    "verify net.onnx net.qdq.onnx --min-sqnr-db 0.1": 0,
+    "verify net.onnx net.qdq.onnx --min-sqnr-db 900": 1,
+    "verify net.onnx broken.onnx": 2,
+    "baseline list good": 0,
+    "baseline list bad": 1,
+    "baseline list gone": 2,
+    "cache --cache-dir whole": 0,
+    "cache --cache-dir damaged": 1,
+    "cache throw": 2,
+    "doctor": 0,
+    "doctor --backend trtexec": 2,
+    "doctor --backend toaster": 2,
+    "config": 0,
+    "config --mode sleep": 2,
+}
+
+
+@pytest.mark.parametrize("words", CODES)
+def test_exit_code(verb, project: Path, words: str) -> None:
+    result = verb(*words.split())
+    assert result.code == CODES[words], result.out + result.err
+    if result.code == 2:
+        assert (result.err + result.out).strip(), "who could not says why"
+
+
+@pytest.mark.parametrize("words", [words for words, code in CODES.items() if code < 2])
+def test_json_has_the_same_exit_code_and_is_json(verb, project: Path, words: str) -> None:
+    result = verb(*words.split(), "--json")
+    assert result.code == CODES[words], result.out + result.err
+    json.loads(result.out)
+
+
+def test_every_verb_has_a_row_for_each_outcome() -> None:
+    known = {words.split()[0] for words in CODES}
+    (verbs,) = (action.choices for action in cli._parser()._actions if action.choices)
+    assert known == set(verbs)
+    for verb in known:
+        codes = {code for words, code in CODES.items() if words.split()[0] == verb}
+        assert {0, 2} <= codes, verb
