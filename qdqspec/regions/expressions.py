@@ -14,6 +14,7 @@ from typing import TypeAlias
 import onnx
 
 from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import reads_data
 from qdqspec.regions.automaton import automaton_of, taken_nodes
 from qdqspec.regions.flow import attribute_text, is_constant
 from qdqspec.regions.grammar import BUILT_INS, Choice, Expression, Op, Part, Repeat, Sequence, parse
@@ -147,25 +148,22 @@ class _Matcher:
         if not path:
             yield start
             return
-        seen: set[str] = set()
-        for tensor in path[-1].outputs:
-            for consumer in self._model.consumers.get(tensor, ()):
-                if consumer.node not in seen:
-                    seen.add(consumer.node)
-                    yield self._model.by_name[consumer.node]
+        yield from (self._model.nodes[index] for index in self.readers[path[-1].index])
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """By node, the nodes that read one of its outputs."""
+        """By node, the nodes that read one of its outputs as data: not as a scale, a bound or a shape."""
+        model = self._model
         return tuple(
             tuple(
                 {
-                    self._model.by_name[end.node].index
+                    model.by_name[end.node].index: None
                     for tensor in node.outputs
-                    for end in self._model.consumers.get(tensor, ())
+                    for end in model.consumers.get(tensor, ())
+                    if reads_data(model, end)
                 }
             )
-            for node in self._model.nodes
+            for node in model.nodes
         )
 
     def fits(self, op: Op, node: Node) -> bool:

@@ -60,9 +60,42 @@ def test_every_branch_is_a_match(models):
     assert len(matches(parse("conv-relu"), model)) == 26
 
 
-def test_every_built_in_parses():
-    for name, text in BUILT_INS.items():
-        assert parse(name).part == parse(text).part
+BLOCKS = {
+    "conv-relu": "c = Conv(x, w) b = BatchNormalization(c, s, s, s, s) y = Clip(b)",
+    "conv-add-relu": "c = Conv(x, w) a = Add(x, c) y = Relu(a)",
+    "conv-layernorm": "c = Conv(x, w) t = Transpose(c) i = Identity(t) y = LayerNormalization(i, s)",
+    "matmul-gelu": "m = MatMul(x, w) a = Add(m, s) d = Div(a, s) e = Erf(d) p = Add(e, s) q = Mul(a, p) y = Mul(q, s)",
+    "attention": "k = Transpose(x) m = MatMul(x, k) d = Div(m, s) p = Softmax(d) y = MatMul(p, x)",
+}
+MATCHED = {
+    "conv-relu": ["Conv#0 BatchNormalization#1 Clip#2"],
+    "conv-add-relu": ["Conv#0 Add#1 Relu#2"],
+    "conv-layernorm": ["Conv#0 Transpose#1 Identity#2 LayerNormalization#3"],
+    "matmul-gelu": ["MatMul#0 Add#1 Div#2 Erf#3 Add#4 Mul#5 Mul#6"],
+    "attention": ["MatMul#1 Div#2 Softmax#3 MatMul#4"],
+}
+
+
+def block(body: str) -> Model:
+    text = f"""<ir_version: 8, opset_import: ["": 17]>
+    g (float[1,4,4,4] x, float[4,4,1,1] w, float[4] s) => (float y) {{ {body} }}"""
+    return Model(onnx.parser.parse_model(text))
+
+
+@pytest.mark.parametrize("name", BUILT_INS)
+def test_a_built_in_matches_the_block_it_is_named_after_and_no_other(name):
+    found = {other: matches(parse(name), block(body)) for other, body in BLOCKS.items()}
+    told = {other: [" ".join(match) for match in some] for other, some in found.items() if some}
+    assert told == {name: MATCHED[name]}
+
+
+def test_only_data_edges_are_followed():
+    scale = block("c = Conv(x, w) r = Reshape(c, n) y = LayerNormalization(x, r)")
+    assert matches(parse("Conv > Reshape"), scale)
+    assert not matches(parse("conv-layernorm"), scale)
+    assert not matches(
+        parse("Conv > Shape > Reshape"), block("c = Conv(x, w) n = Shape(c) y = Reshape(x, n)")
+    )
 
 
 @pytest.mark.parametrize(
