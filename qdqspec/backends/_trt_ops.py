@@ -35,7 +35,13 @@ LABELS: dict[str, tuple[Kind, ...]] = {
 # Conv + BatchNormalization + Relu + Q is one kernel, so the Q stands after them.
 ABSORBED = frozenset({"BatchNormalization", "Clip", "Dropout", "Identity", "Relu"})
 
-RULES = frozenset({"conv-to-layernorm", "q-before-pad", "skip-side-of-residual-add"})
+# Names of `qdqspec.placement.rules`, each with its source there.
+RULES = frozenset(
+    {
+        "conv-to-layernorm", "few-channel-conv", "fp8-operators", "large-fp8-kernel", "q-before-pad",
+        "skip-side-of-residual-add", "small-gemm", "transpose-to-matmul", "whole-attention",
+    }
+)  # fmt: skip
 
 # Blocks lie along the axis that products are summed over: of a weight the last or the last but one, of an activation
 # the last. INT4 is for weights alone.

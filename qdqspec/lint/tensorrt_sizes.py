@@ -14,11 +14,14 @@ from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.sources import MODEL_OPTIMIZER
 from qdqspec.lint.view import View
+from qdqspec.placement.sizes import (
+    is_one_line,
+    too_few_channels,
+    too_large_for_fp8,
+    too_small_to_multiply,
+)
 
 _SOURCE = f"{MODEL_OPTIMIZER}, graph_utils"
-_LEAST = 16  # channels, or rows and columns of a weight
-_LEAST_KERNEL_IN_GROUPS = 3
-_LARGEST_FP8_KERNEL = 32
 
 
 @rule(
@@ -52,30 +55,21 @@ def _small_convolution(view: View, node: Node) -> str:
         return ""
     made, read, *kernel = dims
     group = int(str(node.attributes.get("group", 1)))
-    if view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN:
-        fits = min(made, read) > _LEAST
-    elif min(made, read) >= _LEAST:
-        fits = True
-    elif group > 1:
-        fits = made % 8 == 0 and min(kernel) >= _LEAST_KERNEL_IN_GROUPS
-    else:
-        enough = max(made, read) >= _LEAST or view.before_pair(node.inputs[0]) in view.model.inputs
-        fits = (made % 8 == 0 or read % 8 == 0) and enough and len(set(kernel)) == 1
+    fp8 = view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN
+    first = view.before_pair(node.inputs[0]) in view.model.inputs
+    if not too_few_channels(dims, group=group, fp8=fp8, first=first):
+        return ""
     groups = f" in each of {group} groups" if group > 1 else ""
-    return (
-        ""
-        if fits
-        else f"has {read} channels in{groups} and {made} out, and a kernel of {'x'.join(map(str, kernel))}"
-    )
+    return f"has {read} channels in{groups} and {made} out, and a kernel of {'x'.join(map(str, kernel))}"
 
 
 def _small_product(view: View, node: Node) -> str:
     if not all(view.dequantizer(tensor) for tensor in node.inputs[:2]):
         return ""
     result, weight = view.model.shape(node.outputs[0]), view.model.shape(node.inputs[1])
-    if result is not None and len(result) > 1 and 1 in result[-2:]:
+    if result is not None and is_one_line(result):
         return f"gives {'one row' if result[-2] == 1 else 'one column'} a product"
-    if weight is not None and len(weight) > 1 and any(size and size < _LEAST for size in weight[-2:]):
+    if weight is not None and too_small_to_multiply(weight):
         return f"multiplies by {weight[-2]} x {weight[-1]}"
     return ""
 
@@ -93,6 +87,6 @@ def large_fp8_kernels(view: View) -> Iterator[Hit]:
         dequantizer = view.weight_dequantizer(node) if node.op_type == "Conv" else None
         if dequantizer is None or view.numbers(dequantizer).elem_type != TensorProto.FLOAT8E4M3FN:
             continue
-        volume = prod(view.weight_dims(node)[2:])
-        if volume >= _LARGEST_FP8_KERNEL:
-            yield Hit(node.name, f"has a kernel of {volume} elements")
+        dims = view.weight_dims(node)
+        if too_large_for_fp8(dims):
+            yield Hit(node.name, f"has a kernel of {prod(dims[2:])} elements")

@@ -9,7 +9,7 @@ share their scales is `qdqspec.quantize.ranges.tie_ranges`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -17,6 +17,8 @@ from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
 from qdqspec.placement.forms import Form
+from qdqspec.placement.rule_attention import transpose_to_matmul, whole_attention
+from qdqspec.placement.rule_sizes import FP8, few_channel_conv, large_fp8_kernel, small_gemm
 from qdqspec.placement.units import Edge, Unit, with_results
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Consumer
@@ -25,6 +27,7 @@ Units: TypeAlias = tuple[Unit, ...]
 Rule: TypeAlias = Callable[[Model, Units], Units]
 
 # What may stand between a convolution and its LayerNormalization: channels go last there and back.
+_FP8_OPERATORS = frozenset({"Conv", "Gemm", "MatMul"})
 _BETWEEN = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -86,7 +89,35 @@ def q_before_pad(model: Model, units: Units) -> Units:
     )
 
 
+def fp8_operators(model: Model, units: Units) -> Units:
+    """In fp8 only Conv, Gemm, MatMul and residual Adds are computed.
+
+    An Add is residual where one side comes straight out of a weighted operator.
+
+    Source: github.com/NVIDIA/Model-Optimizer, onnx/quantization/fp8.py: "The quantizable op types for FP8 are limited
+    to Conv, Gemm, Matmul, and Residual-Add".
+    """
+
+    def computed(unit: Unit) -> bool:
+        if unit.op_type == "Add":
+            return _weighted_side(model, units, unit) is not None
+        return unit.op_type in _FP8_OPERATORS
+
+    def kept(unit: Unit) -> Unit:
+        if computed(unit):
+            return unit
+        return replace(unit, forms=tuple(form for form in unit.forms if form.choice.format != FP8))
+
+    return tuple(kept(unit) for unit in units)
+
+
 RULES: Mapping[str, Rule] = {
+    "few-channel-conv": few_channel_conv,
+    "large-fp8-kernel": large_fp8_kernel,
+    "small-gemm": small_gemm,
+    "fp8-operators": fp8_operators,
+    "whole-attention": whole_attention,
+    "transpose-to-matmul": transpose_to_matmul,
     "skip-side-of-residual-add": skip_side_of_residual_add,
     "conv-to-layernorm": conv_to_layernorm,
     "q-before-pad": q_before_pad,
@@ -98,6 +129,20 @@ def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
 
     Raises `ConfigError` for an unknown name.
     """
+    *_, (_, units) = (("", units), *_steps(model, units, names))
+    return tuple(unit for unit in units if unit.forms)
+
+
+def left_out_by(model: Model, units: Units, names: Iterable[str], node: str) -> str:
+    """The rule that leaves nothing to decide about a node; empty where none does."""
+    for name, after in _steps(model, units, names):
+        if not any(node in unit.nodes and unit.forms for unit in after):
+            return name
+    return ""
+
+
+def _steps(model: Model, units: Units, names: Iterable[str]) -> Iterator[tuple[str, Units]]:
+    """The units after each of these rules, in the order of the table."""
     wanted = set(names)
     for name in sorted(wanted - RULES.keys()):
         near = did_you_mean(name, tuple(RULES))
@@ -105,7 +150,7 @@ def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
     for name, rule in RULES.items():
         if name in wanted:
             units = rule(model, units)
-    return tuple(unit for unit in units if unit.forms)
+            yield name, units
 
 
 # ---- residual Add -------------------------------------------------------------------------------

@@ -176,5 +176,6 @@ def test_a_normalization_is_folded_as_tuning_does() -> None:
 def test_a_backend_need_not_be_here_to_judge(backend: str, models: Path) -> None:
     model = load_model(models / "digits_resnet.onnx")
     found = judge(model, resolve("backend", backend)().capabilities(), backend=backend)
-    assert found.reasons["/conv1/Conv"] == ""
-    assert found.outputs == {"logits": NOT_ASKED}
+    assert found.reasons["/layer2/layer2.0/conv2/Conv"] == ""
+    small = backend in ("tensorrt", "trtexec")  # one column a class, of which there are ten
+    assert found.outputs == {"logits": "Gemm: rule small-gemm leaves it in float" if small else NOT_ASKED}

@@ -1,0 +1,265 @@
+"""Rules about sizes, attention and fp8: each leaves out what its source says, in its formats, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.backends import _trt_ops
+from qdqspec.backends.base import Capabilities
+from qdqspec.graph.model import Model
+from qdqspec.placement.judging import judge
+from qdqspec.placement.rules import RULES
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.types import QuantizeRules
+
+BOTH = ("in+out", "in-only")
+FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "placement-rules.md"
+
+
+def model_of(text: str, **weights: tuple[int, ...]) -> Model:
+    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g ' + text)
+    random = np.random.default_rng(0)
+    for name, shape in weights.items():
+        proto.graph.initializer.append(
+            numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
+        )
+    for node in proto.graph.node:
+        node.name = node.output[0]
+    onnx.checker.check_model(proto, full_check=True)
+    return Model(proto)
+
+
+def capabilities(*rules: str) -> Capabilities:
+    return Capabilities(
+        formats=FORMATS,
+        labels=_trt_ops.LABELS,
+        activations={name: name for name in FORMATS if name != "int4"},
+        weights={name: name for name in FORMATS},
+        blocked_axes=_trt_ops.BLOCKED_AXES,
+        rules=frozenset(rules),
+    )
+
+
+def space_of(model: Model, *rules: str, fmt: str = "int8") -> SchemeSpace:
+    return SchemeSpace(model, capabilities(*rules), rules=QuantizeRules(format=fmt))
+
+
+def conv(made: int, read: int, kernel: str = "3,3", group: int = 1, *, first: bool = True) -> Model:
+    sides = tuple(map(int, kernel.split(",")))
+    before = "a = Identity(x)" if first else "a = Sigmoid(x)"
+    source = "x" if first else "a"
+    size = read * group
+    text = (
+        f"(float[1,{size},20,20] x) => (float[N,M,H,W] y, float[1,{size},20,20] a) "
+        f"{{ {before}  y = Conv<group={group}>({source}, w) }}"
+    )
+    return model_of(text, w=(made, read, *sides))
+
+
+# In int8 with few channels: what Model-Optimizer keeps, and what it leaves out.
+@pytest.mark.parametrize(
+    ("model", "int8", "fp8"),
+    [
+        (conv(32, 32), True, True),
+        (conv(16, 16), True, False),  # fp8 wants more than 16
+        (conv(32, 3), True, False),  # a multiple of 8 on one side, 16 on one
+        (conv(8, 4), True, False),  # the first of the model
+        (conv(8, 4, first=False), False, False),
+        (conv(20, 4, first=False), False, False),  # no multiple of 8
+        (conv(32, 8, "3,1", first=False), False, False),  # not as wide as high
+        (conv(32, 1, group=32, first=False), True, False),  # depthwise
+        (conv(36, 1, group=36, first=False), False, False),
+        (conv(32, 1, "1,1", group=32, first=False), False, False),
+    ],
+)
+def test_convolutions_of_few_channels(model: Model, int8: bool, fp8: bool) -> None:
+    for fmt, offered in (("int8", int8), ("fp8", fp8)):
+        assert "y" in space_of(model, fmt=fmt).by_id
+        assert ("y" in space_of(model, "few-channel-conv", fmt=fmt).by_id) == offered, fmt
+
+
+@pytest.mark.parametrize(("kernel", "fp8"), [("5,5", True), ("4,8", False), ("7,7", False), ("31,1", True)])
+def test_large_kernels_are_not_for_fp8(kernel: str, fp8: bool) -> None:
+    model = (
+        conv(32, 32, kernel)
+        if kernel != "31,1"
+        else model_of("(float[1,32,40,20] x) => (float[N,M,H,W] y) { y = Conv(x, w) }", w=(32, 32, 31, 1))
+    )
+    assert "y" in space_of(model, fmt="fp8").by_id
+    assert ("y" in space_of(model, "large-fp8-kernel", fmt="fp8").by_id) == fp8
+    assert "y" in space_of(model, "large-fp8-kernel").by_id
+
+
+@pytest.mark.parametrize(
+    ("text", "weight", "offered"),
+    [
+        ("(float[4,64] x) => (float[4,32] y) { y = MatMul(x, w) }", (64, 32), True),
+        ("(float[B,64] x) => (float[B,32] y) { y = MatMul(x, w) }", (64, 32), True),  # not known
+        ("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", (64, 32), False),  # one row
+        ("(float[4,64] x) => (float[4,1] y) { y = MatMul(x, w) }", (64, 1), False),  # one column
+        ("(float[4,64] x) => (float[4,15] y) { y = MatMul(x, w) }", (64, 15), False),
+        ("(float[4,15] x) => (float[4,32] y) { y = MatMul(x, w) }", (15, 32), False),
+        ("(float[4,64] x) => (float[4,16] y) { y = Gemm<transB=1>(x, w) }", (16, 64), True),
+        ("(float[4,64] x) => (float[4,10] y) { y = Gemm<transB=1>(x, w) }", (10, 64), False),
+    ],
+)
+@pytest.mark.parametrize("fmt", ["int8", "fp8"])
+def test_small_products_stay_float(text: str, weight: tuple[int, ...], offered: bool, fmt: str) -> None:
+    model = model_of(text, w=weight)
+    assert "y" in space_of(model, fmt=fmt).by_id
+    assert ("y" in space_of(model, "small-gemm", fmt=fmt).by_id) == offered
+
+
+def test_weights_alone_are_for_products_of_one_row() -> None:
+    model = model_of("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", w=(64, 32))
+    assert "y" in space_of(model, "small-gemm", fmt="int4").by_id
+    assert space_of(model, "small-gemm", fmt="int8+int4").by_id["y"].labels == ("fp", "int4:in-only")
+
+
+CHAIN = """(float[1,32,8,8] x) => (float[1,32,4,4] y) {
+  a = Conv<pads=[1,1,1,1]>(x, w)  b = Add(a, x)  c = Conv<pads=[1,1,1,1]>(b, w)  s = Sigmoid(c)  t = Sigmoid(b)
+  d = Add(s, t)  e = MaxPool<kernel_shape=[2,2], strides=[2,2]>(d)  y = Conv<pads=[1,1,1,1]>(e, w) }"""
+
+
+def test_fp8_is_for_few_operators() -> None:
+    model = model_of(CHAIN, w=(32, 32, 3, 3))
+    assert {"b", "d", "e"} <= space_of(model, fmt="fp8").by_id.keys()
+    # b is residual: one side comes straight out of a convolution; d is not.
+    assert space_of(model, "fp8-operators", fmt="fp8").by_id.keys() == {"a", "b", "c", "y"}
+    assert {"b", "d", "e"} <= space_of(model, "fp8-operators").by_id.keys()
+    mixed = space_of(model, "fp8-operators", fmt="int8+fp8").by_id["e"]
+    assert mixed.labels == ("fp", "in+out")  # int8 alone
+
+
+def attention(
+    between: str = "s = Mul(d, c)  m = Add(s, k)  p = Softmax(m)", *, head: int = 32, length: int = 64
+) -> Model:
+    q, t, k = f"{length},{head}", f"{head},{length}", f"1,{length}"
+    text = f"""(float[2,{q}] q, float[2,{t}] t, float[2,{q}] v, float[1,{k}] k) => (float[2,{q}] y)
+      {{ d = MatMul(q, t)  {between}  a = MatMul(p, v)  y = Sigmoid(a) }}"""
+    return model_of(text, c=(1,))
+
+
+def test_an_attention_is_one_unit_of_both_products() -> None:
+    model = attention()
+    assert {"d", "m", "a"} <= space_of(model).by_id.keys()
+    space = space_of(model, "whole-attention")
+    (unit,) = space.units
+    assert unit.nodes == ("d", "s", "m", "p", "a")
+    for label in ("in-only", "in+out"):
+        sites = space.resolve({"d": label}).sites
+        read = {(site.tensor, end.node, end.input) for site in sites for end in site.consumers}
+        assert {("q", "d", 0), ("t", "d", 1), ("p", "a", 0), ("v", "a", 1)} <= read
+        assert (("a", "y", 0) in read) == (label == "in+out")
+
+
+@pytest.mark.parametrize(
+    ("between", "fp8"),
+    [
+        ("p = Softmax(d)", True),
+        ("m = Add(d, k)  p = Softmax(m)", True),
+        ("s = Div(d, c)  p = Softmax(s)", True),
+        ("s = Mul(d, c)  m = Add(s, k)  p = Softmax(m)", True),
+        ("m = Add(d, k)  s = Mul(m, c)  p = Softmax(s)", False),  # the mask first
+        ("s = Mul(d, c)  r = Mul(s, c)  p = Softmax(r)", False),
+    ],
+)
+def test_fp8_wants_a_scale_and_then_a_mask(between: str, fp8: bool) -> None:
+    model = attention(between)
+    assert len(space_of(model, "whole-attention").units) == 1
+    assert len(space_of(model, "whole-attention", fmt="fp8").units) == int(fp8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "int8", "fp8"),
+    [
+        ({"head": 8}, True, False),
+        ({"head": 9}, True, True),
+        ({"head": 257}, True, False),
+        ({"length": 512}, True, True),
+        ({"length": 513}, False, True),
+    ],
+)
+def test_an_attention_of_a_size_without_a_kernel_stays_float(
+    sizes: dict[str, int], int8: bool, fp8: bool
+) -> None:
+    model = attention(**sizes)
+    assert bool(space_of(model, "whole-attention").units) == int8
+    assert bool(space_of(model, "whole-attention", fmt="fp8").units) == fp8
+
+
+def test_half_an_attention_is_not_offered() -> None:
+    """Of the second product a size is wrong, so the first stays float too."""
+    model = model_of(
+        """(float[2,32,64] q, float[2,64,32] t, float[2,32,8] v) => (float[2,32,8] y)
+        { d = MatMul(q, t)  p = Softmax(d)  y = MatMul(p, v) }"""
+    )
+    assert len(space_of(model, "whole-attention").units) == 1
+    assert space_of(model, "whole-attention", "small-gemm").units == ()
+
+
+def test_products_without_a_softmax_between_are_two_units() -> None:
+    model = attention("p = Tanh(d)")
+    assert {unit.id for unit in space_of(model, "whole-attention").units} == {"d", "a"}
+
+
+def test_a_transpose_before_a_product_of_activations_stays_float() -> None:
+    text = """(float[2,32,64] x, float[2,32,64] z) => (float[2,32,32] y, float[2,64,32] o) {
+      u = Transpose<perm=[0,2,1]>(z)  y = MatMul(x, u)  v = Transpose<perm=[0,2,1]>(x)  o = Sigmoid(v) }"""
+    model = model_of(text)
+    assert {"u", "v"} <= space_of(model).by_id.keys()
+    ids = space_of(model, "transpose-to-matmul").by_id.keys()
+    assert "u" not in ids
+    assert "v" in ids
+
+
+def test_what_a_rule_leaves_out_is_told_by_its_name() -> None:
+    model = model_of("(float[1,64] x) => (float[1,32] y) { y = MatMul(x, w) }", w=(64, 32))
+    judged = judge(model, capabilities("small-gemm"), backend="tensorrt")
+    assert judged.reasons["y"] == "MatMul: rule small-gemm leaves it in float"
+
+
+# ---- the page -----------------------------------------------------------------------------------
+
+HEAD = """# Placement rules
+
+What a search for TensorRT does beyond single operators, and where each rule is known from. Made from the rules
+themselves; renew it with `pytest tests/unit/placement/test_rules_of_tensorrt.py --update-golden`. They hold for the
+backends `tensorrt` and `trtexec`; `qdqspec inspect MODEL --backend tensorrt --verbose` names the rule that leaves an
+operator in float.
+
+Held elsewhere, for every backend: all inputs of a weighted operator are quantized together (`placement/units.py`), and
+tensors that Concat joins, or MaxPool and operators that move values pass on, share one scale (`tie_ranges` in
+`quantize/ranges.py`), during the search as in the final model. Which operators run in which format, pooling among them,
+is the table of a backend (`backends/_trt_ops.py`).
+"""
+
+
+def page() -> str:
+    """Each rule with what its docstring says."""
+    parts = [HEAD]
+    for name in sorted(RULES):
+        text = re.sub(r"\n +", "\n", RULES[name].__doc__ or "").strip()
+        parts.append(f"## {name}\n\n{text}\n")
+    return "\n".join(parts)
+
+
+def test_the_page_of_rules_is_the_generated_one(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(page(), encoding="utf-8")
+    assert PAGE.read_text(encoding="utf-8") == page(), (
+        "the rules changed; renew the page with --update-golden"
+    )
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_has_its_source(name: str) -> None:
+    assert "Source: " in (RULES[name].__doc__ or "")
+    assert name in _trt_ops.RULES

@@ -1,0 +1,123 @@
+"""The table of formats that people read says what the code does, column by column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tabulate import tabulate
+
+from qdqspec.backends import _trt_ops
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.graph.model import Model
+from qdqspec.lint import lint_model
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, NumberFormat
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.types import Consumer, LintTarget, Placement, Site
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "formats.md"
+HEAD = ("format", "for", "block", "scale", "zero point", "opset", "TensorRT", "compute capability", "ONNX Runtime CPU",
+        "lint rules")  # fmt: skip
+TARGETS: tuple[LintTarget, ...] = ("tensorrt-11", "onnxruntime-cpu")
+
+
+def layer(fmt: NumberFormat) -> Model:
+    """A linear layer in a format: both sides of it, or the weight alone."""
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [32, 64]) for n in ("x", "y")]
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], "linear")
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
+    model = Model(proto)
+    sites = {
+        Site(
+            tensor="w",
+            consumers=(Consumer("linear", 1),),
+            format=fmt.name,
+            axis=0 if fmt.block else 1,
+            weight=True,
+        )
+    }
+    if not fmt.weight_only:
+        axis = 1 if fmt.block else None
+        sites.add(Site(tensor="x", consumers=(Consumer("linear", 0),), format=fmt.name, axis=axis))
+    numbers = Quantizer(model, {"x": TensorRange(-4.0, 4.0)}, symmetric_activations=True)
+    return Model(insert_qdq(model, Placement(sites=frozenset(sites)), numbers).proto)
+
+
+def told(fmt: NumberFormat, target: LintTarget) -> set[str]:
+    return {finding.id for finding in lint_model(layer(fmt), target)}
+
+
+def rules_of(fmt: NumberFormat) -> str:
+    """What lint says of such a layer and not of one in the format that the target likes best."""
+    liked = {"tensorrt-11": "int8", "onnxruntime-cpu": "uint8"}
+    found = [
+        rule
+        for target in TARGETS
+        for rule in sorted(told(fmt, target) - told(FORMATS[liked[target]], target))
+    ]
+    return ", ".join(found) or "-"
+
+
+def row(fmt: NumberFormat) -> tuple[str, ...]:
+    sides = (
+        "weights"
+        if fmt.weight_only
+        else "both" + (", activations in blocks as they come" if fmt.dynamic else "")
+    )
+    scale = "the model's float type"
+    if fmt.two_level:
+        scale = "float8e4m3fn a block, times one in the model's float type"
+    elif fmt.dynamic:
+        scale = "a power of two a block: uint8, exponent plus 127 (E8M0)"
+    zero = (
+        "none" if fmt.block and fmt.signed else "0" if fmt.signed else "any; 8 here" if fmt.block else "any"
+    )
+    opset = (
+        str(fmt.opset)
+        if fmt.opset == fmt.opset_per_channel
+        else f"{fmt.opset}; {fmt.opset_per_channel} per channel"
+    )
+    known = _trt_ops.FORMATS.get(fmt.name)
+    capability, version = ("-", "-") if known is None else (".".join(map(str, part)) for part in known)
+    if fmt.name in _trt_ops.FORMATS and _trt_ops.why_not(fmt.name, (12, 0), (11, 4)):
+        capability += ", not 12.x"
+    here = OnnxRuntime().capabilities()
+    return (
+        f"`{fmt.name}`",
+        sides,
+        str(fmt.block or "-"),
+        scale,
+        zero,
+        opset + (", and domain `trt`" if fmt.dynamic else ""),
+        version,
+        capability,
+        "yes" if fmt.name in here.formats else "no",
+        rules_of(fmt),
+    )
+
+
+@pytest.fixture(scope="module")
+def table() -> str:
+    rows = [row(fmt) for name, fmt in FORMATS.items() if name != BIAS_FORMAT]
+    return tabulate(rows, headers=HEAD, tablefmt="github", disable_numparse=True)
+
+
+def test_the_table_of_formats_is_the_generated_one(table: str, request: pytest.FixtureRequest) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    if request.config.getoption("--update-golden"):
+        before, _, rest = text.partition("<!-- formats -->\n")
+        _, _, after = rest.partition("<!-- end -->")
+        PAGE.write_text(f"{before}<!-- formats -->\n{table}\n<!-- end -->{after}", encoding="utf-8")
+        text = PAGE.read_text(encoding="utf-8")
+    assert table in text, "the formats changed; renew the table with --update-golden"
+
+
+def test_every_format_that_a_spec_may_name_is_in_the_table(table: str) -> None:
+    for name in FORMATS.keys() - {BIAS_FORMAT}:
+        assert f"| `{name}` " in table
