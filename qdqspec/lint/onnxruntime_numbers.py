@@ -151,6 +151,21 @@ def operators_of_tensorrt(view: View) -> Iterator[Hit]:
 
 
 @rule(
+    "ORT008",
+    "refused",
+    "The model's opset is older than the number format",
+    cure="raise the opset: fp8 came with 19, 16 and 4 bits with 21",
+    source=f"{_MEASURED}: \"Type 'tensor(float8e4m3fn)' of input parameter ... is invalid\"",
+)
+def opsets(view: View) -> Iterator[Hit]:
+    """A stored type that ONNX's operators do not have in the model's opset."""
+    for node in view.heads:
+        if node.name in view.too_new:
+            name, since = view.too_new[node.name]
+            yield Hit(node.name, f"is {name}, and the opset is {view.model.opset}, not {since}")
+
+
+@rule(
     "ORT010",
     "slow",
     "Activations are signed: on x86-64 convolutions of tensors with several readers stay in float then",

@@ -89,6 +89,21 @@ def formats(view: View) -> Iterator[Hit]:
 
 
 @rule(
+    "TRT017",
+    "refused",
+    "The model's opset is older than the number format",
+    cure="raise the opset: fp8 came with 19, int4 with 21, fp4 with 23",
+    source="ONNX, QuantizeLinear and DequantizeLinear: types by opset",
+)
+def opsets(view: View) -> Iterator[Hit]:
+    """A stored type that ONNX's operators do not have in the model's opset; ONNX's checker does not look."""
+    for node in view.heads:
+        if node.name in view.too_new:
+            name, since = view.too_new[node.name]
+            yield Hit(node.name, f"is {name}, and the opset is {view.model.opset}, not {since}")
+
+
+@rule(
     "TRT006",
     "refused",
     "uint8 is refused, or read as int8, so that what lies above 127 is cut off",

@@ -28,14 +28,13 @@ def positive_scales(view: View) -> Iterator[Hit]:
     """Any element of a constant scale that is not above 0; infinities and NaN too."""
     for node in view.heads:
         scale = view.numbers(node).scale
-        if scale is not None and (
-            scale.size == 0 or not (scale > 0).all() or not (scale < float("inf")).all()
-        ):
-            count = int(scale.size - (scale > 0).sum())
-            yield Hit(
-                node.name,
-                "has an empty scale" if not scale.size else f"has {count} of {scale.size} such scales",
-            )
+        if scale is None:
+            continue
+        count = int(scale.size - ((scale > 0) & (scale < float("inf"))).sum())
+        if not scale.size:
+            yield Hit(node.name, "has an empty scale")
+        elif count:
+            yield Hit(node.name, f"has {count} of {scale.size} such scales")
 
 
 @rule(

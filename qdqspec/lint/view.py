@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TensorProto
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default
@@ -21,6 +22,20 @@ from qdqspec.placement.restore import blocks_of, is_constant, is_dynamic, makes_
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]
+# The first opset whose QuantizeLinear and DequantizeLinear take a stored type, where that is not the first of all.
+_SINCE_OPSET: dict[int, int] = {
+    **dict.fromkeys(
+        (
+            TensorProto.FLOAT8E4M3FN,
+            TensorProto.FLOAT8E4M3FNUZ,
+            TensorProto.FLOAT8E5M2,
+            TensorProto.FLOAT8E5M2FNUZ,
+        ),
+        19,
+    ),
+    **dict.fromkeys((TensorProto.INT16, TensorProto.UINT16, TensorProto.INT4, TensorProto.UINT4), 21),
+    TensorProto.FLOAT4E2M1: 23,
+}
 LAYOUT = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
@@ -88,6 +103,17 @@ class View:
             for node in self.model.nodes
             if is_default(node) and node.op_type not in QDQ_OPS and node.op_type != "Constant"
         )
+
+    @cached_property
+    def too_new(self) -> dict[str, tuple[str, int]]:
+        """Q and DQ of ONNX's own whose stored type came with a later opset than the model has: the type, that opset."""
+        found = {}
+        for node in self.plain_pairs:
+            elem_type = self.numbers(node).elem_type
+            since = _SINCE_OPSET.get(elem_type or 0, 0)
+            if is_default(node) and since > self.model.opset:
+                found[node.name] = type_name(elem_type), since
+        return found
 
     def numbers(self, node: Node) -> Numbers:
         """The numbers of a Q or DQ."""
@@ -245,6 +271,4 @@ class View:
 
 def type_name(elem_type: int | None) -> str:
     """``uint8``; ``an unknown type`` where inference did not find it."""
-    from onnx import TensorProto
-
     return "an unknown type" if elem_type is None else TensorProto.DataType.Name(elem_type).lower()

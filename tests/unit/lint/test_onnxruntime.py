@@ -105,6 +105,11 @@ REFUSED: dict[str, tuple[Case, Case, Callable[[Model], bool]]] = {
         (ROWS, QX + "y = Tanh(a)", {"zu": np.zeros((), ml_dtypes.float8_e4m3fn)}),
         runs,
     ),
+    "ORT008": (
+        (ROWS, QX + "y = Tanh(a)", {"zu": np.zeros((), ml_dtypes.float8_e4m3fn), "opset": np.array(17)}),
+        (ROWS, QX + "y = Tanh(a)", {"zu": np.zeros((), ml_dtypes.float8_e4m3fn), "opset": np.array(19)}),
+        runs,
+    ),
     "ORT007": (
         (ROWS, "q = trt.TRT_FP8QuantizeLinear(x, s)  a = trt.TRT_FP8DequantizeLinear(q, s)  y = Tanh(a)", {}),
         (ROWS, QX + "y = Tanh(a)", {"zu": np.zeros((), ml_dtypes.float8_e4m3fn)}),

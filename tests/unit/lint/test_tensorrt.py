@@ -313,6 +313,35 @@ def test_pairs_in_bodies_are_found_with_their_place(parsed: Callable[..., Model]
     assert {finding.node.rpartition("/")[0] for finding in found} <= {"choice/then_branch", "choice", ""}
 
 
+@pytest.mark.parametrize(
+    ("dtype", "since"),
+    [(ml_dtypes.float8_e4m3fn, 19), (ml_dtypes.int4, 21), (ml_dtypes.float4_e2m1fn, 23), (np.int8, 13)],
+)
+def test_formats_that_came_later_than_the_models_opset(
+    parsed: Callable[..., Model], dtype: type, since: int
+) -> None:
+    """ONNX's checker takes such models."""
+    older, enough = (
+        parsed(ROWS, "y", QX + "y = Transpose(a)", opset, z=np.zeros((), dtype))
+        for opset in (since - 1, since)
+    )
+    assert ("TRT017" in ids(older)) == (dtype is not np.int8)
+    assert "TRT017" not in ids(enough)
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [
+        ([0.1, np.inf], "has 1 of 2 such scales"), ([0.1, np.nan], "has 1 of 2 such scales"),
+        ([-1, 0], "has 2 of 2 such scales"), ([], "has an empty scale"),
+    ],
+)  # fmt: skip
+def test_scales_that_are_none(parsed: Callable[..., Model], scale: list[float], said: str) -> None:
+    model = parsed("float[4,2] x", "y", QX + "y = Transpose(a)", s=np.array(scale, F32))
+    (found,) = [f for f in lint_model(model, "tensorrt-11") if f.id == "TRT002"]
+    assert found.message == said
+
+
 def test_what_depends_on_the_gpu(parsed: Callable[..., Model]) -> None:
     fp8, int8 = (parsed(ROWS, "y", QX + "y = Neg(a)", **numbers) for numbers in (FP8, {}))
     assert "TRT020" in ids(fp8, compute_capability=(8, 6))
@@ -322,7 +351,7 @@ def test_what_depends_on_the_gpu(parsed: Callable[..., Model]) -> None:
 
 
 def test_every_rule_is_tried() -> None:
-    elsewhere = {"TRT009", "TRT020", "TRT022"}
+    elsewhere = {"TRT009", "TRT017", "TRT020", "TRT022"}
     assert {rule.id for rule in rules_for() if rule.targets == TENSORRT} == CASES.keys() | elsewhere
 
 
