@@ -87,7 +87,7 @@ def test_the_defaults_are_those_of_the_records() -> None:
 
 def test_the_loader_knows_the_formats_that_can_be_computed() -> None:
     assert set(get_args(Format)) == set(FORMATS) - {BIAS_FORMAT}
-    held = {name for name in get_args(Format) if not FORMATS[name].weight_only}
+    held = {name for name in get_args(Format) if not FORMATS[name].block}
     assert set(get_args(Activations)) == {"auto", *held}
 
 
