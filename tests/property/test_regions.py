@@ -13,8 +13,9 @@ from onnx import TensorProto, helper
 
 from qdqspec.errors import PatternError
 from qdqspec.graph.model import Model, Node, load_model
-from qdqspec.regions import Expression, canonical, find_regions, matched_nodes, matches, parse
+from qdqspec.regions import Expression, canonical, find_bodies, find_regions, matched_nodes, matches, parse
 from qdqspec.testing.graphs import onnx_models
+from qdqspec.testing.reorder import told_otherwise
 from qdqspec.types import Region, RegionRules
 
 UNARY = ("Relu", "Sigmoid", "Identity", "Conv", "Shape")
@@ -258,6 +259,26 @@ def test_models_with_bodies_and_odd_names_are_partitioned_too(proto, max_nodes):
     regions = find_regions(model, RegionRules(max_nodes=max_nodes))
     everything = [node.name for node in model.nodes if node.op_type != "Constant"]
     assert sorted(name for leaf in leaves(regions) for name in leaf.nodes) == sorted(everything)
+
+
+@given(onnx_models(), st.integers(1, 6), st.randoms(use_true_random=False))
+def test_regions_of_models_with_bodies_do_not_depend_on_names_or_node_order(proto, max_nodes, chance):
+    rules = RegionRules(max_nodes=max_nodes)
+    one, other = (find_regions(Model(p), rules) for p in (proto, told_otherwise(proto, chance)))
+    assert [(r.id, r.type, r.children, r.pattern, r.pattern_text) for r in one] == [
+        (r.id, r.type, r.children, r.pattern, r.pattern_text) for r in other
+    ]
+
+
+@given(onnx_models())
+def test_bodies_of_if_loop_and_scan_are_partitioned_as_graphs_of_their_own(proto):
+    model = Model(proto)
+    found = find_bodies(model, find_regions)
+    attributes = [a for node in proto.graph.node for a in node.attribute if a.HasField("g")]
+    assert len(found) == len(attributes)
+    for body, attribute in zip(found, attributes, strict=True):
+        below = [name for leaf in leaves(body.regions) for name in leaf.nodes]
+        assert len(below) == len(set(below)) == body.nodes == len(attribute.g.node)
 
 
 @given(graphs(most=10), st.lists(st.sampled_from(TOKENS[:12]), max_size=9).map(" ".join))
