@@ -49,6 +49,7 @@ _PLAIN_TRIAL = {
     "ratio": (*_NUMBER, type(None)),
     "sqnr_db": (*_NUMBER, type(None)),
 }
+_SOMETIMES: Kinds = {"accuracy": (*_NUMBER, type(None)), "eps": (*_NUMBER, type(None))}
 
 
 def options_to_json(options: BuildOptions) -> dict[str, Any]:
@@ -145,11 +146,12 @@ def placement_from_json(data: Json) -> Placement:
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to.
 
-    ``subgraph`` (in what part), ``accuracy`` (a task metric) and ``rival`` (the samples of whom it raced, paired
-    with its own) stand only where they are known.
+    ``subgraph`` (in what part), ``accuracy`` (a task metric), ``eps`` (the smallest difference that counts) and
+    ``rival`` (the samples of whom it raced, paired with its own) stand only where they are known.
     """
     part: dict[str, Any] = {"subgraph": list(trial.subgraph)} if trial.subgraph else {}
     part |= {} if trial.accuracy is None else {"accuracy": trial.accuracy}
+    part |= {} if trial.eps is None else {"eps": trial.eps}
     part |= {"rival": samples_to_json(trial.rival)} if trial.rival.wall_ms else {}
     return {
         "trial": trial.number,
@@ -184,7 +186,7 @@ def _trial_from_json(data: Json) -> Trial:
         layers=tuple(layer_from_json(layer) for layer in data["layers"]),
         race=_race_from_json(data["race"]) if data["race"] else None,
         subgraph=_texts(data.get("subgraph", [])),
-        **_plain_from({"accuracy": data.get("accuracy")}, {"accuracy": (*_NUMBER, type(None))}),
+        **_plain_from({key: data.get(key) for key in _SOMETIMES}, _SOMETIMES),
         **_plain_from(data, _PLAIN_TRIAL),
     )
 

@@ -11,10 +11,17 @@ from qdqspec.types import Placement, Trial
 Steps: TypeAlias = Generator[list[Proposal], list[Trial], None]
 
 
+UNTOLD_EPS = 0.01  # what a difference must exceed where no trial tells
+
+
 class Stepwise:
-    """Ask/tell over a generator. What was asked before is dropped from what it yields, and never answered."""
+    """Ask/tell over a generator. What was asked before is dropped from what it yields, and never answered.
+
+    ``eps`` is the smallest difference that counts, as trials tell it.
+    """
 
     def __init__(self, steps: Steps) -> None:
+        self.eps = UNTOLD_EPS
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether to be timed
         self._waiting: list[Proposal] = []
@@ -30,6 +37,7 @@ class Stepwise:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Take the answers; when those of a whole step are there, think of the next step."""
+        self.eps = next((trial.eps for trial in trials if trial.eps is not None), self.eps)
         self._answers.extend(trials)
         self._open -= len(trials)
         if not self._waiting and not self._open:

@@ -4,9 +4,9 @@ P1 builds the model with one label everywhere, where neighbours agree as they wi
 operator's time under each label is read off with the least bias. P2 composes the best label of each fusion
 block, with the cost of crossing between float and integer counted less and more, builds these, and learns
 from their profiles. P3 draws further ones from the doubts of this cost model and of a Bayesian surrogate
-that learns from measured totals. P4 flips single blocks and small groups of neighbours out of their class.
-Where accuracy counts too, each block is heard alone between P2 and P3, and labellings that trade latency for
-accuracy are built. May import floors 0 to 3.
+that learns from measured totals, as long as one is expected to gain what can be told from the noise of builds. P4
+flips single blocks and small groups of neighbours out of their class. Where accuracy counts too, each block is
+heard alone between P2 and P3, and labellings that trade latency for accuracy are built. May import floors 0 to 3.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ SHARES = (0.0, 0.5, 1.0, 2.0)  # how much a crossing counts in a composition
 SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
 DRAWS = 30  # models drawn for one proposal that was not built before
 HEATING = 10  # draws after which the cost model's doubts have doubled
-HOPE = 0.02  # a proposal expected to be slower than the incumbent by more than this is not built
 FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
 PROVED_PATIENCE, PROVED_LOSSES = 2, 3  # of P3 and P4 where a search of a sister has come to what leads, ...
 SURPRISE = 0.97  # ... as long as nothing is quicker than that by more
@@ -213,7 +212,8 @@ class Attribution(Stepwise):
 
     def _explore(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P3: build what the surrogate draws, until it expects nothing more or has not won for long."""
-        surrogate = Surrogate(costs, classes_of(space, costs.blocks), self._setup.noise)
+        noise = self.eps / 2**0.5  # twice the deviation of a build; a ratio has that of two
+        surrogate = Surrogate(costs, classes_of(space, costs.blocks), noise)
         for trial in self._measured:
             surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
         winless = 0
@@ -228,11 +228,11 @@ class Attribution(Stepwise):
                     surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
 
     def _drawn(self, space: SchemeSpace, costs: CostModel, surrogate: Surrogate) -> Placement | None:
-        """A placement not asked before that a drawn model likes best; none when the draws keep repeating.
+        """A placement not asked before that a drawn model likes best; none where no draw promises a gain that counts.
 
         Cost model and surrogate take turns: the first knows blocks and neighbours from profiles, the second
-        classes from measured totals. The surrogate's are built only where it expects nothing much worse than
-        the incumbent.
+        classes from measured totals. What either draws is judged by the surrogate: expected gains below ``eps`` are
+        not built.
         """
         incumbent = _codes(costs, self._incumbent)
         best = self._incumbent.ratio or 1.0
@@ -241,11 +241,10 @@ class Attribution(Stepwise):
                 codes = costs.draw(self._random, heat=1 + number / HEATING)  # hotter while nothing new comes
             else:
                 codes = surrogate.propose(incumbent, self._random)
-                if surrogate.predict(codes) > best * (1 + HOPE):
-                    continue
             codes = self._quietened(costs, codes)
             placement = self._placed(space, costs, codes)
-            if self.is_new(placement) and self._accurate(codes):
+            is_worth_it = surrogate.expected_gain(codes, best) >= self.eps
+            if is_worth_it and self.is_new(placement) and self._accurate(codes):
                 self._turn = 1 - self._turn
                 return placement
         return None

@@ -32,8 +32,8 @@ class Proposal:
 class SearchSetup:
     """All a strategy may know before its first question.
 
-    ``noise`` is the deviation to expect of a measured ratio; ``seeds`` are placements worth trying first, and
-    ``proved`` the digests of those that a whole search on this device has come to, on this model or a sister of it.
+    ``seeds`` are placements worth trying first, and ``proved`` the digests of those that a whole search on this
+    device has come to, on this model or a sister of it.
     ``min_sqnr_db`` is what a candidate must reach to win; with ``pareto`` accuracy is an objective of its own.
     ``min_accuracy`` is the same for a task metric, which is taken of would-be winners alone: their trials carry it,
     and those below it are not the incumbent. Where none of the three is asked for, trials carry no SQNR.
@@ -44,7 +44,6 @@ class SearchSetup:
     clock: Clock
     preset: str = "default"
     trials: int = 60
-    noise: float = 0.01
     seeds: tuple[Placement, ...] = ()
     proved: frozenset[str] = frozenset()
     min_sqnr_db: float | None = None
@@ -63,7 +62,11 @@ class Strategy(Protocol):
         ...
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Take in what was measured, failures included."""
+        """Take in what was measured, failures included.
+
+        From the first on each trial says under ``eps`` what share of time a difference must exceed to count: twice
+        what builds of one model were seen to differ by, right after the reference was built.
+        """
         ...
 
     def done(self) -> bool:

@@ -160,11 +160,13 @@ class Search:
 
         The strategy is told what it asks for of it; its first new question waits for `ask`.
         """
-        known = {_key(trial): trial for trial in self._recorded if trial.phase != COMMIT}
+        known: dict[_Key, Trial] = {}
         while self._recorded:
             trial = self._recorded.popleft()
             self._bench.recall(trial)
-            self._enter(trial)
+            trial = self._enter(trial)
+            if trial.phase != COMMIT:
+                known[_key(trial)] = trial
         while not self._held and (proposals := self._strategy.ask(1)):
             answer = known.pop(_key(proposals[0]), None)
             if answer is None:
@@ -191,6 +193,8 @@ class Search:
         return self._enter(trial)
 
     def _journalled(self, trial: Trial) -> Trial:
+        if self.trials:  # how much builds differ is learnt right after the first
+            trial = replace(trial, eps=self._bench.eps)
         self._log.append(trial)
         return self._enter(trial)
 
@@ -198,6 +202,7 @@ class Search:
         if not self.trials:
             _check_reference(trial)
             _settle_noise(trial.placement, self._noise, self._bench, self._log)
+        trial = replace(trial, eps=self._bench.eps)
         self.trials.append(trial)
         if self._watch:
             self._watch(_progress(self._case, self.trials, self._budget, self._bench))

@@ -77,7 +77,7 @@ class SubgraphSearch(Stepwise):
         reference, *others = trials
         ratios = {t.placement.digest: inner_ratio(t, reference) for t in others if t.ok and t.ratio}
         best = min(ratios, key=ratios.__getitem__, default=None)
-        if best is None or not reference.ok or ratios[best] > 1 - self._setup.noise:
+        if best is None or not reference.ok or ratios[best] > 1 - self.eps:
             return []
         labels: Labels = {}
         for group in groups:

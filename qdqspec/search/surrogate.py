@@ -12,6 +12,7 @@ timed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,6 +72,22 @@ class Surrogate:
     def predict(self, codes: Codes) -> float:
         """The expected ratio of a labelling."""
         return float((self._features(codes) * self._mean).sum())
+
+    def expected_gain(self, codes: Codes, best: float) -> float:
+        """How far below ``best`` a labelling is expected to come where it does, as a share of that.
+
+        This is the expected improvement of Jones, Schonlau and Welch ("Efficient global optimization of expensive
+        black-box functions", Journal of Global Optimization 13, 1998).
+        """
+        features = self._features(codes)
+        below = best - float((features * self._mean).sum())
+        doubt = math.sqrt(
+            max(1e-18, float((features * np.einsum("ij,j->i", self._covariance, features)).sum()))
+        )
+        z = below / doubt
+        chance = (1 + math.erf(z / math.sqrt(2))) / 2
+        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        return (below * chance + doubt * density) / best
 
     def propose(self, start: Codes, random: np.random.Generator) -> Codes:
         """The best labelling of a model drawn from the posterior, found from ``start`` a class at a time."""

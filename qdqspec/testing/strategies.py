@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -67,11 +68,15 @@ def small_space() -> SchemeSpace:
 class Oracle:
     """Answers a strategy as a device would: made-up times, races won exactly when a placement is faster.
 
-    ``fails`` says which placements do not build. ``seed`` chooses the costs.
+    ``fails`` says which placements do not build. ``seed`` chooses the costs. A difference must exceed ``eps`` to count.
     """
 
     def __init__(
-        self, space: SchemeSpace, seed: int = 0, fails: Callable[[Placement], bool] = lambda _: False
+        self,
+        space: SchemeSpace,
+        seed: int = 0,
+        fails: Callable[[Placement], bool] = lambda _: False,
+        eps: float = 0.01,
     ) -> None:
         lots = np.random.default_rng(seed)
         self.space = space
@@ -80,6 +85,7 @@ class Oracle:
         self._crossing = 0.15
         self._rest = 0.05  # what is in no unit, and always float
         self._fails = fails
+        self._eps = eps
         self._best: float | None = None
         self._reference = self.cost(space.resolve({}))
         self._number = 0
@@ -96,13 +102,11 @@ class Oracle:
     def answer(self, proposal: Proposal) -> Trial:
         """The trial of a proposal."""
         number, self._number = self._number, self._number + 1
-        blank = Trial(number=number, phase=proposal.phase, placement=proposal.placement)
+        blank = Trial(number=number, phase=proposal.phase, placement=proposal.placement, eps=self._eps)
         if number and self._fails(proposal.placement):
-            return Trial(
-                number=number, phase=proposal.phase, placement=proposal.placement, status="failed", error="no"
-            )
+            return replace(blank, status="failed", error="no")
         cost = self.cost(proposal.placement)
-        won = self._best is None or cost < 0.99 * self._best
+        won = self._best is None or cost < (1 - self._eps) * self._best
         race = None
         if self._best is not None:
             race = Race(
@@ -110,13 +114,15 @@ class Oracle:
                 ratio=cost / self._best,
                 p_value=0.001,
                 pairs=12,
-                verdict="faster" if won else "no difference" if cost <= 1.01 * self._best else "slower",
+                verdict="faster"
+                if won
+                else "no difference"
+                if cost <= (1 + self._eps) * self._best
+                else "slower",
             )
         self._best = cost if won or self._best is None else self._best
-        return Trial(
-            number=blank.number,
-            phase=blank.phase,
-            placement=blank.placement,
+        return replace(
+            blank,
             samples=Samples(wall_ms=(cost,), cpu_ms=(cost,)),
             layers=self._layers(proposal.placement) if proposal.profile else (),
             race=race,

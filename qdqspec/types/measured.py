@@ -107,6 +107,9 @@ class Trial:
     subgraph: tuple[str, ...] = ()  # the nodes that it was built of, where that was not the whole model
     sqnr_db: float | None = None  # worst output against the reference's, where the search watches accuracy
     accuracy: float | None = None  # a task metric on all evaluation data, where that was taken of it
+    eps: float | None = (
+        None  # the smallest share of time that counts, once it is known how much builds differ
+    )
 
     @property
     def ok(self) -> bool:

@@ -55,6 +55,7 @@ class Bench:
         self.recalled: list[str] = []
         self.noises: list[Samples] = []
         self.best: float | None = None
+        self.eps = 0.01
 
     def build(self, number: int, what: Placement, phase: str, **how) -> Built:
         return Built(self._trial(number, what, phase))
@@ -82,10 +83,12 @@ class Bench:
 
     def measure_noise(self, what: Placement) -> Samples:
         self.built.append("noise")
+        self.eps = 0.03
         return NOISE
 
     def recall_noise(self, samples: Samples) -> None:
         self.noises.append(samples)
+        self.eps = 0.03
 
 
 class Log:
@@ -117,6 +120,25 @@ def test_everything_asked_for_is_built_told_and_journalled_once() -> None:
     assert bench.built == ["reference", "noise", *NAMES[1:]]
     assert [trial.phase for trial in log.trials] == ["pure", "noise", *["pure"] * 5]
     assert log.trials[1].samples == NOISE
+
+
+def test_every_trial_tells_what_difference_counts_here() -> None:
+    log = Log()
+    trials, script = run(Bench(fails=("b",)), log=log)
+    assert {trial.eps for trial in (*trials, *script.told)} == {0.03}
+    assert [trial.eps for trial in log.trials] == [None, None, *[0.03] * 5]  # before it was known, and after
+
+
+@pytest.mark.parametrize("how", ["replayed", "taken in at once"])
+def test_a_resumed_strategy_is_told_the_same_difference(how: str) -> None:
+    log = Log()
+    run(Bench(), log=log, trials=4)
+    script = Script()
+    resumed = Search(script, Bench(), Budget(trials=6), Log(), case="case", replay=log.trials)
+    if how == "taken in at once":
+        resumed.resume()
+    resumed.run()
+    assert [trial.eps for trial in script.told] == [0.03] * 6
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5])

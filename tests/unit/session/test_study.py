@@ -39,7 +39,11 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    quiet = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002")
+    quiet = (
+        "fake.run_noise=0",
+        "fake.wall_noise=0",
+        "fake.build_noise=0",
+    )  # what is measured twice is the same
     with Session(backend="fake", root=tmp_path / "root", backend_option=quiet) as opened:
         yield opened
 
@@ -214,6 +218,26 @@ def test_any_object_that_asks_and_is_told_is_a_strategy(open_study: Open, kind: 
     assert study.confirm().result.strategy == {"class": "Everything", "object": "Everything"}.get(
         kind, make.__qualname__
     )
+
+
+def test_a_strategy_is_told_what_was_measured_of_the_noise_before_a_stop_and_after(
+    model: Path, tmp_path: Path
+) -> None:
+    made: list[Everything] = []
+
+    def make(setup: SearchSetup, random: np.random.Generator) -> Everything:
+        made.append(Everything(setup, random))
+        return made[-1]
+
+    words = {"backend": "fake", "root": tmp_path, "backend_option": ("fake.build_noise=0.03",)}
+    with Session(**words) as session, session.study(model, strategy=make, trials=2) as study:
+        list(study)
+        eps = study.confirm().result.eps
+        study.save(tmp_path / "saved")
+    with Session(**words) as session, Study.load(tmp_path / "saved", session=session, strategy=make) as again:
+        assert again.confirm().result.eps == eps
+    assert eps > 0.01
+    assert [[trial.eps for trial in strategy.told] for strategy in made] == [[eps], [eps]]
 
 
 def test_a_strategy_may_be_named(open_study: Open) -> None:
