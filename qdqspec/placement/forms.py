@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.quantize.formats import number_format
-from qdqspec.types import Kind, Label, QuantizeRules, Site, label_of
+from qdqspec.types import HALVES, Kind, Label, QuantizeRules, Site, label_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +74,12 @@ class Form:
     def labels(self) -> tuple[Label, ...]:
         """The labels of a unit in this format."""
         return tuple(label_of(self.choice.name, kind) for kind in self.kinds)
+
+    @property
+    def halves(self) -> tuple[Label, ...]:
+        """The labels that quantize constants alone and activations alone; none where it has but one of them."""
+        has_both = self.choice.activation is not None and self.constants
+        return tuple(label_of(self.choice.name, kind) for kind in HALVES) if has_both else ()
 
     @property
     def full(self) -> Label:

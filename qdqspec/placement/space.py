@@ -159,7 +159,8 @@ class SchemeSpace:
         known = self._covers
         covers = [known.get(choice) or self._cover(*choice) for choice in chosen]
         stands = list(self._stands.values())
-        claims = _Claims(covers, stands) if self._meet else None
+        is_claimed = self._meet or any(cover.floats for cover in covers)
+        claims = _Claims(covers, stands) if is_claimed else None
         granted = [cover.edges if claims is None else claims.granted(cover) for cover in covers]
         covered = [0] * len(stands)
         for number, ends in chain.from_iterable(granted):
@@ -184,10 +185,13 @@ class SchemeSpace:
     def _cover(self, name: str, label: Label) -> _Cover:
         unit = self._offering(name, label)
         form = unit.form_of(label)
-        made = self.result_edges(unit) if kind_of(label) == "in+out" else ()
-        biases = form.biases if kind_of(label) == "in-only" else ()
-        owned = [*((site, "") for site in form.constants), *((site, unit.id) for site in biases)]
-        fmt = form.choice.activation
+        kind = kind_of(label)
+        gives = kind == "in+out" or (kind == "activation-only" and "in+out" in form.kinds)
+        made = self.result_edges(unit) if gives else ()
+        biases = form.biases if kind == "in-only" else ()
+        constants = form.constants if kind != "activation-only" else ()
+        owned = [*((site, "") for site in constants), *((site, unit.id) for site in biases)]
+        fmt = form.choice.activation if kind != "weight-only" else None
         activations = [(tensor, self._activation(tensor, end, fmt)) for tensor, end in unit.edges]
         read = (
             *(stand for _, stand in activations if fmt is not None),
@@ -209,11 +213,12 @@ class SchemeSpace:
         if unit is None:
             near = did_you_mean(name, tuple(self.by_id))
             raise PlacementError(f"'{name}' is no unit that can be labelled{near}", where=self.model.where)
-        if label not in unit.labels:
+        offered = (*unit.labels, *unit.halves)
+        if label not in offered:
             raise PlacementError(
-                f"unit '{name}' cannot be '{label}'{did_you_mean(label, unit.labels)}",
+                f"unit '{name}' cannot be '{label}'{did_you_mean(label, offered)}",
                 where=self.model.where,
-                cure=f"it can be {', '.join(unit.labels)}",
+                cure=f"it can be {', '.join(offered)}",
             )
         return unit
 

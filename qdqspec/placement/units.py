@@ -29,7 +29,8 @@ class Unit:
 
     ``forms`` say what is quantized of it in each format. The rest is alike in all of them: ``edges`` are its
     activation inputs (none where only weights can be quantized), ``outputs`` the tensors that get a pair where it
-    gives integers, and ``out_edges`` single edges that do. ``labels`` begins with ``fp``.
+    gives integers, and ``out_edges`` single edges that do. ``labels`` begins with ``fp``; ``halves`` are labels that it
+    can have as well, and that are no part of the space that is searched unless somebody asks for them.
     """
 
     id: str
@@ -54,9 +55,14 @@ class Unit:
         """The label that quantizes most of it in a format, by its name in labels; ``fp`` where it has none."""
         return next((form.full for form in self.forms if form.choice.name == name), "fp")
 
+    @property
+    def halves(self) -> tuple[Label, ...]:
+        """The labels that quantize its constants alone, or its activations alone."""
+        return tuple(label for form in self.forms for label in form.halves)
+
     def form_of(self, label: Label) -> Form:
         """The form that a label other than ``fp`` is of."""
-        return next(form for form in self.forms if label in form.labels)
+        return next(form for form in self.forms if label in (*form.labels, *form.halves))
 
 
 def with_results(unit: Unit, outputs: tuple[str, ...], out_edges: tuple[Edge, ...] = ()) -> Unit:

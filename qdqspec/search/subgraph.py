@@ -25,10 +25,10 @@ from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import Block, fuse
 from qdqspec.search.surrogate import classes_of
-from qdqspec.types import Label, LayerTime, Trial
+from qdqspec.types import HALVES, Label, LayerTime, Trial, kind_of, label_of
 
 MOST_NODES = 12  # in a group, before it takes in no more of what follows
-STEP = 0.02  # expected gain that is added at once: less is not told from noise in a race
+STEP = 2  # times eps: the expected gain that is added at once. Less is not told from noise in a race
 
 Labels: TypeAlias = dict[str, Label]
 
@@ -90,7 +90,7 @@ class SubgraphSearch(Stepwise):
         A step that lost is tried again while others win: beside integer neighbours it needs fewer conversions.
         """
         raw = self._space.resolve({unit: label for win in wins for unit, label in win.labels.items()})
-        waiting, before = list(steps_of(wins)), -1
+        waiting, before = list(steps_of(wins, STEP * self.eps)), -1
         while waiting and len(waiting) != before:
             before, rejected = len(waiting), []
             for step in waiting:
@@ -111,7 +111,8 @@ def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
     """The schemes that are tried of a group, by name, beside all float; none twice.
 
     In each format all of it; only the inputs of what takes integers and gives floats; only the operators that do the
-    work. Where a format is for weights alone, all of it means weights alone.
+    work; its weights alone, and its activations alone. Two that come to the same pairs are one: of operators without
+    weights activations alone are all of it, and where a format is for weights alone so are these.
     """
     units = [space.by_id[name] for name in group.units]
     seen = {space.resolve({}).digest}
@@ -123,6 +124,7 @@ def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
             "full": full,
             "inputs": {unit.id: narrow for unit in units if narrow in unit.labels},
             "core": {name: label for name, label in full.items() if space.by_id[name].op_type in ANCHORS},
+            **{half: _halved(units, full, label_of(choice.name, half)) for half in HALVES},
         }
         for name, labels in wanted.items():
             digest = space.resolve(labels).digest
@@ -130,6 +132,12 @@ def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
                 seen.add(digest)
                 found.append((f"{choice.name} {name}".strip(), labels))
     return found
+
+
+def _halved(units: Sequence[Unit], full: Labels, half: Label) -> Labels:
+    """All of it but the other half: weights alone leave out who has none, activations alone take them whole."""
+    halved = {unit.id: half for unit in units if half in unit.halves}
+    return halved if kind_of(half) == "weight-only" else {**full, **halved}
 
 
 def inner_ratio(trial: Trial, reference: Trial) -> float:
@@ -148,14 +156,14 @@ def _computing(layers: Sequence[LayerTime]) -> float:
     return math.fsum(layer.milliseconds for layer in layers if not layer.boundary) / whole if whole else 0.0
 
 
-def steps_of(wins: Sequence[Win]) -> Iterator[Labels]:
-    """What is added at a time: kinds in order of gain, small ones together until they can be told from noise."""
+def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
+    """What is added at a time: kinds in order of gain, small ones together until they gain ``least``."""
     labels: Labels = {}
     gain = 0.0
     for win in wins:
         labels |= win.labels
         gain += win.gain
-        if gain >= STEP:
+        if gain >= least:
             yield labels
             labels, gain = {}, 0.0
     if labels:

@@ -309,6 +309,6 @@ def _state() -> str:
 
 
 def _belongs(space: SchemeSpace, placement: Placement) -> bool:
-    offered: dict[str, Sequence[Label]] = {unit.id: unit.labels for unit in space.units}
+    offered: dict[str, Sequence[Label]] = {unit.id: (*unit.labels, *unit.halves) for unit in space.units}
     known = all(label in offered.get(name, ()) for name, label in placement.labels)
     return known and space.resolve(dict(placement.labels)).digest == placement.digest

@@ -60,6 +60,7 @@ from qdqspec.types.parity import (
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
 from qdqspec.types.words import (
+    HALVES,
     LABELS,
     Clock,
     EvidenceKind,
@@ -77,6 +78,7 @@ from qdqspec.types.words import (
 )
 
 __all__ = [
+    "HALVES",
     "LABELS",
     "NOT_CANDIDATES",
     "SLACK",

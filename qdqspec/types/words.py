@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["fp", "in+out", "in-only"]
+Kind: TypeAlias = Literal["fp", "in+out", "in-only", "weight-only", "activation-only"]
 Label: TypeAlias = str  # a kind; in another than the case's first format with that before it: "int4:in-only"
 Clock: TypeAlias = Literal["cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
@@ -25,6 +25,10 @@ Optimizer: TypeAlias = Literal[
 RegionType: TypeAlias = Literal["LEAF", "COMPOSITE", "ROOT"]
 
 LABELS: tuple[Kind, ...] = ("fp", "in+out", "in-only")
+HALVES: tuple[Kind, ...] = (
+    "weight-only",
+    "activation-only",
+)  # what few kernels compute with; asked for by name
 
 
 def label_of(number_format: str, kind: Kind) -> Label:
@@ -40,7 +44,7 @@ def format_of(label: Label) -> str:
 def kind_of(label: Label) -> Kind:
     """The kind of a label; raises ``ValueError`` where it is none."""
     kind = label.rpartition(":")[2]
-    for known in LABELS:
+    for known in (*LABELS, *HALVES):
         if kind == known:
             return known
     raise ValueError(f"unknown label {label!r}")

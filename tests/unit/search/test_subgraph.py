@@ -12,7 +12,6 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.subgraph import (
     MOST_NODES,
-    STEP,
     SubgraphSearch,
     Win,
     groups_of,
@@ -22,7 +21,7 @@ from qdqspec.search.subgraph import (
     schemes_of,
     steps_of,
 )
-from qdqspec.types import LayerTime, Placement, Trial
+from qdqspec.types import HALVES, LayerTime, Placement, Trial
 
 NOTHING = Placement(sites=frozenset())
 
@@ -41,19 +40,29 @@ class Device:
     """Parts win alone by ``alone``; whole models race by ``whole``, a ratio to the reference."""
 
     def __init__(
-        self, space: SchemeSpace, alone: float = 0.5, whole: Callable[[Placement], float] | None = None
+        self,
+        space: SchemeSpace,
+        alone: float | Callable[[Placement], float] = 0.5,
+        whole: Callable[[Placement], float] | None = None,
+        eps: float | None = None,
     ) -> None:
+        self.eps = eps
         self.space = space
-        self.alone = alone
+        self.alone = alone if callable(alone) else lambda _: alone
         self.whole = whole or (lambda placement: 1 - 0.01 * placement.pairs)
         self.best = float("inf")
         self.asked: list[Proposal] = []
 
     def answer(self, proposal: Proposal) -> Trial:
         self.asked.append(proposal)
-        blank = {"number": len(self.asked), "phase": proposal.phase, "placement": proposal.placement}
+        blank = {
+            "number": len(self.asked),
+            "phase": proposal.phase,
+            "placement": proposal.placement,
+            "eps": self.eps,
+        }
         if proposal.subgraph:
-            ratio = self.alone if proposal.placement.sites else 1.0
+            ratio = self.alone(proposal.placement) if proposal.placement.sites else 1.0
             return Trial(**blank, ratio=ratio, subgraph=proposal.subgraph)
         ratio = self.whole(proposal.placement)
         won = ratio < 0.99 * self.best
@@ -115,7 +124,39 @@ def test_no_scheme_of_a_group_is_tried_twice(space_of) -> None:
     space = space_of("digits_resnet")
     for group in groups_of(space, ()):
         digests = [space.resolve(labels).digest for _, labels in schemes_of(space, group)]
-        assert len({*digests, NOTHING.digest}) == len(digests) + 1 <= 4
+        assert len({*digests, NOTHING.digest}) == len(digests) + 1 <= 6
+
+
+def test_what_has_weights_is_tried_whole_and_by_halves(space_of) -> None:
+    space = space_of("digits_resnet")
+    for group in groups_of(space, ()):
+        whole = space.resolve({name: space.by_id[name].full for name in group.units})
+        schemes = {name: space.resolve(labels) for name, labels in schemes_of(space, group)}
+        weights = {site for site in whole.sites if site.weight and site.format != "int32"}  # no bias
+        activations = {site for site in whole.sites if not site.weight}
+        assert schemes["full"] == whole
+        if weights and activations:
+            assert schemes["weight-only"].sites == weights
+            assert schemes["activation-only"].sites == activations
+        else:
+            assert schemes.keys().isdisjoint(HALVES)
+
+
+def test_a_half_that_wins_alone_is_added_to_the_whole(space_of) -> None:
+    """Of every group of its kind, in a step of its own, and in all that won alone."""
+    space = space_of("digits_resnet")
+
+    def alone(placement: Placement) -> float:
+        has_activations = any(not site.weight for site in placement.sites)
+        return 1.3 if has_activations else 0.5
+
+    asked = Device(space, alone=alone, whole=lambda p: 1 - 0.02 * len(p.sites)).run()
+    wholes = {p.phase: p.placement for p in asked if not p.subgraph}
+    convs = {unit.id for unit in space.units if unit.halves}
+    assert wholes["raw"].labels == tuple(sorted((name, "weight-only") for name in convs))
+    validated = [p.placement for p in asked if p.phase in ("validate", "raw")]
+    assert len(validated) > 1
+    assert all({label for _, label in placement.labels} == {"weight-only"} for placement in validated)
 
 
 def test_conversions_at_the_borders_of_a_part_do_not_count() -> None:
@@ -136,8 +177,16 @@ def test_without_profiles_the_parts_are_compared_as_they_are() -> None:
 )
 def test_steps_are_large_enough_to_be_told_from_noise(gains: Sequence[float], sizes: Sequence[int]) -> None:
     wins = [Win(gain=gain, labels={f"u{n}": "in+out"}) for n, gain in enumerate(gains)]
-    assert STEP == 0.02
-    assert tuple(map(len, steps_of(wins))) == sizes
+    assert tuple(map(len, steps_of(wins, 0.02))) == sizes
+
+
+def test_on_a_noisy_machine_steps_are_larger(space_of) -> None:
+    space = space_of("digits_resnet")
+    counts = []
+    for eps in (None, 0.01, 0.1):
+        asked = Device(space, whole=lambda p: 0.9 ** len(p.labels), eps=eps).run()
+        counts.append([p.phase for p in asked].count("validate"))
+    assert counts[0] == counts[1] > counts[2]
 
 
 def test_parts_come_before_the_whole_and_each_kind_once(space_of) -> None:
