@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 
 from qdqspec.backends.base import Engine
-from qdqspec.errors import BackendError
+from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measure.race import Turn, settle
 from qdqspec.types import Clock, Samples
 
@@ -31,7 +31,7 @@ class Together:
     """Samples of each group's builds, and why a group has none: one that fails once is out."""
 
     samples: dict[str, list[Samples]] = field(default_factory=dict)
-    failures: dict[str, BackendError] = field(default_factory=dict)
+    failures: dict[str, QdqspecError] = field(default_factory=dict)
 
 
 def time_together(
@@ -55,7 +55,7 @@ def time_together(
             try:
                 for index, engine in enumerate(_opened(openers, jobs, opened)):
                     engines.append((name, index, engine))
-            except BackendError as error:
+            except (BackendError, PlacementError) as error:
                 result.failures[name] = error
         result.samples.update(
             {

@@ -31,7 +31,7 @@ def finalists(
     """The roles to confirm: reference, winner, runner-up, and everything quantized.
 
     Winner and runner-up reach what accuracy is asked for, as far as that is known of them; everything quantized is
-    there for comparison.
+    there for comparison, though the search may have ended before it, unless it was seen to fail.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in trials if t.ok and t.incumbent]
@@ -41,7 +41,8 @@ def finalists(
     others = [t.placement for t in ranked if t.placement.digest not in {p.digest for p in roles.values()}]
     if others:
         roles["runner-up"] = others[0]
-    if any(t.placement.digest == everything.digest for t in good):
+    failed = {t.placement.digest for t in trials if not t.ok and not t.subgraph}
+    if everything.sites and everything.digest not in failed:
         roles["everything"] = everything
     return roles
 

@@ -56,7 +56,19 @@ def test_the_last_to_win_a_race_is_the_winner_not_the_best_ratio() -> None:
     trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.8, won=True), trial(2, MANY, 0.7)]
     roles = finalists(trials, ALL)
     assert (roles["winner"], roles["runner-up"]) == (FEW, MANY)
-    assert "everything" not in roles
+
+
+def test_everything_is_confirmed_though_the_search_ended_before_it() -> None:
+    assert finalists([trial(0, REFERENCE, 1.0, won=True)], ALL)["everything"] == ALL
+    parts = replace(trial(1, ALL, 0.5, ok=False), phase="isolated", subgraph=("n",))
+    assert finalists([trial(0, REFERENCE, 1.0, won=True), parts], ALL)["everything"] == ALL
+
+
+def test_nothing_is_confirmed_as_everything_where_nothing_can_be_quantized() -> None:
+    assert finalists([trial(0, REFERENCE, 1.0, won=True)], REFERENCE) == {
+        "reference": REFERENCE,
+        "winner": REFERENCE,
+    }
 
 
 def test_where_nothing_won_the_best_of_the_others_is_still_looked_at() -> None:

@@ -1,0 +1,81 @@
+"""However early a search ends: everything quantized is confirmed beside the reference, and may be shipped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.registry import names
+from qdqspec.session import Session
+from qdqspec.types import AccuracyRules, Case, Inputs, SearchResult, TuneRules
+
+TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  y = Conv<pads = [1, 1, 1, 1]>(b, w) }"""
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """Two convolutions that integers are good for, on a budget of the reference alone."""
+    proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
+    proto.graph.initializer.append(
+        numpy_helper.from_array(lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32), "w")
+    )
+    onnx.save(proto, tmp_path / "net.onnx")
+    images = lots.normal(size=(2, 8, 24, 24)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=images, labels=np.zeros(2, np.int64))
+    return Case(
+        id="default",
+        model=tmp_path / "net.onnx",
+        inputs=Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz"),
+        tune=TuneRules(trials=1),
+    )
+
+
+def searched(case: Case, **words: Any) -> tuple[SearchResult, dict[str, dict[str, Any]]]:
+    """What the search came to, and the journal's lines of the confirmation by role."""
+    root = case.model.parent
+    quiet = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002", "fake.integer=0.8")
+    with Session(backend="fake", root=root, output=Path("out"), backend_option=quiet, **words) as session:
+        result = session.search(case)
+        journal = session.output(case) / "trials.jsonl"
+    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    return result, {line["role"]: line for line in lines if line["phase"] == "confirm"}
+
+
+@pytest.mark.parametrize("strategy", names("strategy"))
+def test_everything_is_confirmed_and_shipped_where_it_is_proved(case: Case, strategy: str) -> None:
+    result, confirmed = searched(replace(case, tune=replace(case.tune, strategy=strategy)))
+    assert [trial.placement.sites for trial in result.trials] == [frozenset()]
+    assert confirmed.keys() == {"reference", "winner", "everything"}
+    assert confirmed["everything"]["ratio"] < 0.95
+    assert result.winner.digest == confirmed["everything"]["placement"]
+    assert not result.left_alone
+
+
+def test_unheard_it_is_not_shipped_where_an_sqnr_is_asked_for(case: Case) -> None:
+    result, confirmed = searched(replace(case, tune=replace(case.tune, min_sqnr_db=5.0)))
+    assert confirmed["everything"]["ratio"] < 0.95
+    assert result.left_alone
+
+
+def test_it_is_scored_before_it_is_shipped_where_a_metric_is_asked_for(case: Case) -> None:
+    scores: list[float] = []
+
+    def mine(outputs: Any, labels: Any) -> float:
+        """The float model's score is perfect, and everything else's is not."""
+        scores.append(0.0 if scores else 1.0)
+        return scores[-1]
+
+    asked = replace(case, tune=replace(case.tune, accuracy=AccuracyRules(metric="mine", min=0.5)))
+    result, confirmed = searched(asked, metrics={"mine": mine})
+    assert confirmed["everything"]["ratio"] < 0.95
+    assert confirmed["everything"]["accuracy"] == 0.0
+    assert result.left_alone
+    assert len(scores) == 2
