@@ -157,8 +157,9 @@ def warm_starts(
 ) -> tuple[WarmStart, ...]:
     """Placements to begin with: the best scheme of every pattern that is known, then the second best.
 
-    What this device found counts more than what others did. Regions of unknown patterns stay float, and in one
-    more placement are quantized whole. Raises `StateError` where the cache knows other backends only.
+    What this device found counts more than what others did; where it knows every region, the best is all there is to
+    try. Regions of unknown patterns stay float, and in one more placement are quantized whole. Raises `StateError`
+    where the cache knows other backends only.
     """
     if cache.entries and backend not in cache.backends:
         raise StateError(
@@ -174,10 +175,11 @@ def warm_starts(
         if (entries := _known(usable, frames, region.id)) is not None
     }
     starts: dict[str, WarmStart] = {}
-    for rank in range(_STARTS if known else 0):
+    unknown = _of_unknown(frames[0], space, known)
+    proved = not unknown and _is_own(cache, backend, device, frames, known)
+    ranks = 1 if proved else _STARTS
+    for rank in range(ranks if known else 0):
         labels = _composed(frames, space, known, rank)
-        unknown = _of_unknown(frames[0], space, known)
-        proved = rank == 0 and not unknown and _is_own(cache, backend, device, frames, known)
         for start in (space.resolve({**labels, **(unknown if rank == 0 else {})}), space.resolve(labels)):
             if start.sites or proved:  # that a sister stays float is worth knowing too
                 starts.setdefault(start.digest, WarmStart(start, proved))

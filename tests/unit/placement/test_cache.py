@@ -14,7 +14,7 @@ from qdqspec.backends.onnxruntime import backend
 from qdqspec.errors import StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
-from qdqspec.placement.cache import Entry, Key, PatternCache, gather, merge, pruned, warm_starts
+from qdqspec.placement.cache import Entry, Key, PatternCache, WarmStart, gather, merge, pruned, warm_starts
 from qdqspec.placement.cache_file import MOST_BYTES, cache_text, read_cache, write_cache
 from qdqspec.placement.relative import parse_scheme
 from qdqspec.placement.space import SchemeSpace
@@ -234,11 +234,12 @@ def test_this_device_counts_more_than_others(space: SchemeSpace) -> None:
 
 
 def test_a_second_best_is_a_start_where_it_is_close(space: SchemeSpace) -> None:
-    def starts(ratio: float) -> int:
+    def starts(ratio: float, device: str) -> list[WarmStart]:
         trials = [trial(1, everything(space), 0.6), trial(2, space.resolve(space.uniform("in+out")), ratio)]
-        return len(warm_starts(gather(trials, space, *HERE), space.regions, space, *HERE))
+        return list(warm_starts(gather(trials, space, HERE[0], device), space.regions, space, *HERE))
 
-    assert (starts(0.62), starts(0.9)) == (2, 1)
+    assert [len(starts(ratio, "another-machine")) for ratio in (0.62, 0.9)] == [2, 1]
+    assert starts(0.62, HERE[1]) == [(everything(space), True)]  # what is proved needs no second
 
 
 def test_regions_of_unknown_patterns_stay_float_or_are_quantized_whole(space: SchemeSpace) -> None:
