@@ -28,7 +28,7 @@ from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Sit
 _Key = tuple[str, str, int | None, str | None]
 
 
-_OF_UNITS = frozenset({"by_id", "unit_of", "_covers"})  # what is found out of units, and kept
+_OF_UNITS = frozenset({"by_id", "unit_of", "_covers", "_offered"})  # what is found out of units, and kept
 
 
 class _Stand(dict[int, Site]):
@@ -94,6 +94,9 @@ class SchemeSpace:
         finder = UnitFinder(model, capabilities, self.rules, self.choices)
         found = apply_rules(model, tuple(finder.find(allowed)), capabilities.rules)
         self._denied = frozenset(denied)
+        self._closed = self._denied | (
+            {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
+        )
         self.units: tuple[Unit, ...] = tuple(unit for unit in map(self._apart, found) if unit.forms)
 
     def _apart(self, unit: Unit) -> Unit:
@@ -167,6 +170,29 @@ class SchemeSpace:
             covered[number] |= ends
         sites = [stand[ends] for stand, ends in zip(stands, covered, strict=True) if ends]
         return Placement(sites=frozenset(sites), labels=tuple(chosen), listed=sites)
+
+    def permitted(self, placement: Placement) -> Placement:
+        """The placement, wherever it comes from, if it leaves alone what the spec does not let anyone quantize.
+
+        Raises `PlacementError` naming the first node that it does not. What no filter speaks of is not looked at.
+        """
+        ends = (end for site in placement.sites for end in site.consumers if end.node in self._closed)
+        if outside := sorted(end for end in ends if end not in self._offered):
+            raise PlacementError(
+                f"the placement quantizes what node '{outside[0].node}' reads, which patterns: keeps in floating point",
+                where=self.model.where,
+                cure="leave it out, or allow the node",
+            )
+        return placement
+
+    @cached_property
+    def _offered(self) -> frozenset[Consumer]:
+        """All that some choice quantizes the input of."""
+        edges = (end for unit in self.units for _, end in (*unit.edges, *self.result_edges(unit)))
+        sites = (
+            site for unit in self.units for form in unit.forms for site in (*form.constants, *form.biases)
+        )
+        return frozenset((*edges, *(end for site in sites for end in site.consumers)))
 
     @cached_property
     def _meet(self) -> bool:

@@ -50,8 +50,9 @@ class PartFiles:
     def __call__(self, placement: Placement, nodes: Nodes) -> Part:
         """The file of a part with the pairs that a placement gives it, and inputs for it.
 
-        Raises `BackendError` where the part cannot stand alone.
+        Raises `BackendError` where the part cannot stand alone, and `PlacementError` for pairs that the spec forbids.
         """
+        self._prepared.space.permitted(placement)
         path = self._folder / f"part-{_digest(nodes)}-{placement.digest}.onnx"
         try:
             cut = self._cut(nodes)

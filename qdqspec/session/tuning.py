@@ -199,7 +199,11 @@ def _bench(
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
     return Bench(
         work.backend,
-        Candidates(folder, require_path(prepared.given), lambda placement: inserter.insert(placement).parts),
+        Candidates(
+            folder,
+            require_path(prepared.given),
+            lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
+        ),
         prepared.loads,
         clock=clock_for(rules, work.settings.threads),
         random=random,

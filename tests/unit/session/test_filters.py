@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +11,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec.errors import BackendError, PlacementError
 from qdqspec.graph.model import load_model
 from qdqspec.placement.import_qdq import placement_for
 from qdqspec.registry import names
+from qdqspec.search.base import Proposal
 from qdqspec.session import Session
-from qdqspec.types import Case, Inputs, PatternRules, TuneRules
+from qdqspec.types import Case, Inputs, PatternRules, Placement, Trial, TuneRules
 
 WORDS = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002")
 DENIED = {"conv1", "add"}
-RULES = PatternRules(deny=("Add",), exclude=("conv1",))
+RULES = {
+    "denied": PatternRules(deny=("Add",), exclude=("conv1",)),
+    "not allowed": PatternRules(allow=("Conv",), include=("conv[0345]",), deny=("Add",), exclude=("*1",)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,23 +75,78 @@ def left(case: Case) -> Path:
     return root / "free"
 
 
+def touched(placement: Placement) -> set[str]:
+    """The nodes that read something quantized."""
+    return {end.node for site in placement.sites for end in site.consumers}
+
+
+@pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("strategy", names("strategy"))
 def test_nothing_that_is_tried_touches_what_is_denied(
-    case: Case, left: Path, tmp_path: Path, strategy: str
+    case: Case, left: Path, tmp_path: Path, strategy: str, rules: str
 ) -> None:
     files = [left / name for name in ("everything.onnx", "patterns.yaml", "scheme.json", "trials.jsonl")]
-    everything = placement_for(load_model(case.model), load_model(files[0])).placement
-    assert {end.node for site in everything.sites for end in site.consumers} >= DENIED
+    assert touched(placement_for(load_model(case.model), load_model(files[0])).placement) >= DENIED
     filtered = replace(
-        case, patterns=RULES, tune=replace(case.tune, strategy=strategy, start_from=tuple(files))
+        case, patterns=RULES[rules], tune=replace(case.tune, strategy=strategy, start_from=tuple(files))
     )
     with Session(
         backend="fake", root=tmp_path, output=Path(strategy), backend_option=WORDS, layout=""
     ) as session:
         trials = session.search(filtered).trials
-    read = {end.node for trial in trials for site in trial.placement.sites for end in site.consumers}
+    read = set().union(*(touched(trial.placement) for trial in trials))
     assert {"conv0", "conv4"} <= read  # something is left to quantize
     assert DENIED.isdisjoint(read)
+    assert all(trial.ok or "patterns:" not in str(trial.error) for trial in trials)
     tuned = load_model(tmp_path / strategy / "tuned.onnx")
-    shipped = placement_for(load_model(case.model), tuned).placement
-    assert DENIED.isdisjoint(end.node for site in shipped.sites for end in site.consumers)
+    assert DENIED.isdisjoint(touched(placement_for(load_model(case.model), tuned).placement))
+
+
+class Stubborn:
+    """A strategy of somebody's own that asks for a placement come what may, whole or of a part."""
+
+    def __init__(self, placement: Placement, part: tuple[str, ...] = ()) -> None:
+        self.waiting = [Proposal(placement=placement, phase="mine", subgraph=part)]
+        self.told: list[Trial] = []
+
+    def ask(self, n: int = 1) -> Sequence[Proposal]:
+        asked, self.waiting = self.waiting, []
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self.told += trials
+
+    def done(self) -> bool:
+        return not self.waiting
+
+
+@pytest.fixture
+def everything(case: Case) -> Placement:
+    """All quantized, as if nothing were denied."""
+    with Session(backend="fake", root=case.model.parent) as session, session.study(case) as study:
+        return study.space.resolve(study.space.everything())
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("part", [(), ("conv1", "add")])
+def test_what_is_denied_fails_unbuilt_whoever_asks(
+    case: Case, everything: Placement, tmp_path: Path, rules: str, part: tuple[str, ...]
+) -> None:
+    filtered, mine = replace(case, patterns=RULES[rules]), Stubborn(everything, part)
+    assert touched(everything) >= DENIED
+    with (
+        Session(backend="fake", root=tmp_path, backend_option=WORDS) as session,
+        session.study(filtered, strategy=mine) as study,
+    ):
+        list(study)
+        (answer,) = mine.told
+        assert answer.status == "failed"
+        assert "'add' reads, which patterns: keeps in floating point" in str(answer.error)
+        own = study.evaluate(everything)
+        assert own.status == "failed"
+        with pytest.raises(BackendError, match="cannot be the one to beat"):
+            study.commit(everything)
+        with pytest.raises(PlacementError, match="is no unit that can be labelled"):
+            study.evaluate({"conv1": "in+out"})
+        assert study.evaluate(study.space.everything()).ok
+        assert DENIED.isdisjoint(touched(study.confirm().result.winner))
