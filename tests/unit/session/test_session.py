@@ -169,8 +169,11 @@ def test_progress_is_told(open_session: Open, case: Case) -> None:
     assert [progress.done for progress in seen] == list(range(1, total + 1))
 
 
+SLOW_INTEGERS = {"fake.integer": "4"}
+
+
 def test_what_is_not_faster_is_left_alone(open_session: Open, case: Case) -> None:
-    session = open_session()
+    session = open_session(SLOW_INTEGERS)
     one = replace(case, tune=replace(case.tune, trials=1))
     evidence = session.evidence(one, ALL)
     assert evidence.search is not None
@@ -239,8 +242,8 @@ def test_a_reference_of_another_model_does_not_stay(open_session: Open, case: Ca
 
 def test_a_left_alone_result_is_cached_too(open_session: Open, case: Case) -> None:
     one = replace(case, tune=replace(case.tune, trials=1))
-    open_session().search(one)
-    session = open_session()
+    open_session(SLOW_INTEGERS).search(one)
+    session = open_session(SLOW_INTEGERS)
     built = count_builds(session)
     assert session.search(one).left_alone
     assert built == []
