@@ -43,10 +43,20 @@ def bias_scales(view: View) -> Iterator[Hit]:
         one, other, found = (view.numbers(dq).scale for dq in (data, weight, bias))
         if one is None or other is None or found is None or view.numbers(bias).elem_type != TensorProto.INT32:
             continue
-        wanted = (one * other).reshape(-1)
-        fits = found.size in (1, wanted.size) or wanted.size == 1
-        if not fits or not np.allclose(found.reshape(-1), wanted, rtol=1e-3, atol=0):
-            yield Hit(node.name, f"has a bias with {found.max() / wanted.max():.3g} times that scale")
+        if 0 in (one.size, other.size, found.size):
+            continue  # nothing to compare
+        if len({one.size, other.size, found.size} - {1}) > 1:
+            yield Hit(
+                node.name, f"has {found.size} scales of a bias for {one.size} and {other.size} of the others"
+            )
+            continue
+        wanted = (one.reshape(-1) * other.reshape(-1)).reshape(-1)
+        if not np.allclose(found.reshape(-1), wanted, rtol=1e-3, atol=0):
+            least = wanted.max()
+            times = (
+                f"{found.max() / least:.3g} times that scale" if least else "a scale where the product is 0"
+            )
+            yield Hit(node.name, f"has a bias with {times}")
 
 
 @rule(

@@ -67,9 +67,9 @@ def weight_axes(view: View) -> Iterator[Hit]:
         if dequantizer is None:
             continue
         numbers, wanted = view.numbers(dequantizer), _output_axis(view, node, dequantizer)
-        if numbers.scale is None or numbers.scale.size < 2 or numbers.block or wanted is None:
+        dims = view.weight_dims(node)
+        if numbers.scale is None or numbers.scale.size < 2 or numbers.block or wanted is None or not dims:
             continue
-        dims = list(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
         axis = numbers.axis % len(dims)
         if axis != wanted:
             yield Hit(dequantizer.name, f"is quantized on axis {axis}, {node.op_type} wants {wanted}")

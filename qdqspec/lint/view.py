@@ -183,8 +183,8 @@ class View:
     def before_pair(self, tensor: str) -> str:
         """The tensor that a pair stands on; one that no pair makes is itself."""
         dequantizer = self.dequantizer(tensor)
-        quantizer = self.model.producer.get(dequantizer.inputs[0]) if dequantizer is not None else None
-        return tensor if quantizer is None else quantizer.inputs[0]
+        maker = self.model.producer.get(dequantizer.inputs[0]) if dequantizer is not None else None
+        return maker.inputs[0] if maker is not None and is_op(maker, "QuantizeLinear") else tensor
 
     def maker(self, tensor: str, through: Collection[str]) -> Node | None:
         """The node that a tensor comes from, through operators of these types, along their first inputs."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
+import onnx
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from qdqspec.graph.model import Model
@@ -42,3 +46,60 @@ def test_any_model_is_judged(target: str, drawn: tuple[Model, Placement], mode: 
 @given(onnx_models(repeated_names=True))
 def test_what_has_no_pairs_has_no_findings(target: str, proto) -> None:
     assert lint_model(Model(proto), target) == ()
+
+
+# ---- models that are valid to ONNX's checker, and nonsense ---------------------------------------
+
+DATA = Path(__file__).parents[1] / "data"
+QUANTIZED = sorted(path.name for path in DATA.glob("*.onnx"))
+OTHERS = (
+    "Add",
+    "Concat",
+    "Gelu",
+    "Gemm",
+    "GlobalAveragePool",
+    "MatMul",
+    "Mul",
+    "Pad",
+    "Sigmoid",
+    "Softmax",
+    "Split",
+)
+
+
+@functools.cache
+def loaded(name: str) -> onnx.ModelProto:
+    return onnx.load(DATA / name)
+
+
+@st.composite
+def miswired(draw: st.DrawFn) -> onnx.ModelProto:
+    """A quantized model in which some nodes read other tensors, or are other operators, than they should."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(loaded(draw(st.sampled_from(QUANTIZED))))
+    nodes = proto.graph.node
+    tensors = [name for node in nodes for name in (*node.input, *node.output)]
+    operators = st.sampled_from((*OTHERS, "QuantizeLinear", "DequantizeLinear", "Conv"))
+    for _ in range(draw(st.integers(1, 6))):
+        node = nodes[draw(st.integers(0, len(nodes) - 1))]
+        index = draw(st.integers(0, max(len(node.input) - 1, 0)))
+        match draw(st.sampled_from(("read", "nothing", "less", "operator"))):
+            case "read" if node.input:
+                node.input[index] = draw(st.sampled_from(tensors))
+            case "nothing" if node.input:
+                node.input[index] = ""
+            case "less" if node.input:
+                node.input.pop()
+            case _:
+                node.op_type = draw(operators)
+    return proto
+
+
+@given(miswired())
+def test_a_model_that_makes_no_sense_is_judged_too(proto: onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError:
+        assume(False)
+    for target in TARGETS:
+        lint_model(Model(proto), target)
