@@ -23,15 +23,21 @@ checks:
 """
 
 
+COMMENT = "# What the next line is for, and what else\n# could stand there.\n"
+LONG = "".join(f"{COMMENT}{line}\n" for line in SPEC.splitlines())
+
+
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     show("import qdqspec", ["-c", "import qdqspec"], ["-c", "pass"], bar=0.1)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number in range(count):
-            (folder / f"s{number:05}.qdq.yaml").write_text(SPEC.format(number=number))
-        collect = ["-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "--rootdir", name, name]
-        show(f"collect {count} specs", collect, [*collect, "-p", "no:qdqspec"], bar=2.0)
+    for kind, spec in (("small", SPEC), ("long", LONG)):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            for number in range(count):
+                (folder / f"s{number:05}.qdq.yaml").write_text(spec.format(number=number))
+            collect = ["-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", "--rootdir", name]
+            collect.append(name)
+            show(f"collect {count} {kind} specs", collect, [*collect, "-p", "no:qdqspec"], bar=2.0)
 
 
 def show(title: str, words: list[str], without: list[str], bar: float) -> None:

@@ -15,6 +15,7 @@ from qdqspec.spec.locate import MAX_BYTES, Document, read_yaml
 from qdqspec.spec.models import Spec
 from qdqspec.spec.place import Place, place_of
 from qdqspec.spec.problems import Problem, source_lines, spec_error
+from qdqspec.spec.quick import read_quickly
 
 
 def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Path] = ()) -> Spec:
@@ -26,15 +27,24 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     name = _shown_name(path, root or Path.cwd())
-    document = read_yaml(_text(path, name))
-    problems = [*document.problems]
-    spec = None
-    if document.data or not problems:
-        spec = _validated(document, place_of(path, root, allow_paths), problems)
-    if spec is None or problems:
-        raise spec_error(problems, document.lines, name)
+    text, place = _text(path, name), place_of(path, root, allow_paths)
+    document, spec, problems = read_quickly(text), None, list[Problem]()
+    if document is not None:
+        spec = _validated(document, place, problems)
+    if document is None or spec is None or problems:  # now with all that is to be said of it
+        document = read_yaml(text)
+        spec = _checked(document, place, name)
     lines = tuple(document.line(("checks", n)) for n in range(len(spec.checks)))
     return spec.located(path, document.line(("matrix",)), lines)
+
+
+def _checked(document: Document, place: Place, name: str) -> Spec:
+    """The spec, or an error with all problems."""
+    problems = [*document.problems]
+    spec = _validated(document, place, problems) if document.data or not problems else None
+    if spec is None or problems:
+        raise spec_error(problems, document.lines, name)
+    return spec
 
 
 def _validated(document: Document, place: Place, problems: list[Problem]) -> Spec | None:

@@ -9,20 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, events
 from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
-from ruamel.yaml.events import (
-    AliasEvent,
-    DocumentStartEvent,
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    StreamEndEvent,
-)
+from ruamel.yaml.events import Event
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.reader import ReaderError
 
@@ -80,47 +72,50 @@ class Document:
 
 def read_yaml(text: str) -> Document:
     """Read one YAML document whose top is a mapping; whatever is wrong with it is listed, not raised."""
-    reader = _Reader(text)
-    data = reader.document()
-    return Document(
-        data=data,
-        lines=source_lines(text),
-        problems=tuple(reader.problems),
-        keys=reader.keys,
-        values=reader.values,
-    )
+    # New for each text: a %YAML directive stays with the object that met it.
+    return Reader(text, YAML(typ="safe", pure=True).parse(text), events).read()
 
 
 class _StopReading(Exception):  # noqa: N818 - control flow inside this module, never an error of a user
     """The rest of the text means nothing."""
 
 
-class _Reader:
-    """Turns events into plain data; remembers marks by location, and problems."""
+class Reader:
+    """Turns a parser's events into plain data; remembers marks by location, and problems.
 
-    def __init__(self, text: str) -> None:
+    ``kinds`` holds the classes of the events, by the names that PyYAML gave them and ruamel.yaml kept.
+    """
+
+    def __init__(self, text: str, events: Iterator[Any], kinds: ModuleType) -> None:
         self.problems: list[Problem] = []
         self.keys: dict[Loc, tuple[StringMark, StringMark]] = {}
         self.values: dict[Loc, tuple[StringMark, StringMark]] = {}
         self._text = text
-        # New for each text: a %YAML directive stays with the object that met it.
-        self._events: Iterator[Event] = YAML(typ="safe", pure=True).parse(text)
+        self._events = events
+        self._kinds = kinds
         self._anchors: dict[str, tuple[Plain | None, int]] = {}
         self._last: StringMark | None = None  # where the last event ended
         self._aliases = 0
         self._nodes = 0
 
-    def document(self) -> dict[str, Plain]:
-        """The top mapping; empty where a problem stopped the reading."""
+    def read(self) -> Document:
+        """The document; its data are empty where a problem stopped the reading."""
         try:
-            return self._document()
+            data = self._document()
         except _StopReading:
-            return {}
+            data = {}
+        return Document(
+            data=data,
+            lines=source_lines(self._text),
+            problems=tuple(self.problems),
+            keys=self.keys,
+            values=self.values,
+        )
 
     def _document(self) -> dict[str, Plain]:
         self._next()
         start = self._next()
-        if not isinstance(start, DocumentStartEvent):
+        if not isinstance(start, self._kinds.DocumentStartEvent):
             self._stop(None, "the file is empty", hint="a spec begins with 'qdqspec: 1'")
         if start.version not in (None, (1, 2)):
             self._note(start, "a spec is YAML 1.2", hint="remove the %YAML directive")
@@ -128,7 +123,7 @@ class _Reader:
         data = self._value(first, ())
         self._next()
         rest = self._next()
-        if not isinstance(rest, StreamEndEvent):
+        if not isinstance(rest, self._kinds.StreamEndEvent):
             self._stop(rest, "a second document begins here", hint="one spec a file")
         if not isinstance(data, dict):
             self._stop(first, "a spec is a mapping of keys to values", hint="it begins with 'qdqspec: 1'")
@@ -137,7 +132,7 @@ class _Reader:
     def _value(self, event: Any, loc: Loc) -> Plain | None:
         self.values[loc] = (event.start_mark, event.end_mark)
         self._count(event, 1)
-        if isinstance(event, AliasEvent):
+        if isinstance(event, self._kinds.AliasEvent):
             return self._alias(event)
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
@@ -149,17 +144,17 @@ class _Reader:
         return value
 
     def _plain(self, event: Any, loc: Loc) -> Plain | None:
-        if isinstance(event, ScalarEvent):
+        if isinstance(event, self._kinds.ScalarEvent):
             return self._scalar(event)
         if len(loc) >= MAX_DEPTH:
             self._stop(event, f"nested more than {MAX_DEPTH} deep")
-        if isinstance(event, MappingStartEvent):
+        if isinstance(event, self._kinds.MappingStartEvent):
             return self._mapping(loc)
         return self._sequence(loc)
 
     def _mapping(self, loc: Loc) -> Plain:
         found: dict[str, Plain] = {}
-        while not isinstance(event := self._next(), MappingEndEvent):
+        while not isinstance(event := self._next(), self._kinds.MappingEndEvent):
             key = self._key(event)
             here = (*loc, key)
             again = here in self.keys
@@ -181,7 +176,7 @@ class _Reader:
 
     def _key(self, event: Any) -> str:
         """Keys are always text: an ONNX input may well be called ``1`` or ``on``."""
-        if not isinstance(event, ScalarEvent):
+        if not isinstance(event, self._kinds.ScalarEvent):
             self._stop(event, "a key is a plain word, not a list, mapping or alias")
         if event.tag is not None or event.anchor is not None:
             self._note(event, "a key has neither tag nor anchor", hint="a spec is plain data")
@@ -189,7 +184,7 @@ class _Reader:
 
     def _sequence(self, loc: Loc) -> Plain:
         found: list[Plain] = []
-        while not isinstance(event := self._next(), SequenceEndEvent):
+        while not isinstance(event := self._next(), self._kinds.SequenceEndEvent):
             value = self._value(event, (*loc, len(found)))
             if value is None:
                 self._note(event, "a list entry has no value", hint="give one, or remove the entry")
@@ -198,7 +193,7 @@ class _Reader:
         self.values[loc] = (self.values[loc][0], event.end_mark)
         return found
 
-    def _scalar(self, event: ScalarEvent) -> Plain | None:
+    def _scalar(self, event: Any) -> Plain | None:
         text = str(event.value)
         if not event.implicit[0]:  # quoted, or a block of text
             return text
@@ -207,7 +202,7 @@ class _Reader:
             return text
         return _plain_value(text)
 
-    def _alias(self, event: AliasEvent) -> Plain | None:
+    def _alias(self, event: Any) -> Plain | None:
         self._aliases += 1
         if self._aliases > MAX_ALIASES:
             self._stop(event, f"more than {MAX_ALIASES} aliases")

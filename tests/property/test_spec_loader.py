@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from qdqspec import load_spec
 from qdqspec.errors import SpecError
+from qdqspec.spec.locate import read_yaml
 from qdqspec.spec.models import Spec
+from qdqspec.spec.quick import read_quickly
 
 VALID = """\
 qdqspec: 1
@@ -124,6 +126,33 @@ def test_a_mutated_spec_loads_or_gives_a_spec_error(data: st.DataObject) -> None
         length = data.draw(st.integers(0, 12))
         text = text[:start] + data.draw(TEXT) + text[start + length :]
     loads_or_says_why(text.encode("utf-8", "surrogatepass"))
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> str:
+    text = VALID
+    for _ in range(draw(st.integers(0, 3))):
+        start, length = draw(st.integers(0, len(text))), draw(st.integers(0, 12))
+        text = text[:start] + draw(TEXT) + text[start + length :]
+    return text
+
+
+@given(mutated() | TEXT)
+def test_what_is_read_quickly_is_what_is_read_with_care(text: str) -> None:
+    quick = read_quickly(text)
+    if quick is None:
+        return
+    slow = read_yaml(text)
+    assert slow.problems == ()
+    assert repr(quick.data) == repr(slow.data)  # with NaN, and 1 is not 1.0
+    assert quick.keys.keys() | quick.values.keys() == slow.keys.keys() | slow.values.keys()
+    for loc in quick.keys.keys() | quick.values.keys():
+        assert quick.line(loc) == slow.line(loc)
+
+
+def test_a_right_spec_is_read_quickly() -> None:
+    assert read_quickly(VALID) is not None
+    assert read_quickly(VALID.replace("\n", "\r\n")) is not None
 
 
 VALUES = st.recursive(
