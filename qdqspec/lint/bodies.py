@@ -1,4 +1,4 @@
-"""Bodies of If, Loop and Scan as models of their own, for rules to look at. May import floors 0 and 1, onnx.
+"""What rules look at besides the main graph: bodies and local functions. May import floors 0 and 1, onnx.
 
 A body sees the tensors of the graphs around it. Here it gets those that are constants as initializers, and the others
 as inputs of the type that is known of them.
@@ -25,6 +25,15 @@ def bodies_of(
             yield f"{node.name}/{name}", inner
             for place, below in bodies_of(inner, seen):
                 yield f"{node.name}/{name}/{place}", below
+
+
+def without_functions(model: Model) -> Model:
+    """The model with its local functions in the place of their calls; itself where it has none."""
+    if not model.proto.functions:
+        return model
+    import onnx.inliner
+
+    return Model(onnx.inliner.inline_local_functions(model.proto), path=model.path)
 
 
 def _graphs(node: Node) -> Iterator[tuple[str, onnx.GraphProto]]:

@@ -20,7 +20,7 @@ from qdqspec.lint import (
     tensorrt_scales,  # noqa: F401 - registers its rules
     tensorrt_sizes,  # noqa: F401 - registers its rules
 )
-from qdqspec.lint.bodies import bodies_of
+from qdqspec.lint.bodies import bodies_of, without_functions
 from qdqspec.lint.rules import TARGETS, rules_for
 from qdqspec.lint.view import View
 from qdqspec.registry import did_you_mean
@@ -35,7 +35,8 @@ def lint_model(
     """What the target will refuse, run slowly, or what is worth knowing: gravest first, then by rule and graph order.
 
     ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, what depends on it is only noted.
-    Nodes in bodies of If, Loop and Scan are called by their place: ``choice/then_branch/conv``.
+    Nodes in bodies of If, Loop and Scan are called by their place: ``choice/then_branch/conv``; those of local
+    functions as ONNX's inliner calls them: ``conv__1``, ``conv__2`` for the first and second call.
     Raises `ConfigError` for an unknown target.
     """
     if target not in TARGETS:
@@ -43,6 +44,7 @@ def lint_model(
             f"unknown lint target '{target}'{did_you_mean(target, TARGETS)}",
             cure=f"known: {', '.join(TARGETS)}",
         )
+    model = without_functions(model)
     found = list(_findings(View(model, target, compute_capability)))
     for place, body in bodies_of(model):
         view = View(body, target, compute_capability)

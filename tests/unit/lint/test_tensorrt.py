@@ -313,6 +313,20 @@ def test_pairs_in_bodies_are_found_with_their_place(parsed: Callable[..., Model]
     assert {finding.node.rpartition("/")[0] for finding in found} <= {"choice/then_branch", "choice", ""}
 
 
+def test_pairs_in_local_functions_are_found() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 19, "own": 1]>
+        g (float[4,16] x) => (float[4,16] y) <float s = {0.1}, uint8 z = {3}> {
+            [first] t = own.Pair(x, s, z)  [second] y = own.Pair(t, s, z)
+        }
+        <domain: "own", opset_import: ["": 19]>
+        Pair (x, s, z) => (o) { [quant] q = QuantizeLinear(x, s, z)  o = DequantizeLinear(q, s, z) }"""
+    )
+    found = lint_model(Model(proto), "tensorrt-11")
+    assert [f.node for f in found if f.id == "TRT001"] == ["quant__1", "quant__2"]
+    assert len(proto.functions) == 1, "the model stays as it was"
+
+
 @pytest.mark.parametrize(
     ("dtype", "since"),
     [(ml_dtypes.float8_e4m3fn, 19), (ml_dtypes.int4, 21), (ml_dtypes.float4_e2m1fn, 23), (np.int8, 13)],
