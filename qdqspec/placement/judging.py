@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import onnx
 
@@ -26,7 +27,7 @@ from qdqspec.graph.ops import (
 )
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.ops import weight_input
-from qdqspec.placement.rules import left_out_by
+from qdqspec.placement.rules import left_out
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import NEEDS_WEIGHT, UnitFinder
 from qdqspec.regions.flow import flow_of
@@ -75,7 +76,6 @@ class _Words:
         self._asks = rules.outputs
         self._space = SchemeSpace(model, capabilities, rules=rules)
         self._finder = UnitFinder(model, capabilities, rules, format_choices(rules, capabilities))
-        self._found = tuple(self._finder.find(None))
         self._of_shapes = made_of_shapes(model)
         self._carried = carried
 
@@ -111,7 +111,7 @@ class _Words:
             yield f"{node.domain}:{op_type}: an operator that the backend does not know"
         if node.name in self._space.unit_of:
             yield f"{op_type}: quantized together with the operator before it"
-        if rule := self._rule_against(node):
+        if rule := self._ruled.get(node.name):
             yield f"{op_type}: rule {rule} leaves it in float"
         if op_type in NEVER:
             yield f"{op_type}: never quantized by itself"
@@ -128,11 +128,11 @@ class _Words:
         yield from (f"{op_type}: {why}" for tensor in made if tensor and (why := self._unseen(tensor)))
         yield f"{op_type}: {self._rest(node)}"
 
-    def _rule_against(self, node: Node) -> str:
-        """The placement rule that left out what the operators alone would have offered."""
-        if not any(node.name in unit.nodes for unit in self._found):
-            return ""
-        return left_out_by(self._model, self._found, self._can.rules, node.name)
+    @cached_property
+    def _ruled(self) -> dict[str, str]:
+        """The placement rule that left out what the operators alone would have offered, by node."""
+        names = self._can.rules
+        return left_out(self._model, tuple(self._finder.find(None)), names) if names else {}
 
     def _runs(self, op_type: str) -> bool:
         kinds = (self._can.kinds(name, op_type) for name in self._can.formats)

@@ -40,7 +40,8 @@ def skip_side_of_residual_add(model: Model, units: Units) -> Units:
     Source: NVIDIA, "Working with Quantized Types", Q/DQ layer-placement recommendations ("quantize the residual
     input in skip connections"); github.com/NVIDIA/TensorRT issues 1992 and 3270.
     """
-    main = {unit.id: _weighted_side(model, units, unit) for unit in units if unit.op_type == "Add"}
+    makers = _weighted_makers(units)
+    main = {unit.id: _weighted_side(model, makers, unit) for unit in units if unit.op_type == "Add"}
     fused = {edge[0] for edge in main.values() if edge is not None}
     return tuple(_beside(unit, main.get(unit.id), fused) for unit in units)
 
@@ -98,9 +99,11 @@ def fp8_operators(model: Model, units: Units) -> Units:
     to Conv, Gemm, Matmul, and Residual-Add".
     """
 
+    makers = _weighted_makers(units)
+
     def computed(unit: Unit) -> bool:
         if unit.op_type == "Add":
-            return _weighted_side(model, units, unit) is not None
+            return _weighted_side(model, makers, unit) is not None
         return unit.op_type in _FP8_OPERATORS
 
     def kept(unit: Unit) -> Unit:
@@ -133,12 +136,14 @@ def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
     return tuple(unit for unit in units if unit.forms)
 
 
-def left_out_by(model: Model, units: Units, names: Iterable[str], node: str) -> str:
-    """The rule that leaves nothing to decide about a node; empty where none does."""
+def left_out(model: Model, units: Units, names: Iterable[str]) -> dict[str, str]:
+    """By node of these units, the first rule that leaves nothing to decide about it, where one does."""
+    before = {node for unit in units for node in unit.nodes}
+    told: dict[str, str] = {}
     for name, after in _steps(model, units, names):
-        if not any(node in unit.nodes and unit.forms for unit in after):
-            return name
-    return ""
+        kept = {node for unit in after if unit.forms for node in unit.nodes}
+        told |= dict.fromkeys(before - kept - told.keys(), name)
+    return told
 
 
 def _steps(model: Model, units: Units, names: Iterable[str]) -> Iterator[tuple[str, Units]]:
@@ -156,9 +161,13 @@ def _steps(model: Model, units: Units, names: Iterable[str]) -> Iterator[tuple[s
 # ---- residual Add -------------------------------------------------------------------------------
 
 
-def _weighted_side(model: Model, units: Units, add: Unit) -> Edge | None:
-    """The operand that comes straight out of a weighted unit and goes nowhere else; of two, the deeper."""
-    makers = {unit.nodes[-1]: unit for unit in units if _is_weighted(unit) and len(unit.nodes) == 1}
+def _weighted_makers(units: Units) -> frozenset[str]:
+    """The nodes that are weighted units by themselves."""
+    return frozenset(unit.id for unit in units if _is_weighted(unit) and len(unit.nodes) == 1)
+
+
+def _weighted_side(model: Model, makers: frozenset[str], add: Unit) -> Edge | None:
+    """The operand that comes straight out of one of these and goes nowhere else; of two, the deeper."""
     sides = []
     for tensor, end in add.edges:
         node = model.producer.get(tensor)

@@ -10,8 +10,10 @@ from onnx import numpy_helper
 from qdqspec.backends.base import Capabilities
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
+from qdqspec.placement import rules
 from qdqspec.placement.rules import RULES
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.units import Unit
 from qdqspec.types import Consumer
 
 BOTH = ("in+out", "in-only")
@@ -102,6 +104,22 @@ def test_a_branch_that_is_read_elsewhere_is_no_branch_to_fuse() -> None:
     )
     space = space_of(model_of(text, **KERNELS), SKIP)
     assert [tensor for tensor, _ in space.by_id["d"].edges] == ["c", "b"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_looks_at_no_unit_for_each_other_one(rule: str, monkeypatch) -> None:
+    """Ten times the blocks are ten times the work, or a large model would take for ever."""
+
+    def looks(blocks: int) -> int:
+        body = "".join(f"c{i} = Conv(x{i}, w) x{i + 1} = Add(c{i}, x{i}) " for i in range(blocks))
+        text = f"g (float[1,4,6,6] x0) => (float[1,4,6,6] y) {{ {body} y = Neg(x{blocks}) }}"
+        seen: list[Unit] = []
+        monkeypatch.setattr(rules, "_is_weighted", lambda unit: seen.append(unit) or real(unit))
+        space_of(model_of(text, w=(4, 4, 1, 1)), rule)
+        return len(seen)
+
+    real = rules._is_weighted
+    assert looks(50) <= 12 * looks(5)
 
 
 def norm_model(between: str, norm_of: str, *, shape: str = "1,6,6,4") -> Model:
