@@ -80,13 +80,15 @@ def _opened(openers: Sequence[Opener], jobs: int, opened: ExitStack) -> Iterator
     if jobs == 1:
         yield from map(build, openers)
         return
-    with ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)
+    try:
         futures = [pool.submit(build, opener) for opener in openers]
-        try:
-            yield from [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        yield from [future.result() for future in futures]
+    except Exception:
+        pool.shutdown(cancel_futures=True)  # none may be under way while others are timed
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for no compiler
 
 
 def _take(

@@ -91,6 +91,27 @@ def test_a_group_of_which_one_fails_is_out_and_leaves_nothing_open(jobs: int) ->
     assert site.closed == len(site.open) == site.wanted
 
 
+def test_an_interrupt_waits_for_no_build() -> None:
+    """Whoever presses Ctrl-C is not kept by a compiler that hangs."""
+    begun, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hang() -> Engine:
+        begun.set()
+        release.wait(WAIT)
+        ended.set()
+        raise BackendError("too late")
+
+    def interrupt() -> Engine:
+        begun.wait(WAIT)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        timed({"a": [interrupt, hang]}, jobs=2)
+    assert not ended.is_set()
+    release.set()
+    assert ended.wait(WAIT)
+
+
 def test_an_isolated_backend_builds_for_several_threads(tmp_path: Path) -> None:
     model = small_model()
     onnx.save(model, tmp_path / "model.onnx")
