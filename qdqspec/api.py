@@ -17,6 +17,7 @@ from qdqspec.regions import search as regions_search
 from qdqspec.registry import resolve
 from qdqspec.report.compare import Comparison, compare_runs
 from qdqspec.report.record import read_record
+from qdqspec.report.result import write_results
 from qdqspec.report.write import write_report
 from qdqspec.session import Session
 from qdqspec.session.culprits import MOST
@@ -56,11 +57,15 @@ class AskedHere(AskedWithStrategy, Machine, total=False):
 def tune(model: PathLike | Case, **asked: Unpack[AskedHere]) -> Result:
     """Search the fastest Q/DQ placement of a model: ``tune("net.onnx", calibration="data.npz").speedup``.
 
+    Its files, ``result.json`` among them, stand in ``reports/<model>/<name>/`` or as ``output`` says.
+
     Raises `QdqspecError` where something is wrong with model, data or machine.
     """
     here, rest = _divided(asked)
     with Session(**here) as session:
-        return session.tune(model, **rest)
+        result = session.tune(model, **rest)
+    write_results(result.record)
+    return result
 
 
 def measure(

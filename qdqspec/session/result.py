@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qdqspec.errors import StateError
+from qdqspec.files import RESULT, write_whole
 from qdqspec.graph.model import Model
 from qdqspec.session.files import make_folder, take_results
 from qdqspec.session.kept import Kept
@@ -98,8 +99,17 @@ class Result:
         return self.evidence.warnings
 
     def save(self, folder: Path | str) -> Path:
-        """Copy models, scheme, journal and pattern cache into a folder; raises `OutputError` where it cannot."""
-        target = Path(folder).absolute()
+        """Copy models, scheme, journal, pattern cache and ``result.json``, where that was written, into a folder.
+
+        Raises `OutputError` where it cannot.
+        """
+        target, output = Path(folder).absolute(), self.evidence.output
+        said = output / RESULT if output is not None else None
+        content = (
+            said.read_bytes() if said is not None and said.is_file() else None
+        )  # it goes first, where it stands
         make_folder(target)
         take_results(self.kept, self.given, target)
+        if content is not None:
+            write_whole(target / RESULT, content, what="the result")
         return target

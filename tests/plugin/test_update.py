@@ -157,6 +157,25 @@ def test_obsolete_entries_are_told_once_with_workers(outdated):
     assert result.stdout.str().count(OBSOLETE) == 1
 
 
+@pytest.mark.parametrize(
+    "selection", [["specs/a.qdq.yaml::b1"], ["-k", "b8"], ["--deselect", "specs/a.qdq.yaml::b1::speedup"]]
+)
+def test_half_a_run_with_workers_says_and_removes_nothing(outdated, selection):
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    result = outdated.run_apart("-n", "2", "--dist", "loadscope", *selection, "--qdq-update=all")
+    assert "bsolete" not in result.stdout.str()
+    assert len(names(outdated)) == 3
+
+
+def test_workers_remove_what_is_obsolete_where_the_whole_spec_ran(outdated):
+    """Each worker saw the whole selection, ran half of it, and the controller writes once."""
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed")
+    result = outdated.run_apart("-n", "2", "--dist", "loadscope", "specs", "--qdq-update=all")
+    result.assert_outcomes(passed=4)
+    assert result.stdout.str().count("b32::regression  removed, its spec does not ask for it") == 1
+    assert names(outdated) == (("b1", "regression"), ("b8", "regression"))
+
+
 def test_collecting_alone_says_nothing_of_baselines(outdated):
     assert "bsolete" not in outdated.run("--collect-only").stdout.str()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,21 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
     assert (saved / "tuned.onnx").read_bytes() == result.model.read_bytes()
     assert onnx.load(saved / "reference.onnx") == onnx.load(model)
     assert (saved / "scheme.json").is_file()
+    for folder in (saved, tmp_path / "reports" / "net" / "default"):
+        written = json.loads((folder / "result.json").read_text())
+        assert written["speedup"]["median"] == result.speedup.median
+    own = result.save(tmp_path / "reports" / "net" / "default")
+    assert (own / "result.json").read_bytes() == (saved / "result.json").read_bytes()
+
+
+def test_noise_of_fp8_is_told_from_what_the_runtime_adds(models: Path, model: Path) -> None:
+    """ONNX Runtime computes Q and DQ of e4m3 one by one, so that both steps of the comparison are known."""
+    parity = tune(models / "digits_resnet.onnx", quant="fp8", trials=3, **HERE).parity
+    assert parity.undivided == ""
+    (total,), (quantization,), (runtime,) = parity.outputs, parity.quantization, parity.runtime
+    assert 10 < quantization.sqnr_db < 60
+    assert abs(total.sqnr_db - quantization.sqnr_db) < 3
+    assert runtime.sqnr_db > quantization.sqnr_db + 3
 
 
 def test_a_model_left_alone_is_its_own_tuned_model(model: Path, tmp_path: Path) -> None:
