@@ -67,12 +67,19 @@ def qdq_session():
 
 
 @pytest.fixture
-def run(project, monkeypatch) -> tuple[dict[str, str], dict[str, str]]:
-    """The text of each failure, by kind, and its line in the summary, of one real run."""
-    monkeypatch.setenv("CI", "true")  # where summary lines are not cut
+def sample(project):
+    """A project whose checks of all kinds fail."""
     (project.path / "conftest.py").write_text(CONFTEST)
     (project.path / "specs" / "a.qdq.yaml").unlink()
     project.spec("squeezenet.qdq.yaml", SPEC)
+    return project
+
+
+@pytest.fixture
+def run(sample, monkeypatch) -> tuple[dict[str, str], dict[str, str]]:
+    """The text of each failure, by kind, and its line in the summary, of one real run."""
+    project = sample
+    monkeypatch.setenv("CI", "true")  # where summary lines are not cut
     text = project.run("--qdq-seed=17").stdout.str()
     blocks = re.findall(r"\n_+ default::([\w-]+) _+\n(.*?)(?=\n_{3,} |\n=====)", text, re.DOTALL)
     summary = dict(re.findall(r"FAILED \S+::default::([\w-]+) - (.*)", text))
@@ -90,3 +97,15 @@ def test_the_whole_text_of_every_kind(run, golden) -> None:
         command = f"  pytest specs/squeezenet.qdq.yaml::default::{kind} --qdq-scheme={SCHEME} --qdq-seed=17"
         assert lines[-2:] == ["Reproduce with:", command]
     golden("plugin/failures.txt", "\n".join(f"==== {kind}\n{text}" for kind, text in failures.items()))
+
+
+def test_every_kind_may_warn_instead(sample) -> None:
+    warning = SPEC.replace("kind: parity\n", "kind: parity\n    severity: warn\n").replace(
+        "}\n", ", severity: warn}\n"
+    )
+    warning = warning.replace("{evaluation: evaluation.npz, severity: warn}", "{evaluation: evaluation.npz}")
+    sample.spec("squeezenet.qdq.yaml", warning)
+    result = sample.run_apart()  # inside this process warnings are errors
+    kinds = len(names("check"))
+    result.assert_outcomes(passed=kinds, warnings=kinds)
+    assert result.stdout.str().count("VerdictWarning") == kinds
