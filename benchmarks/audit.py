@@ -179,9 +179,10 @@ class Audit:
         return f"{len(imported.pairs)} pairs ok"
 
     def _inputs(self) -> Inputs:
-        """Shapes to build with: those given, and 1 for dynamic dimensions of others."""
+        """Shapes to build with: those given for dynamic inputs, and 1 for dynamic dimensions of others."""
         known = {name: self.given.shape(name) or () for name in self.given.inputs}
-        dims = {name: self.shapes.get(name, tuple(d or 1 for d in shape)) for name, shape in known.items()}
+        given = {name: shape for name, shape in self.shapes.items() if None in known.get(name, ())}
+        dims = {name: given.get(name, tuple(d or 1 for d in shape)) for name, shape in known.items()}
         shapes = {name: InputShape(min=own, opt=own, max=own) for name, own in dims.items()}
         return Inputs(profiles=(ShapeProfile(shapes=shapes),))
 
