@@ -24,9 +24,10 @@ def has_floats(model: Model) -> bool:
     return TensorProto.FLOAT in kinds | {model.elem_type(name) for name in model.inputs}
 
 
-def half_model(model: Model, path: Path) -> onnx.ModelProto:
-    """The network of a file in float16, inputs and outputs too; every node has the name it has in ``model``.
+def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.ModelProto:
+    """The network of a file in float16; every node has the name it has in ``model``.
 
+    Inputs and outputs are float16 too, or stay what they are behind casts where ``keep_io``.
     All weights are in memory then. Raises `ModelError` where the converter gives nothing that can be used.
     """
     proto = onnx.load(str(path))
@@ -37,7 +38,7 @@ def half_model(model: Model, path: Path) -> onnx.ModelProto:
 
         logging.getLogger(_CONVERTER).setLevel(logging.ERROR)  # it warns of every value that float16 rounds
         converted: onnx.ModelProto = convert_float_to_float16(
-            proto, keep_io_types=False, disable_shape_infer=bool(model.external_files())
+            proto, keep_io_types=keep_io, disable_shape_infer=bool(model.external_files())
         )
     except Exception as error:  # noqa: BLE001 - a converter for all models fails in many ways
         reason = " ".join(str(error).split())[:200] or type(error).__name__

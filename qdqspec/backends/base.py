@@ -48,8 +48,9 @@ class Capabilities:
     ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
     ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
     ``lacking[format]`` says why a format that the backend has elsewhere is not one of ``formats`` here;
-    ``builds_side_by_side`` is true where a build times no kernels, so that several at once come to the same.
-    ``fuses_in_half`` is true where narrow kernels fuse as those of float16 do, so that what fuses is looked up there.
+    ``builds_side_by_side`` is true where a build times no kernels, so that several at once come to the same;
+    ``fuses_in_half`` is true where narrow kernels fuse as those of float16 do, so that what fuses is looked up there;
+    ``computes_in_half`` where it has kernels of its own for float16, so that a model in float16 is worth a look.
     """
 
     formats: tuple[str, ...]
@@ -70,6 +71,7 @@ class Capabilities:
     observes: bool = True
     builds_side_by_side: bool = False
     fuses_in_half: bool = False
+    computes_in_half: bool = False
     lacking: Mapping[str, str] = field(default_factory=dict)
 
     def kinds(self, number_format: str, op_type: str) -> tuple[Kind, ...]:

@@ -95,6 +95,7 @@ class TensorRt:
             blocked_axes=BLOCKED_AXES,
             rules=RULES,
             fuses_in_half=True,
+            computes_in_half=True,
             lacking=lacking(found.capability, version),
             observes=False,  # with every tensor an output nothing fuses, and there is one more engine to build
         )

@@ -134,6 +134,7 @@ class Trtexec:
             blocked_axes=_trt_ops.BLOCKED_AXES,
             rules=_trt_ops.RULES,
             fuses_in_half=True,
+            computes_in_half=True,
             lacking=_trt_ops.lacking(capability, version)
             | {name: f"{name} goes through backend tensorrt" for name in here if name not in _FORMATS},
             observes=False,

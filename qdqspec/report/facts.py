@@ -40,6 +40,7 @@ ROLES = {
     "tuned": "tuned",
     "everything": "everything quantized",
     "runner-up": "runner-up",
+    "float16": "reference in float16",
 }
 
 

@@ -19,10 +19,12 @@ from qdqspec.measure.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.session.files import BuildLogs, make_folder
+from qdqspec.session.half import ROLE, half_reference, note_half
 from qdqspec.session.kept import data_digest, key_of
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.timing import BUILDS, ROUNDS, time_files
 from qdqspec.session.tuning import MakeStrategy, Tuning, Workbench
+from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
 
 
@@ -129,10 +131,18 @@ class CaseBench:
         return Tuning(self.prepared, self.work, journal, make=make, name=name)
 
     def timed(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
-        """The model given and another that takes the same inputs, from fresh builds, interleaved."""
+        """The model given and another that takes the same inputs, from fresh builds, interleaved.
+
+        The model given in float16 is timed beside them where `half_reference` has one.
+        """
         files = {"reference": require_path(self.given), "tuned": tuned}
         loads, rules = self.prepared.loads, self.case.tune
-        return time_files(self.work, files, loads, rules, builds=builds, rounds=rounds)
+        with TemporaryFolder() as folder:
+            half = half_reference(self.prepared, folder)
+            files |= {} if half is None else {ROLE: half}
+            measured = time_files(self.work, files, loads, rules, builds=builds, rounds=rounds)
+        note_half(self.prepared, measured)
+        return measured
 
     def engine(self, path: Path) -> AbstractContextManager[Engine]:
         """A model file, built to be run; closed at the end of the block."""

@@ -38,15 +38,17 @@ def confirm(
     *,
     pareto: bool,
     ended_by: str = "",
+    beside: Mapping[str, Placement] | None = None,
 ) -> Confirmed:
     """Build the finalists afresh, time them together, and choose; who would be shipped is scored before.
 
+    What stands ``beside`` them, by role, is timed as well and never chosen.
     ``ended_by`` is the limit that ended the search, where one did. Raises `BackendError` where the reference does
     not build again.
     """
     roles = finalists(trials, everything, min_sqnr_db=held.min_sqnr_db, min_accuracy=held.min_accuracy)
     front = _front_roles(trials, roles, held) if pareto else {}
-    measured = bench.compare({**roles, **front, "tuned": roles["winner"]})
+    measured = bench.compare({**roles, **front, **(beside or {}), "tuned": roles["winner"]})
     barred = {t.placement.digest for t in trials if not t.subgraph and not held.reaches(t)}
     if held.min_sqnr_db is not None and not any(t.placement.digest == everything.digest for t in trials):
         barred.add(everything.digest)  # nobody has heard it: it is there for comparison only
@@ -57,7 +59,7 @@ def confirm(
         choice = replace(choice, reason=f"{lacked}; {choice.reason}")
     return Confirmed(
         choice=choice,
-        latency=renamed(measured, choice.role),
+        latency=renamed(measured, choice.role, tuple(beside or ())),
         front=points,
         lines=tuple(
             (role, _scored(_line(number, role, placement, measured), held))
@@ -129,10 +131,12 @@ def _front(
     return tuple(points)
 
 
-def renamed(measured: LatencyEvidence, role: str) -> LatencyEvidence:
+def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:
     """The same measurement with ``tuned`` standing for what is shipped."""
     names = {"tuned": role, "reference": "reference"} | {
-        name: name for name in ("runner-up", "everything") if name in measured.samples and name != role
+        name: name
+        for name in ("runner-up", "everything", *beside)
+        if name in measured.samples and name != role
     }
     return LatencyEvidence(
         clock=measured.clock,
@@ -142,6 +146,7 @@ def renamed(measured: LatencyEvidence, role: str) -> LatencyEvidence:
         builds=measured.builds,
         provenance=measured.provenance,
         drift=measured.drift,
+        failures={name: why for name, why in measured.failures.items() if name in beside},
         profiles=tuple(
             replace(profile, ratios={name: profile.ratios[source] for name, source in names.items()})
             for profile in measured.profiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -216,7 +216,7 @@ class Prepared:
 
     @cached_property
     def _observing(self) -> Observing:
-        alone, note = self.capabilities.observes, self._note_once
+        alone, note = self.capabilities.observes, self.note_once
         return Observing(self.given, self._backend, self._options, alone=alone, note=note)
 
     @property
@@ -249,26 +249,31 @@ class Prepared:
 
     def _warn_random(self) -> None:
         proves = "scales and parity prove" if self.case.inputs.scales is None else "parity proves"
-        self._note_once(f"no calibration data: random inputs are used, so {proves} little")
+        self.note_once(f"no calibration data: random inputs are used, so {proves} little")
 
-    def _note_once(self, warning: str) -> None:
+    def note_once(self, warning: str) -> None:
+        """Add a warning that is not there yet."""
         if warning not in self.warnings:
             self.warnings.append(warning)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Writes placements as model files into one folder. The empty placement is the user's own file."""
+    """Writes placements as model files into one folder.
+
+    The empty placement is the user's own file; ``others`` are more that somebody else writes, by digest.
+    """
 
     folder: Path
     given: Path
     insert: Callable[[Placement], Parts]
+    others: Mapping[str, Path] = field(default_factory=dict)
 
     def __call__(self, placement: Placement) -> Path:
         """The file of a placement; written once."""
         if not placement.sites:
             return self.given
-        path = self.folder / f"{placement.digest}.onnx"
+        path = self.others.get(placement.digest, self.folder / f"{placement.digest}.onnx")
         if not path.exists():
             save_model(self.insert(placement), path)
         return path

@@ -9,8 +9,9 @@ import numpy as np
 
 from qdqspec.measure.bench import Bench
 from qdqspec.measure.profiles import Feeds
+from qdqspec.session.half import stand_in
 from qdqspec.session.tuning import Workbench, clock_for
-from qdqspec.types import Consumer, LatencyEvidence, Placement, Site, TuneRules
+from qdqspec.types import LatencyEvidence, TuneRules
 
 BUILDS, ROUNDS = 3, 24  # as closely as a search looks in the end
 
@@ -28,7 +29,7 @@ def time_files(
 
     Raises `BackendError` when the reference does not run; another role that fails is left out, its reason kept.
     """
-    roles = {role: _stand_in(path) for role, path in files.items()}
+    roles = {role: stand_in(path) for role, path in files.items()}
     written = {roles[role].digest: path for role, path in files.items()}
     bench = Bench(
         work.backend,
@@ -41,8 +42,3 @@ def time_files(
         jobs=work.jobs,
     )
     return bench.compare(roles, builds=builds, rounds=rounds)
-
-
-def _stand_in(path: Path) -> Placement:
-    """A placement for the bench to know a file by; equal files share their builds."""
-    return Placement(sites=frozenset({Site(tensor=str(path), consumers=(Consumer("", 0),), format="")}))

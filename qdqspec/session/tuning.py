@@ -27,6 +27,7 @@ from qdqspec.search.loop import Budget, Search, Watch
 from qdqspec.search.select import raw_winner
 from qdqspec.session.confirm import Confirmed, confirm
 from qdqspec.session.files import BuildLogs
+from qdqspec.session.half import FILE, ROLE, half_reference, note_half, stand_in
 from qdqspec.session.held import Held, held_of
 from qdqspec.session.parts import PartFiles
 from qdqspec.session.prepare import Candidates, Prepared, require_path
@@ -121,7 +122,7 @@ class Tuning:
         self._held = held_of(prepared, work.backend, work.options)
         trials = trials_of(rules, space, make)
         with ExitStack() as opened:
-            folder = opened.enter_context(TemporaryFolder())
+            folder = self._folder = opened.enter_context(TemporaryFolder())
             self._bench = _bench(prepared, work, folder, order, self._held)
             opened.callback(self._bench.close)
             self.search = Search(
@@ -139,6 +140,7 @@ class Tuning:
         """Build the finalists afresh, time them together, and choose what is shipped."""
         prepared, space = self._prepared, self._prepared.space
         trials, everything = tuple(self.search.trials), space.resolve(space.everything())
+        half = half_reference(prepared, self._folder)
         confirmed = confirm(
             trials,
             everything,
@@ -146,7 +148,9 @@ class Tuning:
             self._held,
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
+            beside={} if half is None else {ROLE: stand_in(half)},
         )
+        note_half(prepared, confirmed.latency)
         winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
         return Tuned(
             result=self._result(confirmed),
@@ -197,12 +201,14 @@ def _bench(
     rules = prepared.case.tune
     store = WeightStore(folder, base=require_path(prepared.given).parent)
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
+    half = folder / FILE
     return Bench(
         work.backend,
         Candidates(
             folder,
             require_path(prepared.given),
             lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
+            {stand_in(half).digest: half},
         ),
         prepared.loads,
         clock=clock_for(rules, work.settings.threads),

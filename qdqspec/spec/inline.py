@@ -61,6 +61,7 @@ class Asked(TypedDict, total=False):
     min_sqnr_db: float
     accuracy: Mapping[str, str | float]
     clock: Literal["auto", "cpu", "wall"]
+    float16: bool
     start_from: Sequence[PathLike]
     metrics: Mapping[str, Metric]
 
@@ -101,7 +102,7 @@ _PLACES = {
         word: ("tune", word)
         for word in (
             "strategy", "preset", "trials", "minutes", "objective", "min_sqnr_db", "accuracy", "clock",
-            "start_from",
+            "float16", "start_from",
         )
     },
 }  # fmt: skip

@@ -176,6 +176,10 @@ class TuneSection(Section):
         default=None, description="Accuracy constraint inside the search, by a metric on inputs.evaluation."
     )
     clock: Literal["auto", "cpu", "wall"] = Field(default="auto", description="The clock that decides.")
+    float16: bool | None = Field(
+        default=None,
+        description="Time the model in float16 beside the reference; where not said, on backends that compute in it.",
+    )
     start_from: Listed[SpecPath] = Field(
         default=(), description="Pattern caches, journals, schemes and Q/DQ models to start from."
     )
@@ -191,6 +195,7 @@ class TuneSection(Section):
             min_sqnr_db=self.min_sqnr_db,
             accuracy=None if self.accuracy is None else self.accuracy.rules(),
             clock=self.clock,
+            float16=self.float16,
             start_from=self.start_from,
         )
 

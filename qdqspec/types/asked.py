@@ -134,6 +134,7 @@ class TuneRules:
     min_sqnr_db: float | None = None
     accuracy: AccuracyRules | None = None
     clock: Literal["auto", "cpu", "wall"] = "auto"
+    float16: bool | None = None  # whether the model in float16 is timed beside it; else as the backend has it
     start_from: tuple[Path, ...] = ()
 
 

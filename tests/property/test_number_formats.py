@@ -43,8 +43,9 @@ COARSENESS = {
 def test_stored_numbers_stand_for_nearly_the_same(name: str, values: np.ndarray, axis: int) -> None:
     params = weight_params(values, FORMATS[name], axis)
     error = np.abs(dequantize(quantize(values, params), params) - values)
-    # A channel far below the others shares their fineness: see the least share of a scale.
-    assert (error <= np.abs(values).max() * COARSENESS[name] * 1.001 + 1e-30).all()
+    # A channel far below the others shares their fineness: see the least share of a scale. And float32 tells quotients
+    # of 15 bits to one part in 512 of a step only.
+    assert (error <= np.abs(values).max() * COARSENESS[name] * 1.005 + 1e-30).all()
 
 
 @given(formats, weights, st.integers(0, 1))

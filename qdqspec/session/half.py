@@ -1,0 +1,59 @@
+"""The reference in float16, timed beside it: what a user without quantization would ship. Part of the session.
+
+The conversion is that of ``onnxruntime.transformers``. Inputs and outputs keep their types, so that all roles are fed
+alike, and casts stand behind them. No number is compared: a model whose values leave float16's range has to be
+converted with data (AutoCast of Model-Optimizer does).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from qdqspec.backends._ort_half import half_model, has_floats
+from qdqspec.errors import ModelError
+from qdqspec.session.prepare import Prepared, require_path
+from qdqspec.types import Consumer, LatencyEvidence, Placement, Site
+
+ROLE = "float16"
+FILE = "reference_float16.onnx"
+
+
+def half_reference(prepared: Prepared, folder: Path) -> Path | None:
+    """The model of a case in float16, written into a folder; ``None`` where that is not asked for, or is nothing new.
+
+    A conversion that fails is noted, and so is a backend that computes float16 in float32.
+    """
+    asked, able = prepared.case.tune.float16, prepared.capabilities.computes_in_half
+    if asked is False or (asked is None and not able) or not has_floats(prepared.given):
+        return None
+    if not able:
+        prepared.note_once(
+            "float16 is asked for, and this backend has few kernels of it: casts to float32 stand around"
+        )
+    path = folder / FILE
+    try:
+        proto = half_model(prepared.given, require_path(prepared.given), keep_io=True)
+    except ModelError as error:
+        prepared.note_once(f"no float16 reference: {error.what}")
+        return None
+    onnx.save(proto, path, save_as_external_data=True, location=f"{FILE}.data")
+    return path
+
+
+def stand_in(path: Path) -> Placement:
+    """A placement for a bench to know a file by; equal files share their builds."""
+    return Placement(sites=frozenset({Site(tensor=str(path), consumers=(Consumer("", 0),), format="")}))
+
+
+def note_half(prepared: Prepared, latency: LatencyEvidence) -> None:
+    """Say where the float16 model did not run, or is faster than what is shipped beyond doubt."""
+    if why := latency.failures.get(ROLE):
+        prepared.note_once(f"the float16 reference did not run: {why}")
+    half, tuned = latency.ratios.get(ROLE), latency.ratios.get("tuned")
+    if half is not None and tuned is not None and half.high < tuned.low:
+        prepared.note_once(
+            f"the model in float16 is faster than the tuned one: {half.median:.2f} of the reference's time, "
+            f"and the tuned one {tuned.median:.2f}; convert it to float16 first, and tune that"
+        )

@@ -1,0 +1,101 @@
+"""The reference in float16: timed beside the others where it is worth a look, told in the record, never shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+from qdqspec.backends._ort_half import half_model
+from qdqspec.backends.base import BuildOptions
+from qdqspec.graph.model import load_model
+from qdqspec.graph.reference import reference_outputs
+from qdqspec.report.record import case_to_json
+from qdqspec.session import Session
+from qdqspec.types import Case, CaseRecord, TuneRules
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]> chain (float[1,8,12,12] x) => (float[1,8,12,12] y) {
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
+  y = Conv<pads = [1, 1, 1, 1]>(c, w) }"""
+EVIDENCE = frozenset({"latency", "parity"})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    proto = onnx.parser.parse_model(TEXT)
+    weight = np.random.default_rng(0).normal(size=(8, 8, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight / 10, "w"))
+    onnx.save(proto, tmp_path / "chain.onnx")
+    return tmp_path / "chain.onnx"
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    opened = Session(backend="fake", root=tmp_path)
+    opened._options = BuildOptions(extra={"fake.run_noise": "0.005", "fake.build_noise": "0.002"})
+    yield opened
+    opened.close()
+
+
+def case_of(model: Path, **rules: bool) -> Case:
+    return Case(id="default", model=model, tune=TuneRules(trials=4, **rules))
+
+
+def test_it_is_timed_where_it_is_asked_for(session: Session, model: Path) -> None:
+    evidence = session.evidence(case_of(model, float16=True), EVIDENCE)
+    assert evidence.latency is not None
+    assert {"reference", "tuned", "float16"} <= evidence.latency.samples.keys()
+    assert evidence.latency.ratios["float16"].median == pytest.approx(1, rel=0.5)
+    # It is a measure, not a candidate.
+    assert evidence.search is not None
+    assert all(site.format for trial in evidence.search.trials for site in trial.placement.sites)
+    assert all(site.format for site in evidence.search.winner.sites)
+    recorded = case_to_json(CaseRecord(evidence=evidence))
+    assert "float16" in {other["role"] for other in recorded["others"]}
+    # The simulated device has no kernels of its own for it, which is said.
+    (note,) = [warning for warning in evidence.warnings if "float16" in warning]
+    assert "few kernels" in note
+
+
+def test_it_is_left_out_where_the_backend_has_no_such_kernels(session: Session, model: Path) -> None:
+    evidence = session.evidence(case_of(model), EVIDENCE)
+    assert evidence.latency is not None
+    assert "float16" not in evidence.latency.samples
+    assert not [warning for warning in evidence.warnings if "float16" in warning]
+
+
+@pytest.mark.parametrize(("asked", "timed"), [(None, True), (False, False)])
+def test_it_is_timed_unasked_where_the_backend_computes_in_float16(
+    session: Session, model: Path, monkeypatch: pytest.MonkeyPatch, asked: bool | None, timed: bool
+) -> None:
+    able = replace(session.backend.capabilities(session._options), computes_in_half=True)
+    monkeypatch.setattr(session.backend, "capabilities", lambda *_: able)
+    evidence = session.evidence(case_of(model, **({} if asked is None else {"float16": asked})), EVIDENCE)
+    assert evidence.latency is not None
+    assert ("float16" in evidence.latency.samples) == timed
+
+
+def test_a_model_that_is_float16_has_no_other_reference(session: Session, model: Path) -> None:
+    half = half_model(load_model(model), model)
+    onnx.save(half, model.with_name("half.onnx"))
+    evidence = session.evidence(case_of(model.with_name("half.onnx"), float16=True), EVIDENCE)
+    assert evidence.latency is not None
+    assert "float16" not in evidence.latency.samples
+
+
+def test_what_is_timed_computes_the_same_from_the_same_inputs(model: Path, tmp_path: Path) -> None:
+    proto = half_model(load_model(model), model, keep_io=True)
+    path = tmp_path / "half.onnx"
+    onnx.save(proto, path)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert {tensor.data_type for tensor in proto.graph.initializer} == {TensorProto.FLOAT16}
+    feeds = {"x": np.random.default_rng(1).normal(size=(1, 8, 12, 12)).astype(np.float32)}
+    expected, found = (reference_outputs(file, feeds)["y"] for file in (model, path))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=0.01 * np.abs(expected).max())
+    assert not np.array_equal(found, expected)
