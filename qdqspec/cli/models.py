@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, settings_from
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from qdqspec.cli.words import Verbs
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
@@ -128,7 +126,7 @@ def judged(model: Model, settings: Settings) -> Judged:
 
 def apply(arguments: argparse.Namespace) -> int:
     """Write the model with the pairs of the scheme."""
-    from qdqspec.graph.model import load_model
+    from qdqspec.graph.model import Model, load_model
     from qdqspec.graph.save import save_model
     from qdqspec.placement.scheme import apply_scheme
 
@@ -136,7 +134,7 @@ def apply(arguments: argparse.Namespace) -> int:
     result = apply_scheme(model, arguments.scheme)
     inputs = [arguments.model, arguments.scheme, *model.external_files()]
     save_model(result.proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
-    _conclude(arguments, {"pairs": _count(result.proto, "DequantizeLinear"), "notes": list(result.notes)})
+    _conclude(arguments, {"pairs": _dequantized(Model(result.proto)), "notes": list(result.notes)})
     return FINE
 
 
@@ -148,7 +146,7 @@ def strip(arguments: argparse.Namespace) -> int:
 
     model = load_model(arguments.model)
     reference = None if arguments.reference is None else load_model(arguments.reference)
-    removed = _count(model.proto, "DequantizeLinear")
+    removed = _dequantized(model)
     result = strip_qdq(model, reference)
     given = (model, *(() if reference is None else (reference,)))
     inputs = [file for one in given for file in (one.path, *one.external_files()) if file is not None]
@@ -157,8 +155,13 @@ def strip(arguments: argparse.Namespace) -> int:
     return FINE
 
 
-def _count(proto: ModelProto, op_type: str) -> int:
-    return sum(node.op_type == op_type for node in proto.graph.node)
+def _dequantized(model: Model) -> int:
+    """How many tensors a model dequantizes; scales that are dequantized themselves are none."""
+    from qdqspec.placement.recognize import is_op
+    from qdqspec.placement.restore import makes_scale
+
+    made = (node for node in model.nodes if is_op(node, "DequantizeLinear"))
+    return sum(not makes_scale(model, node.outputs[0]) for node in made)
 
 
 def _conclude(arguments: argparse.Namespace, found: dict[str, Any]) -> None:

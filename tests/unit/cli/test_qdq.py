@@ -5,9 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from qdqspec.graph.model import load_model
+from qdqspec.placement.scheme import write_scheme
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.types import Consumer, Placement, Site
 
 DATA = Path(__file__).parents[2] / "data"
 QAT = DATA / "digits_resnet_qat_qdq.onnx"
@@ -23,6 +30,38 @@ def test_import_strip_apply_is_the_same_model(verb, tmp_path) -> None:
     compared = verb("diff", QAT, "again.onnx")
     assert compared.code == 0, compared.out
     assert compared.out == "28 equal Q/DQ pairs; the float models are the same\n"
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "mxfp8"])
+def test_blocks_of_both_sides_go_there_and_back(verb, tmp_path, name) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[4,64] x) => (float[4,64] y) { y = MatMul(x, w) }'
+    model = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "layer.onnx")
+    loaded = load_model(tmp_path / "layer.onnx")
+    ends = {name: Consumer("MatMul#0", index) for index, name in enumerate("xw")}
+    sites = (
+        Site(tensor="x", consumers=(ends["x"],), format=name, axis=1),
+        Site(tensor="w", consumers=(ends["w"],), format=name, axis=0, weight=True),
+    )
+    placement = Placement(sites=frozenset(sites))
+    numbers = Quantizer(loaded, {"x": TensorRange(-4.0, 4.0)}).placed(placement)
+    write_scheme(tmp_path / "scheme.json", placement, numbers, "tensorrt")
+    assert (
+        "narrow.onnx: 2 dequantized tensors in it"
+        in verb("apply", "layer.onnx", "scheme.json", "-o", "narrow.onnx").out
+    )
+    assert (
+        verb("import", "narrow.onnx", "-o", "read.json").out
+        == "read.json: 1 activation and 1 weight pairs in it\n"
+    )
+    stripped = verb("strip", "narrow.onnx", "-o", "back.onnx", "--reference", "layer.onnx")
+    assert "2 dequantized tensors removed" in stripped.out
+    assert (tmp_path / "back.onnx").read_bytes() == (tmp_path / "layer.onnx").read_bytes()
+    assert "scales found at run time" in verb("diff", "layer.onnx", "narrow.onnx").out
+    assert verb("lint", "narrow.onnx", "--target", "tensorrt-11", "--compute-capability", "10.0").code == 0
+    assert "ORT007" in verb("lint", "narrow.onnx", "--target", "onnxruntime-cpu").out
 
 
 def test_import_says_what_it_had_to_guess(verb) -> None:
