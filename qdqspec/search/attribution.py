@@ -31,7 +31,7 @@ SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
 DRAWS = 30  # models drawn for one proposal that was not built before
 HEATING = 10  # draws after which the cost model's doubts have doubled
 FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
-PROVED_PATIENCE, PROVED_LOSSES = 2, 2  # of P3 and P4 where a search of a sister has come to what leads, ...
+PROVED_LOSSES = 3  # in P4 where a search of a sister has come to what leads, ...
 SURPRISE = 0.97  # ... as long as nothing is quicker than that by more
 MARGINS_DB = (3.0, 6.0, 10.0)  # asked for beyond the target where the noise model proves too hopeful
 DOUBT_DB = 1.0  # how far below the target a prediction may lie and still be tried
@@ -77,10 +77,6 @@ class Attribution(Stepwise):
             return False
         known = [t.ratio for t in self._measured if t.ratio and t.placement.digest in self._setup.proved]
         return bool(known) and (self._incumbent.ratio or 1.0) >= SURPRISE * min(known)
-
-    @property
-    def _patience(self) -> int:
-        return PROVED_PATIENCE if self._is_proved else SURROGATE_PATIENCE
 
     def _phases(self, space: SchemeSpace) -> Steps:
         reference, everything, *pure = pure_placements(space)
@@ -217,7 +213,7 @@ class Attribution(Stepwise):
         for trial in self._measured:
             surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
         winless = 0
-        while winless < self._patience and not self._must_listen:
+        while winless < SURROGATE_PATIENCE and not self._must_listen:
             proposal = self._drawn(space, costs, surrogate)
             if proposal is None:
                 return
