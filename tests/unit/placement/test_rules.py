@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx.parser
 import pytest
+from graph_text import model_of
 from onnx import numpy_helper
 
 from qdqspec.backends.base import Capabilities
@@ -18,20 +18,6 @@ from qdqspec.types import Consumer
 
 BOTH = ("in+out", "in-only")
 SKIP, NORM, PAD = "skip-side-of-residual-add", "conv-to-layernorm", "q-before-pad"
-
-
-def model_of(text: str, **weights: tuple[int, ...]) -> Model:
-    head = '<ir_version: 8, opset_import: ["": 17]>'
-    proto = onnx.parser.parse_model(head + text)
-    random = np.random.default_rng(0)
-    for name, shape in weights.items():
-        proto.graph.initializer.append(
-            numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
-        )
-    for node in proto.graph.node:
-        node.name = node.output[0]
-    onnx.checker.check_model(proto, full_check=True)
-    return Model(proto)
 
 
 def space_of(model: Model, *rules: str) -> SchemeSpace:
@@ -55,7 +41,7 @@ def edges_of(space: SchemeSpace, **labels: str) -> set[tuple[str, str]]:
 
 
 RESIDUAL = """
-g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+(float[1,4,6,6] x) => (float[1,4,6,6] y)
 {
   a = Conv<pads=[1,1,1,1]>(x, w1)
   b = Relu(a)
@@ -112,7 +98,7 @@ def test_a_rule_looks_at_no_unit_for_each_other_one(rule: str, monkeypatch) -> N
 
     def looks(blocks: int) -> int:
         body = "".join(f"c{i} = Conv(x{i}, w) x{i + 1} = Add(c{i}, x{i}) " for i in range(blocks))
-        text = f"g (float[1,4,6,6] x0) => (float[1,4,6,6] y) {{ {body} y = Neg(x{blocks}) }}"
+        text = f"(float[1,4,6,6] x0) => (float[1,4,6,6] y) {{ {body} y = Neg(x{blocks}) }}"
         seen: list[Unit] = []
         monkeypatch.setattr(rules, "_is_weighted", lambda unit: seen.append(unit) or real(unit))
         space_of(model_of(text, w=(4, 4, 1, 1)), rule)
@@ -124,7 +110,7 @@ def test_a_rule_looks_at_no_unit_for_each_other_one(rule: str, monkeypatch) -> N
 
 def norm_model(between: str, norm_of: str, *, shape: str = "1,6,6,4") -> Model:
     text = f"""
-    g (float[1,4,6,6] x) => (float[{shape}] y)
+    (float[1,4,6,6] x) => (float[{shape}] y)
     {{
       a = Conv<pads=[1,1,1,1]>(x, w)
       {between}
@@ -175,7 +161,7 @@ def test_only_copies_are_followed_and_only_their_data_input(between: str) -> Non
 
 def pad_model(pad: str, **more: tuple[int, ...]) -> Model:
     text = f"""
-    g (float[1,4,6,6] x) => (float[1,4,6,6] y)
+    (float[1,4,6,6] x) => (float[1,4,6,6] y)
     <int64[8] pads = {{0,0,1,1,0,0,1,1}}, float zero = {{0.0}}, float one = {{1.0}}>
     {{
       r = Relu(x)

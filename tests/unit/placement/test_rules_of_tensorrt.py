@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
-import onnx.parser
 import pytest
-from onnx import numpy_helper
+from graph_text import model_of
 
 from qdqspec.backends import _trt_ops
 from qdqspec.backends.base import Capabilities
@@ -21,19 +19,6 @@ from qdqspec.types import QuantizeRules
 BOTH = ("in+out", "in-only")
 FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "placement-rules.md"
-
-
-def model_of(text: str, **weights: tuple[int, ...]) -> Model:
-    proto = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g ' + text)
-    random = np.random.default_rng(0)
-    for name, shape in weights.items():
-        proto.graph.initializer.append(
-            numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
-        )
-    for node in proto.graph.node:
-        node.name = node.output[0]
-    onnx.checker.check_model(proto, full_check=True)
-    return Model(proto)
 
 
 def capabilities(*rules: str) -> Capabilities:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from chains import SHAPE, chain_model
 
 from qdqspec.registry import names
 from qdqspec.session import Session
@@ -23,29 +23,10 @@ CLOCKS = ("build_seconds", "sum")  # how long a build took, and the digest of a 
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     """A small residual network with data; its costs depend on the seed of the device."""
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a"], "conv0", pads=[1, 1, 1, 1]),
-        helper.make_node("Relu", ["a"], ["b"], "relu0"),
-        helper.make_node("Conv", ["b", "w1"], ["c"], "conv1", pads=[1, 1, 1, 1]),
-        helper.make_node("Add", ["b", "c"], ["d"], "add"),
-        helper.make_node("Conv", ["d", "w2"], ["y"], "conv2", pads=[1, 1, 1, 1]),
-    ]
-    shape, lots = (1, 8, 12, 12), np.random.default_rng(0)
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [
-            numpy_helper.from_array(lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32), f"w{i}")
-            for i in range(3)
-        ],
+    onnx.save(chain_model(), tmp_path / "net.onnx")
+    np.savez(
+        tmp_path / "data.npz", x=np.random.default_rng(1).normal(size=(2, *SHAPE[1:])).astype(np.float32)
     )
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9),
-        tmp_path / "net.onnx",
-    )
-    np.savez(tmp_path / "data.npz", x=lots.normal(size=(2, *shape[1:])).astype(np.float32))
     return Case(id="default", model=tmp_path / "net.onnx", inputs=Inputs(calibration=tmp_path / "data.npz"))
 
 
