@@ -184,7 +184,7 @@ def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
 
 
 def _check_type(tensor: TensorProto, path: Path) -> None:
-    known = tensor.data_type in TensorProto.DataType.values()
+    known = tensor.data_type in {*TensorProto.DataType.values()} - {TensorProto.UNDEFINED}
     if known and all(dim >= 0 for dim in tensor.dims) and not (_is_text(tensor) and is_external(tensor)):
         return
     what = f"dimensions {list(tensor.dims)[:8]}" if known else f"the unknown type {tensor.data_type}"

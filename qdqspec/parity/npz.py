@@ -188,7 +188,9 @@ def _reading(file: Path, name: str | None = None) -> Iterator[None]:
     subject = "the file" if name is None else f"array '{name}'"
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (
+        zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError
+    ) as error:  # fmt: skip
         raise DataError(f"{subject} cannot be read as .npz ({error})", where=file, cure=_HOW) from None
     except OSError as error:
         raise DataError(f"the file cannot be read: {error.strerror}", where=file) from None

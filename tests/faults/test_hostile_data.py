@@ -103,3 +103,13 @@ def test_a_damaged_archive_is_told_wherever_it_is_cut(tmp_path: Path) -> None:
         path.write_bytes(whole[:cut])
         with pytest.raises(DataError):
             read_members(path)
+
+
+def test_a_name_in_an_archive_that_is_no_text_is_told(tmp_path: Path) -> None:
+    """The archive says that its names are UTF-8, and one is not."""
+    file = io.BytesIO()
+    np.savez(file, ä=np.ones((2, 3), np.float32))
+    path = tmp_path / "data.npz"
+    path.write_bytes(file.getvalue().replace("ä".encode(), b"\x9b\x9b"))
+    with pytest.raises(DataError, match="cannot be read"):
+        read_members(path)

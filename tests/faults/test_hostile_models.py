@@ -99,6 +99,15 @@ def test_external_data_stays_beside_the_model_and_is_as_long_as_it_says(
     assert reason in refused(with_external(home, **said)).what
 
 
+@pytest.mark.parametrize("elem_type", [TensorProto.UNDEFINED, 99])
+def test_external_data_of_no_type_is_refused(home: Path, elem_type: int) -> None:
+    path = with_external(home, location="weights.bin")
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].data_type = elem_type
+    path.write_bytes(proto.SerializeToString())
+    assert f"tensor 'w' has the unknown type {elem_type}" in refused(path).what
+
+
 def test_weights_that_are_there_are_read(home: Path) -> None:
     path = with_external(home, location="weights.bin", offset="0", length=str(WEIGHT))
     assert load_model(path).array("w").shape == (4, 3, 3, 3)
