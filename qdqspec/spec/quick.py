@@ -8,6 +8,8 @@ all is wrong and none of these corners is met. Everything else is read again, by
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Any
 
 from qdqspec.spec.locate import Document, Reader
 
@@ -26,12 +28,17 @@ def read_quickly(text: str) -> Document | None:
     if _CORNERS.search(text.replace("\r\n", "\n")):
         return None
     try:
-        import yaml
-        from yaml import CSafeLoader
+        # The classes that the parser itself knows: where a test has PyYAML imported twice, those of `yaml` are others.
+        from yaml import _yaml
     except ImportError:  # PyYAML without libyaml
         return None
     try:
-        found = Reader(text, yaml.parse(text, Loader=CSafeLoader), yaml.events).read()
-    except (yaml.YAMLError, ValueError, ArithmeticError, LookupError):
+        found = Reader(text, _events(_yaml.CParser(text)), _yaml).read()
+    except (_yaml.YAMLError, ValueError, ArithmeticError, LookupError):
         return None
     return None if found.problems else found
+
+
+def _events(parser: Any) -> Iterator[Any]:
+    while parser.check_event():
+        yield parser.get_event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -153,6 +154,15 @@ def test_what_is_read_quickly_is_what_is_read_with_care(text: str) -> None:
 def test_a_right_spec_is_read_quickly() -> None:
     assert read_quickly(VALID) is not None
     assert read_quickly(VALID.replace("\n", "\r\n")) is not None
+
+
+def test_it_is_read_quickly_where_pyyaml_was_imported_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a test that runs pytest inside itself: C modules stay as they are, others are new."""
+    assert read_quickly(VALID) is not None
+    for name in [name for name in sys.modules if name.split(".")[0] == "yaml"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert read_quickly(VALID) is not None
+    assert read_quickly("'") is None
 
 
 VALUES = st.recursive(
