@@ -95,6 +95,8 @@ class Finder:
         if known is not None and self._still_holds(known):
             take_results(known, self.bench.given, self.bench.output)
             return known
+        if known is not None:  # now, and not later: another process may put what it has found meanwhile
+            self.store.discard(self.bench.key)
         return self._tuned()
 
     def _tuned(self) -> Kept:
@@ -120,14 +122,15 @@ class Finder:
         cut_short = bench.work.seconds_left() == 0  # by the run's time limit: such a search is not kept
         if bench.settings.no_cache or cut_short:
             return Kept(result=result, folder=folder, raw_winner=raw_winner)
-        self.store.discard(bench.key)
         about = {
             "case": bench.case.name,
             "model": bench.given.where,
             "device": bench.device.key,
             "target": target,
         }
-        return keep(self.store, bench.key, result, raw_winner, folder, about)
+        kept = keep(self.store, bench.key, result, raw_winner, folder, about)
+        is_ours = _same_files(kept.folder / SCHEME, folder / SCHEME)  # or another process was quicker
+        return kept if is_ours else replace(kept, folder=folder)
 
     def _still_holds(self, known: Kept) -> bool:
         """Time a cached winner anew; where a short look proves nothing, look as closely as a search would."""
@@ -203,3 +206,10 @@ class Finder:
     def _timed(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Reference and what is shipped, from fresh builds, interleaved."""
         return self.bench.timed(kept.model or require_path(self.bench.given), builds, rounds)
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    try:
+        return one.read_bytes() == other.read_bytes()
+    except OSError:
+        return False

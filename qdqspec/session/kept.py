@@ -119,6 +119,7 @@ def recall(store: Store, key: str) -> Kept | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         # It is whole, and still not what this version writes; or another process has just removed it.
         store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")
+        store.discard(key)
         return None
 
 

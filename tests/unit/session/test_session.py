@@ -240,6 +240,28 @@ def test_a_reference_of_another_model_does_not_stay(open_session: Open, case: Ca
     assert onnx.load(session.output(case) / "reference.onnx") == onnx.load(case.model)
 
 
+def test_what_another_process_put_meanwhile_stays_and_ours_is_what_we_found(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two specs of one model side by side search for the same key; each ships what it has measured itself."""
+    first, second = open_session(), open_session(output=case.model.parent / "elsewhere", seed=0)
+
+    def put_late(*_: object) -> Path:
+        first.search(case)
+        kept = first.work(case).finder.kept.folder
+        (kept / "scheme.json").write_bytes(b"of another search")
+        return kept
+
+    monkeypatch.setattr(second._store, "put", put_late)
+    second.search(case)
+    theirs, ours = first.work(case).finder.kept, second.work(case).finder.kept
+    assert theirs.model is not None
+    assert theirs.model.is_file()
+    assert ours.folder == second.output(case)
+    assert ours.model is not None
+    assert ours.model.is_file()
+
+
 def test_a_left_alone_result_is_cached_too(open_session: Open, case: Case) -> None:
     one = replace(case, tune=replace(case.tune, trials=1))
     open_session(SLOW_INTEGERS).search(one)
