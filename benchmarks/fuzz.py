@@ -94,8 +94,8 @@ def fuzz(name: str, seconds: float, seed: int, home: Path) -> tuple[int, dict[st
     return told["count"], told["found"], told["peak_mib"]
 
 
-def guided(name: str, seconds: float) -> None:
-    """The same with atheris, in this process: it ends at the first fault."""
+def guided(name: str, seconds: float, home: Path) -> None:
+    """The same with atheris, in this process: it ends at the first fault, and leaves the input in ``home``."""
     import atheris  # type: ignore[import-not-found]  # optional
 
     with atheris.instrument_imports(include=["qdqspec"]):
@@ -116,6 +116,7 @@ def guided(name: str, seconds: float) -> None:
             f"-max_total_time={int(seconds)}",
             f"-rss_limit_mb={MEMORY >> 20}",
             f"-timeout={2 * LONGEST}",
+            f"-artifact_prefix={home}/",
         ]
         atheris.Setup([sys.argv[0], str(corpus), *limits], one)
         atheris.Fuzz()
@@ -134,13 +135,13 @@ def main() -> None:
     if given.child is not None:
         child(given.reader, given.seconds, given.seed, given.child)
         return
+    given.keep.mkdir(parents=True, exist_ok=True)
     if given.atheris:
-        guided(given.reader or "spec", given.seconds)
+        guided(given.reader or "spec", given.seconds, given.keep)
         return
     from readers import READERS
 
     chosen = [given.reader] if given.reader else list(READERS)
-    given.keep.mkdir(parents=True, exist_ok=True)
     faults = 0
     print("| reader | inputs | peak MiB | faults |\n|---|---|---|---|")
     for name in chosen:
