@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,3 +56,18 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 def models() -> Path:
     """The folder of the example models."""
     return MODELS
+
+
+@pytest.fixture
+def processes() -> None:
+    """Every engine has a process of its own, as outside the tests: against ``engine_threads`` of a module."""
+
+
+@pytest.fixture
+def engine_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are threads of this process, for tests that are not about processes and would start hundreds."""
+    if "processes" not in request.fixturenames:
+        from engine_threads import Threads
+
+        isolate = importlib.import_module("qdqspec.measure.isolate")  # `qdqspec.measure` is a function, too
+        monkeypatch.setattr(isolate, "open_launcher", lambda backend, **_: Threads(backend))

@@ -645,7 +645,8 @@ def test_a_read_only_output_folder_is_named(open_session: Open, case: Case, tmp_
     assert str(folder) in str(caught.value)
 
 
-def test_a_folder_in_use_is_named(open_session: Open, case: Case) -> None:
+def test_a_folder_in_use_is_named(open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # workers of one run wait for each other
     first, second = open_session(), open_session()
     errors: list[StateError] = []
 
@@ -691,9 +692,11 @@ def children() -> set[int]:
 
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+processes = pytest.mark.usefixtures("processes")
 
 
 @linux
+@processes
 def test_closing_leaves_no_child_behind(open_session: Open, case: Case) -> None:
     before = children()
     session = open_session()
@@ -705,6 +708,7 @@ def test_closing_leaves_no_child_behind(open_session: Open, case: Case) -> None:
 
 
 @linux
+@processes
 @pytest.mark.parametrize("stage", ["crash", "interrupt", "disk"])
 def test_nor_after_something_went_wrong(
     open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch, stage: str
@@ -728,6 +732,7 @@ def test_nor_after_something_went_wrong(
 
 
 @linux
+@processes
 def test_engines_are_closed_as_soon_as_a_case_is_done(open_session: Open, case: Case) -> None:
     before = children()
     open_session().evidence(case, ALL)
@@ -737,6 +742,7 @@ def test_engines_are_closed_as_soon_as_a_case_is_done(open_session: Open, case: 
 # ---- the real thing -----------------------------------------------------------------------------
 
 
+@processes
 def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path: Path) -> None:
     """Tuned or left alone, as this machine has it; either way whole, proved and cached."""
     before = digests(models)

@@ -373,6 +373,7 @@ def test_a_damaged_study_is_told(open_study: Open, tmp_path: Path, damage: str) 
         Study.load(folder)
 
 
+@pytest.mark.usefixtures("processes")
 def test_closing_ends_the_processes(session: Session, model: Path) -> None:
     with session.study(model, trials=3) as study:
         list(study)

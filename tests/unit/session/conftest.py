@@ -1,0 +1,10 @@
+"""Sessions whose engines are threads, unless a test asks for ``processes``."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _cheap_engines(engine_threads: None) -> None:
+    """A session starts dozens of engines, of which few tests here need to be processes."""
