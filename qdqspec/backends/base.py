@@ -49,6 +49,8 @@ class Capabilities:
     ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
     ``lacking[format]`` says why a format that the backend has elsewhere is not one of ``formats`` here;
     ``builds_side_by_side`` is true where a build times no kernels, so that several at once come to the same;
+    ``one_processor`` where an engine of one thread computes on the processor of the thread that runs it, so that
+    engines can be compared on the same one;
     ``fuses_in_half`` is true where narrow kernels fuse as those of float16 do, so that what fuses is looked up there;
     ``computes_in_half`` where it has kernels of its own for float16, so that a model in float16 is worth a look.
     """
@@ -70,6 +72,7 @@ class Capabilities:
     dynamic_shapes: bool = True
     observes: bool = True
     builds_side_by_side: bool = False
+    one_processor: bool = False
     fuses_in_half: bool = False
     computes_in_half: bool = False
     lacking: Mapping[str, str] = field(default_factory=dict)

@@ -101,6 +101,7 @@ class OnnxRuntime:
             since_opset=SINCE_OPSET,
             blocked_axes=BLOCKED_AXES,
             builds_side_by_side=True,
+            one_processor=True,
         )
 
     def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:

@@ -34,6 +34,7 @@ class Child:
 
     stream: Stream
     folder: Path
+    pid: int
     end: Callable[[], int]  # kills it and returns its exit code, negative for a signal
 
     def log(self) -> str:

@@ -24,7 +24,7 @@ from qdqspec.measure.admission import Admission
 from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measure.race import SCREEN, WARMUP, Entrant, both_of, race
-from qdqspec.measure.stats import drift, inverse, pooled_deviation, ratio_intervals, trimmed_mean
+from qdqspec.measure.stats import build_deviation, drift, inverse, ratio_intervals
 from qdqspec.measure.together import Together, joined, time_together
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
@@ -199,10 +199,8 @@ class Bench:
 
     def recall_noise(self, samples: Samples) -> None:
         """Set ``eps`` from samples that `measure_noise` once returned."""
-        logs = np.log(np.asarray(samples.on(self.clock))).reshape(NOISE_BUILDS, -1)
-        rounds = logs.mean(axis=0)
-        deviation, _ = pooled_deviation([[trimmed_mean(build - rounds) for build in logs]])
-        self.eps = max(FLOOR_EPS, 2 * deviation)
+        builds = np.asarray(samples.on(self.clock)).reshape(NOISE_BUILDS, -1)
+        self.eps = max(FLOOR_EPS, 2 * build_deviation(builds))
 
     def compare(
         self, roles: Mapping[str, Placement], *, builds: int = CONFIRM_BUILDS, rounds: int = CONFIRM_ROUNDS

@@ -25,8 +25,8 @@ HOPELESS = 1.15  # slower than this after so many pairs: dropped
 HOPELESS_AFTER = 3
 WARMUP = 5  # runs before a fresh engine is timed; integer kernels settle after five or six
 SCREEN = 3  # timed runs that tell how long one takes
-TURN_MS = 5.0  # how long the timed part of a turn lasts, for models that are shorter than that
-MOST_RUNS = 25  # in one turn
+WARM_MS, TIMED_MS = 6.0, 3.0  # how long the two parts of a turn last, for models that are shorter than that
+MOST_RUNS = 5  # in either part
 DISTURBED = (
     1.2  # wall time over CPU time of a turn: others had the processor meanwhile, and it is taken again
 )
@@ -93,8 +93,9 @@ def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Cl
 class Turn:
     """How one sample of an engine is taken: untimed runs, then the median of timed ones.
 
-    Another engine ran just before and left the caches cold, where a user's loop finds them warm; so short
-    models are warmed up again and their turn lasts about five milliseconds.
+    Another engine ran just before and left the caches cold, where a user's loop finds them warm: a first run takes 2
+    to 60 % longer, and a model of a millisecond, float more than integers, is warm after five or six. Timed runs
+    of one turn are more alike than turns are, so that a few tell as much as many.
     """
 
     warmup: int
@@ -103,8 +104,10 @@ class Turn:
     @classmethod
     def lasting(cls, typical_ms: float) -> Turn:
         """A turn for an engine that takes about so long."""
-        runs = max(1, min(MOST_RUNS, round(TURN_MS / max(typical_ms, 1e-6))))
-        return cls(warmup=max(1, runs), runs=runs)
+        warmup, runs = (
+            max(1, min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6)))) for lasts in (WARM_MS, TIMED_MS)
+        )
+        return cls(warmup=warmup, runs=runs)
 
     def sample(self, engine: Engine) -> Samples:
         """Take one sample; take it again where somebody else had the processor meanwhile."""

@@ -26,6 +26,17 @@ def trimmed_mean(values: Sequence[float] | Floats, share: float = 0.2) -> float:
     return float(ordered[cut : len(ordered) - cut].mean())
 
 
+def trimmed_error(values: Sequence[float] | Floats, share: float = 0.2) -> float:
+    """Standard error of `trimmed_mean`, from the deviation with the trimmed values moved to the kept ones' ends.
+
+    Tukey and McLaughlin (1963). Needs two values at least.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    cut = int(len(ordered) * share)
+    moved = np.clip(ordered, ordered[cut], ordered[len(ordered) - cut - 1])
+    return float(moved.std(ddof=1)) / ((1 - 2 * cut / len(ordered)) * math.sqrt(len(ordered)))
+
+
 def log_ratios(challenger: Sequence[float], incumbent: Sequence[float]) -> Floats:
     """Natural logarithms of the pairwise time ratios."""
     return np.log(np.asarray(challenger, dtype=np.float64)) - np.log(np.asarray(incumbent, dtype=np.float64))
@@ -124,6 +135,23 @@ def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
         return 0.0, 0
     squares = sum(float(((np.asarray(group) - np.mean(group)) ** 2).sum()) for group in groups)
     return math.sqrt(squares / freedom), freedom
+
+
+def build_deviation(builds: Sequence[Sequence[float]] | Floats) -> float:
+    """How much fresh builds of one model differ, as a standard deviation of logarithms, without what runs differ by.
+
+    Takes one sequence of samples for each of two builds or more; position ``i`` of every sequence belongs to the same
+    round. What the levels of builds vary by is made of both; what runs leave of it after averaging is known from how
+    they vary about their level, and taken off: analysis of variance with random effects (Eisenhart 1947). On a busy
+    machine runs make most of it.
+    """
+    logs = np.log(np.asarray(builds, dtype=np.float64))
+    apart = logs - logs.mean(axis=0)
+    among, _ = pooled_deviation([[trimmed_mean(build) for build in apart]])
+    # Each build has its share in the rounds' means, which takes so much from how far its runs lie apart.
+    share_left = 1 - 1 / len(apart)
+    by_runs = float(np.mean([trimmed_error(build) ** 2 for build in apart])) / share_left
+    return math.sqrt(max(0.0, among**2 - by_runs))
 
 
 def ratio_intervals(roles: Mapping[str, Sequence[Sequence[float]]], base: str) -> dict[str, Interval]:

@@ -1,12 +1,11 @@
 """Several builds of several models timed together: one turn of each in every round, in random order.
 
-May import floor 0, `race` and the backend seam. Position ``i`` of every build's samples belongs to the same round,
-so that whatever changes the machine's speed from round to round falls on all of them.
+May import floor 0, `race`, `stats` and the backend seam. Position ``i`` of every build's samples belongs to the same
+round, so that whatever changes the machine's speed from round to round falls on all of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
@@ -18,6 +17,7 @@ import numpy as np
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measure.race import Turn, settle
+from qdqspec.measure.stats import trimmed_error
 from qdqspec.types import Clock, Samples
 
 FEWEST = 6  # rounds below which nothing is said of how well a level is known
@@ -121,9 +121,7 @@ def _are_known(result: Together, clock: Clock) -> bool:
     logs = np.log([build.on(clock) for group in result.samples.values() for build in group])
     if len(logs) < 2:
         return False
-    apart = logs - logs.mean(axis=0)
-    errors = apart.std(axis=1, ddof=1) / math.sqrt(apart.shape[1])
-    return bool(errors.max() <= ENOUGH)
+    return all(trimmed_error(apart) <= ENOUGH for apart in logs - logs.mean(axis=0))
 
 
 def joined(builds: Sequence[Samples]) -> Samples:

@@ -33,6 +33,7 @@ from typing import Any
 from qdqspec import registry
 from qdqspec.backends.base import Array, Backend, Engine
 from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.measure._processor import stay_on_one
 from qdqspec.measure._records import layer_to_json, options_from_json, samples_to_json
 from qdqspec.measure._wire import Header, Stream, WireClosedError, travels
 
@@ -73,7 +74,10 @@ class Service:
             self.stream.send({"error": error_to_json(error)})
 
     def _do_build(self, header: Header, _: Mapping[str, Array]) -> Answer:
-        self.engine = self.backend.build(Path(header["model"]), options_from_json(header["options"]))
+        options = options_from_json(header["options"])
+        self.engine = self.backend.build(Path(header["model"]), options)
+        if options.threads == 1 and self.backend.capabilities(options).one_processor:
+            stay_on_one()
         return {"graph_hash": self.engine.graph_hash}, {}
 
     def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Answer:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qdqspec.measure.stats import (
     EXACT_LIMIT,
+    build_deviation,
     drift,
     inverse,
     log_ratios,
@@ -19,6 +20,7 @@ from qdqspec.measure.stats import (
     ratio_intervals,
     signed_rank_bounds,
     student_t,
+    trimmed_error,
     trimmed_mean,
     wilcoxon_p,
 )
@@ -105,6 +107,34 @@ def test_trimmed_mean_is_scipys(values: list[float], share: float) -> None:
 
 def test_trimmed_mean_does_not_see_an_outlier() -> None:
     assert trimmed_mean([1.0] * 9 + [1e9]) == 1.0
+
+
+@given(st.lists(SMALL, min_size=20, max_size=20), st.sampled_from([0.1, 0.2, 0.25, 0.4]))
+def test_the_error_of_a_trimmed_mean_is_scipys(values: list[float], share: float) -> None:
+    """Where the share is a whole number of values; elsewhere scipy reckons with values that it did not trim."""
+    expected = scipy.stats.mstats.trimmed_stde(np.array(values), limits=(share, share))
+    assert trimmed_error(values, share) == pytest.approx(float(expected), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("run", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("build", [0.0, 0.012, 0.03])
+def test_what_runs_differ_by_is_no_difference_between_builds(build: float, run: float) -> None:
+    """On a busy machine it is most of what the levels of builds vary by. Drift belongs to no build."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(300):
+        levels = build * random.standard_normal((5, 1))
+        drift = 0.3 * np.linspace(0, 1, 12)
+        found.append(build_deviation(np.exp(levels + drift + run * random.standard_normal((5, 12)))))
+    runs_alone = run / math.sqrt(12)
+    assert np.mean(found) == pytest.approx(build, abs=0.1 * build + 0.45 * runs_alone)
+    assert np.mean(np.square(found)) <= build**2 + 0.5 * runs_alone**2 + 0.1 * build**2
+
+
+def test_one_slow_run_in_ten_is_no_difference_between_builds() -> None:
+    random = np.random.default_rng(0)
+    noise = 0.01 * random.standard_normal((300, 5, 12)) + 0.5 * (random.random((300, 5, 12)) < 0.1)
+    assert np.mean([build_deviation(np.exp(builds)) for builds in noise]) < 0.02
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 9, 30, 101, 400])
