@@ -149,7 +149,7 @@ def _pair(turn: Turn, ours: Engine, theirs: Engine, ours_first: bool) -> tuple[S
 
 
 def _ratio(ours: Samples, theirs: Samples, clock: Clock) -> float:
-    return math.exp(float(np.median(log_ratios(ours.on(clock), theirs.on(clock)))))
+    return math.exp(statistics.median(log_ratios(ours.on(clock), theirs.on(clock)).tolist()))
 
 
 def _verdict(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: float) -> Race:

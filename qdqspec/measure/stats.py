@@ -70,10 +70,19 @@ def signed_rank_bounds(differences: Sequence[float] | Floats, confidence: float 
     rejected = int(np.searchsorted(distribution, (1 - confidence) / 2, side="right"))
     if not rejected:
         return None
-    means = np.sort(np.add.outer(values, values)[np.triu_indices(len(values))] / 2)
+    means = np.sort(np.add.outer(values, values)[_each_pair(len(values))] / 2)
+    middle = len(means) // 2
     return Interval(
-        median=float(np.median(means)), low=float(means[rejected - 1]), high=float(means[-rejected])
+        median=float(means[middle] + means[-1 - middle]) / 2,
+        low=float(means[rejected - 1]),
+        high=float(means[-rejected]),
     )
+
+
+@cache
+def _each_pair(count: int) -> npt.NDArray[np.bool_]:
+    """Which entries of a square table are those of pairs, each with itself too."""
+    return np.triu(np.ones((count, count), dtype=bool))
 
 
 def _ranks(magnitudes: Floats) -> tuple[Floats, npt.NDArray[np.int64]]:
