@@ -1,14 +1,20 @@
-"""Puts a stand-in for trtexec, and one for nvidia-smi, into a folder on PATH."""
+"""Puts a stand-in for trtexec, and one for nvidia-smi, into a folder on PATH, or runs it without a process."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
+from typing import IO
 
 import pytest
 
@@ -72,3 +78,44 @@ def put_trtexec(
 def _executable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
+
+
+# ---- without processes ---------------------------------------------------------------------------
+
+_ONE_AT_A_TIME = threading.Lock()  # standard output and the command line are this process's
+
+
+@dataclass(frozen=True)
+class Over:
+    """A run of the stand-in that has ended, with the face of a process."""
+
+    code: int
+
+    @property
+    def pid(self) -> int:
+        raise ProcessLookupError  # there is nothing left to be killed
+
+    def wait(self, _seconds: float | None = None) -> int:
+        return self.code
+
+
+def run_here(command: Sequence[str], output: IO[bytes]) -> Over:
+    """Like ``qdqspec.backends._trtexec_process._start``, of the installed stand-in in this process."""
+    script, code = Path(command[0]), 0
+    with (
+        _ONE_AT_A_TIME,
+        contextlib.redirect_stdout(io.StringIO()) as said,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(sys, "argv", list(command))
+        try:
+            exec(_compiled(script.read_text()), {"__name__": "__main__", "__file__": str(script)})
+        except SystemExit as end:
+            code = int(end.code or 0)
+    output.write(said.getvalue().encode())
+    return Over(code)
+
+
+@functools.cache
+def _compiled(source: str) -> CodeType:
+    return compile(source, "trtexec", "exec")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from trt_surface import VERSIONS
-from trtexec_install import Trtexec, put_trtexec
+from trtexec_install import Trtexec, put_trtexec, run_here
 
 SUPPORT = Path(__file__).parents[2] / "support"
 _OURS = ("tensorrt", "cuda", "fake_gpu")
@@ -56,3 +56,9 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def install_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trtexec]:
     """``install_trtexec("10.16", fault={"time": "crash"})`` puts a stand-in and its GPU on PATH."""
     return partial(put_trtexec, tmp_path / "trtexec", monkeypatch)
+
+
+@pytest.fixture
+def trtexec_here(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in runs in this process: a search calls it hundreds of times, each an interpreter otherwise."""
+    monkeypatch.setattr("qdqspec.backends._trtexec_process._start", run_here)

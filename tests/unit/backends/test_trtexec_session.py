@@ -52,6 +52,7 @@ def hasty(monkeypatch):
     monkeypatch.setattr(bench.Bench.compare, "__kwdefaults__", {"builds": 2, "rounds": 6})
 
 
+@pytest.mark.usefixtures("trtexec_here")
 @pytest.mark.parametrize("version", ["10.16", "11.1"])
 def test_a_search_finds_the_faster_placement(install_trtexec, case, settings, version):
     tool = install_trtexec(version)

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.cli import main
 from qdqspec.measure import bench
 
+pytestmark = pytest.mark.usefixtures("trtexec_here")
 SPEC = """\
 qdqspec: 1
 model: net.onnx
