@@ -124,6 +124,7 @@ def tuned(session: Session, model: Path) -> Result | None:
 
 
 @of([odd for odd in MODELS if odd.name not in NOT_TUNED])
+@pytest.mark.usefixtures("engine_threads")
 def test_tune_on_the_simulated_device(odd: OddModel, net: Path, simulated: Session) -> None:
     found = tuned(simulated, net)
     if odd.name in NOT_SIMULATED:

@@ -68,3 +68,8 @@ def interrupt() -> Callable[[Session, Case, int], None]:
             session.search(case)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _cheap_engines(engine_threads: None) -> None:
+    """Unless a test asks for ``processes``."""

@@ -17,6 +17,7 @@ from qdqspec import QdqspecError, Spec, compare, find_regions, measure, render, 
 from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
 from qdqspec.session import Session
 
+pytestmark = pytest.mark.usefixtures("engine_threads")
 TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,8,12,12] y) {
   a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
   d = Add(b, c)  y = Conv<pads = [1, 1, 1, 1]>(d, w) }"""

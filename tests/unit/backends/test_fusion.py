@@ -15,6 +15,7 @@ from qdqspec.session import Session
 from qdqspec.session.fusion import FILE
 from qdqspec.types import Case, RegionRules, TuneRules
 
+pytestmark = pytest.mark.usefixtures("engine_threads")
 Install = Callable[[str], None]
 MODEL = "digits_resnet_b1.onnx"
 

@@ -18,6 +18,7 @@ from qdqspec.placement.scheme import read_scheme
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, TuneRules
 
+pytestmark = pytest.mark.usefixtures("engine_threads")
 Install = Callable[[str], None]
 SHAPE = (1, 16, 12, 12)
 ACTIVATIONS = ("x", "a", "b", "d")

@@ -43,3 +43,8 @@ def verb(tmp_path, monkeypatch, capsys):
         return Outcome(code, written.out, written.err)
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def _cheap_engines(engine_threads):
+    """Unless a test asks for ``processes``."""
