@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,10 @@ from qdqspec.graph.weights import WeightStore, with_own_bytes
 from qdqspec.graph.wire import Parts, parts_of
 
 INLINE_LIMIT = 1_900_000_000  # bytes of weights: protobuf ends at 2 GiB, and nodes need room too
+
+# Bytes written at once. For more of them Linux looks for large pages to put the file in, and where free memory is in
+# small pieces that took ten times as long: 40 ms in place of 4 for 12 MB, on ext4 and kernel 6.18.
+_AT_ONCE = 65_536
 
 
 def save_model(
@@ -51,8 +55,15 @@ def save_model(
             parts = model if isinstance(model, Parts) else _in_parts(model, base)
             chunks = parts.chunks(partial(_taken_in, base=base))
         with (folder / path.name).open("wb") as file:
-            file.writelines(chunks)
+            file.writelines(_blocks(chunks))
         _move_out(folder, path, data)
+
+
+def _blocks(chunks: Iterable[bytes]) -> Iterator[memoryview]:
+    """The same bytes, some at a time."""
+    for chunk in chunks:
+        view = memoryview(chunk)
+        yield from (view[i : i + _AT_ONCE] for i in range(0, len(view), _AT_ONCE))
 
 
 def _whole(model: onnx.ModelProto | Parts) -> onnx.ModelProto:

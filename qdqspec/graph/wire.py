@@ -8,10 +8,9 @@ Source: protobuf.dev, "Encoding".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from typing import TypeAlias
 
 import onnx
@@ -26,7 +25,11 @@ INPUT = onnx.GraphProto.INPUT_FIELD_NUMBER
 _NODE_INPUT = onnx.NodeProto.INPUT_FIELD_NUMBER
 LAST = 2**29 - 1  # the highest number a field can have
 
-Piece: TypeAlias = bytes | TensorProto  # fields of a graph as they are written, or one initializer
+Run: TypeAlias = Sequence[bytes] | TensorProto  # fields of a graph as they are written, or one initializer
+
+_AT_ONCE = (
+    1024  # pieces joined: their memory is used again for the next ones, where all together ask for new pages
+)
 
 
 def varint(number: int) -> bytes:
@@ -74,14 +77,14 @@ def node_input(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A model in the order of its file: what stands before its graph, the graph in pieces, and what follows.
+    """A model in the order of its file: what stands before its graph, the graph in runs, and what follows.
 
-    Bytes may end anywhere, within a field too. ``apart`` says that every tensor with external data is a piece of its
+    A run of bytes is whole fields, cut anywhere. ``apart`` says that every tensor with external data is a run of its
     own.
     """
 
     before: bytes
-    graph: tuple[Piece, ...]
+    graph: tuple[Run, ...]
     after: bytes
     apart: bool = False
 
@@ -90,28 +93,31 @@ class Parts:
         model = onnx.ModelProto()
         model.MergeFromString(self.before)
         model.graph.SetInParent()
-        for is_bytes, run in groupby(self.graph, lambda piece: isinstance(piece, bytes)):
-            if is_bytes:
-                model.graph.MergeFromString(b"".join(run))
+        for run in self.graph:
+            if isinstance(run, TensorProto):
+                model.graph.initializer.append(run)
             else:
-                model.graph.initializer.extend(run)
+                model.graph.MergeFromString(b"".join(run))
         model.MergeFromString(self.after)
         return model
 
     def tensors(self) -> Iterator[TensorProto]:
         """The initializers that stand by themselves."""
-        return (piece for piece in self.graph if isinstance(piece, TensorProto))
+        return (run for run in self.graph if isinstance(run, TensorProto))
 
     def chunks(self, own: Callable[[TensorProto], TensorProto]) -> Iterator[bytes]:
-        """The file, a piece at a time. ``own`` gives an initializer as it is to be written, when it is."""
+        """The file, some pieces at a time. ``own`` gives an initializer as it is to be written, when it is."""
         # Sizes come first, so a tensor is asked for twice: reading is cheaper than keeping all of them.
-        size = sum(len(p) if isinstance(p, bytes) else _size_of_field(own(p).ByteSize()) for p in self.graph)
+        size = sum(
+            _size_of_field(own(run).ByteSize()) if isinstance(run, TensorProto) else sum(map(len, run))
+            for run in self.graph
+        )
         yield self.before + head(_GRAPH, size)
-        for piece in self.graph:
-            if isinstance(piece, bytes):
-                yield piece
+        for run in self.graph:
+            if isinstance(run, TensorProto):
+                yield wire_field(INITIALIZER, own(run).SerializeToString(deterministic=True))
             else:
-                yield wire_field(INITIALIZER, own(piece).SerializeToString(deterministic=True))
+                yield from (b"".join(run[i : i + _AT_ONCE]) for i in range(0, len(run), _AT_ONCE))
         yield self.after
 
 
@@ -123,7 +129,7 @@ def parts_of(proto: onnx.ModelProto, initializers: Iterable[TensorProto] | None 
     first = b"".join([*nodes, fields_between(proto.graph, NODE + 1, INITIALIZER - 1)])
     last = fields_between(proto.graph, INITIALIZER + 1, LAST)
     inner = tensors_in_nodes(proto.graph.node)
-    return Parts(before, (first, *tensors, last), after, apart=not any(map(is_external, inner)))
+    return Parts(before, ((first,), *tensors, (last,)), after, apart=not any(map(is_external, inner)))
 
 
 def around_graph(proto: onnx.ModelProto) -> tuple[bytes, bytes]:

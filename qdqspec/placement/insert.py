@@ -7,10 +7,10 @@ changes it: see docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
+from itertools import repeat
 from typing import Literal, TypeAlias
 
 import onnx
@@ -22,7 +22,8 @@ from qdqspec.graph.protos import map_tensors, names_read_inside
 from qdqspec.graph.weights import WeightStore
 from qdqspec.graph.wire import Parts
 from qdqspec.placement.pairs import PairMaker, QuantSource, makes_output
-from qdqspec.placement.splice import Insert, Spot, Template, Text, insert_of
+from qdqspec.placement.splice import Cut, Template, insert_of
+from qdqspec.placement.spots import Insert
 from qdqspec.types import Consumer, Placement, Site
 
 __all__ = ["RAISED_FROM", "Inserted", "Inserter", "QuantSource", "WeightMode", "insert_qdq"]
@@ -88,48 +89,56 @@ class Inserter:
         self._maker = PairMaker(
             model, numbers, integer_weights=weights == "integer", floating=floating, store=store
         )
-        self._inserts: dict[str, Insert] = {}  # by the row of the site
-        self._behind: dict[str, Insert] = {}  # the same where another pair makes the graph output
-        self._numbers = count()
+        self._inserts: list[Insert] = []
+        self._known: dict[str, int] = {}  # numbers of inserts by the row of the site
+        self._behind: dict[str, int] = {}  # the same where another pair makes the graph output
+        self._makers: set[int] = set()  # of graph outputs
+        self._opsets: list[int] = []
         self._bases: dict[int, _Base] = {}
         self._apart = store is None
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
 
     def insert(self, placement: Placement) -> Inserted:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
-        known = self._inserts
-        inserts = [known.get(site.row) or self._insert(site) for site in placement.ordered]
-        made = [one.site.tensor for one in inserts if one.makes_output]
+        numbers = list(map(self._known.get, [site.row for site in placement.ordered], repeat(-1)))
+        if -1 in numbers:
+            numbers = [self._number(site) for site in placement.ordered]
+        made = [self._inserts[n].site.tensor for n in self._makers.intersection(numbers)]
         outputs = frozenset(made)
         if outputs:
-            inserts = [self._beside(one) if one.site.tensor in outputs else one for one in inserts]
-        base = self._base(max([self._model.opset, *(one.opset for one in inserts)]))
-        spots = [base.spots.get(one.number) or base.find(one) for one in inserts]
+            numbers = [self._beside(n) if self._inserts[n].site.tensor in outputs else n for n in numbers]
+        base = self._base(max([self._model.opset, *map(self._opsets.__getitem__, numbers)]))
         renamed = base.renamed({tensor: self._maker.float_name(tensor) for tensor in outputs})
-        candidate = base.template.filled(spots, renamed)
+        candidate = base.template.filled(base.spots(numbers, self._inserts), renamed)
         if candidate is None or len(outputs) < len(made):
             raise self._overlap(placement.ordered)
         return Inserted(candidate, base.notes)
 
-    def _insert(self, site: Site) -> Insert:
-        made = self._inserts[site.row] = self._make(site, is_renamed=makes_output(site))
-        return made
+    def _number(self, site: Site) -> int:
+        if site.row not in self._known:
+            self._known[site.row] = self._make(site, is_renamed=makes_output(site))
+        return self._known[site.row]
 
-    def _beside(self, insert: Insert) -> Insert:
+    def _beside(self, number: int) -> int:
         """The insert where a pair makes the graph output that it quantizes: the float tensor has another name."""
-        if insert.makes_output:
-            return insert
-        row = insert.site.row
-        if row not in self._behind:
-            self._behind[row] = self._make(insert.site, is_renamed=True)
-        return self._behind[row]
+        site = self._inserts[number].site
+        if number in self._makers:
+            return number
+        if site.row not in self._behind:
+            self._behind[site.row] = self._make(site, is_renamed=True)
+        return self._behind[site.row]
 
-    def _make(self, site: Site, *, is_renamed: bool) -> Insert:
+    def _make(self, site: Site, *, is_renamed: bool) -> int:
         pair = self._maker.make(site, source=self._maker.float_name(site.tensor) if is_renamed else "")
         stands_in = self._maker.stores_integers(site) and self._maker.is_private(site.tensor)
         covered = len(set(site.consumers)) if stands_in else 0
         readers = len(self._model.consumers.get(site.tensor, ()))
-        return insert_of(site, pair, number=next(self._numbers), covered=covered, readers=readers)
+        number = len(self._inserts)
+        self._inserts.append(insert_of(site, pair, covered=covered, readers=readers))
+        self._opsets.append(pair.opset)
+        if makes_output(site):
+            self._makers.add(number)
+        return number
 
     def _overlap(self, sites: Iterable[Site]) -> PlacementError:
         seen: set[Consumer] = set()
@@ -175,30 +184,33 @@ class _Base:
         self._nodes = proto.graph.node
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
         self.template = Template(proto, apart=apart)
-        self.spots: dict[int, Spot] = {}  # by the number of the insert
-        self._renamed: dict[frozenset[str], tuple[Text, ...]] = {}
+        self._spots: dict[int, int] = {}  # by the number of the insert
+        self._renamed: dict[frozenset[str], Mapping[int, Cut]] = {}
 
-    def find(self, insert: Insert) -> Spot:
-        """Where an insert goes: after what makes its tensor, or before the first that reads it."""
+    def spots(self, numbers: Sequence[int], inserts: Sequence[Insert]) -> list[int]:
+        """Where the inserts of these numbers go."""
+        spots = list(map(self._spots.get, numbers, repeat(-1)))
+        if -1 in spots:
+            self._spots |= {n: self._find(inserts[n]) for n in numbers if n not in self._spots}
+            spots = list(map(self._spots.__getitem__, numbers))
+        return spots
+
+    def _find(self, insert: Insert) -> int:
+        """A spot after what makes its tensor, or before the first that reads it."""
         site = insert.site
         places = [place for end in site.consumers if not end.is_output for place in self._places(end, site)]
         ends = list(dict.fromkeys(places))
         producer = self._producer.get(site.tensor)
         if producer is None or site.tensor in self._model.constants:
-            first = min(index for index, _ in ends)
-            spot = self.template.spot(insert, ends, first, after=False)
-        else:
-            spot = self.template.spot(insert, ends, producer, after=True)
-        self.spots[insert.number] = spot
-        return spot
+            return self.template.place(insert, ends, min(index for index, _ in ends))
+        return self.template.place(insert, ends, producer + 1)
 
-    def renamed(self, names: Mapping[str, str]) -> tuple[Text, ...]:
-        """What changes in the nodes that see graph outputs whose float tensors get these names."""
+    def renamed(self, names: Mapping[str, str]) -> Mapping[int, Cut]:
+        """The nodes that see graph outputs whose float tensors get these names."""
         key = frozenset(names)
         if key not in self._renamed:
             nodes = sorted({node for name in names for node in self._seen_by[name]})
-            texts = (text for node in nodes for text in self.template.renamed(node, names))
-            self._renamed[key] = tuple(texts)
+            self._renamed[key] = {node: self.template.renamed(node, names) for node in nodes}
         return self._renamed[key]
 
     @cached_property

@@ -1,17 +1,17 @@
-"""A model's bytes with room for Q/DQ pairs. May import floors 0 to 2 and onnx.
+"""A model's bytes with room for Q/DQ pairs. May import floors 0 to 2, numpy and onnx.
 
-Making a candidate copies bytes that were made once: those of the model's nodes, cut where a consumer may read a
-pair instead, and those of each pair. See docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
+Making a candidate puts pieces of bytes in order that were made once: the model's nodes as they are and as they read
+pairs, and those of each pair (`placement.spots`). See docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain, compress, count, groupby
-from operator import attrgetter, ne
+from itertools import accumulate
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
@@ -23,62 +23,29 @@ from qdqspec.graph.wire import (
     LAST,
     NODE,
     Parts,
-    Piece,
+    Run,
     around_graph,
     cut_node,
     fields_between,
-    head,
     node_input,
     wire_field,
 )  # fmt: skip
 from qdqspec.placement.pairs import Pair, makes_output
+from qdqspec.placement.spots import Change, Insert, Piece, Spots
 from qdqspec.types import Site
 
-# A place in a template, the text that it then has, its node, and by how much the node grows.
-Text: TypeAlias = tuple[int, bytes, int, int]
+Pieces: TypeAlias = npt.NDArray[np.object_]
+Cut: TypeAlias = tuple[list[bytes], bytes]  # a node: its inputs, and all that follows them
 
 _IMPORT = wire_field(
     onnx.ModelProto.OPSET_IMPORT_FIELD_NUMBER, onnx.helper.make_opsetid(DOMAIN, VERSION).SerializeToString()
 )
-_AT_ONCE = 4096  # pieces joined: for each, `bytes.join` asks for 80 bytes more, which for all are new pages every time
 _INLINE = 4096  # bytes: smaller initializers are kept as they are written, larger ones as they are
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Insert:
-    """What a site adds to a model. ``nodes`` and ``constants`` are fields of the graph, ``number`` tells it apart.
-
-    ``integer`` is the stored weight where there is one. It can stand in the place of the float weight once the
-    inserts chosen cover all its ``readers``; this one covers ``covered`` of them.
-    """
-
-    number: int
-    site: Site
-    nodes: bytes
-    constants: bytes
-    integer: TensorProto | None
-    stored: Piece  # the integers as an initializer
-    output: str
-    opset: int
-    covered: int
-    readers: int
-    makes_output: bool  # of the graph
-    foreign: bool  # whether operators of TensorRT's domain are among the nodes
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """Where the nodes of an insert go in a template, and what the inputs say that then read its output."""
-
-    insert: Insert
-    anchor: int
-    texts: tuple[Text, ...]
-
-
-def insert_of(site: Site, pair: Pair, *, number: int, covered: int, readers: int) -> Insert:
+def insert_of(site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
     """A pair as bytes."""
     return Insert(
-        number=number,
         site=site,
         nodes=b"".join(wire_field(NODE, _bytes(node)) for node in pair.nodes),
         constants=b"".join(wire_field(INITIALIZER, _bytes(tensor)) for tensor in pair.constants),
@@ -94,7 +61,7 @@ def insert_of(site: Site, pair: Pair, *, number: int, covered: int, readers: int
 
 
 class Template:
-    """A model cut open. Each node is a gap, its head, its inputs one by one, and its rest; the last gap is behind."""
+    """A model cut open: nodes, initializers and what stands between them, in pieces in the order of the file."""
 
     def __init__(self, proto: onnx.ModelProto, *, apart: bool) -> None:
         """``apart`` keeps initializers with external data as they are, so that it can be taken in on saving."""
@@ -102,107 +69,109 @@ class Template:
         known = any(opset.domain == DOMAIN for opset in proto.opset_import)
         self._after_foreign = self._after + (b"" if known else _IMPORT)  # with TensorRT's operators
         self._protos = proto.graph.node
-        self._nodes: list[bytes] = []
-        self._starts: list[int] = []
-        self._sizes: list[int] = []
-        for node in proto.graph.node:
-            inputs, rest = cut_node(node)
-            self._starts.append(len(self._nodes))
-            self._sizes.append(sum(map(len, inputs)) + len(rest))
-            self._nodes += [b"", head(NODE, self._sizes[-1]), *inputs, rest]
-        self._starts.append(len(self._nodes))
-        self._nodes += [b"", fields_between(proto.graph, NODE + 1, INITIALIZER - 1)]
+        self._cuts = [cut_node(node) for node in proto.graph.node]
+        self._ends = [0, *accumulate(len(inputs) for inputs, _ in self._cuts)]  # the first input of each node
+        pieces: list[Piece] = [_written(cut) for cut in self._cuts]
+        pieces.append(fields_between(proto.graph, NODE + 1, INITIALIZER - 1))
         self._apart = apart and not any(map(is_external, tensors_in_nodes(proto.graph.node)))
-        self._rest: list[Piece] = [
-            tensor if apart and is_external(tensor) else _piece(tensor) for tensor in proto.graph.initializer
-        ]
-        self._initializers = {t.name: i for i, t in enumerate(proto.graph.initializer)}
-        self._gap = len(self._rest)
-        self._rest += [b"", fields_between(proto.graph, INITIALIZER + 1, INPUT - 1)]
-        self._inputs = {t.name: len(self._rest) + i for i, t in enumerate(proto.graph.input)}
-        self._rest += [wire_field(INPUT, _bytes(value)) for value in proto.graph.input]
-        self._rest.append(fields_between(proto.graph, INPUT + 1, LAST))
+        self._initializers = {t.name: len(pieces) + i for i, t in enumerate(proto.graph.initializer)}
+        pieces += [t if apart and is_external(t) else _piece(t) for t in proto.graph.initializer]
+        self._behind = len(pieces)  # the initializers
+        pieces.append(fields_between(proto.graph, INITIALIZER + 1, INPUT - 1))
+        self._inputs = {t.name: len(pieces) + i for i, t in enumerate(proto.graph.input)}
+        pieces += [wire_field(INPUT, _bytes(value)) for value in proto.graph.input]
+        pieces.append(fields_between(proto.graph, INPUT + 1, LAST))
+        self._pieces = _in_array(pieces)
         self._constants = {n.output[0]: i for i, n in enumerate(self._protos) if n.op_type == "Constant"}
+        self._holds_tensors = any(isinstance(piece, TensorProto) for piece in pieces)
+        self._spots = Spots()
+        self._twice: dict[tuple[int, ...], bytes] = {}  # nodes with two inputs changed, by these changes
 
-    def spot(self, insert: Insert, ends: Iterable[tuple[int, int]], anchor: int, *, after: bool) -> Spot:
-        """Where an insert goes: before or after node ``anchor``; ``ends`` are (node, input)."""
-        gap = self._starts[anchor + after]
+    def place(self, insert: Insert, ends: Sequence[tuple[int, int]], anchor: int) -> int:
+        """The number of a new spot: that of an insert before node ``anchor``, read by the ``ends``, (node, input)."""
         text = node_input(insert.output)
-        texts = [self._text(self._starts[node] + 2 + position, text, node) for node, position in ends]
-        return Spot(insert, gap, tuple(texts))
+        is_new = insert.makes_output  # then its name stays, and it is the float tensor that gets another
+        changes = [
+            self._reading(node, i, text) for node, i in ends if is_new or self._cuts[node][0][i] != text
+        ]
+        instead = tuple(self._instead(insert)) if insert.stored else ()
+        if insert.covered == insert.readers:
+            changes += instead
+        self._holds_tensors |= isinstance(insert.stored, TensorProto)
+        return self._spots.add(insert, anchor, [self._ends[node] + i for node, i in ends], changes, instead)
 
-    def renamed(self, node: int, names: Mapping[str, str]) -> tuple[Text, ...]:
-        """What changes in a node where the tensors that it reads and makes have other names."""
+    def _reading(self, node: int, i: int, text: bytes) -> Change:
+        return Change(node, _written(self._cuts[node], [(i, text)]), i, text)
+
+    def renamed(self, node: int, names: Mapping[str, str]) -> Cut:
+        """A node where the tensors that it reads and makes have other names."""
         changed = onnx.NodeProto()
         changed.CopyFrom(self._protos[node])
         rename_tensors(changed, lambda name: names.get(name, name))
-        inputs, rest = cut_node(changed)
-        texts = enumerate([*inputs, rest], self._starts[node] + 2)
-        return tuple(self._text(slot, text, node) for slot, text in texts if text != self._nodes[slot])
+        return cut_node(changed)
 
-    def _text(self, slot: int, text: bytes, node: int) -> Text:
-        return slot, text, node, len(text) - len(self._nodes[slot])
-
-    def filled(self, spots: Sequence[Spot], renamed: Iterable[Text] = ()) -> Parts | None:
-        """The model with the inserts of these spots; ``None`` where two of them are for one input.
-
-        What is ``renamed`` holds for all places that no insert is for.
-        """
-        nodes, sizes = self._nodes.copy(), self._sizes.copy()
-        taken = bytearray(len(nodes))
-        texts = list(chain.from_iterable([spot.texts for spot in spots]))
-        for slot, text, node, growth in texts:
-            taken[slot] = True
-            nodes[slot] = text
-            sizes[node] += growth
-        if taken.count(True) < len(texts):
-            return None
-        for slot, text, node, growth in renamed:
-            if not taken[slot]:
-                nodes[slot] = text
-                sizes[node] += growth
-        for node in compress(count(), map(ne, sizes, self._sizes)):
-            nodes[self._starts[node] + 1] = head(NODE, sizes[node])
-        weights, constants, after = [], [], self._after
-        for spot in spots:
-            insert = spot.insert
-            nodes[spot.anchor] += insert.nodes
-            constants.append(insert.constants)
-            if insert.foreign:
-                after = self._after_foreign
-            if insert.stored:
-                weights.append(spot)
-        rest = self._following(nodes, weights, constants)
-        return Parts(self._before, (*_joined(nodes), *_runs_joined(rest)), after, apart=self._apart)
-
-    def _following(self, nodes: list[bytes], weights: list[Spot], constants: list[bytes]) -> list[Piece]:
-        """What follows the nodes: integer weights in the place of float ones, or beside them, and constants.
-
-        Of the inserts of a weight the first in the graph takes its place: stripping meets that one first.
-        """
-        rest, beside = self._rest.copy(), []
-        covered: dict[str, int] = {}
-        for spot in weights:
-            insert = spot.insert
-            covered[insert.site.tensor] = covered.get(insert.site.tensor, 0) + insert.covered
-        for insert in [spot.insert for spot in sorted(weights, key=attrgetter("anchor"))]:
-            if covered.pop(insert.site.tensor, 0) == insert.readers:
-                self._replace(nodes, rest, insert)
-            else:
-                beside.append(insert.stored)
-        rest[self._gap : self._gap + 1] = [*beside, *_joined(constants)]
-        return rest
-
-    def _replace(self, nodes: list[bytes], rest: list[Piece], insert: Insert) -> None:
+    def _instead(self, insert: Insert) -> Iterator[Change]:
+        """What puts stored integers in the place of the float weight."""
         weight = insert.site.tensor
         if weight in self._inputs:  # whoever could feed the float weight cannot any more
-            rest[self._inputs[weight]] = b""
+            yield Change(self._inputs[weight], b"")
         if weight in self._initializers:
-            rest[self._initializers[weight]] = insert.stored
+            yield Change(self._initializers[weight], insert.stored)
         elif weight in self._constants and insert.integer is not None:
-            at = self._starts[self._constants[weight]]
-            changed = _constant(self._protos[self._constants[weight]], insert.integer)
-            nodes[at + 1 : at + 3] = [head(NODE, len(changed)), changed]
+            node = self._constants[weight]
+            yield Change(node, wire_field(NODE, _constant(self._protos[node], insert.integer)))
+
+    def filled(self, numbers: Sequence[int], renamed: Mapping[int, Cut]) -> Parts | None:
+        """The model with the inserts of these spots; ``None`` where two of them are for one input.
+
+        ``renamed`` nodes are others beforehand.
+        """
+        spots = np.array(numbers, np.int64)
+        if self._spots.overlap(spots):
+            return None
+        slots, changes = self._spots.changes(spots)
+        pieces = self._pieces.copy()
+        pieces[slots] = self._spots.pieces(changes)
+        once = np.bincount(slots, minlength=len(pieces)) == 1
+        once[list(renamed)] = False
+        at = ~once[slots]
+        for node, piece in self._nodes(slots[at].tolist(), changes[at].tolist(), renamed):
+            pieces[node] = piece
+        instead, beside = self._spots.partial(numbers)
+        for change in instead:
+            pieces[change.slot] = change.piece
+        anchors, nodes, constants = self._spots.added(numbers, spots)
+        behind = np.full(len(beside) + len(constants), self._behind)
+        pieces = np.insert(
+            pieces, np.concatenate([anchors, behind]), _in_array([*nodes, *beside, *constants])
+        )
+        after = self._after_foreign if self._spots.any_foreign(spots) else self._after
+        graph = tuple(_runs(pieces.tolist())) if self._holds_tensors else (pieces.tolist(),)
+        return Parts(self._before, graph, after, apart=self._apart)
+
+    def _nodes(
+        self, slots: Iterable[int], changes: Iterable[int], renamed: Mapping[int, Cut]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Nodes that several spots change, and renamed ones."""
+        found: dict[int, list[int]] = {node: [] for node in renamed}
+        for node, change in zip(slots, changes, strict=True):
+            found.setdefault(node, []).append(change)
+        for node, some in found.items():
+            key = tuple(some)
+            if node in renamed or len(key) > 2:
+                yield node, _written(renamed.get(node, self._cuts[node]), self._spots.texts(key))
+            else:
+                if key not in self._twice:
+                    self._twice[key] = _written(self._cuts[node], self._spots.texts(key))
+                yield node, self._twice[key]
+
+
+def _written(cut: Cut, texts: Iterable[tuple[int, bytes]] = ()) -> bytes:
+    """A node, other texts in the place of some of its inputs."""
+    inputs = cut[0].copy()
+    for i, text in texts:
+        inputs[i] = text
+    return wire_field(NODE, b"".join([*inputs, cut[1]]))
 
 
 def _constant(node: onnx.NodeProto, value: TensorProto) -> bytes:
@@ -219,16 +188,22 @@ def _piece(tensor: TensorProto) -> Piece:
     return wire_field(INITIALIZER, _bytes(tensor)) if small else tensor
 
 
-def _runs_joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Neighbouring bytes joined, and tensors between them."""
-    for kind, run in groupby(pieces, type):
-        some = list(run)
-        yield from _joined(some) if kind is bytes else some
+def _in_array(pieces: Sequence[Piece]) -> Pieces:
+    held = np.empty(len(pieces), np.object_)
+    held[:] = pieces
+    return held
 
 
-def _joined(run: Sequence[bytes]) -> Iterator[bytes]:
-    """The same in fewer pieces."""
-    return (b"".join(run[i : i + _AT_ONCE]) for i in range(0, len(run), _AT_ONCE))
+def _runs(pieces: Iterable[Piece]) -> Iterator[Run]:
+    """Neighbouring bytes together, and each tensor by itself."""
+    run: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, TensorProto):
+            yield from (run, piece) if run else (piece,)
+            run = []
+        else:
+            run.append(piece)
+    yield run
 
 
 def _bytes(message: onnx.NodeProto | TensorProto | onnx.ValueInfoProto) -> bytes:
