@@ -31,7 +31,7 @@ from qdqspec.graph.wire import (
     wire_field,
 )  # fmt: skip
 from qdqspec.placement.pairs import Pair, makes_output
-from qdqspec.placement.spots import Change, Insert, Piece, Spots
+from qdqspec.placement.spots import Change, Insert, Numbers, Piece, Spots
 from qdqspec.types import Site
 
 Pieces: TypeAlias = npt.NDArray[np.object_]
@@ -85,7 +85,7 @@ class Template:
         self._constants = {n.output[0]: i for i, n in enumerate(self._protos) if n.op_type == "Constant"}
         self._holds_tensors = any(isinstance(piece, TensorProto) for piece in pieces)
         self._spots = Spots()
-        self._twice: dict[tuple[int, ...], bytes] = {}  # nodes with two inputs changed, by these changes
+        self._twice: dict[tuple[int, int], bytes] = {}  # nodes with two inputs changed, by these changes
 
     def place(self, insert: Insert, ends: Sequence[tuple[int, int]], anchor: int) -> int:
         """The number of a new spot: that of an insert before node ``anchor``, read by the ``ends``, (node, input)."""
@@ -129,14 +129,8 @@ class Template:
         spots = np.array(numbers, np.int64)
         if self._spots.overlap(spots):
             return None
-        slots, changes = self._spots.changes(spots)
         pieces = self._pieces.copy()
-        pieces[slots] = self._spots.pieces(changes)
-        once = np.bincount(slots, minlength=len(pieces)) == 1
-        once[list(renamed)] = False
-        at = ~once[slots]
-        for node, piece in self._nodes(slots[at].tolist(), changes[at].tolist(), renamed):
-            pieces[node] = piece
+        self._change(pieces, spots, renamed)
         instead, beside = self._spots.partial(numbers)
         for change in instead:
             pieces[change.slot] = change.piece
@@ -149,21 +143,27 @@ class Template:
         graph = tuple(_runs(pieces.tolist())) if self._holds_tensors else (pieces.tolist(),)
         return Parts(self._before, graph, after, apart=self._apart)
 
-    def _nodes(
-        self, slots: Iterable[int], changes: Iterable[int], renamed: Mapping[int, Cut]
-    ) -> Iterator[tuple[int, bytes]]:
-        """Nodes that several spots change, and renamed ones."""
-        found: dict[int, list[int]] = {node: [] for node in renamed}
-        for node, change in zip(slots, changes, strict=True):
-            found.setdefault(node, []).append(change)
-        for node, some in found.items():
-            key = tuple(some)
-            if node in renamed or len(key) > 2:
-                yield node, _written(renamed.get(node, self._cuts[node]), self._spots.texts(key))
-            else:
-                if key not in self._twice:
-                    self._twice[key] = _written(self._cuts[node], self._spots.texts(key))
-                yield node, self._twice[key]
+    def _change(self, pieces: Pieces, spots: Numbers, renamed: Mapping[int, Cut]) -> None:
+        """Puts what each of these spots changes by itself into ``pieces``, and renamed nodes."""
+        slots, changes = self._spots.changes(spots)
+        times = np.bincount(slots, minlength=len(pieces))
+        times[list(renamed)] = len(pieces)
+        times = times[slots]
+        pieces[slots[times == 1]] = self._spots.pieces(changes[times == 1])
+        pieces[slots[times == 2][::2]] = self._changed_twice(changes[times == 2])
+        others: dict[int, list[int]] = {node: [] for node in renamed}
+        for node, change in zip(slots[times > 2].tolist(), changes[times > 2].tolist(), strict=True):
+            others.setdefault(node, []).append(change)
+        for node, some in others.items():
+            pieces[node] = _written(renamed.get(node, self._cuts[node]), self._spots.texts(some))
+
+    def _changed_twice(self, changes: Numbers) -> list[bytes]:
+        """Nodes that two changes each are made of, the one after the other."""
+        pairs = list(zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True))
+        for pair in set(pairs) - self._twice.keys():
+            slot, texts = self._spots.slot(pair[0]), self._spots.texts(pair)
+            self._twice[pair] = _written(self._cuts[slot], texts)
+        return list(map(self._twice.__getitem__, pairs))
 
 
 def _written(cut: Cut, texts: Iterable[tuple[int, bytes]] = ()) -> bytes:

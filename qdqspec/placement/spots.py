@@ -98,8 +98,10 @@ class Spots:
         return len(ends) > 0 and int(np.bincount(ends).max()) > 1
 
     def changes(self, spots: Numbers) -> tuple[Numbers, Numbers]:
-        """What each of these spots changes by itself: slots, and the numbers of the changes."""
-        return self._of(spots, self._slots)
+        """What each of these spots changes by itself, by slots: these, and the numbers of the changes."""
+        slots, changes = self._of(spots, self._slots)
+        order = np.argsort(slots, kind="stable")
+        return slots[order], changes[order]
 
     def _of(self, spots: Numbers, column: array[int]) -> tuple[Numbers, Numbers]:
         chosen = np.zeros(len(self._anchors), np.bool_)
@@ -111,6 +113,10 @@ class Spots:
     def pieces(self, changes: Numbers) -> list[Piece]:
         """What stands in the slots where only one of these changes is made."""
         return list(map(self._changed.__getitem__, changes.tolist()))
+
+    def slot(self, change: int) -> int:
+        """What a change is made in."""
+        return self._changes[change].slot
 
     def texts(self, changes: Iterable[int]) -> list[tuple[int, bytes]]:
         """Inputs of a node, and what they say after these changes."""
