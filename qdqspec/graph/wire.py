@@ -1,4 +1,4 @@
-"""Models as bytes to be joined: protobuf's wire format, as far as ONNX needs it. May import floor 0 and onnx.
+"""Models as bytes to be joined: protobuf's wire format, as far as ONNX needs it. May import floor 0, numpy and onnx.
 
 A protobuf message is its fields one after another, and a repeated field is a field an element. So a model can be
 put together from bytes that were made before, which costs what copying the bytes costs, and its weights can be
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
@@ -25,7 +27,7 @@ INPUT = onnx.GraphProto.INPUT_FIELD_NUMBER
 _NODE_INPUT = onnx.NodeProto.INPUT_FIELD_NUMBER
 LAST = 2**29 - 1  # the highest number a field can have
 
-Run: TypeAlias = Sequence[bytes] | TensorProto  # fields of a graph as they are written, or one initializer
+Piece: TypeAlias = bytes | TensorProto  # whole fields of a graph as they are written, or one initializer
 
 _AT_ONCE = (
     1024  # pieces joined: their memory is used again for the next ones, where all together ask for new pages
@@ -76,15 +78,32 @@ def node_input(name: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """A model in the order of its file: what stands before its graph, the graph in runs, and what follows.
+class Run:
+    """Pieces of a graph one after another: their numbers in a stock that many models share, and all their bytes.
 
-    A run of bytes is whole fields, cut anywhere. ``apart`` says that every tensor with external data is a run of its
-    own.
+    So nothing of a piece is touched before it is written.
+    """
+
+    stock: Sequence[Piece]
+    order: npt.NDArray[np.int64]
+    size_bytes: int
+
+    def chunks(self) -> Iterator[bytes]:
+        """Some pieces joined at a time."""
+        for start in range(0, len(self.order), _AT_ONCE):
+            some = self.order[start : start + _AT_ONCE].tolist()
+            yield b"".join(map(self.stock.__getitem__, some))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model in the order of its file: what stands before its graph, the graph, and what follows.
+
+    ``apart`` says that every tensor with external data is a piece of its own.
     """
 
     before: bytes
-    graph: tuple[Run, ...]
+    graph: tuple[Piece | Run, ...]
     after: bytes
     apart: bool = False
 
@@ -93,32 +112,40 @@ class Parts:
         model = onnx.ModelProto()
         model.MergeFromString(self.before)
         model.graph.SetInParent()
-        for run in self.graph:
-            if isinstance(run, TensorProto):
-                model.graph.initializer.append(run)
+        for piece in self.graph:
+            if isinstance(piece, TensorProto):
+                model.graph.initializer.append(piece)
             else:
-                model.graph.MergeFromString(b"".join(run))
+                for chunk in _chunks(piece):
+                    model.graph.MergeFromString(chunk)
         model.MergeFromString(self.after)
         return model
 
     def tensors(self) -> Iterator[TensorProto]:
         """The initializers that stand by themselves."""
-        return (run for run in self.graph if isinstance(run, TensorProto))
+        return (piece for piece in self.graph if isinstance(piece, TensorProto))
 
     def chunks(self, own: Callable[[TensorProto], TensorProto]) -> Iterator[bytes]:
         """The file, some pieces at a time. ``own`` gives an initializer as it is to be written, when it is."""
         # Sizes come first, so a tensor is asked for twice: reading is cheaper than keeping all of them.
-        size = sum(
-            _size_of_field(own(run).ByteSize()) if isinstance(run, TensorProto) else sum(map(len, run))
-            for run in self.graph
-        )
-        yield self.before + head(_GRAPH, size)
-        for run in self.graph:
-            if isinstance(run, TensorProto):
-                yield wire_field(INITIALIZER, own(run).SerializeToString(deterministic=True))
+        yield self.before + head(_GRAPH, sum(_size(piece, own) for piece in self.graph))
+        for piece in self.graph:
+            if isinstance(piece, TensorProto):
+                yield wire_field(INITIALIZER, own(piece).SerializeToString(deterministic=True))
             else:
-                yield from (b"".join(run[i : i + _AT_ONCE]) for i in range(0, len(run), _AT_ONCE))
+                yield from _chunks(piece)
         yield self.after
+
+
+def _chunks(piece: bytes | Run) -> Iterable[bytes]:
+    return (piece,) if isinstance(piece, bytes) else piece.chunks()
+
+
+def _size(piece: Piece | Run, own: Callable[[TensorProto], TensorProto]) -> int:
+    if isinstance(piece, TensorProto):
+        size: int = own(piece).ByteSize()
+        return len(head(INITIALIZER, size)) + size
+    return len(piece) if isinstance(piece, bytes) else piece.size_bytes
 
 
 def parts_of(proto: onnx.ModelProto, initializers: Iterable[TensorProto] | None = None) -> Parts:
@@ -129,13 +156,9 @@ def parts_of(proto: onnx.ModelProto, initializers: Iterable[TensorProto] | None 
     first = b"".join([*nodes, fields_between(proto.graph, NODE + 1, INITIALIZER - 1)])
     last = fields_between(proto.graph, INITIALIZER + 1, LAST)
     inner = tensors_in_nodes(proto.graph.node)
-    return Parts(before, ((first,), *tensors, (last,)), after, apart=not any(map(is_external, inner)))
+    return Parts(before, (first, *tensors, last), after, apart=not any(map(is_external, inner)))
 
 
 def around_graph(proto: onnx.ModelProto) -> tuple[bytes, bytes]:
     """The fields of a model before its graph, and those after it."""
     return fields_between(proto, 0, _GRAPH - 1), fields_between(proto, _GRAPH + 1, LAST)
-
-
-def _size_of_field(size: int) -> int:
-    return len(head(INITIALIZER, size)) + size

@@ -8,63 +8,20 @@ search or measurement.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
-from typing import NamedTuple
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.rules import apply_rules
+from qdqspec.placement.stands import Stands
 from qdqspec.placement.units import Edge, Unit, UnitFinder, with_results
-from qdqspec.quantize.formats import number_format
-from qdqspec.registry import did_you_mean
-from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Site, kind_of
+from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Site
 
-# Tensor, format, axis; and for a constant the unit that a bias belongs to, or "".
-_Key = tuple[str, str, int | None, str | None]
-
-
-_OF_UNITS = frozenset({"by_id", "unit_of", "_covers", "_offered"})  # what is found out of units, and kept
-
-
-class _Stand(dict[int, Site]):
-    """Where a pair can stand, a tensor in one format: its sites by who reads the pair, as bits of a number.
-
-    Sites are made once and compare by identity in large placements. ``number`` tells stands of a space apart.
-    """
-
-    __slots__ = ("_ends", "_key", "number", "place", "tensor")
-
-    def __init__(self, number: int, key: _Key, ends: tuple[Consumer, ...]) -> None:
-        self.number = number
-        self.tensor = key[0]
-        self.place = {end: i for i, end in enumerate(ends)}
-        self._key = key
-        self._ends = ends
-
-    def __missing__(self, ends: int) -> Site:
-        tensor, fmt, axis, owner = self._key
-        consumers = tuple(end for i, end in enumerate(self._ends) if ends >> i & 1)
-        made = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
-        return self.setdefault(ends, made)
-
-
-class _Cover(NamedTuple):
-    """What a unit covers under a label: what it reads so, what it makes so, and both, as stands with consumers.
-
-    Stands are meant by their number. ``floats`` is what it wants to read in float, its weight alone being quantized.
-    ``yields`` tells that it can do without the pairs on what it makes.
-    """
-
-    read: tuple[tuple[int, int], ...]
-    made: tuple[tuple[int, int], ...]
-    edges: tuple[tuple[int, int], ...]
-    floats: tuple[tuple[str, int], ...]
-    yields: bool
+_OF_UNITS = frozenset({"by_id", "unit_of", "_stands", "_offered"})  # what is found out of units, and kept
 
 
 class SchemeSpace:
@@ -158,18 +115,11 @@ class SchemeSpace:
 
         Raises `PlacementError` for a unit that is none, or a label that it does not offer.
         """
-        chosen = [choice for choice in sorted(labels.items()) if choice[1] != "fp"]
-        known = self._covers
-        covers = [known.get(choice) or self._cover(*choice) for choice in chosen]
-        stands = list(self._stands.values())
-        is_claimed = self._meet or any(cover.floats for cover in covers)
-        claims = _Claims(covers, stands) if is_claimed else None
-        granted = [cover.edges if claims is None else claims.granted(cover) for cover in covers]
-        covered = [0] * len(stands)
-        for number, ends in chain.from_iterable(granted):
-            covered[number] |= ends
-        sites = [stand[ends] for stand, ends in zip(stands, covered, strict=True) if ends]
-        return Placement(sites=frozenset(sites), labels=tuple(chosen), listed=sites)
+        return self._stands.placement(labels)
+
+    @cached_property
+    def _stands(self) -> Stands:
+        return Stands(self.model, self.by_id, self.result_edges)
 
     def permitted(self, placement: Placement) -> Placement:
         """The placement, wherever it comes from, if it leaves alone what the spec does not let anyone quantize.
@@ -193,72 +143,6 @@ class SchemeSpace:
             site for unit in self.units for form in unit.forms for site in (*form.constants, *form.biases)
         )
         return frozenset((*edges, *(end for site in sites for end in site.consumers)))
-
-    @cached_property
-    def _meet(self) -> bool:
-        """Whether a maker and a reader may want different pairs on one edge."""
-        return len({choice.activation for choice in self.choices}) > 1
-
-    @cached_property
-    def _covers(self) -> dict[tuple[str, Label], _Cover]:
-        """What each unit covers under each label, found when first asked for."""
-        return {}
-
-    @cached_property
-    def _stands(self) -> dict[_Key, _Stand]:
-        return {}
-
-    def _cover(self, name: str, label: Label) -> _Cover:
-        unit = self._offering(name, label)
-        form = unit.form_of(label)
-        kind = kind_of(label)
-        gives = kind == "in+out" or (kind == "activation-only" and "in+out" in form.kinds)
-        made = self.result_edges(unit) if gives else ()
-        biases = form.biases if kind == "in-only" else ()
-        constants = form.constants if kind != "activation-only" else ()
-        owned = [*((site, "") for site in constants), *((site, unit.id) for site in biases)]
-        fmt = form.choice.activation if kind != "weight-only" else None
-        activations = [(tensor, self._activation(tensor, end, fmt)) for tensor, end in unit.edges]
-        read = (
-            *(stand for _, stand in activations if fmt is not None),
-            *(self._covered((s.tensor, s.format, s.axis, owner), s.consumers) for s, owner in owned),
-        )
-        left = tuple(self._activation(tensor, end, fmt) for tensor, end in made)
-        self._covers[name, label] = _Cover(
-            read=read,
-            made=left,
-            edges=(*read, *left),
-            floats=tuple((tensor, ends) for tensor, (_, ends) in activations if fmt is None),
-            yields="in-only" in form.kinds,
-        )
-        return self._covers[name, label]
-
-    def _offering(self, name: str, label: Label) -> Unit:
-        """The unit of that name, which must offer the label."""
-        unit = self.by_id.get(name)
-        if unit is None:
-            near = did_you_mean(name, tuple(self.by_id))
-            raise PlacementError(f"'{name}' is no unit that can be labelled{near}", where=self.model.where)
-        offered = (*unit.labels, *unit.halves)
-        if label not in offered:
-            raise PlacementError(
-                f"unit '{name}' cannot be '{label}'{did_you_mean(label, offered)}",
-                where=self.model.where,
-                cure=f"it can be {', '.join(offered)}",
-            )
-        return unit
-
-    def _activation(self, tensor: str, end: Consumer, fmt: str | None) -> tuple[int, int]:
-        """An edge in a format of activations; blocks of one run along the last axis, that products sum over."""
-        blocked = fmt is not None and number_format(fmt).block
-        axis = len(self.model.shape(tensor) or ()) - 1 if blocked else None
-        return self._covered((tensor, fmt or "", axis, None), [end])
-
-    def _covered(self, key: _Key, ends: Iterable[Consumer]) -> tuple[int, int]:
-        if key not in self._stands:
-            self._stands[key] = _Stand(len(self._stands), key, self.model.ends(key[0]))
-        stand = self._stands[key]
-        return stand.number, sum(1 << stand.place[end] for end in ends)
 
     def result_edges(self, unit: Unit) -> tuple[Edge, ...]:
         """The edges after a unit that are quantized under ``in+out``: all that read its outputs, and others."""
@@ -285,32 +169,3 @@ def _known(unit: Unit, tensors: Collection[str]) -> Unit:
         return replace(unit, edges=(), outputs=(), out_edges=(), forms=alone)
     outputs = tuple(tensor for tensor in unit.outputs if tensor in tensors)
     return with_results(unit, outputs, tuple(edge for edge in unit.out_edges if edge[0] in tensors))
-
-
-class _Claims:
-    """What readers want on edges that others make, where that need not be the same."""
-
-    def __init__(self, covers: Iterable[_Cover], stands: Sequence[_Stand]) -> None:
-        self._stands = stands
-        self._read: dict[str, dict[int, int]] = {}
-        self._floats: dict[str, int] = {}
-        for cover in covers:
-            for number, ends in cover.read:
-                claims = self._read.setdefault(stands[number].tensor, {})
-                claims[number] = claims.get(number, 0) | ends
-            for tensor, ends in cover.floats:
-                self._floats[tensor] = self._floats.get(tensor, 0) | ends
-
-    def granted(self, maker: _Cover) -> Iterator[tuple[int, int]]:
-        """What it reads, and of what it makes all that no reader wants otherwise.
-
-        A reader may want another format, or float where the maker can yield.
-        """
-        yield from maker.read
-        for number, ends in maker.made:
-            tensor = self._stands[number].tensor
-            for other, theirs in self._read.get(tensor, {}).items():
-                ends &= -1 if other == number else ~theirs
-            ends &= ~self._floats.get(tensor, 0) if maker.yields else -1
-            if ends:
-                yield number, ends

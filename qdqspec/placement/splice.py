@@ -6,12 +6,12 @@ pairs, and those of each pair (`placement.spots`). See docs/decisions/0002-inser
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
@@ -23,6 +23,7 @@ from qdqspec.graph.wire import (
     LAST,
     NODE,
     Parts,
+    Piece,
     Run,
     around_graph,
     cut_node,
@@ -31,10 +32,9 @@ from qdqspec.graph.wire import (
     wire_field,
 )  # fmt: skip
 from qdqspec.placement.pairs import Pair, makes_output
-from qdqspec.placement.spots import Change, Insert, Numbers, Piece, Spots
+from qdqspec.placement.spots import Change, Insert, Numbers, Partial, Spots
 from qdqspec.types import Site
 
-Pieces: TypeAlias = npt.NDArray[np.object_]
 Cut: TypeAlias = tuple[list[bytes], bytes]  # a node: its inputs, and all that follows them
 
 _IMPORT = wire_field(
@@ -81,11 +81,17 @@ class Template:
         self._inputs = {t.name: len(pieces) + i for i, t in enumerate(proto.graph.input)}
         pieces += [wire_field(INPUT, _bytes(value)) for value in proto.graph.input]
         pieces.append(fields_between(proto.graph, INPUT + 1, LAST))
-        self._pieces = _in_array(pieces)
         self._constants = {n.output[0]: i for i, n in enumerate(self._protos) if n.op_type == "Constant"}
-        self._holds_tensors = any(isinstance(piece, TensorProto) for piece in pieces)
+        self._stock: list[Piece] = []  # the pieces in the order of the file, and those of inserts
+        self._lengths = array("q")
+        self._slots = len([self._kept(piece) for piece in pieces])
         self._spots = Spots()
-        self._twice: dict[tuple[int, int], bytes] = {}  # nodes with two inputs changed, by these changes
+        self._twice: dict[int, int] = {}  # nodes with two inputs changed, by these changes
+
+    def _kept(self, piece: Piece) -> int:
+        self._stock.append(piece)
+        self._lengths.append(-1 if isinstance(piece, TensorProto) else len(piece))
+        return len(self._stock) - 1
 
     def place(self, insert: Insert, ends: Sequence[tuple[int, int]], anchor: int) -> int:
         """The number of a new spot: that of an insert before node ``anchor``, read by the ``ends``, (node, input)."""
@@ -94,14 +100,22 @@ class Template:
         changes = [
             self._reading(node, i, text) for node, i in ends if is_new or self._cuts[node][0][i] != text
         ]
-        instead = tuple(self._instead(insert)) if insert.stored else ()
-        if insert.covered == insert.readers:
-            changes += instead
-        self._holds_tensors |= isinstance(insert.stored, TensorProto)
-        return self._spots.add(insert, anchor, [self._ends[node] + i for node, i in ends], changes, instead)
+        stored = self._kept(insert.stored) if insert.stored else -1
+        instead = tuple(self._instead(insert, stored)) if insert.stored else ()
+        number = self._spots.add(
+            anchor,
+            nodes=self._kept(insert.nodes),
+            constants=self._kept(insert.constants),
+            foreign=insert.foreign,
+            ends=[self._ends[node] + i for node, i in ends],
+            changes=[*changes, *instead] if insert.covered == insert.readers else changes,
+        )
+        if insert.stored and insert.covered < insert.readers:
+            self._spots.add_partial(number, Partial(insert, stored, instead))
+        return number
 
     def _reading(self, node: int, i: int, text: bytes) -> Change:
-        return Change(node, _written(self._cuts[node], [(i, text)]), i, text)
+        return Change(node, self._kept(_written(self._cuts[node], [(i, text)])), i, text)
 
     def renamed(self, node: int, names: Mapping[str, str]) -> Cut:
         """A node where the tensors that it reads and makes have other names."""
@@ -110,16 +124,17 @@ class Template:
         rename_tensors(changed, lambda name: names.get(name, name))
         return cut_node(changed)
 
-    def _instead(self, insert: Insert) -> Iterator[Change]:
+    def _instead(self, insert: Insert, stored: int) -> Iterator[Change]:
         """What puts stored integers in the place of the float weight."""
         weight = insert.site.tensor
         if weight in self._inputs:  # whoever could feed the float weight cannot any more
-            yield Change(self._inputs[weight], b"")
+            yield Change(self._inputs[weight], self._kept(b""))
         if weight in self._initializers:
-            yield Change(self._initializers[weight], insert.stored)
+            yield Change(self._initializers[weight], stored)
         elif weight in self._constants and insert.integer is not None:
             node = self._constants[weight]
-            yield Change(node, wire_field(NODE, _constant(self._protos[node], insert.integer)))
+            changed = wire_field(NODE, _constant(self._protos[node], insert.integer))
+            yield Change(node, self._kept(changed))
 
     def filled(self, numbers: Sequence[int], renamed: Mapping[int, Cut]) -> Parts | None:
         """The model with the inserts of these spots; ``None`` where two of them are for one input.
@@ -129,41 +144,57 @@ class Template:
         spots = np.array(numbers, np.int64)
         if self._spots.overlap(spots):
             return None
-        pieces = self._pieces.copy()
-        self._change(pieces, spots, renamed)
+        order = np.arange(self._slots)
+        own = self._change(order, spots, renamed)
         instead, beside = self._spots.partial(numbers)
         for change in instead:
-            pieces[change.slot] = change.piece
-        anchors, nodes, constants = self._spots.added(numbers, spots)
+            order[change.slot] = change.piece
+        anchors, nodes, constants = self._spots.added(spots)
         behind = np.full(len(beside) + len(constants), self._behind)
-        pieces = np.insert(
-            pieces, np.concatenate([anchors, behind]), _in_array([*nodes, *beside, *constants])
-        )
+        added = np.concatenate([nodes, np.array(beside, np.int64), constants])
+        order = np.insert(order, np.concatenate([anchors, behind]), added)
         after = self._after_foreign if self._spots.any_foreign(spots) else self._after
-        graph = tuple(_runs(pieces.tolist())) if self._holds_tensors else (pieces.tolist(),)
-        return Parts(self._before, graph, after, apart=self._apart)
+        return Parts(self._before, tuple(self._runs(order, own)), after, apart=self._apart)
 
-    def _change(self, pieces: Pieces, spots: Numbers, renamed: Mapping[int, Cut]) -> None:
-        """Puts what each of these spots changes by itself into ``pieces``, and renamed nodes."""
-        slots, changes = self._spots.changes(spots)
-        times = np.bincount(slots, minlength=len(pieces))
-        times[list(renamed)] = len(pieces)
+    def _change(self, order: Numbers, spots: Numbers, renamed: Mapping[int, Cut]) -> list[bytes]:
+        """Puts what each of these spots changes by itself into ``order``.
+
+        Returns what no other candidate may have: renamed nodes and those with many changes, numbered from -1 down.
+        """
+        slots, pieces, changes = self._spots.changes(spots)
+        times = np.bincount(slots, minlength=len(order))
+        times[list(renamed)] = len(order)
         times = times[slots]
-        pieces[slots[times == 1]] = self._spots.pieces(changes[times == 1])
-        pieces[slots[times == 2][::2]] = self._changed_twice(changes[times == 2])
+        order[slots[times == 1]] = pieces[times == 1]
+        order[slots[times == 2][::2]] = self._changed_twice(changes[times == 2])
         others: dict[int, list[int]] = {node: [] for node in renamed}
         for node, change in zip(slots[times > 2].tolist(), changes[times > 2].tolist(), strict=True):
             others.setdefault(node, []).append(change)
-        for node, some in others.items():
-            pieces[node] = _written(renamed.get(node, self._cuts[node]), self._spots.texts(some))
+        order[list(others)] = -1 - np.arange(len(others))
+        return [
+            _written(renamed.get(node, self._cuts[node]), self._spots.texts(some))
+            for node, some in others.items()
+        ]
 
-    def _changed_twice(self, changes: Numbers) -> list[bytes]:
+    def _changed_twice(self, changes: Numbers) -> list[int]:
         """Nodes that two changes each are made of, the one after the other."""
-        pairs = list(zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True))
-        for pair in set(pairs) - self._twice.keys():
-            slot, texts = self._spots.slot(pair[0]), self._spots.texts(pair)
-            self._twice[pair] = _written(self._cuts[slot], texts)
-        return list(map(self._twice.__getitem__, pairs))
+        pairs = (changes[::2] << 32 | changes[1::2]).tolist()
+        made = list(map(self._twice.get, pairs, repeat(-1)))
+        for at in [at for at, piece in enumerate(made) if piece < 0]:
+            pair = changes[2 * at : 2 * at + 2].tolist()
+            written = _written(self._cuts[self._spots.slot(pair[0])], self._spots.texts(pair))
+            made[at] = self._twice[pairs[at]] = self._kept(written)
+        return made
+
+    def _runs(self, order: Numbers, own: Sequence[bytes]) -> Iterator[Piece | Run]:
+        """Neighbouring bytes together; tensors, and what is this candidate's ``own``, by themselves."""
+        lengths = np.asarray(self._lengths)[order]
+        start = 0
+        for at in np.flatnonzero((order < 0) | (lengths < 0)).tolist():
+            yield Run(self._stock, order[start:at], int(lengths[start:at].sum()))
+            yield self._stock[order[at]] if order[at] >= 0 else own[-1 - order[at]]
+            start = at + 1
+        yield Run(self._stock, order[start:], int(lengths[start:].sum()))
 
 
 def _written(cut: Cut, texts: Iterable[tuple[int, bytes]] = ()) -> bytes:
@@ -186,24 +217,6 @@ def _constant(node: onnx.NodeProto, value: TensorProto) -> bytes:
 def _piece(tensor: TensorProto) -> Piece:
     small = tensor.ByteSize() < _INLINE
     return wire_field(INITIALIZER, _bytes(tensor)) if small else tensor
-
-
-def _in_array(pieces: Sequence[Piece]) -> Pieces:
-    held = np.empty(len(pieces), np.object_)
-    held[:] = pieces
-    return held
-
-
-def _runs(pieces: Iterable[Piece]) -> Iterator[Run]:
-    """Neighbouring bytes together, and each tensor by itself."""
-    run: list[bytes] = []
-    for piece in pieces:
-        if isinstance(piece, TensorProto):
-            yield from (run, piece) if run else (piece,)
-            run = []
-        else:
-            run.append(piece)
-    yield run
 
 
 def _bytes(message: onnx.NodeProto | TensorProto | onnx.ValueInfoProto) -> bytes:

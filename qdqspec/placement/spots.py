@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqspec.graph.wire import Piece
 from qdqspec.types import Site
 
-Piece: TypeAlias = bytes | TensorProto  # some of a model as it is written, or one initializer
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -45,74 +45,72 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A piece of a template that is another one under an insert. Of nodes, which input reads what then."""
+    """A slot of a template and the piece in it under an insert, by number. Of nodes, which input reads what then."""
 
     slot: int
-    piece: Piece
+    piece: int
     input: int = -1
     text: bytes = b""
 
 
 class Spots:
-    """Where inserts go in a template and what they change there, by their numbers."""
+    """Where inserts go in a template and what they change there, by their numbers. Pieces are meant by theirs."""
 
     def __init__(self) -> None:
         self._anchors = array("q")
+        self._nodes = array("q")
+        self._constants = array("q")
         self._foreign = array("b")
-        self._nodes: list[bytes] = []
-        self._constants: list[bytes] = []
-        self._partial: dict[int, tuple[Insert, tuple[Change, ...]]] = {}
-        # Numbers of spots with one of the ends that read each, and with one of the slots that each changes.
+        self._partial: dict[int, Partial] = {}
+        # Numbers of spots with one of the ends that read each, and with slot and piece of one that each changes.
         self._ends = array("q")
         self._slots = array("q")
         self._changes: list[Change] = []
-        self._changed: list[Piece] = []
 
     def add(
         self,
-        insert: Insert,
         anchor: int,
+        *,
+        nodes: int,
+        constants: int,
+        foreign: bool,
         ends: Iterable[int],
         changes: Iterable[Change],
-        instead: tuple[Change, ...],
     ) -> int:
-        """A new number. ``instead`` is what else changes once all readers of a stored weight are covered."""
+        """A new number, for an insert before node ``anchor``."""
         number = len(self._anchors)
         self._anchors.append(anchor)
-        self._foreign.append(insert.foreign)
-        self._nodes.append(insert.nodes)
-        self._constants.append(insert.constants)
-        if insert.stored and insert.covered < insert.readers:
-            self._partial[number] = insert, instead
+        self._nodes.append(nodes)
+        self._constants.append(constants)
+        self._foreign.append(foreign)
         for end in ends:
             self._ends.extend((number, end))
         for change in changes:
-            self._slots.extend((number, change.slot))
+            self._slots.extend((number, change.slot, change.piece))
             self._changes.append(change)
-            self._changed.append(change.piece)
         return number
+
+    def add_partial(self, number: int, partial: Partial) -> None:
+        """The spot has a stored weight of which it covers some readers only."""
+        self._partial[number] = partial
 
     def overlap(self, spots: Numbers) -> bool:
         """Whether two of these spots are for one input."""
-        ends = self._of(spots, self._ends)[0]
-        return len(ends) > 0 and int(np.bincount(ends).max()) > 1
+        ends = np.asarray(self._ends).reshape(-1, 2)
+        read = ends[self._chosen(spots)[ends[:, 0]], 1]
+        return len(read) > 0 and int(np.bincount(read).max()) > 1
 
-    def changes(self, spots: Numbers) -> tuple[Numbers, Numbers]:
-        """What each of these spots changes by itself, by slots: these, and the numbers of the changes."""
-        slots, changes = self._of(spots, self._slots)
-        order = np.argsort(slots, kind="stable")
-        return slots[order], changes[order]
+    def changes(self, spots: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """What each of these spots changes by itself: slots in order, their pieces, and the numbers of the changes."""
+        slots = np.asarray(self._slots).reshape(-1, 3)
+        rows = np.flatnonzero(self._chosen(spots)[slots[:, 0]])
+        rows = rows[np.argsort(slots[rows, 1], kind="stable")]
+        return slots[rows, 1], slots[rows, 2], rows
 
-    def _of(self, spots: Numbers, column: array[int]) -> tuple[Numbers, Numbers]:
+    def _chosen(self, spots: Numbers) -> npt.NDArray[np.bool_]:
         chosen = np.zeros(len(self._anchors), np.bool_)
         chosen[spots] = True
-        pairs = np.asarray(column).reshape(-1, 2)
-        rows = np.flatnonzero(chosen[pairs[:, 0]])
-        return pairs[rows, 1], rows
-
-    def pieces(self, changes: Numbers) -> list[Piece]:
-        """What stands in the slots where only one of these changes is made."""
-        return list(map(self._changed.__getitem__, changes.tolist()))
+        return chosen
 
     def slot(self, change: int) -> int:
         """What a change is made in."""
@@ -122,30 +120,42 @@ class Spots:
         """Inputs of a node, and what they say after these changes."""
         return [(change.input, change.text) for change in map(self._changes.__getitem__, changes)]
 
-    def partial(self, numbers: Iterable[int]) -> tuple[list[Change], list[Piece]]:
+    def partial(self, numbers: Iterable[int]) -> tuple[list[Change], list[int]]:
         """What changes since several cover a stored weight together, and weights to be stored beside the float ones.
 
         Of the inserts of a weight the first in the graph takes its place: stripping meets that one first.
         """
         chosen = [number for number in numbers if number in self._partial] if self._partial else []
         covered: Counter[str] = Counter()
-        for insert, _ in map(self._partial.__getitem__, chosen):
-            covered[insert.site.tensor] += insert.covered
+        for one in map(self._partial.__getitem__, chosen):
+            covered[one.insert.site.tensor] += one.insert.covered
         changes: list[Change] = []
-        beside: list[Piece] = []
+        beside: list[int] = []
         for number in sorted(chosen, key=self._anchors.__getitem__):
-            insert, instead = self._partial[number]
-            if covered.pop(insert.site.tensor, 0) == insert.readers:
-                changes += instead
+            one = self._partial[number]
+            if covered.pop(one.insert.site.tensor, 0) == one.insert.readers:
+                changes += one.instead
             else:
-                beside.append(insert.stored)
+                beside.append(one.stored)
         return changes, beside
 
-    def added(self, numbers: Sequence[int], spots: Numbers) -> tuple[Numbers, list[bytes], list[bytes]]:
+    def added(self, spots: Numbers) -> tuple[Numbers, Numbers, Numbers]:
         """Where nodes go, the nodes, and the constants."""
-        nodes, constants = (list(map(of.__getitem__, numbers)) for of in (self._nodes, self._constants))
-        return np.asarray(self._anchors)[spots], nodes, constants
+        return (
+            np.asarray(self._anchors)[spots],
+            np.asarray(self._nodes)[spots],
+            np.asarray(self._constants)[spots],
+        )
 
     def any_foreign(self, spots: Numbers) -> bool:
         """Whether any of these spots adds operators of TensorRT's domain."""
         return bool(np.asarray(self._foreign)[spots].any())
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """An insert whose stored weight alone does not replace the float one, and what changes where it does."""
+
+    insert: Insert
+    stored: int
+    instead: tuple[Change, ...]

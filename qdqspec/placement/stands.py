@@ -1,0 +1,186 @@
+"""Where pairs stand under a choice of labels, in columns for all choices together.
+
+A pair can stand where a tensor goes to who reads it: an edge, in one format. What each choice claims is found when it
+is first made, so that resolving takes a few steps over whole columns, and not many for each of tens of thousands of
+units. May import floors 0 to 2 and numpy.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.errors import PlacementError
+from qdqspec.graph.model import Model
+from qdqspec.placement.units import Edge, Unit
+from qdqspec.quantize.formats import number_format
+from qdqspec.registry import did_you_mean
+from qdqspec.types import Consumer, Label, Placement, Site, kind_of
+
+# Tensor, format, axis; and for a constant the unit that a bias belongs to, or "".
+_Key = tuple[str, str, int | None, str | None]
+_Numbers = npt.NDArray[np.int64]
+
+_NOBODY, _FLOAT = -1, -2  # what is wanted on an edge, other than one of the numbers of stands' edges
+_WIDE = 62  # readers of one tensor: more do not fit into the bits of a machine's number
+
+
+class _Stand(dict[int, Site]):
+    """Where a pair can stand, a tensor in one format: its sites by who reads the pair, as bits of a number.
+
+    Sites are made once and compare by identity in large placements. ``first`` is the number of its first edge.
+    """
+
+    __slots__ = ("_ends", "_key", "first", "place")
+
+    def __init__(self, first: int, key: _Key, ends: tuple[Consumer, ...]) -> None:
+        self.first = first
+        self.place = {end: i for i, end in enumerate(ends)}
+        self._key = key
+        self._ends = ends
+
+    def __missing__(self, ends: int) -> Site:
+        tensor, fmt, axis, owner = self._key
+        consumers = tuple(end for i, end in enumerate(self._ends) if ends >> i & 1)
+        made = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
+        return self.setdefault(ends, made)
+
+
+class Stands:
+    """All places of a model where a pair can stand, and which of them each choice of a label for a unit claims.
+
+    ``results`` tells the edges after a unit that are quantized where it gives integers.
+    """
+
+    def __init__(
+        self, model: Model, units: Mapping[str, Unit], results: Callable[[Unit], Iterable[Edge]]
+    ) -> None:
+        self._model = model
+        self._units = units
+        self._results = results
+        self._rank = {name: i for i, name in enumerate(sorted(units))}
+        self._known: defaultdict[Label, dict[str, int]] = defaultdict(dict)  # choices by label and unit
+        self._choices: list[tuple[str, Label]] = []
+        self._ranks = array("q")  # of the units of choices
+        self._yields = array("b")  # whether a choice can do without the pairs on what it makes
+        # Numbers of choices, each with one of what it reads so, makes so, and wants to read in float.
+        self._reads, self._makes, self._floats = array("q"), array("q"), array("q")
+        self._stands: dict[_Key, _Stand] = {}
+        self._firsts = array("q")  # edges of stands
+        self._bits = array("q")  # of edges: which of its stand
+        self._edges = array("q")  # of the model, for the edges of stands
+        self._edge: dict[Edge, int] = {}
+        self._widest = 0
+
+    def placement(self, labels: Mapping[str, Label]) -> Placement:
+        """Where the pairs stand when each unit carries its label. Raises `PlacementError` as `SchemeSpace.resolve`."""
+        known = self._known
+        numbers = [known[label].get(name, -1) for name, label in labels.items() if label != "fp"]
+        if -1 in numbers:
+            numbers = [self._number(*choice) for choice in sorted(labels.items()) if choice[1] != "fp"]
+        choices = np.array(numbers, np.int64)
+        choices = choices[np.argsort(np.asarray(self._ranks)[choices])]
+        sites = self._sites(self._covered(choices))
+        ordered = tuple(map(self._choices.__getitem__, choices.tolist()))
+        return Placement(sites=frozenset(sites), labels=ordered, listed=sites)
+
+    def _sites(self, covered: npt.NDArray[np.bool_]) -> list[Site]:
+        """The sites of all stands that have covered edges."""
+        if not self._stands:
+            return []
+        kind = np.object_ if self._widest > _WIDE else np.int64
+        bits = np.left_shift(1, np.asarray(self._bits).astype(kind))
+        ends = np.add.reduceat(np.where(covered, bits, 0), np.asarray(self._firsts)).tolist()
+        return [stand[some] for stand, some in zip(self._stands.values(), ends, strict=True) if some]
+
+    def _covered(self, choices: _Numbers) -> npt.NDArray[np.bool_]:
+        """Which edges of stands have a pair: what is read so, and what is made so where no reader wants otherwise.
+
+        A reader may want another format, or float where the maker can yield.
+        """
+        chosen = np.zeros(len(self._choices), np.bool_)
+        chosen[choices] = True
+        (_, reads), (makers, makes), (_, floats) = (
+            pairs[chosen[pairs[:, 0]]].T
+            for pairs in (np.asarray(c).reshape(-1, 2) for c in (self._reads, self._makes, self._floats))
+        )
+        edges = np.asarray(self._edges)
+        wanted = np.full(len(self._edge), _NOBODY)
+        wanted[floats] = _FLOAT
+        wanted[edges[reads]] = reads
+        theirs = wanted[edges[makes]]
+        stays = (theirs == _FLOAT) & ~np.asarray(self._yields).astype(np.bool_)[makers]
+        covered = np.zeros(len(edges), np.bool_)
+        covered[reads] = True
+        covered[makes[(theirs == _NOBODY) | (theirs == makes) | stays]] = True
+        return covered
+
+    def _number(self, name: str, label: Label) -> int:
+        """The number of a choice; what it claims is known from then on."""
+        if name in self._known[label]:
+            return self._known[label][name]
+        unit = self._offering(name, label)
+        form = unit.form_of(label)
+        kind = kind_of(label)
+        gives = kind == "in+out" or (kind == "activation-only" and "in+out" in form.kinds)
+        biases = form.biases if kind == "in-only" else ()
+        constants = form.constants if kind != "activation-only" else ()
+        number = self._known[label][name] = len(self._choices)
+        self._choices.append((name, label))
+        self._ranks.append(self._rank[name])
+        self._yields.append("in-only" in form.kinds)
+        fmt = form.choice.activation if kind != "weight-only" else None
+        for tensor, end in unit.edges:
+            column, at = (
+                (self._floats, self._model_edge((tensor, end)))
+                if fmt is None
+                else (self._reads, self._activation(tensor, end, fmt))
+            )
+            column.extend((number, at))
+        for site, owner in (*((site, "") for site in constants), *((site, name) for site in biases)):
+            for end in site.consumers:
+                self._reads.extend(
+                    (number, self._stands_edge((site.tensor, site.format, site.axis, owner), end))
+                )
+        for tensor, end in self._results(unit) if gives else ():
+            self._makes.extend((number, self._activation(tensor, end, fmt or "")))
+        return number
+
+    def _offering(self, name: str, label: Label) -> Unit:
+        """The unit of that name, which must offer the label."""
+        unit = self._units.get(name)
+        if unit is None:
+            near = did_you_mean(name, tuple(self._units))
+            raise PlacementError(f"'{name}' is no unit that can be labelled{near}", where=self._model.where)
+        offered = (*unit.labels, *unit.halves)
+        if label not in offered:
+            raise PlacementError(
+                f"unit '{name}' cannot be '{label}'{did_you_mean(label, offered)}",
+                where=self._model.where,
+                cure=f"it can be {', '.join(offered)}",
+            )
+        return unit
+
+    def _activation(self, tensor: str, end: Consumer, fmt: str) -> int:
+        """An edge in a format of activations; blocks of one run along the last axis, that products sum over."""
+        blocked = bool(fmt) and number_format(fmt).block
+        axis = len(self._model.shape(tensor) or ()) - 1 if blocked else None
+        return self._stands_edge((tensor, fmt, axis, None), end)
+
+    def _stands_edge(self, key: _Key, end: Consumer) -> int:
+        stand = self._stands.get(key)
+        if stand is None:
+            ends = self._model.ends(key[0])
+            stand = self._stands[key] = _Stand(len(self._bits), key, ends)
+            self._firsts.append(stand.first)
+            self._bits.extend(range(len(ends)))
+            self._edges.extend(self._model_edge((key[0], end)) for end in ends)
+            self._widest = max(self._widest, len(ends))
+        return stand.first + stand.place[end]
+
+    def _model_edge(self, edge: Edge) -> int:
+        return self._edge.setdefault(edge, len(self._edge))
