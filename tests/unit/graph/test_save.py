@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.errors import OutputError
+from qdqspec.graph import save
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model, write_text
 from qdqspec.graph.weights import share_weights
@@ -30,6 +31,14 @@ def test_what_is_saved_is_what_is_loaded(proto: onnx.ModelProto, tmp_path: Path)
     save_model(proto, tmp_path / "a.onnx")
     assert onnx.load(tmp_path / "a.onnx") == proto
     assert [p.name for p in tmp_path.iterdir()] == ["a.onnx"]
+
+
+def test_a_file_is_written_in_blocks(
+    proto: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "_AT_ONCE", 7)
+    save_model(proto, tmp_path / "a.onnx")
+    assert onnx.load(tmp_path / "a.onnx") == proto
 
 
 @pytest.mark.parametrize("alias", ["itself", "relative", "symlink", "hardlink"])

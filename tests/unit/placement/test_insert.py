@@ -86,6 +86,17 @@ def test_consumers_the_site_does_not_name_stay_float() -> None:
     assert Net().insert(site("t", ("a", 1))).by_name["a"].inputs == ("t", "t_dequantized.1")
 
 
+def test_every_input_of_a_node_can_have_a_pair_of_its_own() -> None:
+    net = Net(parsed("g (float[4] x) => (float[12] y) { [r] t = Relu(x) [a] y = Concat<axis = 0>(t, t, t) }"))
+    sites = [site("t", ("a", 0)), site("t", ("a", 1), fmt="int8"), site("t", ("a", 2))]
+    inputs = [net.insert(*some).by_name["a"].inputs for some in (sites[:1], sites[:2], sites)]
+    assert inputs == [
+        ("t_dequantized.0", "t", "t"),
+        ("t_dequantized.0", "t_dequantized.1", "t"),
+        ("t_dequantized.0", "t_dequantized.1", "t_dequantized.2"),
+    ]
+
+
 def test_two_sites_on_a_tensor_have_names_of_their_own() -> None:
     model = Net().insert(site("t", ("a", 0)), site("t", ("a", 1), fmt="int8"))
     assert model.by_name["a"].inputs == ("t_dequantized.0", "t_dequantized.1")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import onnx
 import pytest
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.errors import PlacementError
-from qdqspec.graph.model import load_model
+from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.types import Placement, Site
 
@@ -26,6 +27,20 @@ def test_resolving_depends_on_the_labels_only(models: Path, name: str) -> None:
         assert again == fresh
         assert again.digest == fresh.digest
         assert again.labels == fresh.labels
+
+
+@pytest.mark.parametrize("readers", [3, 62, 63, 70])
+def test_a_tensor_may_have_many_readers(readers: int) -> None:
+    nodes = " ".join(f"[m{i}] y{i} = MatMul(t, w)" for i in range(readers))
+    outputs = ", ".join(f"float[2,2] y{i}" for i in range(readers))
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]>'
+        f"g (float[2,2] x) => ({outputs}) <float[2,2] w = {{1, 2, 3, 4}}> {{ [r] t = Relu(x) {nodes} }}"
+    )
+    space = SchemeSpace(Model(proto), OnnxRuntime().capabilities())
+    some = {f"m{i}": "in-only" for i in range(0, readers, 2)}
+    (read,) = (site for site in space.resolve(some).sites if site.tensor == "t")
+    assert {end.node for end in read.consumers} == some.keys()
 
 
 def test_a_smaller_space_does_not_remember_the_larger_one(models: Path) -> None:
