@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 # Pytester forgets what was first loaded in its own runs; numpy refuses to be loaded twice, and the
-# others would cost each test a tenth of a second.
+# others would cost each test a tenth of a second, or a second.
 import qdqspec.backends.base
 import qdqspec.report.tables
 import qdqspec.report.write
+import qdqspec.session
 import qdqspec.spec.load  # noqa: F401
 
 SPEC = """\

@@ -10,7 +10,7 @@ import pytest
 SPEC = """\
 qdqspec: 1
 model: net.onnx
-tune: {trials: 8}
+tune: {trials: 5}
 checks: [{kind: size, max_ratio: 2}, {kind: parity, min_sqnr_db: 1}]
 """
 # A build that hangs is waited for ten minutes; here for some seconds.
@@ -22,13 +22,13 @@ from qdqspec.session import Session
 
 @pytest.fixture(scope="session")
 def qdq_session(qdq_session):
-    qdq_session.backend = Isolated("fake", build_timeout=4.0, call_timeout=4.0)
+    qdq_session.backend = Isolated("fake", build_timeout=2.0, call_timeout=4.0)
     return qdq_session
 """
 SAID = {
     "crash": "*net.onnx: the engine's process was killed by SIGSEGV during 'time'; its last words:",
     "oom": "*net.onnx: the backend ran out of memory*",
-    "hang": "*net.onnx: the engine gave no answer to 'build' for 4 s and was ended*",
+    "hang": "*net.onnx: the engine gave no answer to 'build' for 2 s and was ended*",
 }
 STAGES = [("crash", "time"), ("oom", "build"), ("hang", "build")]
 
@@ -46,7 +46,7 @@ def project(pytester, models, monkeypatch):
 
 def run(project, *words):
     options = [f"--qdq-backend-option=fake.{word}" for word in words]
-    result = project.runpytest_subprocess(".", "--qdq-json=record.json", *options, timeout=300)
+    result = project.runpytest_inprocess(".", "--qdq-json=record.json", *options)
     record = project.path / "record.json"
     return result, json.loads(record.read_text()) if record.exists() else None
 

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("engine_threads")
 SPEC = """\
 qdqspec: 1
 model: digits_resnet.onnx
@@ -34,7 +35,7 @@ def real(pytester, models, monkeypatch):
 @pytest.fixture
 def kept(real):
     """The same with a committed baseline."""
-    real.runpytest_subprocess("specs", "--qdq-update=new").assert_outcomes(passed=1)
+    real.runpytest_inprocess("specs", "--qdq-update=new").assert_outcomes(passed=1)
     return real
 
 
@@ -52,34 +53,34 @@ def slow_down_the_past(file, factor):
 
 def evidence(project, option, *more):
     """What the run record says of the check beside its baseline."""
-    project.runpytest_subprocess("specs", option, *more)
+    project.runpytest_inprocess("specs", option, *more)
     record = json.loads((project.path / option.partition("=")[2]).read_text())
     return record["cases"][0]["regression"]["regression"]
 
 
 def test_no_baseline_is_a_skip_here_and_a_failure_in_ci(real, monkeypatch):
-    result = real.runpytest_subprocess("specs", "-rs")
+    result = real.runpytest_inprocess("specs", "-rs")
     result.assert_outcomes(skipped=1)
     command = f"pytest {ITEM} --qdq-backend=fake --qdq-update=new"
     result.stdout.fnmatch_lines(
         [f"SKIPPED*inconclusive: no baseline of this check on this device; run: {command}"]
     )
     monkeypatch.setenv("CI", "true")
-    result = real.runpytest_subprocess("specs")
+    result = real.runpytest_inprocess("specs")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["no baseline of this check on this device", f"*pytest {ITEM}*--qdq-update=new"]
     )
-    real.runpytest_subprocess("specs", "--qdq-baseline=warn").assert_outcomes(skipped=1)
+    real.runpytest_inprocess("specs", "--qdq-baseline=warn").assert_outcomes(skipped=1)
     monkeypatch.setenv("CI", "false")
-    real.runpytest_subprocess("specs", "--qdq-baseline=require").assert_outcomes(failed=1)
+    real.runpytest_inprocess("specs", "--qdq-baseline=require").assert_outcomes(failed=1)
 
 
 def test_a_committed_baseline_is_a_gate(kept):
     assert json.loads(kept.file.read_text())["device"] == "fake"
-    kept.runpytest_subprocess("specs").assert_outcomes(passed=1)
+    kept.runpytest_inprocess("specs").assert_outcomes(passed=1)
     slow_down_the_past(kept.file, 1.5)
-    result = kept.runpytest_subprocess("specs")
+    result = kept.runpytest_inprocess("specs")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["* % slower than the baseline (95 %: *), allowed 20.0 %", "*measured twice*", "Reproduce with:"]
@@ -90,25 +91,25 @@ def test_a_committed_baseline_is_a_gate(kept):
     assert found["change"]["builds"]["low"] > 1.2
     assert found["change"]["p_value"] < 0.01
     assert found["ratio"]["median"] > 1.2 * found["baseline"]["median"]
-    kept.runpytest_subprocess("specs", "--qdq-update=changed").assert_outcomes(passed=1)
-    kept.runpytest_subprocess("specs").assert_outcomes(passed=1)
+    kept.runpytest_inprocess("specs", "--qdq-update=changed").assert_outcomes(passed=1)
+    kept.runpytest_inprocess("specs").assert_outcomes(passed=1)
 
 
 def test_a_stale_baseline_passes_and_warns(kept):
     slow_down_the_past(kept.file, 0.5)
-    result = kept.runpytest_subprocess("specs")
+    result = kept.runpytest_inprocess("specs")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines([f"warning: a::default: *is stale*pytest {ITEM}*--qdq-update=changed"])
 
 
 def test_off_compares_nothing(kept):
     slow_down_the_past(kept.file, 1.5)
-    result = kept.runpytest_subprocess("specs", "-rs", "--qdq-baseline=off")
+    result = kept.runpytest_inprocess("specs", "-rs", "--qdq-baseline=off")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*inconclusive: baselines are off in this run"])
 
 
 def test_another_word_is_refused(real):
-    result = real.runpytest_subprocess("--qdq-baseline=requires")
+    result = real.runpytest_inprocess("--qdq-baseline=requires")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--qdq-baseline: 'requires' does not fit: *did you mean 'require'?*"])

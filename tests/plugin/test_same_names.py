@@ -38,8 +38,9 @@ def titles(project):
     }
 
 
+@pytest.mark.usefixtures("engine_threads")
 def test_each_keeps_its_results_and_its_baseline(twins):
-    result = twins.runpytest_subprocess("a", "b", "--qdq-update=new", *REPORTS)
+    result = twins.runpytest_inprocess("a", "b", "--qdq-update=new", *REPORTS)
     result.assert_outcomes(passed=4)
     assert titles(twins) == {"net": "of a", "net.b": "of b"}
     result.stdout.fnmatch_lines(["a/net::default *", "b/net::default *"])
@@ -48,7 +49,7 @@ def test_each_keeps_its_results_and_its_baseline(twins):
     for folder in ("a", "b"):
         assert (twins.path / folder / "__baselines__" / "net" / "fake.json").is_file()
     # Alone, it goes where its results are, and finds its winner in the cache.
-    twins.runpytest_subprocess("b").assert_outcomes(passed=2)
+    twins.runpytest_inprocess("b").assert_outcomes(passed=2)
     assert titles(twins) == {"net": "of a", "net.b": "of b"}
 
     assert "<h2>b/net::default</h2>" in (twins.path / "page.html").read_text()
