@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from qdqspec.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "how-to" / "parity.md"
@@ -18,7 +21,15 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_page(tmp_path: Path, models: Path) -> None:
+@pytest.mark.usefixtures("engine_threads")
+def test_the_page(
+    pytester: pytest.Pytester,
+    models: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    tmp_path = pytester.path
     shutil.copy(models / "digits_resnet.onnx", tmp_path)
     shutil.copy(ROOT / "specs" / "data" / "digits_calibration.npz", tmp_path)
     (tmp_path / "digits.qdq.yaml").write_text(blocks("yaml")[0])
@@ -30,10 +41,11 @@ def test_the_page(tmp_path: Path, models: Path) -> None:
     for line in "".join(blocks("sh")).splitlines():
         command, _, code = line.partition("# exits ")
         words = shlex.split(command)
-        module = {"pytest": "pytest", "qdqspec": "qdqspec"}[words[0]]
-        done = run(tmp_path, "-m", module, *words[1:])
-        assert done.returncode == int(code[0]), f"{line}\n{done.stdout}{done.stderr}"
-        said.append(done.stdout)
+        capsys.readouterr()
+        run = {"pytest": pytester.runpytest_inprocess, "qdqspec": lambda *words: main(list(words))}[words[0]]
+        done = run(*words[1:])
+        assert (done if isinstance(done, int) else done.ret) == int(code[0]), line
+        said.append(capsys.readouterr().out)
     parity, compared, culprits, robust, again = said
     assert "1 passed" in parity
     assert "quantization: float model > Q/DQ arithmetic" in compared
@@ -43,9 +55,4 @@ def test_the_page(tmp_path: Path, models: Path) -> None:
     (command,) = re.findall(r"^E?\s*(qdqspec verify .*)$", robust, re.MULTILINE)
     assert command.startswith(shlex.join(words)), "the page has the command that a failure ends with"
     (tmp_path / "page.py").write_text("\n".join(blocks("python")))
-    done = run(tmp_path, "-W", "error", "page.py")
-    assert done.returncode == 0, done.stderr
-
-
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
+    runpy.run_path("page.py")

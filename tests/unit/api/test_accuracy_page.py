@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,12 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, models: Path) -> Path:
+def folder(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     shutil.copy(models / "digits_resnet.onnx", tmp_path)
     for kind in ("calibration", "evaluation"):
         shutil.copy(ROOT / "specs" / "data" / f"digits_{kind}.npz", tmp_path)
     return tmp_path
-
-
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
@@ -43,21 +39,26 @@ def test_every_spec_of_the_page_is_one(block: str, tmp_path: Path) -> None:
     assert load_spec(tmp_path / "a.qdq.yaml").cases()
 
 
-def test_the_python_of_the_page_runs(folder: Path) -> None:
+@pytest.mark.usefixtures("engine_threads")
+def test_the_python_of_the_page_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "page.py").write_text("\n".join(blocks("python")), encoding="utf-8")
-    done = run(folder, "-W", "error", "page.py")
-    assert done.returncode == 0, done.stderr
-    reference, least, shipped, *_ = done.stdout.split()
+    runpy.run_path("page.py")
+    reference, least, shipped, *_ = capsys.readouterr().out.split()
     assert float(least) == pytest.approx(float(reference) - 0.05)
     assert float(shipped) >= float(least)
 
 
-def test_the_spec_that_holds_a_search_keeps_what_it_says(folder: Path) -> None:
+@pytest.mark.usefixtures("engine_threads")
+def test_the_spec_that_holds_a_search_keeps_what_it_says(
+    folder: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (held,) = (block for block in blocks("yaml") if "tune:" in block)
     (folder / "a.qdq.yaml").write_text(held, encoding="utf-8")
     (folder / "conftest.py").write_text(blocks("python")[0], encoding="utf-8")
-    done = run(folder, "-m", "pytest", "-q", "a.qdq.yaml", "--qdq-json=run.json", "-p", "no:cacheprovider")
-    assert done.returncode == 0, done.stdout
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.chdir(folder)
+    words = ("-q", "a.qdq.yaml", "--qdq-json=run.json", "-p", "no:cacheprovider")
+    assert pytester.runpytest_inprocess(*words).ret == 0
     found = json.loads((folder / "run.json").read_text(encoding="utf-8"))["cases"][0]
     bound = found["search"]["accuracy"]
     assert bound["reference"] == pytest.approx(534 / 540)

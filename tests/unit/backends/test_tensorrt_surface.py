@@ -22,7 +22,13 @@ from trt_surface import SOURCES, VERSIONS, Surface
 CALLBACKS = {"reallocate_output_async", "notify_shape"}
 
 
-def complaints(surface: Surface, folder: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What mypy knows of Python itself, which is most of what it reads."""
+    return tmp_path_factory.mktemp("mypy")
+
+
+def complaints(surface: Surface, folder: Path, cache: Path) -> list[str]:
     """What mypy says of the backend when TensorRT has this surface."""
     package = folder / "tensorrt"
     package.mkdir(parents=True)
@@ -30,7 +36,7 @@ def complaints(surface: Surface, folder: Path) -> list[str]:
     files = [str(path) for path in (*SOURCES, package / "__init__.pyi")]
     words = ["--config-file=", "--follow-imports=skip", "--check-untyped-defs", "--no-error-summary"]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", *words, f"--cache-dir={folder / 'cache'}", *files],
+        [sys.executable, "-m", "mypy", *words, f"--cache-dir={cache}", *files],
         env={**os.environ, "MYPYPATH": str(folder)},
         cwd=trt_surface.ROOT,
         capture_output=True,
@@ -42,18 +48,18 @@ def complaints(surface: Surface, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_backend_uses_only_what_is_there(version: str, tmp_path: Path):
-    assert complaints(trt_surface.load(version), tmp_path) == []
+def test_the_backend_uses_only_what_is_there(version: str, tmp_path: Path, cache: Path):
+    assert complaints(trt_surface.load(version), tmp_path, cache) == []
 
 
-def test_a_name_that_is_not_there_is_noticed(tmp_path: Path):
+def test_a_name_that_is_not_there_is_noticed(tmp_path: Path, cache: Path):
     surface = trt_surface.load("11.4.0.106")
     for entry in surface["classes"].values():
         entry["methods"] = {name: told for name, told in entry["methods"].items() if name == "__init__"}
         entry["properties"] = {}
     surface["enums"] = {name: {"NOTHING": 0} for name in surface["enums"]}
     surface["functions"] = {}
-    missing = set(re.findall(r'has no attribute "(\w+)"', "\n".join(complaints(surface, tmp_path))))
+    missing = set(re.findall(r'has no attribute "(\w+)"', "\n".join(complaints(surface, tmp_path, cache))))
     assert {
         "add_optimization_profile", "build_serialized_network", "create_execution_context", "create_timing_cache",
         "deserialize_cuda_engine", "execute_async_v3", "get_tensor_profile_shape",
@@ -62,12 +68,12 @@ def test_a_name_that_is_not_there_is_noticed(tmp_path: Path):
     assert len(missing) > 50
 
 
-def test_a_keyword_or_a_name_at_the_end_of_a_chain_is_noticed(tmp_path: Path):
+def test_a_keyword_or_a_name_at_the_end_of_a_chain_is_noticed(tmp_path: Path, cache: Path):
     surface = trt_surface.load("11.4.0.106")
     del surface["classes"]["EngineInspector"]["methods"]["get_engine_information"]
     for told in surface["classes"]["IBuilderConfig"]["methods"]["set_timing_cache"]:
         told["parameters"][1][0] = "renamed"
-    said = complaints(surface, tmp_path)
+    said = complaints(surface, tmp_path, cache)
     assert any('"ignore_mismatch"' in line for line in said)
     assert any('"get_engine_information"' in line for line in said)
 
@@ -179,7 +185,7 @@ def test_the_recorded_surface_is_the_real_one(bindings: tuple[str, Path]):
             assert entry[part].items() <= real["classes"][name][part].items(), f"{name}: {cure}"
 
 
-def test_tensorrt_for_rtx_lacks_nothing_that_is_used(tmp_path: Path):
+def test_tensorrt_for_rtx_lacks_nothing_that_is_used(tmp_path: Path, cache: Path):
     """It is no backend yet for other reasons: docs/decisions/0024-no-gpu-providers-and-no-tensorrt-for-rtx.md."""
     try:
         site = trt_surface.bindings(trt_surface.RTX, tmp_path)
@@ -189,7 +195,7 @@ def test_tensorrt_for_rtx_lacks_nothing_that_is_used(tmp_path: Path):
     assert surface["version"] == trt_surface.RTX.removeprefix("rtx-")
     used = trt_surface.trimmed(surface, trt_surface.used_names())
     assert {"IBuilderConfig", "IExecutionContext", "OnnxParser"} <= used["classes"].keys()
-    assert complaints(used, tmp_path / "mypy") == []
+    assert complaints(used, tmp_path / "mypy", cache) == []
 
 
 def test_our_subclasses_can_be_made_of_the_real_classes(bindings: tuple[str, Path]):

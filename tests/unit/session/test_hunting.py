@@ -102,7 +102,7 @@ def test_an_input_beyond_what_was_calibrated_is_found_and_made_small(
 
 def test_within_what_was_calibrated_nothing_is_found(session: Session, case: Case, tuned: Path) -> None:
     for search in ({"beyond": 1}, {"values": {"x": [-1, 1]}}, {"values": {"x": [0, 0.5]}, "beyond": 9}):
-        found = searched(session, case, tuned, search=search)
+        found = searched(session, case, tuned, search={"examples": 80, **search})
         assert found.found is None
         assert found.tried > 50
         assert 20 < found.closest_db < 90
