@@ -52,7 +52,8 @@ def canonical_order(puzzle: Puzzle) -> tuple[list[int], str]:
 
     Equal certificates mean isomorphic graphs, always.
     """
-    colors = _refined(puzzle, [_hash([label.encode()]) for label in puzzle.labels])
+    told = {label: _hash([label.encode()]) for label in set(puzzle.labels)}
+    colors = _refined(puzzle, [told[label] for label in puzzle.labels])
     ties = len(colors) - len(set(colors))
     if not ties:
         return _written(puzzle, colors)
@@ -123,12 +124,16 @@ def _refined(puzzle: Puzzle, colors: Colors) -> Colors:
 
 
 def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
+    blake2b = hashlib.blake2b
     fresh = list(colors)
     for vertex in order:
-        parts = [tag + fresh[end] for tag, end in edges[vertex]]
-        if len(parts) > 1:
-            parts.sort()
-        fresh[vertex] = _hash((colors[vertex], *parts))
+        told, row = colors[vertex], edges[vertex]
+        if len(row) == 1:
+            tag, end = row[0]
+            told += b"\0" + tag + fresh[end]
+        elif row:
+            told = b"\0".join([told, *sorted([tag + fresh[end] for tag, end in row])])
+        fresh[vertex] = blake2b(told, digest_size=8).digest()
     return fresh
 
 
@@ -137,12 +142,18 @@ def _written(puzzle: Puzzle, colors: Colors) -> tuple[list[int], str]:
 
 
 def _written_in(puzzle: Puzzle, order: list[int]) -> tuple[list[int], str]:
-    place = {vertex: i for i, vertex in enumerate(order)}
+    place = [0] * len(order)
+    for i, vertex in enumerate(order):
+        place[vertex] = i
     rows = []
     for vertex in order:
-        ends = [(slot, place[feeding], output) for slot, feeding, output in puzzle.edges[vertex]]
-        ends.sort()
-        rows.append(f"{puzzle.labels[vertex]}<{ends}")
+        row = puzzle.edges[vertex]
+        if len(row) == 1:  # as the list below is written, which takes three times as long
+            slot, feeding, output = row[0]
+            rows.append(f"{puzzle.labels[vertex]}<[({slot}, {place[feeding]}, {output})]")
+        else:
+            ends = sorted([(slot, place[feeding], output) for slot, feeding, output in row])
+            rows.append(f"{puzzle.labels[vertex]}<{ends}")
     return order, "\n".join(rows)
 
 

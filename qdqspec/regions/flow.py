@@ -188,15 +188,16 @@ def _canonical_order(
     above: dict[int, bytes] = {}
     live = [n for n in model.nodes if own[n.index]]
     for node in live:
-        digest = _hash((own[node.index], *[source.get(t, b"w") for t in node.inputs]))
+        digest = _hash([own[node.index], *[source.get(t, b"w") for t in node.inputs]])
         above[node.index] = digest
         for position, tensor in enumerate(node.outputs):
             source[tensor] = b"%d." % position + digest
     below: dict[int, bytes] = {}
     for node in reversed(live):
-        after = sorted([below[c] for c in consumers[node.index]])
-        results = [result.get(t, b"-") for t in node.outputs]
-        below[node.index] = _hash((above[node.index], *after, *results))
+        after = [below[c] for c in consumers[node.index]]
+        if len(after) > 1:
+            after.sort()
+        below[node.index] = _hash([above[node.index], *after, *[result.get(t, b"-") for t in node.outputs]])
     rows = sorted([(depth[n.index], above[n.index], below[n.index], n.index) for n in live])
     return tuple([row[-1] for row in rows])
 

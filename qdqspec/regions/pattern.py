@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -117,36 +117,33 @@ class PatternMaker:
 
     def _puzzle(self, members: Sequence[int]) -> tuple[list[str], list[list[Edge]]]:
         """Vertices are first the outside tensors that several inputs share, then the nodes."""
-        local = {index: i for i, index in enumerate(members)}
+        inside = set(members)
         faces = [self._face(index) for index in members]
-        outside = _shared_outside(faces, local)
+        outside = _shared_outside(faces, inside)
+        local = {index: i for i, index in enumerate(members, len(outside))}
         labels = [f"outside {self._types.get(tensor, UNKNOWN)}" for tensor in outside]
         edges: list[list[Edge]] = [[] for _ in outside]
         for face in faces:
-            inputs, feeds = list(face.constants), []
+            fed, feeds = [], []
             for slot, tensor, maker, output, text in face.ends:
                 if maker in local:
-                    feeds.append((slot, local[maker] + len(outside), output))
+                    feeds.append((slot, local[maker], output))
                 elif tensor in outside:
                     feeds.append((slot, outside[tensor], 0))
                 else:
-                    inputs.append(text)
-            if len(inputs) > 1:
-                inputs.sort()
-            labels.append(f"{face.label}({','.join(inputs)})>{self._seen(face.outputs, local)}")
+                    fed.append(text)
+            inputs = ",".join(sorted([*face.constants, *fed])) if fed else face.constant
+            labels.append(f"{face.label}({inputs})>{self._seen(face.outputs, inside)}")
             edges.append(feeds)
         return labels, edges
 
-    def _seen(self, outputs: Sequence[str], local: Mapping[int, int]) -> str:
+    def _seen(self, outputs: Sequence[str], inside: set[int]) -> str:
         """Which outputs are seen outside, one sign each."""
+        readers, results = self._flow.readers, self._results
         signs = ""
         for tensor in outputs:
-            sign = "o" if tensor in self._results else "."
-            for reader in self._flow.readers.get(tensor, ()):
-                if reader not in local:
-                    sign = "o"
-                    break
-            signs += sign
+            is_seen = tensor in results or not inside.issuperset(readers.get(tensor, ()))
+            signs += "o" if is_seen else "."
         return signs
 
     def _face(self, index: int) -> _Face:
@@ -175,7 +172,8 @@ class PatternMaker:
         own = self._flow.own[node.index].decode()
         if not self._with_shapes and _is_depthwise(self._flow.model, node):
             own = _GROUPS.sub("group=each", own)
-        return _Face(own + outputs, tuple(ends), tuple(constants), node.outputs)
+        constants.sort()
+        return _Face(own + outputs, tuple(ends), tuple(constants), ",".join(constants), node.outputs)
 
 
 class _Face(NamedTuple):
@@ -184,6 +182,7 @@ class _Face(NamedTuple):
     label: str
     ends: tuple[_End, ...]
     constants: tuple[str, ...]
+    constant: str  # all of them
     outputs: tuple[str, ...]
 
 
@@ -197,12 +196,12 @@ def _is_depthwise(model: Model, node: Node) -> bool:
     return groups > 1 and len(weight) > axis and weight[axis] == width
 
 
-def _shared_outside(faces: Sequence[_Face], local: Mapping[int, int]) -> dict[str, int]:
+def _shared_outside(faces: Sequence[_Face], inside: set[int]) -> dict[str, int]:
     seen: set[str] = set()
     shared: dict[str, int] = {}
     for face in faces:
         for _, tensor, maker, _, _ in face.ends:
-            if maker not in local:
+            if maker not in inside:
                 if tensor in seen:
                     shared.setdefault(tensor, len(shared))
                 seen.add(tensor)

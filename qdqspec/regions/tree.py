@@ -110,4 +110,4 @@ class _Namer:
         return tuple(entering), tuple(leaving)
 
     def _leaves(self, tensor: str, members: set[int]) -> bool:
-        return tensor in self._results or any(i not in members for i in self._flow.readers.get(tensor, ()))
+        return tensor in self._results or not members.issuperset(self._flow.readers.get(tensor, ()))
