@@ -9,20 +9,13 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, seed, settings, target
 from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
 from qdqspec.parity.draw import Drawn
-
-
-class Tried(NamedTuple):
-    """What came of an input: what it breaks, in words, and how noisy it was, which is climbed towards more."""
-
-    broken: tuple[str, ...]
-    noise: float
+from qdqspec.parity.tried import Tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

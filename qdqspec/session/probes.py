@@ -17,8 +17,8 @@ from qdqspec.checks.parity import ParityParams
 from qdqspec.errors import BackendError, DataError
 from qdqspec.files import write_whole
 from qdqspec.parity.compare import Comparison, compare_outputs
-from qdqspec.parity.hunt import Tried
 from qdqspec.parity.npz import npz_bytes, read_beside, read_members
+from qdqspec.parity.tried import Tried
 from qdqspec.parity.typical import Typical
 from qdqspec.session.parity import SideBySide
 from qdqspec.types import ParityEvidence, Probe, TensorParity, TriedInput

@@ -16,7 +16,6 @@ from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.culprits import culprits_of
 from qdqspec.session.finder import Finder
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of
-from qdqspec.session.hunting import search_parity
 from qdqspec.session.parity import compare_models
 from qdqspec.session.prepare import require_path
 from qdqspec.session.scores import accuracy_evidence
@@ -92,6 +91,8 @@ class CaseWork:
             self.culprits = culprits_of(self.bench, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
         unsearched = params.search is not None and params.evidence_key not in self.parity_search
         if unsearched and not params.broken_by(outputs, whole=True):
+            from qdqspec.session.hunting import search_parity  # loads Hypothesis, which few cases need
+
             found = search_parity(self.bench, self.finder.tuned_path, params, check.id)
             self.parity_search[params.evidence_key] = found
 

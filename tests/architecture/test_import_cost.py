@@ -36,3 +36,8 @@ def test_help_loads_nothing_of_others(words):
 
 def test_settings_load_nothing_of_others():
     assert third_party_after("from qdqspec.cli import main; main(['config'])") == []
+
+
+def test_a_session_loads_no_hypothesis():
+    """Inputs that break parity are drawn with it; most sessions draw none."""
+    assert "hypothesis" not in third_party_after("import qdqspec.session")
