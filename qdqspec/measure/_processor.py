@@ -8,23 +8,32 @@ befalls it befalls both (docs/decisions/0033).
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SYSTEM = Path("/sys/devices/system/cpu")
 _SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")  # Linux tells one of them where cores are not alike
 
 
-def stay_on_one() -> None:
-    """Keep this thread, and what it starts, on one processor: the same in every process that may use the same ones.
+@contextmanager
+def one_processor() -> Iterator[None]:
+    """Keep this thread on one processor meanwhile: the same in every process that may use the same ones.
 
     Where the system has no way to ask for that, nothing happens.
     """
+    usable: set[int] = set()
     if hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, {chosen(os.sched_getaffinity(0))})
+        with suppress(OSError):
+            usable = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, {chosen(usable)})
+    try:
+        yield
+    finally:
+        if usable:
+            with suppress(OSError):
+                os.sched_setaffinity(0, usable)
 
 
 def chosen(usable: Collection[int], system: Path = _SYSTEM) -> int:
@@ -35,6 +44,6 @@ def chosen(usable: Collection[int], system: Path = _SYSTEM) -> int:
 def _speed(folder: Path) -> int:
     """How fast a processor can be, in whatever unit; 0 where that is not told."""
     for name in _SPEEDS:
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             return int((folder / name).read_text(encoding="ascii"))
     return 0

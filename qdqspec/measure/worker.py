@@ -25,7 +25,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from typing import Any
 from qdqspec import registry
 from qdqspec.backends.base import Array, Backend, Engine
 from qdqspec.errors import BackendError, QdqspecError
-from qdqspec.measure._processor import stay_on_one
+from qdqspec.measure._processor import one_processor
 from qdqspec.measure._records import layer_to_json, options_from_json, samples_to_json
 from qdqspec.measure._wire import Header, Stream, WireClosedError, travels
 
@@ -50,6 +51,7 @@ class Service:
     stream: Stream
     backend: Backend
     engine: Engine | None = field(default=None, init=False)
+    where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)  # it is timed
 
     def serve(self) -> None:
         """Answer until the other end closes. A failure of the backend is an answer, not an end."""
@@ -77,7 +79,7 @@ class Service:
         options = options_from_json(header["options"])
         self.engine = self.backend.build(Path(header["model"]), options)
         if options.threads == 1 and self.backend.capabilities(options).one_processor:
-            stay_on_one()
+            self.where = one_processor
         return {"graph_hash": self.engine.graph_hash}, {}
 
     def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Answer:
@@ -95,11 +97,13 @@ class Service:
         return {}, {}
 
     def _do_time(self, header: Header, _: Mapping[str, Array]) -> Answer:
-        samples = self._built().time(header["runs"], header["warmup"], **_profile(header))
+        with self.where():
+            samples = self._built().time(header["runs"], header["warmup"], **_profile(header))
         return {"samples": samples_to_json(samples)}, {}
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Answer:
-        layers = self._built().layers(header["runs"], **_profile(header))
+        with self.where():
+            layers = self._built().layers(header["runs"], **_profile(header))
         return {"layers": [layer_to_json(layer) for layer in layers]}, {}
 
     def _built(self) -> Engine:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from threading import Thread
+from typing import Any, cast
 
 import numpy as np
-import onnx
 import pytest
 
-from qdqspec.backends.base import BuildOptions
-from qdqspec.measure._processor import chosen
-from qdqspec.measure.isolate import Isolated
-from qdqspec.testing.backends import small_model
+from qdqspec.backends.base import BuildOptions, Capabilities
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.errors import BackendError
+from qdqspec.measure._processor import chosen, one_processor
+from qdqspec.measure._records import options_to_json
+from qdqspec.measure._wire import Stream
+from qdqspec.measure.worker import Service
+from qdqspec.types import LayerTime, Samples
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes on processors"
@@ -45,23 +52,89 @@ def test_the_last_of_the_fastest_is_chosen(
     assert chosen(usable, system(tmp_path, speeds, name)) == expected
 
 
+class Engine:
+    """Notes which processors it may use, whatever it is asked for."""
+
+    graph_hash = ""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, set[int]] = {}
+
+    def run(self, feeds: object) -> dict[str, np.ndarray]:
+        self._note("run")
+        return {}
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        self._note("time")
+        return Samples(wall_ms=(1.0,) * runs)
+
+    def layers(self, runs: int) -> tuple[LayerTime, ...]:
+        self._note("layers")
+        return ()
+
+    def _note(self, what: str) -> None:
+        self.seen[what] = os.sched_getaffinity(0)
+
+
+class Backend:
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.engine = Engine()
+        self._capabilities = capabilities
+
+    def build(self, model: Path, options: BuildOptions) -> Engine:
+        self.engine._note("build")
+        return self.engine
+
+    def capabilities(self, options: BuildOptions) -> Capabilities:
+        return self._capabilities
+
+
 @needs_affinity
 @pytest.mark.parametrize(
-    ("backend", "threads", "count"),
-    [("onnxruntime", 1, 1), ("onnxruntime", 2, None), ("fake", 1, None)],
+    ("computes_here", "threads", "timed_on"),
+    [(True, 1, {chosen(os.sched_getaffinity(0))}), (True, 2, None), (False, 1, None)],
     ids=["one thread", "several threads", "no processor of ours"],
 )
-def test_engines_of_one_thread_share_a_processor(
-    tmp_path: Path, backend: str, threads: int, count: int | None
+def test_engines_of_one_thread_are_timed_on_one_processor(
+    computes_here: bool, threads: int, timed_on: set[int] | None
 ) -> None:
-    """From when they are built; builds may use all, and other engines do."""
-    model = tmp_path / "model.onnx"
-    onnx.save(small_model(), model)
-    with Isolated(backend) as isolated:
-        engines = [isolated.build(model, BuildOptions(threads=threads)) for _ in range(2)]
-        for engine in engines:
-            engine.bind({"x": np.zeros((1, 3, 8, 8), np.float32)})
-        assert all(engine.time(2).wall_ms for engine in engines)
-        found = [frozenset(os.sched_getaffinity(engine._child.pid)) for engine in engines]
-    assert found[0] == found[1]
-    assert len(found[0]) == (count or len(os.sched_getaffinity(0)))
+    """And use all for whatever else they do, so that runs side by side are not in each other's way."""
+    usable = os.sched_getaffinity(0)
+    capabilities = replace(OnnxRuntime().capabilities(), one_processor=computes_here)
+    backend = Backend(capabilities)
+    ours, theirs = socket.socketpair()
+    thread = Thread(target=Service(Stream(theirs), cast("Any", backend)).serve)
+    thread.start()
+    stream = Stream(ours)
+    options = options_to_json(BuildOptions(threads=threads))
+    for request in (
+        {"do": "build", "model": "m.onnx", "options": options},
+        {"do": "time", "runs": 2, "warmup": 1, "profile": 0},
+        {"do": "layers", "runs": 2, "profile": 0},
+        {"do": "run"},
+    ):
+        stream.send(request)
+        assert "error" not in stream.receive()[0]
+    stream.close()
+    thread.join()
+    theirs.close()
+    expected = timed_on or usable
+    assert backend.engine.seen == {"build": usable, "time": expected, "layers": expected, "run": usable}
+
+
+@needs_affinity
+def test_a_run_that_fails_leaves_no_thread_on_one_processor() -> None:
+    usable = os.sched_getaffinity(0)
+
+    def fail() -> None:
+        with one_processor():
+            assert len(os.sched_getaffinity(0)) == 1
+            raise BackendError("it does not run")
+
+    with pytest.raises(BackendError):
+        fail()
+    assert os.sched_getaffinity(0) == usable
+
+
+def test_onnx_runtime_computes_where_it_is_called() -> None:
+    assert OnnxRuntime().capabilities().one_processor
