@@ -1,18 +1,19 @@
-"""How often the regression gate is right: ``python benchmarks/gate.py [SEEDS]``, on a simulated device.
+"""How often the regression gate is right: ``python benchmarks/gate.py [SEEDS] [--sparing]``, on a simulated device.
 
 A baseline is taken, then the tuned model is made slower by a known amount and gated as in a real run: three
 fresh builds, and where these do not pass, six in twice the rounds. Bars, at an allowance of 5 %: at most 1 %
 of unchanged models fail over 1,000 seeds, at least 95 % of those made 10 % slower do. The noise is what we
 found on real machines: 3 % between runs, 1.2 % between builds, and a drift that swings by 5 %.
-``benchmarks/gate_real.py`` does the same once on the real runtime.
+``--sparing``: as where memory has no room for all builds at once. ``benchmarks/gate_real.py`` does the same once on
+the real runtime.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,12 +22,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
 from qdqspec.baseline.compare import Conditions
 from qdqspec.baseline.store import Entry
 from qdqspec.checks.regression import is_stale, judge_change
 from qdqspec.measure.bench import Bench
+from qdqspec.measure.room import HasRoom, has_room
 from qdqspec.session.gate import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
@@ -73,8 +75,18 @@ def layers_of(model: Path) -> tuple:
     return FakeDevice().build(model, BuildOptions(extra={"fake.build_noise": "0"}))._layers  # noqa: SLF001
 
 
+def no_room(_engines: Sequence[Engine], _more: int) -> bool:
+    """For no two builds beside each other."""
+    return False
+
+
 def gate(
-    folder: Path, seed: int, slowdown: float, noise: Mapping[str, str], allowed: float
+    folder: Path,
+    seed: int,
+    slowdown: float,
+    noise: Mapping[str, str],
+    allowed: float,
+    room: HasRoom = has_room,
 ) -> tuple[str, int]:
     """The outcome and how many looks it took."""
     files = {placement.digest: folder / f"{role}.onnx" for role, placement in ROLES.items()}
@@ -86,6 +98,7 @@ def gate(
         clock="cpu",
         random=np.random.default_rng(seed),
         options=BuildOptions(extra={**noise, "fake.seed": str(seed)}),
+        room=room,
     )
     device.factors[folder / "tuned.onnx"] = 0.6
     known = baseline_of(bench)
@@ -134,20 +147,29 @@ def write_models(folder: Path) -> None:
 
 
 def rates(
-    folder: Path, seeds: int, slowdown: float, noise: Mapping[str, str] = NOISE, allowed: float = 0.05
+    folder: Path,
+    seeds: int,
+    slowdown: float,
+    noise: Mapping[str, str] = NOISE,
+    allowed: float = 0.05,
+    room: HasRoom = has_room,
 ) -> tuple[Counter[str], float]:
     """How often each outcome came, and the share of runs that looked twice."""
     outcomes: Counter[str] = Counter()
     twice = 0
     for seed in range(seeds):
-        outcome, looks = gate(folder, seed, slowdown, noise, allowed)
+        outcome, looks = gate(folder, seed, slowdown, noise, allowed, room)
         outcomes[outcome] += 1
         twice += looks > 1
     return outcomes, twice / seeds
 
 
 def main() -> None:
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("seeds", nargs="?", type=int, default=1000)
+    parser.add_argument("--sparing", action="store_true")
+    asked = parser.parse_args()
+    seeds, room = asked.seeds, no_room if asked.sparing else has_room
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_models(folder)
@@ -156,7 +178,7 @@ def main() -> None:
             print("| change | pass | pass, stale | inconclusive | fail | looked twice |")
             print("|---|---|---|---|---|---|")
             for slowdown in SLOWDOWNS:
-                found, twice = rates(folder, seeds, slowdown, noise)
+                found, twice = rates(folder, seeds, slowdown, noise, room=room)
                 shares = " | ".join(f"{100 * found[outcome] / seeds:.1f} %" for outcome in OUTCOMES)
                 print(f"| {100 * slowdown:+.0f} % | {shares} | {100 * twice:.0f} % |", flush=True)
 

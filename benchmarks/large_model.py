@@ -3,12 +3,13 @@
 Products with weights in one external file, mostly zeros, which takes no disk. For each verb the seconds, the peak
 memory of our own process and the most that its engines (child processes) held at a time. Bar: our own process at most
 1.3 times the model in `tune`. Needs disk for the results (reference, tuned, what the verbs write) and memory for an
-engine or two. Linux only.
+engine or two. ``--room GIBIBYTES`` has the search believe that the machine has so much memory for engines. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -57,10 +58,11 @@ def write_model(folder: Path, gibibytes: float) -> Path:
     return folder / "large.onnx"
 
 
-def measured(folder: Path, *words: str) -> tuple[int, float, float, float]:
+def measured(folder: Path, *words: str, room: float | None = None) -> tuple[int, float, float, float]:
     """Exit code, seconds, peak of the process in MiB, and the most its children held together."""
     start = time.perf_counter()
-    command = [sys.executable, "-m", "qdqspec", *words]
+    program = ["-m", "qdqspec"] if room is None else [__file__, "--within", str(room)]
+    command = [sys.executable, *program, *words]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     own = engines = 0.0
     while process.poll() is None:
@@ -89,10 +91,25 @@ def _mebibytes(pid: int, entry: str) -> float:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{entry}:")), 0.0)
 
 
+def within(room: float, words: list[str]) -> int:
+    """The command line in this process, as if so many GiB were left for what engines hold now and will hold."""
+    from qdqspec.cli import main as command_line
+    from qdqspec.measure import room as memory
+
+    def bytes_left(*_: Path) -> int:
+        held = sum(_mebibytes(pid, "RssAnon") for pid in _descendants(os.getpid()))
+        return int((room * 1024 - held) * 2**20)
+
+    memory.bytes_left = bytes_left
+    return command_line(words)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("gibibytes", nargs="?", type=float, default=2.3)
     parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--room", type=float)
+    parser.add_argument("--only", default="", help="one verb")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -114,14 +131,16 @@ def main() -> int:
         }
         rows = []
         for verb, words in steps.items():
-            code, seconds, own, engines = measured(folder, verb.split()[0], *words)
+            if asked.only not in ("", verb):
+                continue
+            code, seconds, own, engines = measured(folder, verb.split()[0], *words, room=asked.room)
             rows.append((verb, code, seconds, own, own / size, engines or None))
             print(f"{verb}: exit {code}, {seconds:.0f} s", file=sys.stderr)
             for file in folder.glob("scratch.onnx*"):
                 file.unlink()
         external = sorted(file.name for file in model.parent.joinpath("out").glob("*.data"))
     print(tabulate(rows, ("verb", "exit", "s", "own MiB", "of the model", "engines MiB"), floatfmt=".2f"))
-    worst = next(row[4] for row in rows if row[0] == "tune")
+    worst = max((row[4] for row in rows if row[0] == "tune"), default=0.0)
     print(
         f"\nmodel {size:.0f} MiB; external data of results: {', '.join(external) or 'none'}; "
         f"tune {worst:.2f} times the model, bar {BAR}: {'ok' if worst <= BAR else 'MISSED'}"
@@ -130,4 +149,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--within"]:
+        sys.exit(within(float(sys.argv[2]), sys.argv[3:]))
     sys.exit(main())

@@ -35,6 +35,7 @@ class Child:
     stream: Stream
     folder: Path
     end: Callable[[], int]  # kills it and returns its exit code, negative for a signal
+    pid: int = 0  # unless it is a thread, as in some tests
 
     def log(self) -> str:
         """All that it printed, on both outputs."""

@@ -78,7 +78,7 @@ class Zygote:
         except BaseException:  # a child that was forked nevertheless sees its connection end
             ours.close()
             raise
-        return Child(Stream(ours), folder, lambda: self._end(answer["pid"]))
+        return Child(Stream(ours), folder, lambda: self._end(answer["pid"]), answer["pid"])
 
     def close(self) -> None:
         """End the zygote; it kills its children first."""
@@ -164,7 +164,7 @@ class Interpreters:
             raise BackendError(
                 f"the process for an engine did not start (exit code {code})\n{words}".rstrip(), cure=_CURE
             )
-        return Child(Stream(connection), folder, lambda: kill(process))
+        return Child(Stream(connection), folder, lambda: kill(process), process.pid)
 
     def close(self) -> None:
         """End all children."""

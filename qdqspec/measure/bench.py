@@ -21,11 +21,13 @@ import numpy as np
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measure.admission import Admission
+from qdqspec.measure.fresh import FreshBuilds
 from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measure.race import SCREEN, WARMUP, Entrant, both_of, race
+from qdqspec.measure.room import HasRoom, has_room
 from qdqspec.measure.stats import build_deviation, drift, inverse, ratio_intervals
-from qdqspec.measure.together import Together, joined, time_together
+from qdqspec.measure.together import Together, joined
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
 NOISE_BUILDS = 5  # three underestimate the deviation so often that one race in thirty is won for nothing
@@ -73,7 +75,8 @@ class Bench:
     With ``admission`` every candidate's accuracy is taken too, and who is not accurate enough cannot win.
     ``feeds`` are inputs of one shape profile, or loads of several. ``extract`` writes the placed pairs with the
     nodes named alone, and gives inputs for them. ``folder`` is where the candidates are written, and is not named
-    in what is recorded. ``jobs`` is how many builds that wait for no measurement are made at a time.
+    in what is recorded. ``jobs`` is how many builds that wait for no measurement are made at a time; where ``room``
+    denies that they can all be open at once, they are opened one after the other.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Bench:
         extract: Extract | None = None,
         folder: Path | None = None,
         jobs: int = 1,
+        room: HasRoom = has_room,
     ) -> None:
         self.clock: Clock = clock
         self.eps = FLOOR_EPS
@@ -102,7 +106,7 @@ class Bench:
         self._admission = admission
         self._extract = extract
         self._folder = folder
-        self._jobs = jobs
+        self._fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive, jobs=jobs, room=room)
         self._writing = Lock()
         self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
         self._incumbent: _Incumbent | None = None
@@ -329,6 +333,7 @@ class Bench:
         if outcome.verdict != "faster":
             return replace(trial, race=outcome, samples=ours, rival=theirs, ratio=outcome.ratio * base)
         self._close_incumbent()
+        engine.close()
         fresh = self._open(trial.placement)
         with self._closed_unless_kept(fresh):
             again, more, others = self._bout(trial.placement, fresh)
@@ -373,15 +378,13 @@ class Bench:
         self._incumbent = successor
 
     def _together(self, groups: Mapping[str, Sequence[Placement]], rounds: int) -> Together:
-        """Fresh builds of placements, timed together."""
+        """Fresh builds of placements, timed together. What is kept open is closed where that leaves no room."""
         openers = {
             name: [partial(self._open, each, fresh=True) for each in placements]
             for name, placements in groups.items()
         }
-        clock, random, exclusive = self.clock, self._random, self._exclusive
-        return time_together(
-            openers, rounds, clock=clock, random=random, exclusive=exclusive, jobs=self._jobs
-        )
+        kept = [self._incumbent.engine] if self._incumbent and self._incumbent.engine else []
+        return self._fresh.time(openers, rounds, beside=kept, make_room=self.close)
 
     def _reason(self, error: QdqspecError) -> str:
         """What is recorded of a failure. The folder of the candidates is gone when somebody reads it."""

@@ -143,6 +143,11 @@ class IsolatedEngine:
         self._slowest_run = 0.0  # seconds
         self._bury = weakref.finalize(self, child.bury)
 
+    @property
+    def pid(self) -> int:
+        """Its process, so that others can see what it holds; 0 where it has none of its own."""
+        return self._child.pid
+
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name; bfloat16 comes back as float32, which numpy knows."""
         return {name: as_real(value) for name, value in self.ask({"do": "run"}, feeds)[1].items()}

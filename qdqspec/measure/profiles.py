@@ -62,6 +62,7 @@ class AllProfiles:
 
     def __init__(self, engine: Engine, shares: Sequence[float]) -> None:
         self.graph_hash = engine.graph_hash
+        self.pid: int = getattr(engine, "pid", 0)  # of its process, where it has one
         self._engine = engine
         self._shares = tuple(shares)
 

@@ -1,11 +1,12 @@
 """Several builds of several models timed together: one turn of each in every round, in random order.
 
-May import floor 0, `race`, `stats` and the backend seam. Position ``i`` of every build's samples belongs to the same
-round, so that whatever changes the machine's speed from round to round falls on all of them.
+May import floor 0, `race`, `room`, `stats` and the backend seam. Position ``i`` of every build's samples belongs to the
+same round, so that whatever changes the machine's speed from round to round falls on all of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
@@ -17,6 +18,7 @@ import numpy as np
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measure.race import Turn, settle
+from qdqspec.measure.room import HasRoom, NoRoomError, has_room, is_want_of_room
 from qdqspec.measure.stats import trimmed_error
 from qdqspec.types import Clock, Samples
 
@@ -42,21 +44,30 @@ def time_together(
     random: np.random.Generator,
     exclusive: Callable[[], AbstractContextManager[object]],
     jobs: int = 1,
+    room: HasRoom = has_room,
+    beside: Sequence[Engine] = (),
 ) -> Together:
     """Open all engines, ``jobs`` at a time, let them become warm, take ``rounds`` samples of each, and close them.
 
     From half of the rounds on it ends when runs tell nothing more: what then differs, differs between builds.
     Timing, and not building, happens inside ``exclusive``, and begins when all are built.
+    Raises `NoRoomError` as soon as ``room`` denies that those to come fit ``beside`` what is open already, or where
+    one fails for want of memory.
     """
     result = Together()
+    to_come = Counter({name: len(openers) for name, openers in groups.items()})
+    _look_ahead(room, beside, to_come)
     with ExitStack() as opened:
         engines: list[tuple[str, int, Engine]] = []
         for name, openers in groups.items():
             try:
                 for index, engine in enumerate(_opened(openers, jobs, opened)):
                     engines.append((name, index, engine))
+                    to_come[name] -= 1
+                    _look_ahead(room, [*beside, *(each for _, _, each in engines)], to_come)
             except (BackendError, PlacementError) as error:
-                result.failures[name] = error
+                _fail(result, name, error)
+                del to_come[name]
         result.samples.update(
             {
                 name: [Samples() for _ in openers]
@@ -67,6 +78,19 @@ def time_together(
         with exclusive():
             _take(engines, rounds, clock, random, result)
     return result
+
+
+def _look_ahead(room: HasRoom, engines: Sequence[Engine], to_come: Counter[str]) -> None:
+    more = to_come.total()
+    if more and not room(engines, more):
+        raise NoRoomError
+
+
+def _fail(result: Together, name: str, error: QdqspecError) -> None:
+    """Leave a group out, unless it may only have failed because so many are open."""
+    if is_want_of_room(error):
+        raise NoRoomError from error
+    result.failures[name] = error
 
 
 def _opened(openers: Sequence[Opener], jobs: int, opened: ExitStack) -> Iterator[Engine]:
@@ -112,7 +136,7 @@ def _take(
                 else:
                     result.samples[name][index] += turns[name, index].sample(engine)
             except BackendError as error:
-                result.failures[name] = error
+                _fail(result, name, error)
                 del result.samples[name]  # it ran before and fails now: no result for this placement
 
 

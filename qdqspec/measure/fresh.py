@@ -1,0 +1,64 @@
+"""Fresh builds timed against each other: all at once where memory has room for them, else two at a time.
+
+May import floor 0, the backend seam, and `room`, `together` and `sparing` of this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from qdqspec.backends.base import Engine
+from qdqspec.measure.room import HasRoom, NoRoomError, has_room
+from qdqspec.measure.sparing import time_sparingly
+from qdqspec.measure.together import Opener, Together, time_together
+from qdqspec.types import Clock
+
+
+class FreshBuilds:
+    """Times fresh builds, ``jobs`` of them made at a time; where there was no room once, two are open from then on."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        random: np.random.Generator,
+        exclusive: Callable[[], AbstractContextManager[object]],
+        jobs: int = 1,
+        room: HasRoom = has_room,
+    ) -> None:
+        self._clock: Clock = clock
+        self._random = random
+        self._exclusive = exclusive
+        self._jobs = jobs
+        self._room = room
+        self._is_short = False
+
+    def time(
+        self,
+        groups: Mapping[str, Sequence[Opener]],
+        rounds: int,
+        *,
+        beside: Sequence[Engine] = (),
+        make_room: Callable[[], None],
+    ) -> Together:
+        """Samples of each group's builds. Where room is short, ``make_room`` closes what is open ``beside`` them."""
+        clock, random, exclusive = self._clock, self._random, self._exclusive
+        if not self._is_short:
+            try:
+                return time_together(
+                    groups,
+                    rounds,
+                    clock=clock,
+                    random=random,
+                    exclusive=exclusive,
+                    jobs=self._jobs,
+                    room=self._room,
+                    beside=beside,
+                )
+            except NoRoomError:
+                self._is_short = True
+        make_room()
+        return time_sparingly(groups, rounds, clock=clock, random=random, exclusive=exclusive)

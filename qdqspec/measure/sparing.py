@@ -1,0 +1,176 @@
+"""Builds timed against one of them that stays open, each in its turn: two engines at a time, and no more.
+
+For models that take so much memory that not all builds can be open at once (docs/decisions/0034). May import what
+`together` does, and that.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+
+from qdqspec.backends.base import Engine
+from qdqspec.errors import BackendError, PlacementError, QdqspecError
+from qdqspec.measure.race import settle
+from qdqspec.measure.stats import log_ratios, trimmed_error
+from qdqspec.measure.together import ENOUGH, FEWEST, Opener, Together, joined
+from qdqspec.types import Clock, Samples
+
+NOTE = "timed two at a time for want of memory: scaled by what the first build took in the same round"
+
+
+_Take: TypeAlias = Callable[[], Samples]
+
+
+class _LostError(Exception):
+    """The engine that all others are timed against is gone."""
+
+    def __init__(self, error: QdqspecError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Samples of a build and, round by round, of the one that stays."""
+
+    ours: Samples
+    anchor: Samples
+
+
+def time_sparingly(
+    groups: Mapping[str, Sequence[Opener]],
+    rounds: int,
+    *,
+    clock: Clock,
+    random: np.random.Generator,
+    exclusive: Callable[[], AbstractContextManager[object]],
+) -> Together:
+    """Time builds as `time_together` does, with two engines open at a time.
+
+    The first build of the first group stays open. Each build in its turn, that one too, alternates with it for all
+    rounds, in random order, and its samples are told as if the first had always run at its typical speed: times what
+    that took in the median over what it took in the same round. So position ``i`` of every build's samples may be
+    read as one round. Each sample carries the noise of two turns, those of the first build like all others', which
+    is timed against itself. From half of the rounds on that one ends when runs tell nothing more, and the others take
+    as many.
+    """
+    left, failures = dict(groups), {}
+    while left:
+        try:
+            found = _beside_first(left, rounds, clock, random, exclusive)
+        except _LostError as lost:
+            name = next(iter(left))  # what was timed against it can be compared with nothing else: begin anew
+            failures[name] = lost.error
+            del left[name]
+        else:
+            return replace(found, failures=failures | found.failures)
+    return Together(failures=failures)
+
+
+def _beside_first(
+    groups: Mapping[str, Sequence[Opener]],
+    rounds: int,
+    clock: Clock,
+    random: np.random.Generator,
+    exclusive: Callable[[], AbstractContextManager[object]],
+) -> Together:
+    pairs: dict[str, list[_Pair]] = {}
+    failures: dict[str, QdqspecError] = {}
+    (first, opener), *others = ((name, opener) for name, openers in groups.items() for opener in openers)
+    with _lost_if_it_fails():
+        anchor = opener()
+    with closing(anchor):
+        with exclusive(), _lost_if_it_fails():
+            beside = _warm(anchor, clock)
+            pair = _alternate(
+                beside, beside, rounds, random, enough=lambda pair: _is_known(pair, rounds, clock)
+            )
+        pairs[first] = [pair]
+        rounds = len(pair.ours.wall_ms)
+        for name, opener in others:
+            if name in failures:
+                continue
+            try:
+                with closing(opener()) as engine, exclusive():
+                    pairs.setdefault(name, []).append(
+                        _alternate(beside, _warm(engine, clock), rounds, random)
+                    )
+            except (BackendError, PlacementError) as error:
+                failures[name] = error
+                pairs.pop(name, None)
+    typical = joined([pair.anchor for group in pairs.values() for pair in group])
+    samples = {name: [_told(pair, typical) for pair in group] for name, group in pairs.items()}
+    return Together(samples, failures)
+
+
+def _warm(engine: Engine, clock: Clock) -> _Take:
+    """How one sample of an engine is taken, once it is warm."""
+    return partial(settle(engine, clock).sample, engine)
+
+
+def _alternate(
+    anchor: _Take,
+    ours: _Take,
+    rounds: int,
+    random: np.random.Generator,
+    *,
+    enough: Callable[[_Pair], bool] = lambda _: False,
+) -> _Pair:
+    """One turn of each in every round, in random order."""
+    pair = _Pair(Samples(), Samples())
+    for _ in range(rounds):
+        if enough(pair):
+            break
+        for is_ours in random.permutation(2):
+            if is_ours:
+                pair = replace(pair, ours=pair.ours + ours())
+            else:
+                with _lost_if_it_fails():
+                    pair = replace(pair, anchor=pair.anchor + anchor())
+    return pair
+
+
+@contextmanager
+def _lost_if_it_fails() -> Iterator[None]:
+    try:
+        yield
+    except (BackendError, PlacementError) as error:
+        raise _LostError(error) from error
+
+
+def _is_known(pair: _Pair, rounds: int, clock: Clock) -> bool:
+    """Whether more rounds tell nothing more, as `time_together` asks of all builds."""
+    if len(pair.ours.wall_ms) < max(FEWEST, rounds // 2):
+        return False
+    return trimmed_error(log_ratios(pair.ours.on(clock), pair.anchor.on(clock))) <= ENOUGH
+
+
+def _told(pair: _Pair, typical: Samples) -> Samples:
+    """The samples of a build as if the one that stays had always run at its typical speed."""
+    scaled = _scaled(pair.ours, pair.anchor, typical)
+    return replace(scaled, notes=(*scaled.notes, NOTE))
+
+
+def _scaled(ours: Samples, anchor: Samples, typical: Samples) -> Samples:
+    return replace(
+        ours,
+        wall_ms=_by_round(ours.wall_ms, anchor.wall_ms, typical.wall_ms),
+        cpu_ms=_by_round(ours.cpu_ms, anchor.cpu_ms, typical.cpu_ms),
+        profiles=tuple(
+            _scaled(*parts) for parts in zip(ours.profiles, anchor.profiles, typical.profiles, strict=True)
+        ),
+    )
+
+
+def _by_round(ours: Sequence[float], anchor: Sequence[float], typical: Sequence[float]) -> tuple[float, ...]:
+    if not anchor or not all(anchor):  # a clock that is not taken, or too coarse
+        return tuple(ours)
+    median = statistics.median(typical)
+    return tuple(time * median / beside for time, beside in zip(ours, anchor, strict=True))
