@@ -3,17 +3,21 @@
 Products with weights in one external file, mostly zeros, which takes no disk. For each verb the seconds, the peak
 memory of our own process and the most that its engines (child processes) held at a time. Bar: our own process at most
 1.3 times the model in `tune`. Needs disk for the results (reference, tuned, what the verbs write) and memory for an
-engine or two. ``--room GIBIBYTES`` has the search believe that the machine has so much memory for engines. Linux only.
+engine or two. ``--room GIBIBYTES`` has the search believe that the machine has so much memory for engines; with
+``--unseen`` it believes what the machine says, and the largest engine is killed where they hold more. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,10 +62,10 @@ def write_model(folder: Path, gibibytes: float) -> Path:
     return folder / "large.onnx"
 
 
-def measured(folder: Path, *words: str, room: float | None = None) -> tuple[int, float, float, float]:
+def measured(folder: Path, *words: str, within: Sequence[str] = ()) -> tuple[int, float, float, float]:
     """Exit code, seconds, peak of the process in MiB, and the most its children held together."""
     start = time.perf_counter()
-    program = ["-m", "qdqspec"] if room is None else [__file__, "--within", str(room)]
+    program = [__file__, *within] if within else ["-m", "qdqspec"]
     command = [sys.executable, *program, *words]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
     own = engines = 0.0
@@ -91,17 +95,34 @@ def _mebibytes(pid: int, entry: str) -> float:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{entry}:")), 0.0)
 
 
-def within(room: float, words: list[str]) -> int:
-    """The command line in this process, as if so many GiB were left for what engines hold now and will hold."""
+def within(room: float, words: list[str], *, seen: bool) -> int:
+    """The command line in this process, as if engines had so many GiB."""
     from qdqspec.cli import main as command_line
     from qdqspec.measure import room as memory
 
     def bytes_left(*_: Path) -> int:
-        held = sum(_mebibytes(pid, "RssAnon") for pid in _descendants(os.getpid()))
-        return int((room * 1024 - held) * 2**20)
+        return int((room * 1024 - sum(_held().values())) * 2**20)
 
-    memory.bytes_left = bytes_left
+    if seen:
+        memory.bytes_left = bytes_left
+    else:
+        threading.Thread(target=_kill_beyond, args=(room,), daemon=True).start()
     return command_line(words)
+
+
+def _held() -> dict[int, float]:
+    """MiB of each child of this process, and theirs."""
+    return {pid: _mebibytes(pid, "RssAnon") for pid in _descendants(os.getpid())}
+
+
+def _kill_beyond(room: float) -> None:
+    """What a system without memory does."""
+    while True:
+        held = _held()
+        if sum(held.values()) > room * 1024:
+            os.kill(max(held, key=lambda pid: held[pid]), signal.SIGKILL)
+            print("memory ran out: the largest engine was killed", file=sys.stderr)
+        time.sleep(0.05)
 
 
 def main() -> int:
@@ -109,8 +130,10 @@ def main() -> int:
     parser.add_argument("gibibytes", nargs="?", type=float, default=2.3)
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--room", type=float)
+    parser.add_argument("--unseen", action="store_true")
     parser.add_argument("--only", default="", help="one verb")
     asked = parser.parse_args()
+    within = ["--unseen" if asked.unseen else "--seen", str(asked.room)] if asked.room else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pyproject.toml").touch()
@@ -133,7 +156,7 @@ def main() -> int:
         for verb, words in steps.items():
             if asked.only not in ("", verb):
                 continue
-            code, seconds, own, engines = measured(folder, verb.split()[0], *words, room=asked.room)
+            code, seconds, own, engines = measured(folder, verb.split()[0], *words, within=within)
             rows.append((verb, code, seconds, own, own / size, engines or None))
             print(f"{verb}: exit {code}, {seconds:.0f} s", file=sys.stderr)
             for file in folder.glob("scratch.onnx*"):
@@ -149,6 +172,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--within"]:
-        sys.exit(within(float(sys.argv[2]), sys.argv[3:]))
+    if sys.argv[1:2] in (["--seen"], ["--unseen"]):
+        sys.exit(within(float(sys.argv[2]), sys.argv[3:], seen=sys.argv[1] == "--seen"))
     sys.exit(main())
