@@ -22,7 +22,10 @@ HasRoom: TypeAlias = Callable[[Sequence[Engine], int], bool]
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")  # of version 1 of groups
 _SECOND = ("memory.max", "memory.current", "inactive_file")
-_WANT = re.compile("memory|alloc", re.IGNORECASE)
+_WANT = re.compile(
+    "out ?of ?memory|(insufficient|not enough) memory|MemoryError|allocat|bad.?alloc|alloc_failed",
+    re.IGNORECASE,
+)
 
 
 class NoRoomError(Exception):
