@@ -83,6 +83,8 @@ def dissolve(root: Composite, limit: int, linked: Linked) -> None:
 
 def pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
     """Fill leaves that follow each other up to ``limit`` nodes; longer ones are cut."""
+    if len(blocks) == 1 and blocks[0].size <= limit:
+        return list(blocks)
     packed: list[Block] = []
     for is_open, group in groupby(blocks, key=lambda b: isinstance(b, Leaf) and not b.closed):
         run = list(group)

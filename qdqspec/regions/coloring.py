@@ -8,11 +8,12 @@ was seen before is an automorphic image and is not searched.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TypeAlias
+
+from qdqspec.regions.hashes import short_hash
 
 Colors: TypeAlias = list[bytes]
 EFFORT = 50_000  # vertex visits spent on ties before symmetric vertices are taken as they come
@@ -30,12 +31,15 @@ class Puzzle:
         self.edges = edges
         ways = {(slot, output) for row in edges for slot, _, output in row}
         tags = {way: b"%d.%d." % way for way in ways}
-        self.up: Tagged = [[(tags[slot, output], feeding) for slot, feeding, output in row] for row in edges]
-        depth = self.depth = [0] * len(labels)
-        for vertex, row in enumerate(edges):
-            for _, feeding, _ in row:
-                if depth[feeding] >= depth[vertex]:
-                    depth[vertex] = depth[feeding] + 1
+        self.up: Tagged = []
+        self.depth: list[int] = []
+        for row in edges:
+            depth, up = 0, []
+            for slot, feeding, output in row:
+                up.append((tags[slot, output], feeding))
+                depth = max(depth, self.depth[feeding] + 1)
+            self.up.append(up)
+            self.depth.append(depth)
 
     @cached_property
     def down(self) -> Tagged:
@@ -52,7 +56,7 @@ def canonical_order(puzzle: Puzzle) -> tuple[list[int], str]:
 
     Equal certificates mean isomorphic graphs, always.
     """
-    told = {label: _hash([label.encode()]) for label in set(puzzle.labels)}
+    told = {label: short_hash(label.encode()) for label in set(puzzle.labels)}
     colors = _refined(puzzle, [told[label] for label in puzzle.labels])
     ties = len(colors) - len(set(colors))
     if not ties:
@@ -88,7 +92,7 @@ class _Search:
     def _told_apart(self, colors: Colors, vertex: int) -> Colors:
         self._left -= len(colors)
         changed = list(colors)
-        changed[vertex] = _hash([colors[vertex], b"chosen"])
+        changed[vertex] = short_hash(colors[vertex] + b"\0chosen")
         return _refined(self._puzzle, changed)
 
     def _first_leaf(self, colors: Colors) -> str:
@@ -124,7 +128,6 @@ def _refined(puzzle: Puzzle, colors: Colors) -> Colors:
 
 
 def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
-    blake2b = hashlib.blake2b
     fresh = list(colors)
     for vertex in order:
         told, row = colors[vertex], edges[vertex]
@@ -133,7 +136,7 @@ def _swept(edges: Tagged, order: Iterable[int], colors: Colors) -> Colors:
             told += b"\0" + tag + fresh[end]
         elif row:
             told = b"\0".join([told, *sorted([tag + fresh[end] for tag, end in row])])
-        fresh[vertex] = blake2b(told, digest_size=8).digest()
+        fresh[vertex] = short_hash(told)
     return fresh
 
 
@@ -176,7 +179,3 @@ def _greedy_order(puzzle: Puzzle, colors: Colors) -> list[int]:
             if not missing[fed]:
                 heapq.heappush(ready, entry(fed))
     return list(place)
-
-
-def _hash(parts: Iterable[bytes]) -> bytes:
-    return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()

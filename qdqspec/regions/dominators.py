@@ -24,9 +24,9 @@ class DominatorTree:
         self._jump = [0]
         self._depth = [0]
 
-    def add(self, predecessors: Iterable[int]) -> int:
+    def add(self, predecessors: Sequence[int]) -> int:
         """Add the next vertex; return its immediate dominator (the entry, where it has no predecessor)."""
-        dominator = self.meet(predecessors)
+        dominator = predecessors[0] if len(predecessors) == 1 else self.meet(predecessors)
         jump = self._jump[dominator]
         depth = self._depth
         # Myers: two jumps of equal length join into one.

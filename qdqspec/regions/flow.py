@@ -14,6 +14,7 @@ import onnx
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES
+from qdqspec.regions.hashes import short_hash
 
 _FEW = 4  # nodes that a side input is prepared by
 BODIES = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
@@ -77,9 +78,9 @@ class Flow:
 
 def flow_of(model: Model) -> Flow:
     """Read the data flow of a model. Linear in nodes and edges, but for one sort."""
-    made_by = {t: n.index for n in model.nodes if not is_constant(n) for t in n.outputs if t}
-    known = made_by.keys() | set(model.inputs)
     own, bodied = _own_texts(model)
+    made_by = {t: n.index for n in model.nodes if own[n.index] for t in n.outputs if t}
+    known = made_by.keys() | set(model.inputs)
     reads = tuple([() if not own[n.index] else _reads(n, known, n.index in bodied) for n in model.nodes])
     producers = tuple([tuple(dict.fromkeys([made_by[t] for t in row if t in made_by])) for row in reads])
     depth = _depths(producers)
@@ -172,7 +173,10 @@ def _readers(order: Iterable[int], reads: Sequence[Sequence[str]]) -> dict[str, 
 def _depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:
     depth: list[int] = []
     for feeding in producers:
-        depth.append(max((depth[p] + 1 for p in feeding), default=0))
+        if len(feeding) == 1:  # as most are
+            depth.append(depth[feeding[0]] + 1)
+        else:
+            depth.append(max([depth[p] + 1 for p in feeding], default=0))
     return tuple(depth)
 
 
@@ -185,19 +189,20 @@ def _canonical_order(
     """
     source = {name: b"in%d" % i for i, name in enumerate(model.inputs)}
     result = {name: b"out%d" % i for i, name in enumerate(model.outputs)}
-    above: dict[int, bytes] = {}
+    above = [b""] * len(own)
     live = [n for n in model.nodes if own[n.index]]
     for node in live:
-        digest = _hash([own[node.index], *[source.get(t, b"w") for t in node.inputs]])
-        above[node.index] = digest
+        told = [source.get(t, b"w") for t in node.inputs]
+        digest = above[node.index] = short_hash(b"\0".join([own[node.index], *told]))
         for position, tensor in enumerate(node.outputs):
-            source[tensor] = b"%d." % position + digest
-    below: dict[int, bytes] = {}
+            source[tensor] = (b"%d." % position if position else b"0.") + digest
+    below = list(above)
     for node in reversed(live):
         after = [below[c] for c in consumers[node.index]]
         if len(after) > 1:
             after.sort()
-        below[node.index] = _hash([above[node.index], *after, *[result.get(t, b"-") for t in node.outputs]])
+        told = [result.get(t, b"-") for t in node.outputs]
+        below[node.index] = short_hash(b"\0".join([above[node.index], *after, *told]))
     rows = sorted([(depth[n.index], above[n.index], below[n.index], n.index) for n in live])
     return tuple([row[-1] for row in rows])
 
@@ -206,19 +211,19 @@ def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
     """Each node's operator and attributes, empty for a ``Constant``; and the nodes that have bodies."""
     bodied: set[int] = set()
     texts: list[bytes] = []
+    same: dict[str, bytes] = {}  # one for all nodes alike
     for node in model.nodes:
         if is_constant(node):
             texts.append(b"")
             continue
-        attributes = []
+        attributes: list[str] = []
         for attribute in node.proto.attribute:
             attributes.append(attribute_text(attribute))
             if attribute.type in BODIES:
                 bodied.add(node.index)
         attributes.sort()
-        texts.append(f"{node.domain}:{node.op_type}[{','.join(attributes)}]".encode())
+        text = f"{node.domain}:{node.op_type}[{','.join(attributes)}]"
+        if text not in same:
+            same[text] = text.encode()
+        texts.append(same[text])
     return tuple(texts), frozenset(bodied)
-
-
-def _hash(parts: Iterable[bytes]) -> bytes:
-    return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()

@@ -101,7 +101,7 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
     for here, index in enumerate(searched, start=1):
         if not successors[here] or not results.isdisjoint(flow.model.nodes[index].outputs):
             successors[here].append(last)
-    tree.add(here for here in range(1, last) if successors[here][-1] == last)
+    tree.add([here for here in range(1, last) if successors[here][-1] == last])
     return structure_tree(tree.parent, post_dominators(successors))
 
 

@@ -31,9 +31,9 @@ class _Writer:
         self._successors = _successors(feeds)
         tree = DominatorTree()
         for row in feeds:
-            tree.add(p + 1 for p in row)
+            tree.add([p + 1 for p in row])
         last = len(feeds) + 1
-        tree.add(v for v in range(1, last) if self._successors[v] == [last])
+        tree.add([v for v in range(1, last) if self._successors[v] == [last]])
         self._chains: Chains = structure_tree(tree.parent, post_dominators(self._successors))
 
     def write(self) -> str:

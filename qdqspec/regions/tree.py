@@ -72,7 +72,6 @@ class _Namer:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._patterns = PatternMaker(flow)
-        self._results = frozenset(flow.model.outputs)
 
     def walk(self, block: Block, name: str, parent: str | None) -> Iterator[Region]:
         """Regions of a block and all below, depth first. Levels are few: see `blocks.dissolve`."""
@@ -84,30 +83,19 @@ class _Namer:
             yield from self.walk(child, child_name, name)
 
     def _region(
-        self, name: str, kind: RegionType, parent: str | None, children: tuple[str, ...], nodes: list[int]
+        self, name: str, kind: RegionType, parent: str | None, children: tuple[str, ...], indices: list[int]
     ) -> Region:
-        pattern = self._patterns.make(nodes)
-        inputs, outputs = self._boundary(nodes)
+        view = self._patterns.view(indices)
+        solution = self._patterns.solution(view)
+        nodes = self._flow.model.nodes
         return Region(
             id=name,
             type=kind,
             parent=parent,
             children=children,
-            nodes=tuple(self._flow.model.nodes[i].name for i in sorted(nodes)),
-            inputs=inputs,
-            outputs=outputs,
-            pattern=pattern.digest,
-            pattern_text=pattern.text,
+            nodes=tuple([nodes[i].name for i in sorted(view.members)]),
+            inputs=tuple(view.inputs),
+            outputs=tuple(view.outputs),
+            pattern=solution.digest,
+            pattern_text=solution.text,
         )
-
-    def _boundary(self, nodes: list[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Tensors that enter and leave, without constants, in the canonical order of the nodes."""
-        members = set(nodes)
-        ordered = sorted(members, key=self._patterns.place.__getitem__)
-        made = {t for i in members for t in self._flow.model.nodes[i].outputs}
-        entering = dict.fromkeys(t for i in ordered for t in self._flow.reads[i] if t not in made)
-        leaving = [t for i in ordered for t in self._flow.model.nodes[i].outputs if self._leaves(t, members)]
-        return tuple(entering), tuple(leaving)
-
-    def _leaves(self, tensor: str, members: set[int]) -> bool:
-        return tensor in self._results or not members.issuperset(self._flow.readers.get(tensor, ()))

@@ -47,6 +47,21 @@ def test_attributes_arity_and_element_types_count():
     assert digest("y = Cast <to = 10> (x)") != digest("y = Cast <to = 11> (x)")
 
 
+def test_a_body_that_reads_its_own_condition_reads_nothing_more():
+    def found(condition: str) -> str:
+        text = f"""<ir_version: 8, opset_import: ["": 17]>
+        g (bool c, float[4] x) => (float[4] y) <bool d = {{1}}> {{
+            a = Relu(x)
+            b = If(c) <then_branch = t () => (float[4] m) {{ m = Where({condition}, a, x) }},
+                       else_branch = e () => (float[4] n) {{ n = Identity(a) }}>
+            y = Sub(a, b)
+        }}"""
+        model = Model(onnx.parser.parse_model(text))
+        return canonical(model, [node.name for node in model.nodes]).digest
+
+    assert found("c") == found("d")
+
+
 def test_shapes_count_only_when_asked_for():
     body = "a = Relu(x) y = Add(a, z)"
     assert digest(body, "4,4") != digest(body, "8,8")
