@@ -1,9 +1,10 @@
 """A model above 2 GB through every verb and a search: ``python benchmarks/large_model.py [GIBIBYTES] [--trials N]``.
 
 Products with weights in one external file, mostly zeros, which takes no disk. For each verb the seconds, the peak
-memory of our own process and the most that its engines (child processes) held at a time. Bar: our own process at most
-1.3 times the model in `tune`. Needs disk for the results (reference, tuned, what the verbs write) and memory for an
-engine or two. ``--room GIBIBYTES`` has the search believe that the machine has so much memory for engines; with
+memory of our own process and the most that its engines (child processes) held at a time, in all and until the winner
+was confirmed. Bar: our own process at most 1.3 times the model in `tune`. Needs disk for the results (reference, tuned,
+what the verbs write) and memory for two engines, for parity three. ``--only VERB`` leaves the others out.
+``--room GIBIBYTES`` has the search believe that the machine has so much memory for engines; with
 ``--unseen`` it believes what the machine says, and the largest engine is killed where they hold more. Linux only.
 """
 
@@ -62,18 +63,24 @@ def write_model(folder: Path, gibibytes: float) -> Path:
     return folder / "large.onnx"
 
 
-def measured(folder: Path, *words: str, within: Sequence[str] = ()) -> tuple[int, float, float, float]:
-    """Exit code, seconds, peak of the process in MiB, and the most its children held together."""
+def measured(folder: Path, *words: str, within: Sequence[str] = ()) -> tuple[int, float, float, float, float]:
+    """Exit code, seconds, peak of the process in MiB, the most its children held together, and that of the search."""
     start = time.perf_counter()
     program = [__file__, *within] if within else ["-m", "qdqspec"]
     command = [sys.executable, *program, *words]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-    own = engines = 0.0
+    own = engines = searching = 0.0
     while process.poll() is None:
         own = max(own, _mebibytes(process.pid, "VmHWM"))
         engines = max(engines, sum(_mebibytes(pid, "RssAnon") for pid in _descendants(process.pid)))
+        searching = searching if _is_confirmed(folder) else engines
         time.sleep(0.1)
-    return process.returncode, time.perf_counter() - start, own, engines
+    return process.returncode, time.perf_counter() - start, own, engines, searching
+
+
+def _is_confirmed(folder: Path) -> bool:
+    journals = folder.glob("out/**/trials.jsonl")
+    return any('"confirm"' in journal.read_text(encoding="utf-8") for journal in journals)
 
 
 def _descendants(pid: int) -> list[int]:
@@ -156,13 +163,14 @@ def main() -> int:
         for verb, words in steps.items():
             if asked.only not in ("", verb):
                 continue
-            code, seconds, own, engines = measured(folder, verb.split()[0], *words, within=within)
-            rows.append((verb, code, seconds, own, own / size, engines or None))
+            code, seconds, own, *engines = measured(folder, verb.split()[0], *words, within=within)
+            rows.append((verb, code, seconds, own, own / size, *(most or None for most in engines)))
             print(f"{verb}: exit {code}, {seconds:.0f} s", file=sys.stderr)
             for file in folder.glob("scratch.onnx*"):
                 file.unlink()
         external = sorted(file.name for file in model.parent.joinpath("out").glob("*.data"))
-    print(tabulate(rows, ("verb", "exit", "s", "own MiB", "of the model", "engines MiB"), floatfmt=".2f"))
+    heads = ("verb", "exit", "s", "own MiB", "of the model", "engines MiB", "until confirmed")
+    print(tabulate(rows, heads, floatfmt=".2f"))
     worst = max((row[4] for row in rows if row[0] == "tune"), default=0.0)
     print(
         f"\nmodel {size:.0f} MiB; external data of results: {', '.join(external) or 'none'}; "
