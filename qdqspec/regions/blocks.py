@@ -97,6 +97,8 @@ def join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block
 
     A whole branching takes in only what has no anchor, so that equal blocks of a model stay equal.
     """
+    if len(blocks) < 2:
+        return list(blocks)
     joined: list[Block] = []  # last block first
     for block in reversed(blocks):
         after = joined[-1] if joined else None

@@ -7,6 +7,7 @@ tensors that bodies of If, Loop and Scan read from outside count as inputs of th
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class Flow:
 
     def is_light(self, nodes: Iterable[int]) -> bool:
         """Whether there is no anchor among the nodes."""
-        return all(self.model.nodes[index].op_type not in ANCHORS for index in nodes)
+        return ANCHORS.isdisjoint([self.model.nodes[index].op_type for index in nodes])
 
     def linked(self, a: Iterable[int], b: Iterable[int]) -> bool:
         """Whether one of two sets of nodes feeds the other, or both are fed by the same node.
@@ -120,7 +121,7 @@ def attribute_text(attribute: onnx.AttributeProto) -> str:
     if kind == types.INT:
         value = str(attribute.i)
     elif kind == types.INTS:
-        value = "[" + ",".join(map(str, attribute.ints)) + "]"
+        value = "[" + ",".join(map(str, attribute.ints[:])) + "]"
     elif kind == types.FLOAT:
         value = f"{attribute.f:.9g}"
     elif kind == types.STRING:
@@ -157,16 +158,16 @@ def _carried(
         op_type = model.nodes[index].op_type
         if op_type in ANCHORS:
             continue
-        if op_type in SHAPE_SOURCES or all(made_by.get(t, -1) in carried for t in reads[index]):
+        if op_type in SHAPE_SOURCES or carried.issuperset([made_by.get(t, -1) for t in reads[index]]):
             carried.add(index)
     return frozenset(carried)
 
 
 def _readers(order: Iterable[int], reads: Sequence[Sequence[str]]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, list[int]] = {}
+    found: defaultdict[str, list[int]] = defaultdict(list)
     for index in order:
         for tensor in reads[index]:
-            found.setdefault(tensor, []).append(index)
+            found[tensor].append(index)
     return {tensor: tuple(indices) for tensor, indices in found.items()}
 
 
@@ -217,7 +218,7 @@ def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
             texts.append(b"")
             continue
         attributes: list[str] = []
-        for attribute in node.proto.attribute:
+        for attribute in node.proto.attribute[:]:  # as a list: to go through a field is slow
             attributes.append(attribute_text(attribute))
             if attribute.type in BODIES:
                 bodied.add(node.index)

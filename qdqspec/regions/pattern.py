@@ -131,9 +131,10 @@ def _puzzle(view: View) -> Puzzle:
                 fed.append((slot, known))
         made += [(len(labels), output) for output in range(kind.makes)]
         key = kind, seen, *fed
-        if key not in texts:
-            texts[key] = kind.text(fed, seen)
-        labels.append(texts[key])
+        text = texts.get(key)
+        if text is None:
+            text = texts[key] = kind.text(fed, seen)
+        labels.append(text)
         edges.append(row)
     return Puzzle(labels, edges)
 

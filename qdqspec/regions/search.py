@@ -91,7 +91,9 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
     successors: list[list[int]] = [[] for _ in range(last + 1)]
     works: set[int] = set()  # vertices with an anchor at or above them
     for here, index in enumerate(searched, start=1):
-        feeding = _main_feeds(tree, [vertex[p] for p in flow.producers[index] if p in vertex], works)
+        feeding = [vertex[p] for p in flow.producers[index] if p in vertex]
+        if len(feeding) > 1 and tree.meet(feeding) == 0:
+            feeding = _main_feeds(feeding, works)
         tree.add(feeding)
         for producer in feeding or (0,):
             successors[producer].append(here)
@@ -105,14 +107,12 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
     return structure_tree(tree.parent, post_dominators(successors))
 
 
-def _main_feeds(tree: DominatorTree, feeding: list[int], works: set[int]) -> list[int]:
+def _main_feeds(feeding: list[int], works: set[int]) -> list[int]:
     """Leave out side inputs: what joins the main flow from an input of its own, without any anchor.
 
     An attention mask or a position table is read by every layer; followed, it would tie all of them
     into one tangle that no single entry leads to.
     """
-    if len(feeding) < 2 or tree.meet(feeding) != 0:
-        return feeding
     return [f for f in feeding if f in works] or feeding
 
 
@@ -205,4 +205,4 @@ def _all_light(blocks: Sequence[Block]) -> bool:
 
 
 def _size(blocks: Sequence[Block]) -> int:
-    return sum(block.size for block in blocks)
+    return sum([block.size for block in blocks])

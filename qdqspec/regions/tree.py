@@ -68,6 +68,10 @@ def _pruned(blocks: Sequence[Block]) -> list[Block]:
     return kept
 
 
+def _nodes_of(block: Block) -> list[int]:
+    return block.nodes if isinstance(block, Leaf) else [i for leaf in leaves([block]) for i in leaf.nodes]
+
+
 class _Namer:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
@@ -78,7 +82,7 @@ class _Namer:
         children = block.children if isinstance(block, Composite) else []
         names = tuple(f"{name}.{i}" for i in range(len(children)))
         kind: RegionType = "ROOT" if parent is None else "COMPOSITE" if children else "LEAF"
-        yield self._region(name, kind, parent, names, [i for leaf in leaves([block]) for i in leaf.nodes])
+        yield self._region(name, kind, parent, names, _nodes_of(block))
         for child, child_name in zip(children, names, strict=True):
             yield from self.walk(child, child_name, name)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import onnx
 
@@ -57,10 +57,8 @@ class View(NamedTuple):
     outputs: list[str]
 
 
-class _Face(NamedTuple):
-    kind: Kind
-    reads: Sequence[str]  # by end
-    makes: Sequence[tuple[str, Sequence[int]]]  # tensors, and who reads each
+# A node: its kind, what its ends read, the tensors that it makes, and who reads each.
+_Face: TypeAlias = tuple[Kind, Sequence[str], Sequence[tuple[str, Sequence[int]]]]
 
 
 class Viewer:
@@ -85,10 +83,11 @@ class Viewer:
             kind, reads, makes = self._faces[index]
             kinds.append(kind)
             for tensor in reads:
-                if tensor not in number:
+                feed = number.get(tensor)
+                if feed is None:
                     inputs.append(tensor)
-                    number[tensor] = -len(inputs)
-                feeds.append(number[tensor])
+                    feed = number[tensor] = -len(inputs)
+                feeds.append(feed)
             signs = ""
             for tensor, readers in makes:
                 number[tensor] = made
@@ -125,7 +124,7 @@ def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
         kind = kinds.get(key)
         if kind is None:
             kind = kinds[key] = _kind(node, model.opset, own, read, flows, made)
-        yield _Face(kind, reads, [(t, readers.get(t, ())) for t in node.outputs])
+        yield kind, reads, [(t, readers.get(t, ())) for t in node.outputs]
 
 
 def _kind(
