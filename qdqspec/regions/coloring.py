@@ -31,15 +31,14 @@ class Puzzle:
         self.edges = edges
         ways = {(slot, output) for row in edges for slot, _, output in row}
         tags = {way: b"%d.%d." % way for way in ways}
-        self.up: Tagged = []
+        self.up: Tagged = [[(tags[slot, output], feeding) for slot, feeding, output in row] for row in edges]
         self.depth: list[int] = []
         for row in edges:
-            depth, up = 0, []
-            for slot, feeding, output in row:
-                up.append((tags[slot, output], feeding))
-                depth = max(depth, self.depth[feeding] + 1)
-            self.up.append(up)
-            self.depth.append(depth)
+            deepest = -1
+            for _, feeding, _ in row:
+                if self.depth[feeding] > deepest:
+                    deepest = self.depth[feeding]
+            self.depth.append(deepest + 1)
 
     @cached_property
     def down(self) -> Tagged:

@@ -27,13 +27,14 @@ class DominatorTree:
     def add(self, predecessors: Sequence[int]) -> int:
         """Add the next vertex; return its immediate dominator (the entry, where it has no predecessor)."""
         dominator = predecessors[0] if len(predecessors) == 1 else self.meet(predecessors)
-        jump = self._jump[dominator]
-        depth = self._depth
+        jumps, depth = self._jump, self._depth
+        jump = jumps[dominator]
+        here, further = depth[dominator], jumps[jump]
         # Myers: two jumps of equal length join into one.
-        even = depth[dominator] - depth[jump] == depth[jump] - depth[self._jump[jump]]
+        even = here - depth[jump] == depth[jump] - depth[further]
         self.parent.append(dominator)
-        self._jump.append(self._jump[jump] if even else dominator)
-        depth.append(depth[dominator] + 1)
+        jumps.append(further if even else dominator)
+        depth.append(here + 1)
         return dominator
 
     def meet(self, vertices: Iterable[int]) -> int:

@@ -93,8 +93,9 @@ class PatternMaker:
 
     def _text(self, members: Sequence[int]) -> str:
         """Without what was only carried along, which would hide the operators that matter."""
-        told = [i for i in members if i not in self._flow.carried] or members
-        op_types = [self._flow.model.nodes[i].op_type for i in told]
+        carried, nodes = self._flow.carried, self._flow.model.nodes
+        told = [i for i in members if i not in carried] or members
+        op_types = [nodes[i].op_type for i in told]
         if len(told) > LONGEST:
             return counted_text(op_types)
         local = {index: i for i, index in enumerate(told)}
