@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,8 @@ from pydantic import BeforeValidator, PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.locate import MAX_BYTES
+
+_SHOWN = 40  # characters of a name that is too long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,11 @@ class Place:
         if not text.strip() or not text.isprintable():
             raise PydanticCustomError("path", "{shown} is not a path", {"shown": repr(text)})
         path = Path(os.path.abspath(self.base / text))  # noqa: PTH100 - resolve() would follow links
+        if _is_too_long(path):
+            shown = f"{text[:_SHOWN]}..."
+            raise PydanticCustomError(
+                "path", "path '{shown}' is too long for a file's name", {"shown": shown}
+            )
         far = self.far(path)
         if far is not None:
             shown = text if far == path else f"{text.rstrip('/')}/{far.name}"
@@ -51,6 +59,15 @@ class Place:
     def _is_inside(self, path: Path) -> bool:
         real = Path(os.path.realpath(path))
         return any(real.is_relative_to(root) for root in self.roots)
+
+
+def _is_too_long(path: Path) -> bool:
+    """Whether the system has no files of such names; whatever else is wrong with it is told when it is read."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
 
 
 LEADS_OUT = "path '{text}' leads out of the root directory"

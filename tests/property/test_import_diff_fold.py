@@ -135,8 +135,11 @@ def test_folding_keeps_results_and_quantization(proto: onnx.ModelProto) -> None:
     model = Model(proto)
     folded = fold_constants(model).model
     onnx.checker.check_model(folded.proto, full_check=True)
+    # Where ONNX Runtime has no kernel for float16 it goes by way of float32, and drops pairs of casts on that way.
+    is_half = any(known.elem_type == onnx.TensorProto.FLOAT16 for known in model.types.values())
+    near = {"rtol": 2e-3, "atol": 1e-3} if is_half else {"rtol": 1e-5, "atol": 1e-6}
     for before, after in zip(run(model), run(folded), strict=True):
-        np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(after, before, **near)
     kept = [[n.outputs for n in m.nodes if n.op_type in QUANTIZING] for m in (model, folded)]
     assert kept[0] == kept[1]
 
