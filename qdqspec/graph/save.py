@@ -18,9 +18,9 @@ from qdqspec.graph.wire import Parts, parts_of
 
 INLINE_LIMIT = 1_900_000_000  # bytes of weights: protobuf ends at 2 GiB, and nodes need room too
 
-# Bytes written at once. For more of them Linux looks for large pages to put the file in, and where free memory is in
-# small pieces that took ten times as long: 40 ms in place of 4 for 12 MB, on ext4 and kernel 6.18.
-_AT_ONCE = 65_536
+# Bytes written at once: a page. For more of them Linux puts the file into large blocks of free memory, which a virtual
+# machine has to ask its host for: 12 MB then took 3 or 35 to 40 ms of CPU time; page by page they take 10 to 15.
+_AT_ONCE = 4096
 
 
 def save_model(
