@@ -91,12 +91,12 @@ class Backend:
 
 @needs_affinity
 @pytest.mark.parametrize(
-    ("computes_here", "threads", "timed_on"),
-    [(True, 1, {chosen(os.sched_getaffinity(0))}), (True, 2, None), (False, 1, None)],
+    ("computes_here", "threads", "on_one"),
+    [(True, 1, True), (True, 2, False), (False, 1, False)],
     ids=["one thread", "several threads", "no processor of ours"],
 )
 def test_engines_of_one_thread_are_timed_on_one_processor(
-    computes_here: bool, threads: int, timed_on: set[int] | None
+    computes_here: bool, threads: int, on_one: bool
 ) -> None:
     """And use all for whatever else they do, so that runs side by side are not in each other's way."""
     usable = os.sched_getaffinity(0)
@@ -118,7 +118,7 @@ def test_engines_of_one_thread_are_timed_on_one_processor(
     stream.close()
     thread.join()
     theirs.close()
-    expected = timed_on or usable
+    expected = {chosen(usable)} if on_one else usable
     assert backend.engine.seen == {"build": usable, "time": expected, "layers": expected, "run": usable}
 
 

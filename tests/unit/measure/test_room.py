@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
 import pytest
 
-from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.profiles import AllProfiles
@@ -50,7 +51,7 @@ class Machine:
         return None if left is None else left / MEBI
 
     def fits(self, more: int, *engines: Process) -> bool:
-        return has_room(engines, more, proc=self.proc, groups=self.groups)  # type: ignore[arg-type]
+        return has_room(cast("tuple[Engine, ...]", engines), more, proc=self.proc, groups=self.groups)
 
 
 @pytest.fixture
