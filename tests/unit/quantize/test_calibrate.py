@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from arrays import arrays_of
 from onnx import TensorProto, helper
 
 from qdqspec.errors import DataError
@@ -64,7 +65,7 @@ def test_graph_inputs_alone_need_no_run(absolute: Model) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_real_activations_of_every_method_lie_within_the_largest(models: Path, method: str) -> None:
     model = load_model(models / "digits_resnet.onnx")
-    images = np.load(models.parent / "data" / "digits_calibration.npz")["input"][:16, None]
+    images = arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:16, None]
     tensors = [tensor for node in model.nodes for tensor in (*node.inputs, *node.outputs)]
 
     def feeds() -> Iterable[Feed]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from arrays import arrays_of
 from onnx import numpy_helper
 
 from qdqspec.backends.base import BuildOptions
@@ -188,7 +189,7 @@ class Closeness:
 
     def __init__(self, project: Path) -> None:
         proto = onnx.load(project / "net.onnx")
-        images = np.load(project / "data.npz")["x"]
+        images = arrays_of(project / "data.npz")["x"]
         evaluator = onnx.reference.ReferenceEvaluator(proto)
         self.wanted = np.concatenate([evaluator.run(None, {"x": image[None]})[0] for image in images])
         self.values: list[float] = []

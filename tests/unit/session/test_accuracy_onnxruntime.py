@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from arrays import arrays_of
 from onnx import numpy_helper
 
 from qdqspec.session import Session
@@ -51,8 +52,8 @@ def _scale(tensor: onnx.TensorProto, factors: np.ndarray) -> None:
 def top1(path: Path, data: Path) -> float:
     """By hand: the share of pictures that a model file gets right."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    with np.load(data) as arrays:
-        images, labels = arrays["input"], arrays["labels"]
+    arrays = arrays_of(data)
+    images, labels = arrays["input"], arrays["labels"]
     logits = [
         session.run(None, {"input": images[start : start + BATCH]})[0]
         for start in range(0, len(images), BATCH)

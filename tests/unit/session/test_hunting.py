@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from arrays import arrays_of
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -124,7 +125,7 @@ def test_the_kept_input_is_read_by_numpy_and_breaks_the_models_again(
 ) -> None:
     probe = searched(session, case, tuned, max_abs=3).found
     assert probe is not None
-    arrays = np.load(tmp_path / probe.file)
+    arrays = arrays_of(tmp_path / probe.file)
     np.testing.assert_array_equal(arrays["x"], np.full((1, 1, 4), 2, np.float32))
     again = session.probe(case.model, tuned, tmp_path / probe.file)
     assert (again.broken, again.inputs) == (probe.broken, probe.inputs)
@@ -202,7 +203,7 @@ def test_indices_stay_legal_and_lengths_belong_together(session: Session, tmp_pa
     )
     found = searched(session, case, saved(TOKENS, tmp_path / "wrong.onnx", table=table), search={"beyond": 1})
     assert found.found is not None
-    arrays = np.load(tmp_path / found.found.file)
+    arrays = arrays_of(tmp_path / found.found.file)
     ids, mask = arrays["ids"][0], arrays["mask"][0]
     assert 7 in ids
     assert 2 <= ids.min() <= ids.max() <= 8

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from arrays import arrays_of
 from onnx import numpy_helper
 
 from qdqspec import verify
@@ -99,7 +100,7 @@ def test_a_real_model_is_told_apart_into_quantization_and_runtime(evidence: Pari
 
 
 def test_a_runtime_that_saturates_is_told_from_quantization() -> None:
-    feeds = np.load(CALIBRATION)["input"]
+    feeds = arrays_of(CALIBRATION)["input"]
     files = MODELS / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
     from qdqspec.parity.compare import compare_outputs
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from arrays import arrays_of
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import ModelError
@@ -67,7 +68,7 @@ def test_inputs_of_other_profiles_are_the_data_repeated(case: Case, tmp_path: Pa
     with Session(backend="onnxruntime", root=tmp_path) as session:
         first, second = session.work(case).bench.prepared.loads
     assert (first.name, first.share, second.name, second.share) == ("ids 1x8", 0.75, "ids 1x32", 0.25)
-    given = np.load(tmp_path / "data.npz")["ids"][0]
+    given = arrays_of(tmp_path / "data.npz")["ids"][0]
     np.testing.assert_array_equal(first.feeds["ids"], given)
     np.testing.assert_array_equal(second.feeds["ids"], np.tile(given, 4))
 
