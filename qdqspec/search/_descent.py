@@ -1,35 +1,51 @@
-"""The best labelling near another: one block at a time among its neighbours. Pure; floors 0 to 3 and `crossings`.
+"""The best labelling near another, found one group of blocks at a time. Pure; floors 0 to 3 and `crossings`.
 
-Coordinate descent over blocks and the tensors between them. A block is looked at again only after a neighbour has
-changed, and all numbers are plain ones: an element of an array takes ten times as long to read.
+Coordinate descent over groups of blocks that share a code, and the tensors between them. A group is looked at again
+only after a neighbour has changed, what an edge converts is worked out once for each way to label its ends, and all
+numbers are plain ones: an element of an array takes ten times as long to read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
 from qdqspec.search.crossings import Codes, Edge, Floats, Worlds
 
 SWEEPS = 20  # it settles in a few; this only bounds it
+_MOST_ENDS = 8  # of an edge whose labellings are remembered: there are too many with more
 
 
 class Descent:
-    """Blocks with the codes each may take, and the edges between them."""
+    """Groups of blocks with the codes each may take, and the edges between blocks."""
 
-    def __init__(self, offered: Sequence[tuple[int, ...]], edges: Sequence[Edge], worlds: Worlds) -> None:
+    def __init__(
+        self,
+        offered: Sequence[tuple[int, ...]],
+        edges: Sequence[Edge],
+        worlds: Worlds,
+        groups: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """``offered`` has the codes of each of the ``groups`` of blocks; without these each block is one by itself."""
         self._offered = offered
-        self._edges = edges
-        self._worlds = worlds
-        self._touching: tuple[tuple[int, ...], ...] = _touching(len(offered), edges)  # edges by block
+        self._groups = [(index,) for index in range(len(offered))] if groups is None else groups
+        self._conversions = [_Conversion(edge, worlds) for edge in edges]
+        group_of = {block: number for number, blocks in enumerate(self._groups) for block in blocks}
+        around: list[dict[int, None]] = [{} for _ in self._groups]  # edges by group, each once
+        for number, edge in enumerate(edges):
+            for block in edge.blocks:
+                around[group_of[block]][number] = None
+        self._around = tuple(map(tuple, around))
         self.neighbours = tuple(
-            {block for number in numbers for block in edges[number].blocks} - {index}
-            for index, numbers in enumerate(self._touching)
+            {group_of[block] for number in numbers for block in edges[number].blocks} - {index}
+            for index, numbers in enumerate(self._around)
         )
 
     def settle(self, start: Codes, times: Floats, costs: Floats) -> Codes:
-        """Change one block at a time to its best code until nothing improves.
+        """Change one group at a time to its best code until nothing improves.
 
         ``times`` holds milliseconds by block and code, ``costs`` those of converting each edge between two worlds.
         """
@@ -38,44 +54,63 @@ class Descent:
         for _ in range(SWEEPS):
             if not stale:
                 break
-            for index in range(len(codes)):
+            for index in range(len(self._groups)):
                 if index in stale:
                     stale.discard(index)
-                    best = self._best(index, codes, spent[index], converting)
-                    if best != codes[index]:
-                        codes[index] = best
+                    if self._improve(index, codes, spent, converting):
                         stale |= self.neighbours[index]
         return np.array(codes, dtype=np.int8)
 
     def crossing(
         self, index: int, codes: Codes | Sequence[int], costs: Floats | Sequence[Sequence[float]]
     ) -> float:
-        """What converting the tensors around a block costs."""
-        edges, worlds = self._edges, self._worlds
-        return sum(
-            costs[number][kind]
-            for number in self._touching[index]
-            for kind in edges[number].converted(codes, worlds)
-        )
+        """What converting the tensors around a group costs."""
+        total = 0.0
+        for number in self._around[index]:
+            for kind in self._conversions[number].kinds(codes):
+                total += costs[number][kind]
+        return total
 
-    def _best(
-        self, index: int, codes: list[int], times: Sequence[float], costs: Sequence[Sequence[float]]
-    ) -> int:
-        """The best code of a block, all else as it is; the one that it has where none is better."""
-        best = current = codes[index]
-        least = times[current] + self.crossing(index, codes, costs)
+    def _improve(
+        self,
+        index: int,
+        codes: list[int],
+        times: Sequence[Sequence[float]],
+        costs: Sequence[Sequence[float]],
+    ) -> bool:
+        """Give a group its best code, all else as it is; false where none is better than what it has."""
+        blocks = self._groups[index]
+        best = [codes[block] for block in blocks]
+        least = sum(times[block][codes[block]] for block in blocks) + self.crossing(index, codes, costs)
+        better = False
         for code in self._offered[index]:
-            codes[index] = code
-            found = times[code] + self.crossing(index, codes, costs)
+            found = 0.0
+            for block in blocks:
+                codes[block] = code
+                found += times[block][code]
+            found += self.crossing(index, codes, costs)
             if found < least:
-                best, least = code, found
-        codes[index] = current
-        return best
+                best, least, better = [code] * len(blocks), found, True
+        for block, code in zip(blocks, best, strict=True):
+            codes[block] = code
+        return better
 
 
-def _touching(blocks: int, edges: Sequence[Edge]) -> tuple[tuple[int, ...], ...]:
-    touching: list[list[int]] = [[] for _ in range(blocks)]
-    for number, edge in enumerate(edges):
-        for index in edge.blocks:
-            touching[index].append(number)
-    return tuple(map(tuple, touching))
+class _Conversion:
+    """What one edge converts under a labelling."""
+
+    def __init__(self, edge: Edge, worlds: Worlds) -> None:
+        self._edge, self._worlds = edge, worlds
+        self._ends: Callable[[Any], object] | None = (
+            itemgetter(*edge.blocks) if len(edge.blocks) <= _MOST_ENDS else None
+        )
+        self._known: dict[object, list[int]] = {}
+
+    def kinds(self, codes: Codes | Sequence[int]) -> list[int]:
+        if self._ends is None:
+            return self._edge.converted(codes, self._worlds)
+        ends = self._ends(codes)
+        found = self._known.get(ends)
+        if found is None:
+            found = self._known[ends] = self._edge.converted(codes, self._worlds)
+        return found

@@ -254,16 +254,24 @@ class Attribution(Stepwise):
     def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P4: flip single blocks and small groups, the most promising first; what wins is the new start."""
         losses = builds = 0
+        near: tuple[str, float | None] | None = None
         while losses < (PROVED_LOSSES if self._is_proved else FLIP_LOSSES) and builds < FLIPS:
-            for codes in flips(costs, _codes(costs, self._incumbent)):
-                placement = self._placed(space, costs, codes)
-                if self.is_new(placement) and self._accurate(codes):
-                    break
-            else:
+            here = self._incumbent.placement.digest, self._least_db
+            if here != near:
+                near, ahead = here, self._flipped(space, costs)
+            placement = next(ahead, None)
+            if placement is None:
                 return
             for trial in (yield [Proposal(placement=placement, phase="refine")]):
                 builds += 1
                 losses = 0 if trial.incumbent else losses + 1
+
+    def _flipped(self, space: SchemeSpace, costs: CostModel) -> Iterator[Placement]:
+        """Placements near the incumbent that were not asked before, the most promising first."""
+        for codes in flips(costs, _codes(costs, self._incumbent)):
+            placement = self._placed(space, costs, codes)
+            if self.is_new(placement) and self._accurate(codes):
+                yield placement
 
     def _placed(self, space: SchemeSpace, costs: CostModel, codes: Codes) -> Placement:
         return space.resolve(unit_labels(space, costs.blocks, codes))

@@ -100,9 +100,10 @@ class CostModel:
         self._crossings = Crossings(self._edges, worlds)
         self._conversions = Conversions(self._edges, worlds)
         self._seen_times: list[dict[int, list[float]]] = [{} for _ in blocks]
-        self.times = np.zeros((len(blocks), len(space.labels)))
-        self._costs = self._conversions.costs()
-        self._descent = Descent([block.codes for block in self.blocks], self._edges, worlds)
+        self.times = np.zeros((len(blocks), len(space.labels)))  # by block and code
+        self.converting = self._conversions.costs()  # by edge and each two worlds
+        self._worlds = worlds
+        self._descent = self.descent([block.codes for block in self.blocks])
 
     def learn(self, trials: Iterable[Trial]) -> None:
         """Add profiled builds. The first one learnt is the reference."""
@@ -110,6 +111,12 @@ class CostModel:
             if trial.layers:
                 self._learn(trial)
         self._refit()
+
+    def descent(
+        self, offered: Sequence[tuple[int, ...]], groups: Sequence[Sequence[int]] | None = None
+    ) -> Descent:
+        """A descent over these blocks, or over groups of them that share a code."""
+        return Descent(offered, self._edges, self._worlds, groups)
 
     def compose(self, share: float, penalty: Floats | None = None) -> Codes:
         """The labelling with the least predicted time when crossings count with ``share`` of their cost.
@@ -121,7 +128,7 @@ class CostModel:
         try:
             starts = [self._uniform(code) for code in range(len(self.space.labels))]
             starts.append(np.array([self._quickest(block) for block in self.blocks], dtype=np.int8))
-            settled = [self._descent.settle(start, self.times, share * self._costs) for start in starts]
+            settled = [self._descent.settle(start, self.times, share * self.converting) for start in starts]
             return min(settled, key=lambda codes: self.predict(codes, share))
         finally:
             self.times = times
@@ -132,13 +139,13 @@ class CostModel:
         Profiles are noisy and times depend on the neighbours, so that near its optimum the model cannot tell
         labellings apart that a build can. ``heat`` multiplies the doubts.
         """
-        times, costs = self.times, self._costs
+        times, costs = self.times, self.converting
         self.times = times * random.lognormal(0, heat * TIME_DOUBT, times.shape)
-        self._costs = costs * random.lognormal(0, heat * CROSSING_DOUBT, costs.shape)
+        self.converting = costs * random.lognormal(0, heat * CROSSING_DOUBT, costs.shape)
         try:
             return self.compose(float(random.choice(DRAWN_SHARES)))
         finally:
-            self.times, self._costs = times, costs
+            self.times, self.converting = times, costs
 
     def predict(self, codes: Codes, share: float = 1.0) -> float:
         """Predicted milliseconds of the blocks and crossings of a labelling."""
@@ -150,7 +157,7 @@ class CostModel:
 
     def crossings_ms(self, codes: Codes) -> Floats:
         """The same apart for each two worlds."""
-        costs: Floats = np.where(self._crossings.of(codes), self._costs, 0.0).sum(axis=0)
+        costs: Floats = np.where(self._crossings.of(codes), self.converting, 0.0).sum(axis=0)
         return costs
 
     def grown(self, codes: Codes, index: int, code: int, most: int) -> Iterator[Codes]:
@@ -193,7 +200,7 @@ class CostModel:
             for code in range(self.times.shape[1]):
                 values = seen.get(code) or seen.get(FP) or [0.0]
                 self.times[index, code] = np.mean(values)
-        self._costs = self._conversions.costs()
+        self.converting = self._conversions.costs()
 
     def _uniform(self, code: int) -> Codes:
         return np.array([code if code in block.codes else FP for block in self.blocks], dtype=np.int8)
@@ -204,7 +211,7 @@ class CostModel:
     def local_ms(self, block: Block, code: int, codes: Codes, share: float = 1.0) -> float:
         """What a block and the tensors around it would cost under a label, all else as it is."""
         kept, codes[block.index] = codes[block.index], code
-        crossing = self._descent.crossing(block.index, codes, self._costs)
+        crossing = self._descent.crossing(block.index, codes, self.converting)
         codes[block.index] = kept
         return float(self.times[block.index, code] + share * crossing)
 

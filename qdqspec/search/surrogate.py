@@ -26,7 +26,6 @@ from qdqspec.search.crossings import FP, Codes, Floats
 
 PRIOR_DOUBT = 0.5  # standard deviation of a prior, as a share of it
 LEAST_DOUBT = 0.002  # and at least so much of the reference's time
-SWEEPS = 10
 
 
 def classes_of(space: SchemeSpace, blocks: Sequence[Block]) -> npt.NDArray[np.int64]:
@@ -51,8 +50,13 @@ class Surrogate:
     def __init__(self, costs: CostModel, classes: npt.NDArray[np.int64], noise: float) -> None:
         self._costs = costs
         self._classes = classes
-        self._codes = self._codes_of_classes()
+        self._members = _members(classes)
         self._labels = costs.times.shape[1]
+        self._cells = len(self._members) * self._labels
+        self._reference_ms = max(costs.reference_ms, 1e-9)
+        self._descent = costs.descent(
+            [costs.blocks[blocks[-1]].codes for blocks in self._members], self._members
+        )
         self._noise = noise
         self._prior = self._prior_mean()
         self._doubt: Floats = np.maximum(LEAST_DOUBT, PRIOR_DOUBT * np.abs(self._prior))
@@ -91,7 +95,10 @@ class Surrogate:
 
     def propose(self, start: Codes, random: np.random.Generator) -> Codes:
         """The best labelling of a model drawn from the posterior, found from ``start`` a class at a time."""
-        return self._descend(start, self._drawn(random))
+        drawn = self._drawn(random)
+        times = drawn[: self._cells].reshape(-1, self._labels)[self._classes]
+        converting = self._costs.converting * drawn[self._cells : -1] / self._reference_ms
+        return self._descent.settle(start, times, converting)
 
     def _drawn(self, random: np.random.Generator) -> Floats:
         drawn = self._prior + self._doubt * random.standard_normal(len(self._prior))
@@ -99,42 +106,29 @@ class Surrogate:
             drawn = _corrected(drawn, features, gain, ratio + self._noise * random.standard_normal())
         return drawn
 
-    def _codes_of_classes(self) -> list[tuple[int, ...]]:
-        found: list[tuple[int, ...]] = [(FP,)] * (int(self._classes.max(initial=-1)) + 1)
-        for block, number in zip(self._costs.blocks, self._classes, strict=True):
-            found[number] = block.codes
-        return found
-
     def _prior_mean(self) -> Floats:
         """The cost model's times as shares of the reference's; blocks of one class share their mean."""
-        whole = max(self._costs.reference_ms, 1e-9)
-        sums = np.zeros((len(self._codes), self._labels))
+        whole = self._reference_ms
+        sums = np.zeros((len(self._members), self._labels))
         np.add.at(sums, self._classes, self._costs.times / whole)
-        members = np.bincount(self._classes, minlength=len(self._codes)).reshape(-1, 1)
+        members = np.array(list(map(len, self._members))).reshape(-1, 1)
         unexplained = max(0.0, 1 - float(self._costs.times[:, FP].sum()) / whole)
         factors = np.ones_like(self._costs.crossings_ms(np.full(len(self._classes), FP, np.int8)))
         return np.concatenate([(sums / np.maximum(members, 1)).ravel(), factors, [unexplained]])
 
     def _features(self, codes: Codes) -> Floats:
         columns = self._classes * self._labels + codes
-        counts = np.bincount(columns, minlength=len(self._codes) * self._labels)
-        crossings = self._costs.crossings_ms(codes) / max(self._costs.reference_ms, 1e-9)
+        counts = np.bincount(columns, minlength=self._cells)
+        crossings = self._costs.crossings_ms(codes) / self._reference_ms
         return np.concatenate([counts, crossings, [1.0]])
 
-    def _descend(self, start: Codes, weights: Floats) -> Codes:
-        """Change one class at a time to its best label until nothing improves."""
-        codes, value = start.copy(), float((self._features(start) * weights).sum())
-        for _ in range(SWEEPS):
-            before = value
-            for number, offered in enumerate(self._codes):
-                for code in offered:
-                    changed = np.where(self._classes == number, np.int8(code), codes)
-                    found = float((self._features(changed) * weights).sum())
-                    if found < value:
-                        codes, value = changed, found
-            if value >= before:
-                break
-        return codes
+
+def _members(classes: npt.NDArray[np.int64]) -> list[list[int]]:
+    """The blocks of each class."""
+    found: list[list[int]] = [[] for _ in range(int(classes.max(initial=-1)) + 1)]
+    for block, number in enumerate(classes.tolist()):
+        found[number].append(block)
+    return found
 
 
 def _corrected(model: Floats, features: Floats, gain: Floats, ratio: float) -> Floats:

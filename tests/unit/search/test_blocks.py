@@ -219,6 +219,35 @@ def test_where_a_descent_ends_no_single_block_is_better_otherwise(edges: list[Ed
             assert cost(settled) <= cost(other) + 1e-9
 
 
+@given(st.lists(EDGES, max_size=8), st.integers(0, 2**32 - 1), st.data())
+def test_blocks_of_a_group_change_together(edges: list[Edge], seed: int, data: st.DataObject) -> None:
+    random = np.random.default_rng(seed)
+    group_of = np.array(data.draw(st.lists(st.integers(0, 2), min_size=5, max_size=5)))
+    groups = [np.flatnonzero(group_of == number).tolist() for number in range(3)]
+    times, costs = random.uniform(0, 2, (5, 7)), random.uniform(-0.2, 1, (len(edges), 3))
+    start = random.integers(0, 7, 5).astype(np.int8)
+
+    def cost(codes: np.ndarray) -> float:
+        return float(times[np.arange(5), codes].sum() + costs[Crossings(edges, THREE).of(codes)].sum())
+
+    settled = Descent([tuple(range(7))] * 3, edges, THREE, groups).settle(start, times, costs)
+    for blocks in groups:
+        assert len({*settled[blocks]}) <= 1 or (settled[blocks] == start[blocks]).all()
+        for code in range(7):
+            other = settled.copy()
+            other[blocks] = code
+            assert cost(settled) <= cost(other) + 1e-9
+
+
+def test_an_edge_with_many_ends_is_converted_like_any_other() -> None:
+    readers = tuple(range(1, 12))
+    edge = Edge("x", 1.0, 0, readers, outside=False)
+    descent = Descent([(FP, FULL)] * 12, [edge], WORLDS)
+    costs = [[1.0]]
+    assert descent.crossing(3, [FULL] + [FP] * 11, costs) == 1.0
+    assert descent.crossing(3, [FULL] * 12, costs) == 0.0
+
+
 # ---- what profiles teach ------------------------------------------------------------------------
 
 

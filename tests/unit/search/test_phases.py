@@ -344,6 +344,24 @@ def test_what_is_expected_to_gain_less_than_builds_differ_is_not_built(seed: int
     assert drawn[0.002] > 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_proposed_cannot_be_bettered_by_a_class_in_the_model_that_was_drawn(learnt, seed: int) -> None:
+    costs, _ = learnt(1)
+    classes = classes_of(costs.space, costs.blocks)
+    surrogate = Surrogate(costs, classes, noise=0.02)
+    drawn = surrogate._drawn(np.random.default_rng(seed))
+
+    def ratio(codes: np.ndarray) -> float:
+        return float((surrogate._features(codes) * drawn).sum())
+
+    start = costs.compose(1.0)
+    proposed = surrogate.propose(start, np.random.default_rng(seed))
+    assert ratio(proposed) <= ratio(start) + 1e-12
+    for number in range(classes.max() + 1):
+        for code in costs.blocks[int(np.flatnonzero(classes == number)[-1])].codes:
+            assert ratio(proposed) <= ratio(np.where(classes == number, code, proposed)) + 1e-12
+
+
 def test_expected_gain_is_that_of_the_posterior(learnt) -> None:
     """By drawing from it: the mean of what lies below the best, as a share of that."""
     costs, _ = learnt(1)
