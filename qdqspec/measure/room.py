@@ -34,8 +34,10 @@ class NoRoomError(Exception):
 
 def has_room(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
     """Whether ``more`` engines as large as the largest of these can be opened beside them; yes where nobody knows."""
-    held = [_numbers(proc / str(getattr(engine, "pid", 0)) / "status") for engine in engines]
-    sizes = [(status["RssAnon"], status["VmHWM"]) for status in held if {"RssAnon", "VmHWM"} <= status.keys()]
+    held = [
+        _numbers(proc / str(getattr(engine, "pid", 0)) / "status", "RssAnon", "VmHWM") for engine in engines
+    ]
+    sizes = [(status["RssAnon"], status["VmHWM"]) for status in held if len(status) == 2]
     left = bytes_left(proc, groups)
     if not sizes or left is None:
         return True
@@ -51,7 +53,7 @@ def is_want_of_room(error: QdqspecError) -> bool:
 
 def bytes_left(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
     """Memory that processes can still take, by the machine and by the limits they are under; ``None`` if not told."""
-    available = _numbers(proc / "meminfo").get("MemAvailable")
+    available = _numbers(proc / "meminfo", "MemAvailable").get("MemAvailable")
     return None if available is None else min([available, *_left_in_groups(proc, groups)])
 
 
@@ -72,17 +74,18 @@ def _left_in(folder: Path, limit: str, used: str, cached: str) -> Iterator[int]:
     with contextlib.suppress(OSError, ValueError):  # no limit is a word
         most = int((folder / limit).read_text(encoding="ascii"))
         now = int((folder / used).read_text(encoding="ascii"))
-        yield most - now + _numbers(folder / "memory.stat").get(cached, 0)
+        yield most - now + _numbers(folder / "memory.stat", cached).get(cached, 0)
 
 
-def _numbers(file: Path) -> dict[str, int]:
-    """The numbers of a file of the kernel by their names, those in kB as bytes."""
+def _numbers(file: Path, *names: str) -> dict[str, int]:
+    """The numbers of these names in a file of the kernel, those in kB as bytes."""
     found = {}
     for line in _lines(file):
-        name, _, rest = line.replace(":", " ").partition(" ")
-        words = rest.split()
-        if words and words[0].isdigit():
-            found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
+        if line.startswith(names):
+            name, _, rest = line.replace(":", " ").partition(" ")
+            words = rest.split()
+            if name in names and words and words[0].isdigit():
+                found[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return found
 
 
