@@ -3,7 +3,7 @@
 Products with weights in one external file, mostly zeros, which takes no disk. For each verb the seconds, the peak
 memory of our own process and the most that its engines (child processes) held at a time, in all and until the winner
 was confirmed. Bar: our own process at most 1.3 times the model in `tune`. Needs disk for the results (reference, tuned,
-what the verbs write) and memory for two engines, for parity three. ``--only VERB`` leaves the others out.
+what the verbs write) and memory for two engines (one unfused takes as much). ``--only VERB`` leaves the others out.
 ``--room GIBIBYTES`` has the search believe that the machine has so much memory for engines; with
 ``--unseen`` it believes what the machine says, and the largest engine is killed where they hold more. Linux only.
 """

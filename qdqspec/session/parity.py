@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from qdqspec.session.tuning import Workbench
 from qdqspec.types import Case, ParityEvidence, TopK
 
 ARITHMETIC = "onnxruntime"  # the backend that computes a model as ONNX defines it
+HELD_BYTES = 64 * 2**20  # of inputs and outputs that wait for the next engine
 
 
 class SideBySide:
@@ -40,6 +41,38 @@ class SideBySide:
     def run(self, feeds: Mapping[str, Array]) -> Run:
         """The outputs for one input; raises `BackendError` where a model does not run on it."""
         return Run(self.reference(feeds), self.tuned(feeds), self._computed(feeds))
+
+    def runs(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[Run]:
+        """The outputs for all inputs, in their order. Raises like `run`.
+
+        One engine after the other goes through as many inputs as may wait. Where that is all of them, it is closed
+        before the next is built: unfused, a model alone takes more than twice its weights.
+        """
+        left, is_all = iter(feeds), False
+        while not is_all:
+            batch, references, is_all = self._referenced(left)
+            if is_all:
+                self._reference.close()
+            tuned = [self.tuned(each) for each in batch]
+            if is_all:
+                self._tuned.close()
+            yield from map(Run, references, tuned, [self._computed(each) for each in batch])
+
+    def _referenced(
+        self, left: Iterator[Mapping[str, Array]]
+    ) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]], bool]:
+        """The next inputs, what the float model makes of them, and whether they were the last."""
+        batch: list[Mapping[str, Array]] = []
+        references: list[Mapping[str, Array]] = []
+        held = 0
+        for feeds in left:
+            outputs = self.reference(feeds)
+            batch.append(feeds)
+            references.append(outputs)
+            held += _bytes(feeds) + len(Run._fields) * _bytes(outputs)
+            if held > HELD_BYTES:
+                return batch, references, False
+        return batch, references, True
 
     def reference(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the float model alone."""
@@ -105,6 +138,10 @@ class _Rebuilt:
             self._engine = None
 
 
+def _bytes(arrays: Mapping[str, Array]) -> int:
+    return sum(array.nbytes for array in arrays.values())
+
+
 def unfused(options: BuildOptions) -> BuildOptions:
     """The same options for a build of `ARITHMETIC` that computes every pair, and fuses nothing."""
     return replace(options, extra={**options.extra, OPTIMIZATION: AS_DEFINED})
@@ -114,7 +151,7 @@ def compare_models(bench: CaseBench, tuned: Path) -> ParityEvidence:
     """Outputs of a model that takes the same inputs against those of the model given, on the best data there is."""
     feeds, kind = bench.comparison_data()
     with SideBySide(bench.work, require_path(bench.given), tuned) as models:
-        compared = compare_outputs((models.run(feed) for feed in feeds), kind, questions(bench.case))
+        compared = compare_outputs(models.runs(feeds), kind, questions(bench.case))
         return replace(compared, undivided=models.undivided)
 
 

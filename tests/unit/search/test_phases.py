@@ -345,7 +345,9 @@ def test_what_is_expected_to_gain_less_than_builds_differ_is_not_built(seed: int
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_proposed_cannot_be_bettered_by_a_class_in_the_model_that_was_drawn(learnt, seed: int) -> None:
+def test_what_is_proposed_cannot_be_bettered_by_a_class_in_the_model_that_was_drawn(
+    learnt, seed: int
+) -> None:
     costs, _ = learnt(1)
     classes = classes_of(costs.space, costs.blocks)
     surrogate = Surrogate(costs, classes, noise=0.02)

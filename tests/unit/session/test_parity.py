@@ -144,6 +144,55 @@ def test_an_engine_that_broke_down_is_built_again_for_the_next_input(tmp_path: P
     assert backend.builds == 3  # the reference twice, the other once: each model is opened once
 
 
+class Counting(OnnxRuntime):
+    """A runtime that knows how many of its engines are open."""
+
+    name = "onnxruntime"
+
+    def __init__(self) -> None:
+        self.builds = self.open = self.most = 0
+
+    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:
+        engine = super().build(model, options)
+        self.builds += 1
+        self.open += 1
+        self.most = max(self.most, self.open)
+        close = engine.close
+
+        def closed() -> None:
+            self.open -= 1
+            close()
+
+        engine.close = closed  # type: ignore[method-assign]
+        return engine
+
+
+@pytest.mark.parametrize(("held", "most"), [(2**20, 1), (9_000, 3), (0, 3)])
+def test_all_inputs_give_what_each_gives_with_one_engine_open_where_they_may_wait(
+    held: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture has a kilobyte: nine thousand bytes are all but the last, or eight."""
+    monkeypatch.setattr("qdqspec.session.parity.HELD_BYTES", held)
+    pictures = arrays_of(CALIBRATION)["input"][:12]
+    feeds = [{"input": picture[None]} for picture in pictures]
+    files = MODELS / "digits_resnet.onnx", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx"
+    backend = Counting()
+    with SideBySide(bench(backend), *files) as compared:
+        runs = list(compared.runs(iter(feeds)))
+    assert (backend.builds, backend.most, backend.open) == (3, most, 0)
+    with SideBySide(bench(OnnxRuntime()), *files) as compared:
+        for run, each in zip(runs, feeds, strict=True):
+            for ours, theirs in zip(run, compared.run(each), strict=True):
+                np.testing.assert_array_equal(ours["logits"], theirs["logits"])
+
+
+def test_without_an_input_nothing_is_built() -> None:
+    backend = Counting()
+    with SideBySide(bench(backend), MODELS / "digits_resnet.onnx", MODELS / "digits_resnet.onnx") as compared:
+        assert list(compared.runs(())) == []
+    assert backend.builds == 0
+
+
 def test_pairs_are_computed_as_onnx_defines_them(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]> f (float[1,4] x) => (float[1,4] y) {
