@@ -23,14 +23,13 @@ from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.search.select import reaches
-from qdqspec.session.kept import MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
+from qdqspec.session.kept import FRONT, MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.stage import staged
 from qdqspec.types import Interval, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
 LOGS = "logs"  # a folder, one file a build
-FRONT = "front"  # a folder, where the search had two objectives
 
 
 @contextmanager
@@ -186,6 +185,8 @@ def take_results(kept: Kept, given: Model, folder: Path) -> None:
             wanted = file.name.startswith("tuned") or file.name in (SCHEME, PATTERNS, LAYERS, JOURNAL)
             if wanted and not (file.name == JOURNAL and (folder / JOURNAL).exists()):
                 shutil.copyfile(file, stage / file.name)
+        if kept.result.front:
+            shutil.copytree(kept.folder / FRONT, stage / FRONT)
 
 
 def make_folder(folder: Path) -> None:

@@ -19,7 +19,7 @@ from qdqspec.measure.journal import trial_from_json, trial_to_json
 from qdqspec.measure.store import Store, cache_key
 from qdqspec.types import AccuracyBound, Case, FrontPoint, Interval, Placement, Provenance, SearchResult
 
-STATE_VERSION = 4  # raised when what an entry means changes, so that old ones are not taken
+STATE_VERSION = 5  # raised when what an entry means changes, so that old ones are not taken
 _CONCLUSIONS = (
     "left_alone",
     "reason",
@@ -33,6 +33,7 @@ _CONCLUSIONS = (
 )
 
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
+FRONT = "front"  # a folder, where the search had two objectives
 _CONCLUDED = "search.json"
 _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, "layers.csv")
 
@@ -105,6 +106,8 @@ def keep(
         for name in _FILES:
             if (files / name).is_file():
                 shutil.copyfile(files / name, folder / name)
+        if result.front:
+            shutil.copytree(files / FRONT, folder / FRONT)
 
     return Kept(result=result, folder=store.put(key, fill), raw_winner=raw_winner)
 

@@ -7,13 +7,14 @@ after everything else, goes before the first one moves: where it stands, the fil
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qdqspec.errors import OutputError
 from qdqspec.files import RESULT, explained, partial_folder
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import refuse_overwriting
+from qdqspec.session.kept import FRONT
 from qdqspec.session.prepare import require_path
 
 _CURE = "choose another output folder"
@@ -43,11 +44,23 @@ def _move_out(stage: Path, folder: Path, given: Model) -> None:
     files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
     refuse_own(folder, files, given)
     (folder / RESULT).unlink(missing_ok=True)
+    _forget_front(folder, given)
     for name in files:
         _forget_weights(folder / name)
     for name in sorted(files, key=lambda name: name.suffix != _DATA):
         (folder / name.parent).mkdir(exist_ok=True)
         (stage / name).replace(folder / name)
+
+
+def _forget_front(folder: Path, given: Model) -> None:
+    """The front of an earlier search may be longer than this one's, which may have none."""
+    own = {path.resolve() for path in (require_path(given), *given.external_files())}
+    for pattern in ("[0-9]*.onnx", f"[0-9]*.onnx{_DATA}", "front.csv"):
+        for file in (folder / FRONT).glob(pattern):
+            if file.resolve() not in own:
+                file.unlink()
+    with suppress(OSError):  # something of the user's is in it, or there is none
+        (folder / FRONT).rmdir()
 
 
 def _forget_weights(model: Path) -> None:

@@ -1,0 +1,84 @@
+"""The folder ``front/`` of a search with two objectives holds the models of that very search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from chains import chain_model
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.session import Session
+from qdqspec.types import Case, TuneRules
+
+Open = Callable[..., Session]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    onnx.save(chain_model(), tmp_path / "chain.onnx")
+    return Case(id="default", model=tmp_path / "chain.onnx", tune=TuneRules(trials=12, objective="pareto"))
+
+
+@pytest.fixture
+def open_session(tmp_path: Path) -> Iterator[Open]:
+    sessions: list[Session] = []
+
+    def open_it(**settings) -> Session:
+        session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
+        session._options = BuildOptions(extra={"fake.run_noise": "0.005", "fake.build_noise": "0.002"})
+        sessions.append(session)
+        return session
+
+    yield open_it
+    for session in sessions:
+        session.close()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "front").iterdir()}
+
+
+def test_one_file_a_placement_and_a_table(open_session: Open, case: Case) -> None:
+    session = open_session()
+    front = session.search(case).front
+    assert len(front) > 1
+    names = {f"{number}.onnx" for number in range(1, len(front) + 1)}
+    assert set(contents(session.output(case))) == {*names, "front.csv"}
+
+
+def test_a_cached_search_leaves_the_same_front(open_session: Open, case: Case, tmp_path: Path) -> None:
+    first, second = open_session(), open_session(output=tmp_path / "elsewhere")
+    first.search(case)
+    assert second.search(case).provenance.source == "cached"
+    assert contents(second.output(case)) == contents(first.output(case))
+
+
+def test_a_result_that_is_saved_has_its_front(open_session: Open, case: Case, tmp_path: Path) -> None:
+    result = open_session(no_cache=True).tune(case)
+    assert result.evidence.output is not None
+    assert contents(result.save(tmp_path / "saved")) == contents(result.evidence.output)
+
+
+def test_the_front_of_an_earlier_search_does_not_stay(open_session: Open, case: Case) -> None:
+    session = open_session()
+    session.search(case)
+    front = session.output(case) / "front"
+    mine = {"9.onnx": b"of yesterday", "9.onnx.data": b"its weights", "notes.txt": b"of the user"}
+    for name, content in mine.items():
+        (front / name).write_bytes(content)
+    alone = replace(case, tune=replace(case.tune, objective="latency"))
+    open_session().search(alone)
+    assert contents(session.output(case)) == {"notes.txt": b"of the user"}
+
+
+def test_a_front_with_the_model_in_it_keeps_that(open_session: Open, case: Case) -> None:
+    session = open_session()
+    session.search(case)
+    model = session.output(case) / "front" / "2.onnx"
+    again = replace(case, model=model, tune=TuneRules(trials=2))
+    open_session(output=session.output(case), layout="").search(again)
+    assert set(contents(session.output(case))) == {"2.onnx"}
