@@ -167,7 +167,13 @@ class CaseWork:
     def warnings(self) -> tuple[str, ...]:
         """What the user should know of this case so far."""
         own = self.bench.prepared.warnings if "prepared" in self.bench.__dict__ else []
-        return (*own, *self._drift_warning(), *self._rough_warning(), *self.store.warnings)
+        return (
+            *own,
+            *self._drift_warning(),
+            *self._rough_warning(),
+            *self._broken_warning(),
+            *self.store.warnings,
+        )
 
     def _drift_warning(self) -> tuple[str, ...]:
         measured = self.finder.latency
@@ -188,6 +194,16 @@ class CaseWork:
         return (
             f"{found}, and nothing asks for more: set tune.min_sqnr_db or tune.accuracy, or check parity",
         )
+
+    def _broken_warning(self) -> tuple[str, ...]:
+        """The search hears a few samples of each candidate, and nobody asked for more of what is shipped."""
+        parity: ParityEvidence | None = self.__dict__.get("parity")
+        least = self.bench.case.tune.min_sqnr_db
+        if parity is None or least is None or parity.sqnr_db >= least:
+            return ()
+        kept = f"tune.min_sqnr_db: the search kept {least:.1f} dB on a few calibration samples"
+        found = f"on all {parity.data} data the tuned model has {parity.sqnr_db:.1f} dB"
+        return (f"{kept}; {found}: ask for more, or calibrate on data more like it",)
 
 
 def _size(path: Path, model: Model | None = None) -> int:

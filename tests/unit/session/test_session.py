@@ -792,3 +792,24 @@ def test_rough_outputs_are_said_where_nothing_asks_for_better(
         work.parity = ParityEvidence(outputs=(output,), samples=1, data="random")
         said = " ".join(work.warnings)
     assert ("set tune.min_sqnr_db or tune.accuracy" in said) == warned
+
+
+@pytest.mark.parametrize(
+    ("sqnr_db", "asked", "warned"),
+    [
+        pytest.param(29.9, {"min_sqnr_db": 30.0}, True, id="less than asked for"),
+        pytest.param(30.0, {"min_sqnr_db": 30.0}, False, id="as asked for"),
+        pytest.param(29.9, {}, False, id="not asked for"),
+    ],
+)
+def test_a_constraint_that_other_data_break_is_said(
+    open_session: Open, case: Case, sqnr_db: float, asked: dict[str, float], warned: bool
+) -> None:
+    """The search hears a few calibration samples; on all evaluation data the winner may be below what was asked."""
+    with closing(open_session()) as session:
+        work = session.work(replace(case, tune=replace(case.tune, **asked)))
+        output = TensorParity(name="y", sqnr_db=sqnr_db, cosine=0.9, max_abs=1.0, max_steps=9.0)
+        work.parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
+        said = " ".join(work.warnings)
+    found = "tune.min_sqnr_db: the search kept 30.0 dB on a few calibration samples; on all evaluation data"
+    assert (f"{found} the tuned model has 29.9 dB" in said) == warned
