@@ -21,10 +21,18 @@ from typing import Any, Self
 
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import unwritable, write_whole
-from qdqspec.measure._records import trial_from_json, trial_to_json
+from qdqspec.measure._records import placement_from_json, placement_to_json, trial_from_json, trial_to_json
 from qdqspec.types import Trial
 
-__all__ = ["SCHEMA_VERSION", "Journal", "read_journal", "trial_from_json", "trial_to_json"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Journal",
+    "placement_from_json",
+    "placement_to_json",
+    "read_journal",
+    "trial_from_json",
+    "trial_to_json",
+]
 
 SCHEMA_VERSION = 2  # 2: lines end with a sum
 _SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')

@@ -174,6 +174,10 @@ def write_patterns(
     least_db = prepared.case.tune.min_sqnr_db
     least = None if result.accuracy is None else result.accuracy.least
     fit = [trial for trial in result.trials if not trial.subgraph and reaches(trial, least_db, least)]
+    winner = result.winner
+    if not any(trial.placement == winner for trial in fit):  # it was confirmed, and not searched
+        ratio = confirmed[winner.digest].median
+        fit.append(Trial(number=len(result.trials), phase="pure", placement=winner, ratio=ratio))
     write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))
 
 
@@ -223,8 +227,8 @@ def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"])
-    shipped = next((t for t in trials if t.placement.digest == winner.digest and not t.subgraph), trials[0])
-    for role, trial in (("reference", trials[0]), ("tuned", shipped)):
+    shipped = [t for t in trials if t.placement.digest == winner.digest and not t.subgraph][:1]
+    for role, trial in (("reference", trials[0]), *(("tuned", trial) for trial in shipped)):
         for layer in trial.layers:
             names = [" ".join(layer.nodes), " ".join(layer.tensors)]
             flags = [str(layer.boundary).lower(), str(layer.integer).lower()]

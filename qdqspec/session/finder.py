@@ -177,6 +177,8 @@ class Finder:
         """The placement of a known trial whose digest begins so, built again from its labels."""
         case, trials = self.bench.case, known.result.trials if known else ()
         found = {t.placement.digest: t.placement for t in trials if t.ok}
+        if known is not None:
+            found[known.result.winner.digest] = known.result.winner  # it may have been confirmed only
         meant = [placement for name, placement in found.items() if name.startswith(digest)]
         if known is None or len(meant) != 1:
             raise StateError(

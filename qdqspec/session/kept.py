@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qdqspec.measure.journal import trial_from_json, trial_to_json
+from qdqspec.measure.journal import placement_from_json, placement_to_json, trial_from_json, trial_to_json
 from qdqspec.measure.store import Store, cache_key
 from qdqspec.types import AccuracyBound, Case, FrontPoint, Interval, Placement, Provenance, SearchResult
 
@@ -99,7 +99,8 @@ def keep(
         lines = [json.dumps(trial_to_json(trial)) for trial in result.trials]
         (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
-        conclusions |= {"winner": result.winner.digest, "raw_winner": raw_winner.digest}
+        # Whole: everything quantized is confirmed, and may be shipped, where the search ended before building it.
+        conclusions |= {"winner": placement_to_json(result.winner), "raw_winner": raw_winner.digest}
         conclusions |= {"front": _plain(result.front), "accuracy": _plain(result.accuracy)}
         conclusions["about"] = dict(about)
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
@@ -132,7 +133,7 @@ def _recalled(store: Store, folder: Path) -> Kept:
     said = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
     placements = {trial.placement.digest: trial.placement for trial in trials}
     result = SearchResult(
-        winner=placements[said["winner"]],
+        winner=placement_from_json(said["winner"]),
         trials=trials,
         provenance=Provenance(source="cached", age_seconds=store.age_seconds(folder)),
         front=tuple(FrontPoint(**{**point, "ratio": Interval(**point["ratio"])}) for point in said["front"]),

@@ -59,6 +59,26 @@ def test_everything_is_confirmed_and_shipped_where_it_is_proved(case: Case, stra
     assert not result.left_alone
 
 
+def test_shipped_unsearched_it_is_kept_like_any_winner(case: Case) -> None:
+    """The cache gives it back, its digest names it, and ``patterns.yaml`` has it for the next search."""
+    first, _ = searched(case)
+    again, _ = searched(case)
+    assert again.provenance.source == "cached"
+    assert again.winner == first.winner
+    assert again.winner.labels == first.winner.labels
+    named, _ = searched(case, scheme=first.winner.digest[:8])
+    assert named.winner == first.winner
+    patterns = case.model.parent / "out" / "net" / "default" / "patterns.yaml"
+    sister, _ = searched(replace(case, tune=TuneRules(trials=2, start_from=(patterns,))))
+    assert first.winner in [trial.placement for trial in sister.trials]
+
+
+def test_shipped_unsearched_it_has_no_layers_and_takes_no_others(case: Case) -> None:
+    searched(case)
+    _, *rows = (case.model.parent / "out" / "net" / "default" / "layers.csv").read_text().splitlines()
+    assert {row.partition(",")[0] for row in rows} == {"reference"}
+
+
 def test_unheard_it_is_not_shipped_where_an_sqnr_is_asked_for(case: Case) -> None:
     result, confirmed = searched(replace(case, tune=replace(case.tune, min_sqnr_db=5.0)))
     assert confirmed["everything"]["ratio"] < 0.95
