@@ -143,6 +143,8 @@ def _table(path: Path) -> dict[str, object]:
         table: object = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"this is not valid TOML: {error}", where=path, cure="correct the file") from None
+    except RecursionError:  # of tomllib, for brackets in brackets
+        raise ConfigError("it nests too deep", where=path, cure="correct the file") from None
     except OSError as error:
         raise ConfigError(
             f"it cannot be read: {error.strerror}", where=path, cure="make it readable"

@@ -101,6 +101,7 @@ def test_switches_in_the_environment(tmp_path, word, value):
         ("[tool]\nqdqspec = 3\n", "[tool.qdqspec] must be a table"),
         ("tool = 3\n", "[tool.qdqspec] must be a table"),
         ("[tool.qdqspec\n", "this is not valid TOML"),
+        pytest.param("a = " + "[" * 5000, "it nests too deep", id="deep"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, text, message):
