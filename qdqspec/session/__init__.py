@@ -37,6 +37,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.forecast import forecast_tuning
 from qdqspec.regions.inspect import forecast_line
 from qdqspec.registry import resolve
+from qdqspec.session.confirm import most_builds
 from qdqspec.session.culprits import MOST, culprits_of
 from qdqspec.session.parity import SideBySide
 from qdqspec.session.probes import Prober, read_probe
@@ -261,9 +262,10 @@ class Session:
         prepared, rules = self.work(case).bench.prepared, case.tune
         space = prepared.candidates
         pairs = space.resolve(space.everything()).pairs
+        builds, confirming = trials_of(rules, space), most_builds(pareto=rules.objective == "pareto")
         said = (
             f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
-            f"up to {pairs} Q/DQ pairs; at most {trials_of(rules, space)} builds and 12 to confirm; "
+            f"up to {pairs} Q/DQ pairs; at most {builds} builds and {confirming} to confirm; "
             f"{_forecast(space, rules)}"
         )
         if rules.accuracy is None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from qdqspec.errors import BackendError
-from qdqspec.measure.bench import Bench
+from qdqspec.measure.bench import CONFIRM_BUILDS, Bench
 from qdqspec.measure.stats import inverse
 from qdqspec.search.select import Choice, choose, finalists, front_of
 from qdqspec.session.held import Held
 from qdqspec.types import FrontPoint, LatencyEvidence, Placement, Trial
 
+FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a front that are built afresh and timed together
 
 
@@ -28,6 +29,11 @@ class Confirmed:
     front: tuple[FrontPoint, ...]
     lines: tuple[tuple[str, Trial], ...]
     trials: tuple[Trial, ...]
+
+
+def most_builds(*, pareto: bool) -> int:
+    """How many fresh builds a confirmation takes at most."""
+    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0))
 
 
 def confirm(
