@@ -106,6 +106,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """Hear what a worker of pytest-xdist collected: the controller collects nothing."""
+    summary.note_collected(node.config, ids)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ARG001 - the hook's own arguments
     """Take in what a worker of pytest-xdist judged."""
     distribute.receive(node.config, getattr(node, "workeroutput", {}))

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from qdqspec.cases import is_spec
 from qdqspec.config import Settings
 from qdqspec.errors import QdqspecError
-from qdqspec.plugin.collect import CheckItem
+from qdqspec.plugin.collect import PYTHON_SPECS, CheckItem
 from qdqspec.plugin.distribute import TROUBLES, own_record, record_of, write_reports, write_results
 from qdqspec.plugin.options import asked_for, settings_of
 from qdqspec.types import RunRecord
@@ -32,6 +33,13 @@ def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
     threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
     cache = "no cache" if settings.no_cache else f"cache {_near(settings.cache_dir, config)}"
     return f"qdqspec: {settings.backend}, {threads}, mode {settings.mode}, {cache}"
+
+
+def note_collected(config: pytest.Config, ids: Sequence[str]) -> None:
+    """See whether a worker has checks to judge."""
+    files = (Path(name.partition("::")[0]) for name in ids)
+    concerned = asked_for(config) or any(is_spec(path) or path.match(PYTHON_SPECS) for path in files)
+    config.stash[_CONCERNED] = concerned or config.stash.get(_CONCERNED, False)
 
 
 def write_at_end(session: pytest.Session) -> None:

@@ -76,3 +76,24 @@ def test_failures_read_as_without_workers(project):
             "FAILED specs/a.qdq.yaml::int8-b8::speedup*- speed-up 1.02 < 1.10 asked for",
         ]
     )
+
+
+# Ctrl-C in the controller as soon as a worker is at work.
+INTERRUPTED = """
+import os
+
+def pytest_runtest_logstart(nodeid, location):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize("concerned", [True, False], ids=["specs", "other tests"])
+def test_ctrl_c_prints_how_to_go_on(project, concerned):
+    (project.path / "test_own.py").write_text("def test_it(): pass")
+    (project.path / "interrupting.py").write_text(INTERRUPTED)
+    what = "specs" if concerned else "test_own.py"
+    result = project.run_apart("-n", "2", "-p", "interrupting", what)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    said = [line.strip() for line in result.outlines if line.strip().startswith("pytest ")]
+    assert [line.endswith(f"-n 2 -p interrupting {what}") for line in said] == [True] * concerned
