@@ -180,7 +180,7 @@ def _two_engines(
     result: Mapping[str, Any], folder: Path, inputs: Inputs, settings: Settings
 ) -> Sequence[Engine]:
     """What the search profiled; where the winner was never profiled, both models are now."""
-    trials = _trials(folder / _JOURNAL)
+    trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
     digest = (result.get("scheme") or {}).get("digest")
     reference = next((t for t in trials if t.layers and not t.placement.sites), None)
     tuned = next((t for t in trials if t.layers and t.placement.digest == digest), None)

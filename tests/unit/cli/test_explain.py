@@ -143,6 +143,19 @@ def test_a_case_whose_winner_was_not_profiled_is_profiled_now(verb, tmp_path, sp
     assert [engine["kernels"] for engine in found["engines"]] == [e["kernels"] for e in before["engines"]]
 
 
+def test_a_part_of_the_model_is_not_taken_for_the_tuned_model(verb, tmp_path, spec):
+    """`subgraph` builds parts with the very pairs that the whole model may be shipped with."""
+    assert verb("tune", spec, "--backend", "fake", "-o", "out").code == 0
+    folder = tmp_path / "out" / "default"
+    before = verb("explain", folder, "--json").json
+    winner = json.loads((folder / "scheme.json").read_text())["digest"]
+    lines = (folder / "trials.jsonl").read_text().splitlines(keepends=True)
+    whole = next(found for line in lines if (found := json.loads(line))["placement"] == winner)
+    part = {**whole, "phase": "isolated", "subgraph": ["conv"], "layers": whole["layers"][:1]}
+    (folder / "trials.jsonl").write_text("".join([json.dumps(part) + "\n", *lines]))
+    assert verb("explain", folder, "--json").json == before
+
+
 def test_a_model_is_profiled_against_itself_without_pairs(verb):
     found = verb("explain", DATA / "qdq_ort_u8s8_digits_resnet_b1.onnx", "--json").json
     reference, tuned = found["engines"]
