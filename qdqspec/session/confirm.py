@@ -56,7 +56,7 @@ def confirm(
     front = _front_roles(trials, roles, held) if pareto else {}
     measured = bench.compare({**roles, **front, **(beside or {}), "tuned": roles["winner"]})
     barred = {t.placement.digest for t in trials if not t.subgraph and not held.reaches(t)}
-    if held.min_sqnr_db is not None and not any(t.placement.digest == everything.digest for t in trials):
+    if held.min_sqnr_db is not None and not any(t.placement == everything and not t.subgraph for t in trials):
         barred.add(everything.digest)  # nobody has heard it: it is there for comparison only
     choice = _chosen(roles, measured, bench, barred, ended_by)
     points = _front(trials, {**roles, **front}, measured, bench, held) if pareto else ()

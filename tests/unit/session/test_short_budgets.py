@@ -13,6 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from qdqspec.registry import names
+from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.session import Session
 from qdqspec.types import AccuracyRules, Case, Inputs, SearchResult, TuneRules
 
@@ -83,6 +84,35 @@ def test_unheard_it_is_not_shipped_where_an_sqnr_is_asked_for(case: Case) -> Non
     result, confirmed = searched(replace(case, tune=replace(case.tune, min_sqnr_db=5.0)))
     assert confirmed["everything"]["ratio"] < 0.95
     assert result.left_alone
+
+
+class PartOnly:
+    """Asks for everything quantized in a part of the model, and then for nothing more."""
+
+    def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
+        everything, nodes = setup.space.resolve(setup.space.everything()), setup.space.units[0].nodes
+        self.waiting = [Proposal(placement=everything, phase="isolated", subgraph=nodes)]
+
+    def ask(self, n: int = 1) -> list[Proposal]:
+        asked, self.waiting = self.waiting[:n], self.waiting[n:]
+        return asked
+
+    def tell(self, trials: object) -> None:
+        pass
+
+    def done(self) -> bool:
+        return not self.waiting
+
+
+def test_nor_where_only_a_part_with_its_pairs_was_built(case: Case) -> None:
+    asked = replace(case, tune=replace(case.tune, trials=3, min_sqnr_db=5.0))
+    quiet = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002", "fake.integer=0.8")
+    with (
+        Session(backend="fake", root=case.model.parent, backend_option=quiet) as session,
+        session.study(asked, strategy=PartOnly) as study,
+    ):
+        assert [(trial.ok, trial.subgraph != ()) for trial in study] == [(True, True)]
+        assert study.confirm().result.left_alone
 
 
 def test_it_is_scored_before_it_is_shipped_where_a_metric_is_asked_for(case: Case) -> None:
