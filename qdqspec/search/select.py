@@ -79,22 +79,25 @@ def choose(
     ratios: Mapping[str, Interval],
     *,
     barred: Collection[str] = (),
+    unheard: Collection[str] = (),
     ended_by: str = "",
 ) -> Choice:
     """The simplest placement inside the best interval, if it is proved faster than the reference.
 
     Simplest means fewest activation pairs. Proved means that the whole 95 % interval lies below one.
-    ``barred`` are digests of placements that are not accurate enough; ``ended_by`` is the limit that ended the
+    ``barred`` are digests of placements that are not accurate enough, ``unheard`` of those that nobody knows that
+    of, though it is asked for: they are there for comparison. ``ended_by`` is the limit that ended the
     search before it was done, and is told where the model is left alone.
     """
     reference = roles["reference"]
     proved = {
         role: ratio
         for role, ratio in ratios.items()
-        if ratio.high < 1 and roles[role].digest not in (reference.digest, *barred)
+        if ratio.high < 1 and roles[role].digest not in (reference.digest, *barred, *unheard)
     }
     if not proved:
-        reason = _why_not(roles, ratios, barred)
+        lacks = dict.fromkeys(unheard, "how accurate it is was not heard")
+        reason = _why_not(roles, ratios, lacks | dict.fromkeys(barred, "is not accurate enough"))
         if ended_by:
             reason += f"; the search ended at {ended_by}, before it was done"
         return Choice(role="reference", placement=reference, left_alone=True, reason=reason)
@@ -108,7 +111,7 @@ def choose(
     return Choice(role=role, placement=roles[role], left_alone=False, reason=reason)
 
 
-def _why_not(roles: Mapping[str, Placement], ratios: Mapping[str, Interval], barred: Collection[str]) -> str:
+def _why_not(roles: Mapping[str, Placement], ratios: Mapping[str, Interval], lacks: Mapping[str, str]) -> str:
     reference = roles["reference"].digest
     rivals = {role: ratio for role, ratio in ratios.items() if roles[role].digest != reference}
     if not rivals:
@@ -116,6 +119,5 @@ def _why_not(roles: Mapping[str, Placement], ratios: Mapping[str, Interval], bar
     role = min(rivals, key=lambda name: rivals[name].median)
     best = rivals[role]
     took = f"{best.median:.3f} of the reference's time [{best.low:.3f}, {best.high:.3f}]"
-    return f"the best ({role}) took {took}" + (
-        ", but is not accurate enough" if roles[role].digest in barred else ""
-    )
+    lacking = lacks.get(roles[role].digest)
+    return f"the best ({role}) took {took}" + (f", but {lacking}" if lacking else "")

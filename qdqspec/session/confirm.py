@@ -56,9 +56,9 @@ def confirm(
     front = _front_roles(trials, roles, held) if pareto else {}
     measured = bench.compare({**roles, **front, **(beside or {}), "tuned": roles["winner"]})
     barred = {t.placement.digest for t in trials if not t.subgraph and not held.reaches(t)}
-    if held.min_sqnr_db is not None and not any(t.placement == everything and not t.subgraph for t in trials):
-        barred.add(everything.digest)  # nobody has heard it: it is there for comparison only
-    choice = _chosen(roles, measured, bench, barred, ended_by)
+    is_heard = any(t.placement == everything and not t.subgraph for t in trials)
+    unheard = {everything.digest} if held.min_sqnr_db is not None and not is_heard else set[str]()
+    choice = _chosen(roles, measured, bench, barred, unheard, ended_by)
     points = _front(trials, {**roles, **front}, measured, bench, held) if pareto else ()
     scored = tuple(_scored(trial, held) for trial in trials)
     if choice.left_alone and (lacked := held.in_the_way(scored)):
@@ -80,12 +80,13 @@ def _chosen(
     measured: LatencyEvidence,
     bench: Bench,
     barred: set[str],
+    unheard: set[str],
     ended_by: str,
 ) -> Choice:
     """The choice among those that are accurate enough; of whom that is not known, it is found out."""
     ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
     while True:
-        choice = choose(roles, ratios, barred=barred, ended_by=ended_by)
+        choice = choose(roles, ratios, barred=barred, unheard=unheard, ended_by=ended_by)
         if choice.left_alone or _admitted(choice.placement, bench):
             return choice
         barred.add(choice.placement.digest)

@@ -84,6 +84,9 @@ def test_unheard_it_is_not_shipped_where_an_sqnr_is_asked_for(case: Case) -> Non
     result, confirmed = searched(replace(case, tune=replace(case.tune, min_sqnr_db=5.0)))
     assert confirmed["everything"]["ratio"] < 0.95
     assert result.left_alone
+    assert (
+        "], but how accurate it is was not heard; the search ended at its limit of 1 build" in result.reason
+    )
 
 
 class PartOnly:
