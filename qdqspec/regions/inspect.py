@@ -27,7 +27,9 @@ Section: TypeAlias = Literal["regions", "patterns"]
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
     """What ``inspect --json`` prints. Never cut. ``quantizable`` is null where no backend was asked."""
-    patterns = [{"digest": p.digest, "count": p.count, "text": p.text} for p in inspection.patterns]
+    patterns = [
+        {"digest": p.digest, "count": p.count, "text": p.text, "shape": p.shape} for p in inspection.patterns
+    ]
     count = None if inspection.quantizable is None else len(inspection.quantizable)
     bodies = [
         {"name": b.name, "kind": b.kind, "nodes": b.nodes, "placed": False, "regions": _regions(b.regions)}
@@ -260,10 +262,15 @@ def _pattern_table(inspection: Inspection, most: int) -> str:
     below_root = [p for p in inspection.patterns if p.type != "ROOT"]
     if not below_root:
         return ""
-    rows = [(p.count, p.nodes, p.type, p.digest, _cut(p.text)) for p in below_root[:most]]
-    table = tabulate(rows, headers=("count", "nodes", "type", "digest", "pattern"), tablefmt="simple")
+    rows = [(p.count, p.nodes, p.type, p.digest, _shape(p.shape), _cut(p.text)) for p in below_root[:most]]
+    heads = ("count", "nodes", "type", "digest", "output", "pattern")
+    table = tabulate(rows, headers=heads, tablefmt="simple")
     rest = f"\n... and {len(below_root) - most} more" if len(below_root) > most else ""
     return f"Patterns\n{table}{rest}"
+
+
+def _shape(shape: Sequence[int | None] | None) -> str:
+    return "?" if shape is None else "x".join("?" if dim is None else str(dim) for dim in shape) or "scalar"
 
 
 def _refusal_table(inspection: Inspection, most: int) -> str:

@@ -18,13 +18,18 @@ from qdqspec.types import Region, RegionType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternCount:
-    """A pattern with the number of regions that share it. ``type`` is that of the first of them."""
+    """A pattern with the number of regions that share it. ``type`` is that of the first of them.
+
+    Patterns of one text may differ in shapes and attributes; ``shape`` is that of the first output, ``None`` where it
+    has no rank that is known, and unknown dimensions are ``None`` in it.
+    """
 
     digest: str
     type: RegionType
     count: int
     text: str
     nodes: int  # in one of them
+    shape: tuple[int | None, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +84,7 @@ def inspect_model(
         model=model.path.name if model.path else "the model",
         nodes=len(nodes),
         regions=tuple(regions),
-        patterns=_patterns(regions),
+        patterns=_patterns(model, regions),
         quantizable=quantizable,
         judged=judged,
         refusals=tuple(sorted(refusals.items(), key=lambda item: (-item[1], item[0]))),
@@ -88,12 +93,17 @@ def inspect_model(
     )
 
 
-def _patterns(regions: Sequence[Region]) -> tuple[PatternCount, ...]:
+def _patterns(model: Model, regions: Sequence[Region]) -> tuple[PatternCount, ...]:
     first = {region.pattern: region for region in reversed(regions)}
     counts = Counter(region.pattern for region in regions)
     found = [
         PatternCount(
-            digest=digest, type=one.type, count=counts[digest], text=one.pattern_text, nodes=len(one.nodes)
+            digest=digest,
+            type=one.type,
+            count=counts[digest],
+            text=one.pattern_text,
+            nodes=len(one.nodes),
+            shape=model.shape(one.outputs[0]) if one.outputs else None,
         )
         for digest, one in first.items()
     ]
