@@ -77,7 +77,12 @@ def switch(value: object) -> bool:
 
 def path(value: object) -> Path:
     """A path, with ``~`` for the home folder."""
-    return Path(word(value)).expanduser()
+    try:
+        return Path(word(value)).expanduser()
+    except RuntimeError:
+        raise ValueError(
+            "there is no home folder of that name; begin with ./~ for a file called so"
+        ) from None
 
 
 def backend_option(value: object) -> str:

@@ -93,6 +93,10 @@ def test_switches_in_the_environment(tmp_path, word, value):
         ("[tool.qdqspec]\nthreads = true\n", "threads: 'True' does not fit"),
         ("[tool.qdqspec]\nseed = 1.5\n", "seed: '1.5' does not fit"),
         ("[tool.qdqspec]\nno-cache = 3\n", "no-cache: '3' does not fit: true or false"),
+        (
+            "[tool.qdqspec]\nreport = ['~nobody.md']\n",
+            "report: '~nobody.md' does not fit: there is no home folder",
+        ),
         ("[tool.qdqspec]\ncache-dir = ''\n", "cache-dir: '' does not fit: a word is expected"),
         (
             "[tool.qdqspec]\nrequire = ['device', 'x']\n",
