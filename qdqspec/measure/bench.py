@@ -180,7 +180,7 @@ class Bench:
 
     def recall(self, trial: Trial) -> None:
         """Take a trial of an earlier run as if it had been measured now, without building anything."""
-        if trial.ok and not trial.subgraph:
+        if trial.ok and trial.ratio is not None and not trial.subgraph:
             self._seen.setdefault(trial.graph_hash, trial)
         if self._admission is not None:
             self._admission.recall(trial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -287,6 +287,18 @@ def test_a_graph_of_an_earlier_run_is_known_too(make_lab: MakeLab) -> None:
     assert trial.race is not None
     assert (trial.race.verdict, trial.race.opponent) == ("same graph", REFERENCE.digest)
     assert lab.built == ["again"]
+
+
+def test_a_recalled_trial_that_nobody_timed_stands_for_no_time(make_lab: MakeLab) -> None:
+    """A block quantized alone to hear its noise may be a candidate later on: a resumed run races it too."""
+    lab = make_lab(new=Candidate(scale=0.5, graph="g"))
+    bench = bench_of(lab)
+    bench.recall(known(REFERENCE, 1.0))
+    bench.recall(replace(known(placement("new"), 1.0, graph_hash="g"), ratio=None, incumbent=False))
+    trial = bench.trial(2, placement("new"), "refine")
+    assert trial.race is not None
+    assert trial.race.verdict == "faster"
+    assert trial.ratio == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_recalled_incumbent_is_built_when_first_needed(make_lab: MakeLab) -> None:
