@@ -23,7 +23,7 @@ from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.search.select import reaches
-from qdqspec.session.kept import FRONT, MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
+from qdqspec.session.kept import FRONT, FRONT_TABLE, MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.stage import staged
 from qdqspec.types import Interval, Placement, SearchResult, Trial
@@ -156,7 +156,7 @@ def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None
         accuracy = "" if point.accuracy is None else f"{point.accuracy:.6g}"
         cells = (name, point.placement, str(point.pairs), *(f"{value:.4f}" for value in figures), accuracy)
         rows.append(",".join(cells))
-    write_text(folder / "front.csv", "\n".join(rows) + "\n")
+    write_text(folder / FRONT_TABLE, "\n".join(rows) + "\n")
 
 
 def write_patterns(
@@ -174,8 +174,8 @@ def write_patterns(
     least_db = prepared.case.tune.min_sqnr_db
     least = None if result.accuracy is None else result.accuracy.least
     fit = [trial for trial in result.trials if not trial.subgraph and reaches(trial, least_db, least)]
-    winner = result.winner
-    if not any(trial.placement == winner for trial in fit):  # it was confirmed, and not searched
+    winner, built = result.winner, {trial.placement.digest for trial in result.trials if not trial.subgraph}
+    if winner.digest not in built:  # it was confirmed, and not searched
         ratio = confirmed[winner.digest].median
         fit.append(Trial(number=len(result.trials), phase="pure", placement=winner, ratio=ratio))
     write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))

@@ -33,7 +33,10 @@ _CONCLUSIONS = (
 )
 
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
-FRONT = "front"  # a folder, where the search had two objectives
+FRONT, FRONT_TABLE = (
+    "front",
+    "front.csv",
+)  # a folder, where the search had two objectives, and what it says of itself
 _CONCLUDED = "search.json"
 _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, "layers.csv")
 

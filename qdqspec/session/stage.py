@@ -6,6 +6,7 @@ after everything else, goes before the first one moves: where it stands, the fil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,11 +15,12 @@ from qdqspec.errors import OutputError
 from qdqspec.files import RESULT, explained, partial_folder
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import refuse_overwriting
-from qdqspec.session.kept import FRONT
+from qdqspec.session.kept import FRONT, FRONT_TABLE
 from qdqspec.session.prepare import require_path
 
 _CURE = "choose another output folder"
 _DATA = ".data"  # of the file that holds a model's weights beside it
+_FRONT_MODEL = re.compile(r"[0-9]+\.onnx")
 
 
 @contextmanager
@@ -53,14 +55,19 @@ def _move_out(stage: Path, folder: Path, given: Model) -> None:
 
 
 def _forget_front(folder: Path, given: Model) -> None:
-    """The front of an earlier search may be longer than this one's, which may have none."""
+    """The front of an earlier search may be longer than this one's, which may have none. Its table names its files."""
+    table = folder / FRONT / FRONT_TABLE
+    if not table.is_file():
+        return
+    lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
+    names = {line.partition(",")[0] for line in lines}
+    models = [table.with_name(name) for name in names if _FRONT_MODEL.fullmatch(name)]
     own = {path.resolve() for path in (require_path(given), *given.external_files())}
-    for pattern in ("[0-9]*.onnx", f"[0-9]*.onnx{_DATA}", "front.csv"):
-        for file in (folder / FRONT).glob(pattern):
-            if file.resolve() not in own:
-                file.unlink()
-    with suppress(OSError):  # something of the user's is in it, or there is none
-        (folder / FRONT).rmdir()
+    for file in (*models, *map(_weights_of, models), table):
+        if file.resolve() not in own:
+            file.unlink(missing_ok=True)
+    with suppress(OSError):  # something of the user's is in it
+        table.parent.rmdir()
 
 
 def _forget_weights(model: Path) -> None:

@@ -67,12 +67,16 @@ def test_the_front_of_an_earlier_search_does_not_stay(open_session: Open, case: 
     session = open_session()
     session.search(case)
     front = session.output(case) / "front"
-    mine = {"9.onnx": b"of yesterday", "9.onnx.data": b"its weights", "notes.txt": b"of the user"}
-    for name, content in mine.items():
+    longer = {"9.onnx": b"of yesterday", "9.onnx.data": b"its weights"}
+    mine = {"notes.txt": b"of the user", "10.onnx": b"another model", "../beside.onnx": b"not in it"}
+    for name, content in (longer | mine).items():
         (front / name).write_bytes(content)
+    with (front / "front.csv").open("a") as table:
+        table.write("9.onnx,b7c1,3,0.9,0.8,1.0,31.0,\n../beside.onnx,b7c1,3,0.9,0.8,1.0,31.0,\n")
     alone = replace(case, tune=replace(case.tune, objective="latency"))
     open_session().search(alone)
-    assert contents(session.output(case)) == {"notes.txt": b"of the user"}
+    assert contents(session.output(case)) == {"notes.txt": b"of the user", "10.onnx": b"another model"}
+    assert (session.output(case) / "beside.onnx").exists()
 
 
 def test_a_front_with_the_model_in_it_keeps_that(open_session: Open, case: Case) -> None:
