@@ -44,8 +44,9 @@ from qdqspec.placement.import_qdq import placement_for
 from qdqspec.placement.insert import Inserter
 from qdqspec.session import Session
 from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.files import write_placement
 from qdqspec.session.timing import time_files
-from qdqspec.types import Case, Interval, LatencyEvidence, Placement, SearchResult, Site
+from qdqspec.types import NOT_CANDIDATES, Case, Interval, LatencyEvidence, Placement, SearchResult, Site
 
 HEADERS = (
     "model", "ours / float", "builds", "CPU s", "peer / float", "builds", "failed", "CPU s", "ours / peer",
@@ -81,8 +82,9 @@ def _row(path: Path, folder: Path, arguments: argparse.Namespace) -> tuple[objec
         preset = MODE_PRESETS[arguments.mode]
         peer = Peer(bench, folder / "peer", warmup=preset["warmup_runs"], runs=preset["timing_runs"])
         theirs, final = _counted(lambda: peer.search(preset["schemes_per_region"], arguments.seed))
-        timed = _timed(bench, session.work(case).finder.tuned_path, final)
-    reached = _reached(result, timed.ratios["peer"].median)
+        files = {"reference": path, "tuned": session.work(case).finder.tuned_path, "peer": final}
+        files |= _on_the_way(bench, result, folder)
+        timed = time_files(bench.work, files, bench.prepared.sample, case.tune)
     return (
         path.stem,
         _text(timed.ratios["tuned"]),
@@ -93,7 +95,7 @@ def _row(path: Path, folder: Path, arguments: argparse.Namespace) -> tuple[objec
         peer.failed,
         round(theirs, 1),
         timed.ratios["tuned"].median / timed.ratios["peer"].median,
-        reached,
+        _reached(timed),
     )
 
 
@@ -114,19 +116,25 @@ def _cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def _timed(bench: CaseBench, tuned: Path, peer: Path) -> LatencyEvidence:
-    files = {"reference": bench.case.model, "tuned": tuned, "peer": peer}
-    return time_files(bench.work, files, bench.prepared.sample, bench.case.tune)
+def _on_the_way(bench: CaseBench, result: SearchResult, folder: Path) -> dict[str, Path]:
+    """What our search had for its best in turn, by number of build: written again, to be timed with the finals."""
+    candidates = [trial for trial in result.trials if trial.phase not in NOT_CANDIDATES]
+    files = {}
+    for number, trial in enumerate(candidates, start=1):
+        if trial.incumbent and trial.placement.sites:
+            files[str(number)] = folder / f"best{number}.onnx"
+            write_placement(bench.prepared, trial.placement, files[str(number)])
+    return files
 
 
-def _reached(result: SearchResult, ratio: float) -> str:
-    """How many search builds it took until one that stayed the best was as fast as the peer's final."""
-    for number, trial in enumerate(
-        (t for t in result.trials if t.phase not in ("noise", "confirm")), start=1
-    ):
-        if trial.incumbent and trial.ratio is not None and trial.ratio <= ratio:
-            return str(number)
-    return "not reached"
+def _reached(timed: LatencyEvidence) -> str:
+    """After which of our builds something was as fast as the peer's final, by times taken in one run."""
+    reached = [
+        int(role)
+        for role, ratio in timed.ratios.items()
+        if role.isdigit() and ratio.median <= timed.ratios["peer"].median
+    ]
+    return str(min(reached)) if reached else "by the final only"
 
 
 @dataclass
