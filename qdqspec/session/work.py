@@ -180,7 +180,8 @@ class CaseWork:
         if measured is None or abs(measured.drift) <= DRIFT:
             return ()
         drifted = f"the machine's speed drifted by {measured.drift:+.0%} while it was measured"
-        return (f"{drifted}: ratios were taken round by round and hold, milliseconds hold less",)
+        said = "ratios were taken round by round and suffer little, milliseconds are of several speeds"
+        return (f"{drifted}: {said} and need not fit them",)
 
     def _rough_warning(self) -> tuple[str, ...]:
         parity: ParityEvidence | None = self.__dict__.get("parity")
