@@ -78,13 +78,15 @@ def test_failures_read_as_without_workers(project):
     )
 
 
-# Ctrl-C in the controller as soon as a worker is at work.
+# Ctrl-C in the controller as soon as a worker is at work. Both inherit the environment of a worker that runs this test.
 INTERRUPTED = """
-import os
-
-def pytest_runtest_logstart(nodeid, location):
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+class Interrupting:
+    def pytest_runtest_logstart(self, nodeid, location):
         raise KeyboardInterrupt
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Interrupting())
 """
 
 
