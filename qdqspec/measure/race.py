@@ -66,7 +66,7 @@ def race(
             ours, theirs = ours + first_ours, theirs + first_theirs
             if len(theirs.wall_ms) == HOPELESS_AFTER and _ratio(ours, theirs, clock) > HOPELESS:
                 return _verdict(incumbent.digest, ours, theirs, clock, eps), ours, theirs
-            if len(theirs.wall_ms) >= LOOKS[0] and _is_vain(ours, theirs, clock, eps):
+            if _is_vain(ours, theirs, clock, eps):
                 break
         outcome = _verdict(incumbent.digest, ours, theirs, clock, eps)
         if outcome.verdict != "no difference" or len(theirs.wall_ms) < look:

@@ -778,6 +778,15 @@ def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path
     assert digests(models) == before
 
 
+def warnings_at(open_session: Open, case: Case, sqnr_db: float) -> str:
+    """What is said of a case whose tuned model has this SQNR on all evaluation data."""
+    with closing(open_session()) as session:
+        work = session.work(case)
+        output = TensorParity(name="y", sqnr_db=sqnr_db, cosine=0.9, max_abs=1.0, max_steps=9.0)
+        work.parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
+        return " ".join(work.warnings)
+
+
 @pytest.mark.parametrize(
     ("sqnr_db", "asked", "warned"),
     [
@@ -789,11 +798,7 @@ def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path
 def test_rough_outputs_are_said_where_nothing_asks_for_better(
     open_session: Open, case: Case, sqnr_db: float, asked: dict[str, float], warned: bool
 ) -> None:
-    with closing(open_session()) as session:
-        work = session.work(replace(case, tune=replace(case.tune, **asked)))
-        output = TensorParity(name="y", sqnr_db=sqnr_db, cosine=0.9, max_abs=1.0, max_steps=9.0)
-        work.parity = ParityEvidence(outputs=(output,), samples=1, data="random")
-        said = " ".join(work.warnings)
+    said = warnings_at(open_session, replace(case, tune=replace(case.tune, **asked)), sqnr_db)
     assert ("set tune.min_sqnr_db or tune.accuracy" in said) == warned
 
 
@@ -809,10 +814,6 @@ def test_a_constraint_that_other_data_break_is_said(
     open_session: Open, case: Case, sqnr_db: float, asked: dict[str, float], warned: bool
 ) -> None:
     """The search hears a few calibration samples; on all evaluation data the winner may be below what was asked."""
-    with closing(open_session()) as session:
-        work = session.work(replace(case, tune=replace(case.tune, **asked)))
-        output = TensorParity(name="y", sqnr_db=sqnr_db, cosine=0.9, max_abs=1.0, max_steps=9.0)
-        work.parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
-        said = " ".join(work.warnings)
+    said = warnings_at(open_session, replace(case, tune=replace(case.tune, **asked)), sqnr_db)
     found = "tune.min_sqnr_db: the search kept 30.0 dB on a few calibration samples; on all evaluation data"
     assert (f"{found} the tuned model has 29.9 dB" in said) == warned
