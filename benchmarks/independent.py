@@ -1,0 +1,210 @@
+"""Times model files as a caller of ONNX Runtime would, without any code of qdqspec; other benchmarks import it.
+
+    from independent import Feed, compare, feeds_of, median_interval, time_models
+
+    feeds = feeds_of(Path("data.npz"), Path("model.onnx"))       # one dict a sample
+    timing = time_models({"float": a, "tuned": b}, feeds[0])     # fresh sessions, one thread, interleaved rounds
+    timing.ratio("tuned", "float").median                        # time of tuned / time of float, with low and high
+    timing.median_ms("tuned"), timing.failures                   # {role: reason} of what could not be loaded or run
+    compare(outputs(a, feeds), outputs(b, feeds))                # SQNR, cosine and largest difference to the first
+
+A *build* opens a fresh `InferenceSession` for each file, one thread, all graph optimizations. A *round* visits the
+files in random order; a visit calls `InferenceSession.run` several times in a row with arrays that the caller owns and
+keeps the median of thread CPU time (`time.thread_time_ns`). A ratio is taken within each round, so that a change of
+the processor's speed affects both sides. The interval is the distribution-free 95 % interval of the median over
+rounds of all builds. Nothing is pinned to a core and nothing waits for a quiet machine, unless the caller does.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import onnxruntime as ort
+
+Feed: TypeAlias = dict[str, np.ndarray]
+Outputs: TypeAlias = dict[str, np.ndarray]
+
+BUILDS, ROUNDS, VISIT = 3, 12, 5
+WARM_UP = 5  # runs of a fresh session that are not counted: integer kernels take about five to settle
+LEAST_RUNS_MS = 2.0  # a visit to a fast model has more runs, so that it lasts at least so long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A median with its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Milliseconds of each role, one number a round; rounds of one index were taken side by side.
+
+    ``failures`` gives the reason for each role that could not be loaded or run.
+    """
+
+    samples: Mapping[str, Sequence[float]]
+    failures: Mapping[str, str]
+
+    def ratio(self, role: str, base: str) -> Interval:
+        """How the time of ``role`` relates to that of ``base``, round by round."""
+        pairs = zip(self.samples[role], self.samples[base], strict=True)
+        return median_interval([one / other for one, other in pairs])
+
+    def median_ms(self, role: str) -> float:
+        """The median over all rounds."""
+        return float(np.median(self.samples[role]))
+
+
+def time_models(
+    files: Mapping[str, Path],
+    feed: Feed,
+    *,
+    builds: int = BUILDS,
+    rounds: int = ROUNDS,
+    visit: int = VISIT,
+    seed: int = 0,
+) -> Timing:
+    """Time each file on one input: ``builds`` times afresh, ``rounds`` rounds each, ``visit`` runs at a time."""
+    failures: dict[str, str] = {}
+    samples: dict[str, list[float]] = {}
+    shuffle = random.Random(seed)
+    for _ in range(builds):
+        sessions = {}
+        for role, path in files.items():
+            if role in failures:
+                continue
+            try:
+                session = open_session(path)
+                sessions[role] = session, _runs(session, feed, visit)
+            except Exception as error:  # noqa: BLE001 - the reason is the result
+                failures[role] = reason_of(error)
+        for _ in range(rounds):
+            order = list(sessions)
+            shuffle.shuffle(order)
+            for role in order:
+                samples.setdefault(role, []).append(_visit(*sessions[role], feed))
+    whole = {role: taken for role, taken in samples.items() if role not in failures}
+    return Timing(samples=whole, failures=failures)
+
+
+def open_session(path: Path) -> ort.InferenceSession:
+    """A session as a caller opens it, on one thread."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # errors come as exceptions
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _runs(session: ort.InferenceSession, feed: Feed, visit: int) -> int:
+    """Warm the session up; return how many runs a visit has."""
+    for _ in range(WARM_UP):
+        session.run(None, feed)
+    once = _visit(session, 1, feed)
+    return max(visit, math.ceil(LEAST_RUNS_MS / max(once, 1e-3)))
+
+
+def _visit(session: ort.InferenceSession, runs: int, feed: Feed) -> float:
+    """Milliseconds of thread CPU time of a run, the median of several in a row."""
+    taken = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(runs):
+            started = time.thread_time_ns()
+            session.run(None, feed)
+            taken.append((time.thread_time_ns() - started) / 1e6)
+    finally:
+        if collecting:
+            gc.enable()
+    return float(np.median(taken))
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """The median and its distribution-free 95 % interval, from order statistics of the binomial distribution."""
+    ordered = sorted(values)
+    count = len(ordered)
+    reach = 1.96 * math.sqrt(count) / 2
+    low = max(0, math.floor(count / 2 - reach))
+    high = min(count - 1, math.ceil(count / 2 + reach) - 1)
+    return Interval(median=float(np.median(ordered)), low=ordered[low], high=ordered[max(high, low)])
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception on one line, at most 160 characters."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:160]
+
+
+# ---- data and outputs ---------------------------------------------------------------------------
+
+
+def feeds_of(data: Path, model: Path, most: int | None = None) -> list[Feed]:
+    """The samples of an ``.npz`` as feeds of a model: its first axis counts samples.
+
+    A sample of the rank that the model declares is used as it is; one of a rank less gets a first axis of one.
+    """
+    ranks = {value.name: len(value.shape) for value in open_session(model).get_inputs()}
+    with np.load(data) as arrays:  # noqa: TID251 - closed here, and no code of qdqspec is wanted
+        given = {name: arrays[name] for name in arrays.files if name in ranks}
+    count = min(len(array) for array in given.values())
+    return [
+        {name: _sample(array, number, ranks[name]) for name, array in given.items()}
+        for number in range(count if most is None else min(count, most))
+    ]
+
+
+def _sample(array: np.ndarray, number: int, rank: int) -> np.ndarray:
+    return np.asarray(array[number]) if array.ndim - 1 == rank else array[number : number + 1]
+
+
+def outputs(model: Path, feeds: Iterable[Feed]) -> Iterator[Outputs]:
+    """The outputs of a model for each feed, by name."""
+    session = open_session(model)
+    names = [value.name for value in session.get_outputs()]
+    for feed in feeds:
+        yield dict(zip(names, session.run(names, feed), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closeness:
+    """How close one model's outputs are to another's: of all outputs the worst, over all samples."""
+
+    sqnr_db: float
+    cosine: float
+    max_abs: float
+
+
+def compare(reference: Iterable[Outputs], other: Iterable[Outputs]) -> Closeness:
+    """SQNR over all samples together, cosine of the worst sample, largest difference; of floating-point outputs."""
+    signal: dict[str, float] = {}
+    noise: dict[str, float] = {}
+    cosine, largest = 1.0, 0.0
+    for one, two in zip(reference, other, strict=True):
+        for name, value in one.items():
+            if not np.issubdtype(value.dtype, np.floating):
+                continue
+            a, b = (array.astype(np.float64).reshape(-1) for array in (value, two[name]))
+            signal[name] = signal.get(name, 0.0) + float(a @ a)
+            noise[name] = noise.get(name, 0.0) + float((a - b) @ (a - b))
+            norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+            cosine = min(cosine, float(a @ b) / norms) if norms else cosine
+            largest = max(largest, float(np.abs(a - b).max(initial=0)))
+    worst = min((_decibels(signal[name], noise[name]) for name in signal), default=math.inf)
+    return Closeness(sqnr_db=worst, cosine=cosine, max_abs=largest)
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
