@@ -6,7 +6,7 @@ May import floor 0, onnx and numpy. It knows nothing of quantization, backends o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,14 @@ from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
 from qdqspec.graph.ondisk import LARGE, read_light
 from qdqspec.graph.protos import names_read_inside
-from qdqspec.graph.trt import PAIR_OPS, meanings
+from qdqspec.graph.scopes import QDQ_OPS, unique_node_names
+from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
 from qdqspec.graph.weights import with_own_bytes
 from qdqspec.types import Consumer
 
-QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", *PAIR_OPS})
+__all__ = ["PROTOBUF_LIMIT", "QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
+
 PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models travel by path and external data
 
 
@@ -72,7 +74,7 @@ class Model:
         self.proto = proto
         self.path = path
         self._sha256 = sha256
-        self.nodes: tuple[Node, ...] = tuple(_unique_nodes(proto.graph.node))
+        self.nodes: tuple[Node, ...] = tuple(_nodes(proto.graph.node))
 
     @property
     def where(self) -> str:
@@ -238,25 +240,9 @@ def _hash_file(digest: hashlib._Hash, path: Path) -> None:
             digest.update(block)
 
 
-def _unique_nodes(protos: Iterable[onnx.NodeProto]) -> Iterable[Node]:
-    """Give every node a unique name.
-
-    The number in ``OpType#number`` counts nodes that are not Q or DQ, so that inserting and stripping
-    pairs leaves the names of all other nodes as they are. Q and DQ nodes are counted on their own.
-    """
-    seen: set[str] = set()
-    plain = pairs = 0
-    for index, proto in enumerate(protos):
-        number = pairs if proto.op_type in QDQ_OPS else plain
-        name = proto.name
-        if not name or name in seen:
-            name = f"{proto.op_type}#{number}"
-        seen.add(name)
+def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
+    for index, (name, proto) in enumerate(zip(unique_node_names(protos), protos, strict=True)):
         yield Node(index, name, proto.op_type, proto.domain, tuple(proto.input), tuple(proto.output), proto)
-        if proto.op_type in QDQ_OPS:
-            pairs += 1
-        else:
-            plain += 1
 
 
 def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:
