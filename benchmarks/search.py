@@ -136,7 +136,7 @@ def _row(case: Case, session: Session, folder: Path) -> tuple[object, ...]:
         ),
         f"{100 * spent.own / spent.total:.1f}",
         reference_ms,
-        _text(ratios["tuned"]) + (" alone" if result.left_alone else ""),
+        _text(ratios["tuned"]) + (" alone" if result.unchanged else ""),
         _text(ratios.get("everything", missing)),
         _text(ratios["static"]) if "static" in ratios else f"failed: {why_not}"[:60],
         against,
@@ -234,7 +234,7 @@ def _simulated(
     ready: simulation.Prepared, device: str, words: Mapping[str, str], seeds: range
 ) -> tuple[object, ...]:
     outcomes = [simulation.search(ready, words, seed) for seed in seeds]
-    shipped = [outcome for outcome in outcomes if not outcome.left_alone]
+    shipped = [outcome for outcome in outcomes if not outcome.unchanged]
     best = [
         min(outcome.true, simulation.Truth(ready, {**words, "fake.seed": str(seed)}).best())
         for seed, outcome in zip(seeds, outcomes, strict=True)

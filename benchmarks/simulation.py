@@ -106,8 +106,8 @@ class Outcome:
         return self.tuned.result.trials
 
     @property
-    def left_alone(self) -> bool:
-        return self.tuned.result.left_alone
+    def unchanged(self) -> bool:
+        return self.tuned.result.unchanged
 
     @property
     def covered(self) -> bool:

@@ -34,9 +34,9 @@ def unmeasured(what: str, advice: str) -> Verdict:
     return verdict("inconclusive", f"{what}: nothing to judge", advice=advice)
 
 
-def left_alone(evidence: Evidence) -> bool:
-    """Whether the search found nothing better than the reference, so that the reference is what is shipped."""
-    return evidence.search is not None and evidence.search.left_alone
+def is_unchanged(evidence: Evidence) -> bool:
+    """Whether the search selected the reference itself."""
+    return evidence.search is not None and evidence.search.unchanged
 
 
 def faster_advice(evidence: Evidence, otherwise: str) -> str:
@@ -45,9 +45,9 @@ def faster_advice(evidence: Evidence, otherwise: str) -> str:
     if search is None:
         return f"Tune the model again, or {otherwise}."
     tried = f"{count_text(search.built, 'candidate')} built, {search.failed} failed"
-    if search.left_alone:
+    if search.unchanged:
         return (
-            f"The search left the model alone ({plain(search.reason)}; {tried}). "
+            f"The model is unchanged ({plain(search.reason)}; {tried}). "
             f"Allow more patterns, raise tune.trials, or {otherwise}."
         )
     return f"Allow more patterns, raise tune.trials ({tried}), or {otherwise}."

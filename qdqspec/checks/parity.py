@@ -9,7 +9,7 @@ from qdqspec.checks._parity_limits import AGREEMENT, LIMITS, NAME_WIDTH, Limit, 
 from qdqspec.checks._parity_params import ParityParams, SearchParams
 from qdqspec.checks._parity_search import comparison_sections, probe_sections, search_advice, search_sections
 from qdqspec.checks._parity_words import QUANTIZATION, RUNTIME, advice, blame, culprits_table, steps_table
-from qdqspec.checks._verdicts import WIDTH, left_alone, unmeasured, verdict
+from qdqspec.checks._verdicts import WIDTH, is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.types import (
     Evidence,
@@ -94,7 +94,7 @@ def _conclusion(
 
 def _unsearched(params: ParityParams, evidence: Evidence) -> Verdict | None:
     """The verdict where a search was asked for and could not be made."""
-    if params.search is None or left_alone(evidence):
+    if params.search is None or is_unchanged(evidence):
         return None
     searched = evidence.parity_search.get(params.evidence_key)
     if searched is not None and searched.tried:

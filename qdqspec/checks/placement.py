@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from qdqspec.checks._params import Whole, require_a_limit
-from qdqspec.checks._verdicts import left_alone, unmeasured, verdict
+from qdqspec.checks._verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Evidence, EvidenceKind, Section, Verdict
@@ -168,7 +168,7 @@ def _failed(broken: list[_Rule]) -> str:
 
 
 def _held(evidence: Evidence, rules: list[_Rule]) -> str:
-    alone = ", left alone" if left_alone(evidence) else ""
+    alone = ", unchanged" if is_unchanged(evidence) else ""
     return f"{count_text(_pairs(evidence), 'activation pair')}{alone}: {count_text(len(rules), 'rule')} held"
 
 
@@ -178,10 +178,8 @@ def _advice(params: PlacementParams, evidence: Evidence, broken: list[_Rule]) ->
         if not _matching(entry, evidence):
             near = did_you_mean(entry, known)
             return f"'{plain(entry)}' is no op type and no node of this model{near}: correct the entry."
-    if any(rule.name.startswith("require") for rule in broken) and left_alone(evidence):
-        return (
-            "The search left the model alone, because nothing proved faster: drop the entry, or allow more."
-        )
+    if any(rule.name.startswith("require") for rule in broken) and is_unchanged(evidence):
+        return "The model is unchanged, as no placement was selected: drop the entry, or allow more patterns."
     if broken and broken[0].name.startswith("require"):
         return (
             "The search quantizes what it proved faster: ask for less of it, or allow nothing else "

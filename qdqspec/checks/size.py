@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from qdqspec.checks._params import Positive, require_a_limit
-from qdqspec.checks._verdicts import left_alone, unmeasured, verdict
+from qdqspec.checks._verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import ByteSize, CheckParams
 from qdqspec.types import Evidence, EvidenceKind, Outcome, Section, Verdict
 from qdqspec.units import ratio_text, size_text
@@ -86,10 +86,8 @@ def _outcome(holds: bool) -> Outcome:
 
 
 def _advice(evidence: Evidence) -> str:
-    if left_alone(evidence):
-        return (
-            "The search left the model alone, so its weights are float: raise the limit, or quantize by hand."
-        )
+    if is_unchanged(evidence):
+        return "The model is unchanged, so its weights are float: raise the limit, or quantize by hand."
     return "Allow more weighted ops (Conv, MatMul, Gemm), whose weights are stored in 8 bits, or raise the limit."
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from qdqspec.checks._params import Positive
-from qdqspec.checks._verdicts import faster_advice, left_alone, unmeasured, verdict
+from qdqspec.checks._verdicts import faster_advice, is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.checks.latency import measured_section
 from qdqspec.types import Evidence, EvidenceKind, Interval, LatencyEvidence, Outcome, Section, Verdict
@@ -30,11 +30,11 @@ class SpeedupCheck:
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
         """Pass at or above the minimum, fail where the whole interval is below it, else inconclusive.
 
-        A model that was left alone is the reference itself: its factor is 1, with nothing to measure.
+        An unchanged model is the reference itself: its factor is 1, with nothing to measure.
         """
         assert isinstance(params, SpeedupParams)
-        if left_alone(evidence):
-            return _left_alone(params, evidence)
+        if is_unchanged(evidence):
+            return _unchanged(params, evidence)
         if evidence.latency is None:
             return unmeasured(
                 "no latency was measured", "Run without --qdq-mode=plan, so that it is measured."
@@ -71,14 +71,14 @@ def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence
     )
 
 
-def _left_alone(params: SpeedupParams, evidence: Evidence) -> Verdict:
+def _unchanged(params: SpeedupParams, evidence: Evidence) -> Verdict:
     outcome: Outcome = "pass" if params.min <= 1 else "fail"
     sections = [_budget("1.00", "the same model", params, outcome)]
     if evidence.latency is not None:
         sections.append(measured_section(evidence.latency, evidence.latency.clock))
     return verdict(
         outcome,
-        f"1.00x, left alone: nothing proved faster than the reference; asked {ratio_text(params.min)}x",
+        f"1.00x, unchanged: no faster placement was selected; asked {ratio_text(params.min)}x",
         *sections,
         numbers={"speedup": 1.0, "low": 1.0, "high": 1.0, "min": params.min},
         advice=faster_advice(evidence, "lower min"),

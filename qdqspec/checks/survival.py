@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from qdqspec.checks._verdicts import left_alone, unmeasured, verdict
+from qdqspec.checks._verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.types import Evidence, EvidenceKind, Optimizer, Section, SurvivalEvidence, Verdict
 from qdqspec.units import count_text, plain
@@ -82,7 +82,7 @@ def _untried(found: list[SurvivalEvidence], failed: list[SurvivalEvidence]) -> V
 
 def _passed(evidence: Evidence, found: list[SurvivalEvidence]) -> Verdict:
     pairs = max(result.pairs for result in found)
-    alone = " (left alone)" if left_alone(evidence) and not pairs else ""
+    alone = " (unchanged)" if is_unchanged(evidence) and not pairs else ""
     count = "both" if pairs == 2 else f"all {pairs}" if pairs > 1 else str(pairs)
     noun = "pair" if pairs == 1 else "pairs"
     return verdict(

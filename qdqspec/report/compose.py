@@ -137,7 +137,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
         cpu_seconds=search.cpu_seconds,
         eps=search.eps,
         blocks=search.blocks,
-        left_alone=search.left_alone,
+        unchanged=search.unchanged,
         reason=redact.text(search.reason),
         front=search.front,
         accuracy=search.accuracy,

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qdqspec.report.fit import MAX_ROWS
-from qdqspec.report.tables import columns_of, left_alone, provenance_text
+from qdqspec.report.tables import columns_of, is_unchanged, provenance_text
 from qdqspec.types import (
     AccuracyBound,
     CaseRecord,
@@ -84,8 +84,8 @@ def summary(record: RunRecord) -> Table:
 def gain_line(case: CaseRecord) -> str:
     """What came of the case, in one sentence."""
     found = case.evidence
-    if left_alone(case):
-        return f"Left alone: nothing proved faster than the reference ({plain(found.search.reason, LONG)})."  # type: ignore[union-attr]  # left_alone says that there was a search
+    if is_unchanged(case):
+        return f"Unchanged: {plain(found.search.reason, LONG)}."  # type: ignore[union-attr]  # is_unchanged is false without a search
     latency = found.latency
     if latency is None or "tuned" not in latency.samples:
         return "No latency was measured."

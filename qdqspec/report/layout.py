@@ -121,7 +121,7 @@ class SearchPart(Part):
     cpu_seconds: float
     eps: float
     blocks: int
-    left_alone: bool
+    unchanged: bool
     reason: str
     front: tuple[FrontPoint, ...] = ()
     accuracy: AccuracyBound | None = None

@@ -64,7 +64,7 @@ def _search(part: CasePart) -> SearchResult | None:
     return SearchResult(
         winner=Placement(sites=frozenset(_pair(pair).site for pair in part.placement)),
         trials=tuple(_trial(trial) for trial in trials.list),
-        left_alone=search.left_alone,
+        unchanged=search.unchanged,
         reason=search.reason,
         front=search.front,
         accuracy=search.accuracy,

@@ -103,16 +103,16 @@ def median_text(role: str) -> Callable[[CaseRecord], str]:
     return cell
 
 
-def left_alone(case: CaseRecord) -> bool:
-    """Whether the reference itself is what is shipped."""
+def is_unchanged(case: CaseRecord) -> bool:
+    """Whether the reference itself is selected."""
     search = case.evidence.search
-    return search is not None and search.left_alone
+    return search is not None and search.unchanged
 
 
 def speedup_text(case: CaseRecord) -> str:
-    """The factor with its interval, or that the model was left alone."""
-    if left_alone(case):
-        return "left alone"
+    """The factor with its interval, or ``unchanged``."""
+    if is_unchanged(case):
+        return "unchanged"
     latency = case.evidence.latency
     if latency is None or "tuned" not in latency.samples:
         return ""

@@ -17,7 +17,7 @@ class Choice:
 
     role: str
     placement: Placement
-    left_alone: bool
+    unchanged: bool
     reason: str
 
 
@@ -87,7 +87,7 @@ def choose(
     Simplest means fewest activation pairs. Proved means that the whole 95 % interval lies below one.
     ``barred`` are digests of placements that are not accurate enough, ``unheard`` of those that nobody knows that
     of, though it is asked for: they are there for comparison. ``ended_by`` is the limit that ended the
-    search before it was done, and is told where the model is left alone.
+    search before it was done; it is part of the reason of an unchanged model.
     """
     reference = roles["reference"]
     proved = {
@@ -100,7 +100,7 @@ def choose(
         reason = _why_not(roles, ratios, lacks | dict.fromkeys(barred, "is not accurate enough"))
         if ended_by:
             reason += f"; the search ended at {ended_by}, before it was done"
-        return Choice(role="reference", placement=reference, left_alone=True, reason=reason)
+        return Choice(role="reference", placement=reference, unchanged=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
     inside = [role for role in proved if proved[role].median <= proved[best].high]
     role = min(inside, key=lambda name: (roles[name].pairs, proved[name].median))
@@ -108,7 +108,7 @@ def choose(
     reason = f"{role}: {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
     if role != best:
         reason += f"; as fast as {best} within its interval, with fewer Q/DQ pairs"
-    return Choice(role=role, placement=roles[role], left_alone=False, reason=reason)
+    return Choice(role=role, placement=roles[role], unchanged=False, reason=reason)
 
 
 def _why_not(roles: Mapping[str, Placement], ratios: Mapping[str, Interval], lacks: Mapping[str, str]) -> str:

@@ -61,7 +61,7 @@ def confirm(
     choice = _chosen(roles, measured, bench, barred, unheard, ended_by)
     points = _front(trials, {**roles, **front}, measured, bench, held) if pareto else ()
     scored = tuple(_scored(trial, held) for trial in trials)
-    if choice.left_alone and (lacked := held.in_the_way(scored)):
+    if choice.unchanged and (lacked := held.in_the_way(scored)):
         choice = replace(choice, reason=f"{lacked}; {choice.reason}")
     return Confirmed(
         choice=choice,
@@ -87,7 +87,7 @@ def _chosen(
     ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
     while True:
         choice = choose(roles, ratios, barred=barred, unheard=unheard, ended_by=ended_by)
-        if choice.left_alone or _admitted(choice.placement, bench):
+        if choice.unchanged or _admitted(choice.placement, bench):
             return choice
         barred.add(choice.placement.digest)
 

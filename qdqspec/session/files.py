@@ -132,7 +132,7 @@ def write_results(
 ) -> None:
     """Write reference, tuned and raw tuned model, scheme and layer times.
 
-    A model that is left alone is its own tuned model. Raises `OutputError` where the folder cannot be written.
+    An unchanged model is its own tuned model. Raises `OutputError` where the folder cannot be written.
     """
     with staged(folder, prepared.given) as stage:
         _copy(prepared.given, stage / REFERENCE)

@@ -60,14 +60,14 @@ class Finder:
 
     @cached_property
     def tuned_path(self) -> Path:
-        """The file of what is shipped: the tuned model, or the user's own where it was left alone."""
+        """The file of the selected model: the tuned model, or the user's own where it is unchanged."""
         return self.kept.model or require_path(self.bench.given)
 
     @cached_property
     def pairs(self) -> tuple[PlacedPair, ...]:
         """The shipped Q/DQ pairs with their numbers."""
         kept = self.kept
-        return () if kept.result.left_alone else read_scheme(kept.folder / SCHEME).pairs
+        return () if kept.result.unchanged else read_scheme(kept.folder / SCHEME).pairs
 
     def measured(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Reference and what is shipped, timed from fresh builds, interleaved.
@@ -196,7 +196,7 @@ class Finder:
         result = replace(
             known.result,
             winner=placement,
-            left_alone=not placement.sites,
+            unchanged=not placement.sites,
             reason=f"scheme {placement.digest} was asked for",
             provenance=replace(known.result.provenance, source="replayed"),
         )

@@ -40,7 +40,7 @@ def search_parity(bench: CaseBench, tuned: Path, params: ParityParams, check_id:
     file = bench.output / FOLDER / f"{check_id}.npz"
     file.unlink(missing_ok=True)
     if tuned == require_path(bench.given):
-        return ParitySearch(missing="the model was left alone")
+        return ParitySearch(missing="the model is unchanged")
     hunter = _Hunter(bench, params, asked)
     with SideBySide(bench.work, require_path(bench.given), tuned) as models:
         try:

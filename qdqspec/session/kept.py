@@ -19,9 +19,9 @@ from qdqspec.measure.journal import placement_from_json, placement_to_json, tria
 from qdqspec.measure.store import Store, cache_key
 from qdqspec.types import AccuracyBound, Case, FrontPoint, Interval, Placement, Provenance, SearchResult
 
-STATE_VERSION = 5  # raised when what an entry means changes, so that old ones are not taken
+STATE_VERSION = 6  # raised when what an entry means changes, so that old ones are not taken
 _CONCLUSIONS = (
-    "left_alone",
+    "unchanged",
     "reason",
     "strategy",
     "seconds",
@@ -43,7 +43,7 @@ _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A finished search and its files. ``model`` is ``None`` where the model was left alone."""
+    """A finished search and its files. ``model`` is ``None`` where the reference itself is selected."""
 
     result: SearchResult
     folder: Path
@@ -52,7 +52,7 @@ class Kept:
     @property
     def model(self) -> Path | None:
         """The tuned model's file."""
-        return None if self.result.left_alone else self.folder / MODEL
+        return None if self.result.unchanged else self.folder / MODEL
 
 
 def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: int) -> str:

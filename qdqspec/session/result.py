@@ -47,7 +47,7 @@ class Result:
 
     @property
     def model(self) -> Path:
-        """The file of what is shipped: the tuned model, or the one given where it was left alone."""
+        """The file of the selected model: the tuned model, or the one given where it is unchanged."""
         return self.kept.model or require_path(self.given)
 
     @property
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def scheme(self) -> Placement:
-        """Where the Q/DQ pairs of what is shipped stand; empty where the model was left alone."""
+        """The placement of the selected model; empty where it is unchanged."""
         return self.search.winner
 
     @property
@@ -79,13 +79,13 @@ class Result:
         return self.search.trials
 
     @property
-    def left_alone(self) -> bool:
-        """Whether nothing proved better than the model as given; ``reason`` says why."""
-        return self.search.left_alone
+    def unchanged(self) -> bool:
+        """Whether the reference itself is selected; ``reason`` states why."""
+        return self.search.unchanged
 
     @property
     def reason(self) -> str:
-        """Why this was shipped."""
+        """Why this model is selected."""
         return self.search.reason
 
     @property

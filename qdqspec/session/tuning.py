@@ -165,7 +165,7 @@ class Tuning:
         return SearchResult(
             winner=choice.placement,
             trials=confirmed.trials,
-            left_alone=choice.left_alone,
+            unchanged=choice.unchanged,
             reason=prepared.nothing or choice.reason,
             strategy=self._name,
             seconds=time.monotonic() - started,

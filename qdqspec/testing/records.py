@@ -1,7 +1,7 @@
 """Sample records: a run as reports see it, made without measuring anything. May import floors 0 and 5.
 
 The numbers are invented but plausible, and the same on every machine. The verdicts are those of the
-real checks. ``sample_run()`` holds a model that gained, one that was left alone and one with accuracy.
+real checks. ``sample_run()`` holds a model that gained, one that is unchanged and one with accuracy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DEVICE = DeviceKey(
 
 
 def sample_run() -> RunRecord:
-    """Three cases: a gain with one failing check, a model left alone, and one from the cache with accuracy."""
+    """Three cases: a gain with one failing check, an unchanged model, and one from the cache with accuracy."""
     return RunRecord(
         version="0.1.0", started=STARTED, seconds=754.2, cases=(faster_case(), alone_case(), cached_case())
     )
@@ -86,7 +86,7 @@ def hostile_run() -> RunRecord:
         node_ops={HOSTILE: HOSTILE, **found.node_ops},
         parity=ParityEvidence(outputs=(sample_tensor(HOSTILE, 12.0),), samples=1, data=HOSTILE),
         accuracy={HOSTILE: AccuracyEvidence(metric=HOSTILE, reference=0.9, tuned=0.8, samples=10)},
-        search=replace(found.search, winner=winner, reason=HOSTILE, left_alone=True, strategy=HOSTILE),
+        search=replace(found.search, winner=winner, reason=HOSTILE, unchanged=True, strategy=HOSTILE),
         warnings=(HOSTILE,),
     )
     results = tuple(
@@ -131,7 +131,7 @@ def alone_case() -> CaseRecord:
     case = _case("ultraface", "Face detector", ("speedup", {"min": 1.0}), ("parity", {"min_sqnr_db": 40}))
     evidence = _evidence(
         case,
-        search=sample_search((), (1.0, 1.31, 1.12, 1.04, 1.02, 1.01), left_alone=True),
+        search=sample_search((), (1.0, 1.31, 1.12, 1.04, 1.02, 1.01), unchanged=True),
         latency=sample_latency({"reference": 4.12, "tuned": 4.12, "everything": 5.38}),
         parity=sample_parity(("scores", float("inf")), ("boxes", float("inf"))),
         size_bytes={"reference": 1_270_727, "tuned": 1_270_727},

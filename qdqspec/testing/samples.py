@@ -62,7 +62,7 @@ def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 
 
 
 def sample_search(
-    pairs: tuple[PlacedPair, ...], ratios: tuple[float | None, ...], *, left_alone: bool = False
+    pairs: tuple[PlacedPair, ...], ratios: tuple[float | None, ...], *, unchanged: bool = False
 ) -> SearchResult:
     """A search with one trial a ratio; ``None`` is a failed one. The best so far becomes incumbent."""
     winner = Placement(sites=frozenset(pair.site for pair in pairs))
@@ -75,8 +75,8 @@ def sample_search(
     return SearchResult(
         winner=winner,
         trials=tuple(trials),
-        left_alone=left_alone,
-        reason="no candidate was faster than the reference in its race" if left_alone else "confirmed",
+        unchanged=unchanged,
+        reason="no candidate was faster than the reference in its race" if unchanged else "confirmed",
         strategy="attribution",
         seconds=96.4,
         cpu_seconds=91.2,

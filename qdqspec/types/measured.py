@@ -186,11 +186,11 @@ NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What the search came to. ``left_alone`` is true where nothing proved better than the reference."""
+    """The result of a search. ``unchanged`` is true where the reference itself is selected; ``reason`` states why."""
 
     winner: Placement
     trials: tuple[Trial, ...]
-    left_alone: bool
+    unchanged: bool
     reason: str
     strategy: str
     seconds: float

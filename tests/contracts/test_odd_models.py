@@ -135,7 +135,7 @@ def test_tune_on_the_simulated_device(odd: OddModel, net: Path, simulated: Sessi
         is_told = found.reason.startswith("nothing in it can be quantized")
         assert is_told == (odd.outcome == "nothing" or odd.name in NOTHING_SIMULATED)
         assert found.search.built == (1 if is_told else 2)
-        assert found.left_alone == (not found.scheme.sites)
+        assert found.unchanged == (not found.scheme.sites)
 
 
 TUNED_FOR_REAL = (

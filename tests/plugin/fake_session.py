@@ -113,7 +113,7 @@ class FakeSession:
             search=SearchResult(
                 winner=Placement(sites=frozenset()),
                 trials=(),
-                left_alone=False,
+                unchanged=False,
                 reason="it is faster",
                 strategy="attribution",
                 seconds=1.0,

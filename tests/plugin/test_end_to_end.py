@@ -33,13 +33,13 @@ def test_a_run_its_record_its_reproduction_and_its_cache(real):
     first = real.runpytest_subprocess("-W", "error", "specs", "--qdq-json=record.json")
     text = first.stdout.str()
     record = json.loads((real.path / "record.json").read_text())
-    left_alone = record["cases"][0]["placement"] == []
+    unchanged = record["cases"][0]["placement"] == []
     # Where the float model is the fastest here, it is shipped, and its parity is perfect.
-    first.assert_outcomes(passed=3 if left_alone else 2, failed=0 if left_alone else 1)
+    first.assert_outcomes(passed=3 if unchanged else 2, failed=0 if unchanged else 1)
     assert {"tuned.onnx", "result.json", "scheme.json"} <= {
         path.name for path in (real.path / "reports" / "a" / "default").iterdir()
     }
-    if not left_alone:
+    if not unchanged:
         assert "size" in text
         command = re.search(r"Reproduce with:\n  pytest (.*)", text)
         again = real.runpytest_subprocess(*command[1].split(), "--qdq-json=again.json")

@@ -23,7 +23,7 @@ reveal_type(result.speedup.low)  # float
 reveal_type(result.model)  # pathlib.Path
 reveal_type(result.scheme)  # qdqspec.types.placed.Placement
 reveal_type(result.trials)  # tuple[qdqspec.types.measured.Trial, ...]
-reveal_type(result.left_alone)  # bool
+reveal_type(result.unchanged)  # bool
 reveal_type(result.front)  # tuple[qdqspec.types.measured.FrontPoint, ...]
 reveal_type(result.save("folder"))  # pathlib.Path
 

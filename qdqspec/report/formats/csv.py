@@ -7,7 +7,7 @@ import io
 import math
 from collections import Counter
 
-from qdqspec.report.tables import left_alone
+from qdqspec.report.tables import is_unchanged
 from qdqspec.types import CaseRecord, LatencyEvidence, RunRecord
 from qdqspec.units import plain
 
@@ -22,7 +22,7 @@ _COLUMNS = (
     "speedup",
     "speedup_low",
     "speedup_high",
-    "left_alone",
+    "unchanged",
     "sqnr_db",
     "cosine",
     "max_abs",
@@ -115,7 +115,7 @@ def _search(case: CaseRecord) -> dict[str, object]:
     if search is None:
         return {}
     return {
-        "left_alone": "yes" if left_alone(case) else "no",
+        "unchanged": "yes" if is_unchanged(case) else "no",
         "trials_built": search.built,
         "trials_failed": search.failed,
         "search_seconds": search.seconds,

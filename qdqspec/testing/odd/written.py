@@ -21,8 +21,8 @@ DENSE: Shapes = {"w": (8, 8), "v": (8, 8)}
 class OddModel:
     """One model, made anew by ``make``, and what becomes of it when it is tuned.
 
-    ``searched``: placements are tried, and it is tuned or left alone by what was measured. ``nothing``: it is
-    left alone, since nothing in it can be quantized. ``refused``: one error that holds ``says``.
+    ``searched``: placements are tried, and it is tuned or unchanged by what was measured. ``nothing``: it is
+    unchanged, since nothing in it can be quantized. ``refused``: one error that holds ``says``.
     """
 
     name: str

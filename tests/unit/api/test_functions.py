@@ -49,7 +49,7 @@ def test_a_model_is_tuned_and_its_files_are_saved(model: Path, tmp_path: Path) -
     assert result.record.cases[0].evidence is result.evidence
     assert result.search.total == len([t for t in result.trials if t.phase != "confirm"]) <= 6
     assert result.speedup == result.latency.speedup
-    assert not result.left_alone
+    assert not result.unchanged
     assert result.speedup.low > 1
     assert result.scheme.pairs > 0
     assert result.model.is_file()
@@ -75,9 +75,9 @@ def test_noise_of_fp8_is_told_from_what_the_runtime_adds(models: Path, model: Pa
     assert runtime.sqnr_db > quantization.sqnr_db + 3
 
 
-def test_a_model_left_alone_is_its_own_tuned_model(model: Path, tmp_path: Path) -> None:
+def test_an_unchanged_model_is_its_own_tuned_model(model: Path, tmp_path: Path) -> None:
     result = tune(model, exclude=["*"], **HERE)
-    assert result.left_alone
+    assert result.unchanged
     assert result.model == model
     assert result.scheme.sites == frozenset()
     assert onnx.load(result.save(tmp_path / "saved") / "tuned.onnx") == onnx.load(model)
@@ -132,7 +132,7 @@ def test_a_case_of_a_spec_says_all_that_is_asked(model: Path, tmp_path: Path) ->
     (case,) = Spec(
         model="net.onnx", tune={"trials": 1}, patterns=nothing, checks=[{"kind": "speedup", "min": 1.1}]
     ).cases()
-    assert tune(case, **HERE).left_alone
+    assert tune(case, **HERE).unchanged
 
 
 def test_runs_are_rendered_and_compared(model: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_tensorrt_itself_is_calibrated_on(
         ranges = prepared.numbers._ranges
     assert found.search is not None
     assert found.search.failed == 0
-    assert not found.search.left_alone
+    assert not found.search.unchanged
     assert ranges.keys() == set(ACTIVATIONS)
     assert ranges["b"].high == pytest.approx(1, abs=0.01), "behind a tanh"
     (note,) = [warning for warning in found.warnings if "calibrated on" in warning]
@@ -116,7 +116,7 @@ def test_a_calibration_cache_needs_no_run(
     with Session(backend="tensorrt", root=tmp_path, plugin=(library,), layout="") as session:
         found = session.tune(told).record.cases[0].evidence
     assert found.search is not None
-    assert not found.search.left_alone
+    assert not found.search.unchanged
     pairs = read_scheme(tmp_path / "reports" / "scheme.json").pairs
     placed = {pair.site.tensor: pair.scale for pair in pairs if not pair.site.weight}
     assert placed

@@ -31,7 +31,7 @@ def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_pat
         work = session.work(case)
         search = work.search
         assert all(trial.ok for trial in search.trials), [trial.error for trial in search.trials]
-        assert not search.left_alone  # the simulated kernels gain from integers
+        assert not search.unchanged  # the simulated kernels gain from integers
         assert work.latency is not None
         assert work.latency.speedup.low > 1
         assert {site.format for site in search.winner.sites} == {"int8"}

@@ -60,7 +60,7 @@ def test_a_search_finds_the_faster_placement(install_trtexec, case, settings, ve
         leaves = [region.nodes for region in session.regions(case) if region.type == "LEAF"]
         assert leaves == [("conv0", "relu0"), ("conv1",)], "regions follow what trtexec said it fused"
         result = session.search(case)
-    assert not result.left_alone
+    assert not result.unchanged
     assert result.winner.sites
     folder = settings.root / "out"
     trials = [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
@@ -80,7 +80,7 @@ def test_a_search_finds_the_faster_placement(install_trtexec, case, settings, ve
 
 
 def test_candidates_that_break_are_failed_trials(install_trtexec, case, settings):
-    """All but the reference break: it is left alone, and the journal says why."""
+    """All but the reference break: the model is unchanged, and the journal says why."""
     tool = install_trtexec("10.16")
     script = tool.folder / "trtexec"
     broken = '    if "two.onnx" not in options["--onnx"]:\n        break_down("no_implementation")\n'
@@ -88,7 +88,7 @@ def test_candidates_that_break_are_failed_trials(install_trtexec, case, settings
     script.write_text(script.read_text().replace(start, start + broken))
     with closing(Session(settings)) as session:
         result = session.search(case)
-    assert result.left_alone
+    assert result.unchanged
     assert result.failed > 0
     assert any("Could not find any implementation" in (trial.error or "") for trial in result.trials)
 

@@ -183,16 +183,16 @@ def test_what_an_interval_says(bounds: list[float], least: float) -> None:
     assert (outcome == "fail") == (high < least)
 
 
-def test_a_model_left_alone_fails_honestly() -> None:
+def test_an_unchanged_model_fails_honestly() -> None:
     verdict = judge("speedup", ALONE, min=1.3)
     assert verdict.outcome == "fail"
-    assert verdict.headline == "1.00x, left alone: nothing proved faster than the reference; asked 1.30x"
+    assert verdict.headline == "1.00x, unchanged: no faster placement was selected; asked 1.30x"
     assert verdict.numbers["speedup"] == 1.0
-    assert "left the model alone" in verdict.advice
+    assert "The model is unchanged" in verdict.advice
     assert judge("speedup", ALONE, min=1).outcome == "pass"
 
 
-def test_a_model_left_alone_needs_no_measurement() -> None:
+def test_an_unchanged_model_needs_no_measurement() -> None:
     assert judge("speedup", replace(ALONE, latency=None), min=1.3).outcome == "fail"
 
 
@@ -357,11 +357,11 @@ def test_a_search_that_was_not_made_is_inconclusive(found: ParitySearch | None) 
     assert judge("parity", evidence, **asked).outcome == "inconclusive"
 
 
-def test_a_model_left_alone_needs_no_search() -> None:
+def test_an_unchanged_model_needs_no_search() -> None:
     params = params_of("parity", min_sqnr_db=10, search=20)
     alone = replace(
         ALONE,
-        parity_search={params.evidence_key: ParitySearch(missing="the model was left alone")},  # type: ignore[attr-defined]
+        parity_search={params.evidence_key: ParitySearch(missing="the model is unchanged")},  # type: ignore[attr-defined]
     )
     assert judge("parity", alone, min_sqnr_db=10, search=20).headline == "every output equals the reference's"
 
@@ -394,7 +394,7 @@ def test_limits_of_steps_that_could_not_be_told_apart_are_inconclusive() -> None
     assert judge("parity", evidence, min_sqnr_db=60, runtime={"min_sqnr_db": 30}).outcome == "fail"
 
 
-def test_a_model_left_alone_keeps_the_limits_of_every_step() -> None:
+def test_an_unchanged_model_keeps_the_limits_of_every_step() -> None:
     alone = replace(ALONE, parity=replace(ALONE.parity, quantization=(), runtime=()))  # type: ignore[type-var]
     assert judge("parity", alone, quantization={"min_sqnr_db": 90}).outcome == "pass"
 
@@ -545,11 +545,9 @@ def test_weight_pairs_are_not_counted(limits: dict, outcome: str) -> None:
     assert judge("placement", FASTER, **limits).outcome == outcome
 
 
-def test_a_model_left_alone_has_no_pairs() -> None:
-    assert (
-        judge("placement", ALONE, forbid=["Conv"]).headline == "0 activation pairs, left alone: 1 rule held"
-    )
-    assert "left the model alone" in judge("placement", ALONE, require=["Conv"]).advice
+def test_an_unchanged_model_has_no_pairs() -> None:
+    assert judge("placement", ALONE, forbid=["Conv"]).headline == "0 activation pairs, unchanged: 1 rule held"
+    assert "The model is unchanged" in judge("placement", ALONE, require=["Conv"]).advice
 
 
 def test_sizes_that_differ_read_differently() -> None:

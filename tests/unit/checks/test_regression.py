@@ -93,7 +93,7 @@ STATES = {
     "stale": sample_regression(-0.12)["regression"],
     "slower": sample_regression(0.12, looks=2)["regression"],
     "undecided": sample_regression(0.055, looks=2)["regression"],
-    "left alone, then and now": replace(
+    "unchanged, then and now": replace(
         SAMPLE,
         baseline=Interval(median=1, low=1, high=1),
         ratio=Interval(median=1, low=1, high=1),

@@ -171,7 +171,7 @@ def test_markdown_of_a_name_has_no_markup_left() -> None:
 def test_csv_rows_are_read_back_as_numbers_and_never_as_formulas() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_format.render(sample_run()))))
     assert [float(row["speedup"]) for row in rows] == [1.7421, 1.0, 1.5748]
-    assert [row["left_alone"] for row in rows] == ["no", "yes", "no"]
+    assert [row["unchanged"] for row in rows] == ["no", "yes", "no"]
     assert [row["provenance"] for row in rows] == ["measured", "measured", "cached (2 h)"]
     (hostile,) = csv.DictReader(io.StringIO(csv_format.render(hostile_run())))
     assert hostile["backend"].startswith("'=")

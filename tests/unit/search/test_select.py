@@ -90,7 +90,7 @@ ONE = Interval(median=1, low=1, high=1)
 
 def test_the_best_is_shipped() -> None:
     chosen = choose(ROLES, {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.6)})
-    assert (chosen.role, chosen.placement, chosen.left_alone) == ("winner", MANY, False)
+    assert (chosen.role, chosen.placement, chosen.unchanged) == ("winner", MANY, False)
     assert chosen.reason == "winner: 0.500 of the reference's time [0.480, 0.520]"
 
 
@@ -108,17 +108,17 @@ def test_of_equally_simple_ones_the_faster_is_shipped() -> None:
     assert chosen.placement == other
 
 
-def test_not_proved_faster_is_left_alone() -> None:
+def test_not_proved_faster_is_unchanged() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.99), "everything": ratio(1.4)}
     chosen = choose(ROLES, ratios)
-    assert (chosen.role, chosen.placement, chosen.left_alone) == ("reference", REFERENCE, True)
+    assert (chosen.role, chosen.placement, chosen.unchanged) == ("reference", REFERENCE, True)
     assert chosen.reason == "the best (winner) took 0.990 of the reference's time [0.970, 1.010]"
 
 
 def test_a_reference_that_won_is_no_rival_of_itself() -> None:
     roles = {"reference": REFERENCE, "winner": REFERENCE, "runner-up": FEW}
     chosen = choose(roles, {"reference": ONE, "winner": ONE, "runner-up": ratio(1.2)})
-    assert chosen.left_alone
+    assert chosen.unchanged
     assert "runner-up" in chosen.reason
 
 
@@ -129,12 +129,12 @@ def test_even_a_rival_without_any_noise_is_named() -> None:
 
 def test_nothing_but_the_reference() -> None:
     chosen = choose({"reference": REFERENCE, "winner": REFERENCE}, {"reference": ONE, "winner": ONE})
-    assert chosen.left_alone
+    assert chosen.unchanged
     assert chosen.reason == "no placement was faster than the reference in any race"
 
 
 @pytest.mark.parametrize("ratios", [{"winner": ONE}, {"winner": ratio(0.99), "everything": ratio(1.4)}])
-def test_a_model_left_alone_for_want_of_budget_says_so(ratios: dict[str, Interval]) -> None:
+def test_an_unchanged_model_for_want_of_budget_says_so(ratios: dict[str, Interval]) -> None:
     roles = {"reference": REFERENCE, "winner": REFERENCE} if len(ratios) == 1 else ROLES
     limit = "its limit of 12 builds"
     chosen = choose(roles, {"reference": ONE, **ratios}, ended_by=limit)
@@ -145,7 +145,7 @@ def test_a_model_left_alone_for_want_of_budget_says_so(ratios: dict[str, Interva
 def test_what_is_fast_but_not_accurate_enough_is_told_as_that() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.99), "everything": ratio(0.4)}
     chosen = choose(ROLES, ratios, barred={ALL.digest})
-    assert chosen.left_alone
+    assert chosen.unchanged
     assert chosen.reason == (
         "the best (everything) took 0.400 of the reference's time [0.380, 0.420], but is not accurate enough"
     )
@@ -162,13 +162,13 @@ def test_what_is_shipped_needs_no_excuse() -> None:
         st.tuples(st.floats(0.3, 1.5), st.floats(0.001, 0.3)),
     )
 )
-def test_what_ships_is_proved_faster_or_left_alone(drawn: dict[str, tuple[float, float]]) -> None:
+def test_what_ships_is_proved_faster_or_unchanged(drawn: dict[str, tuple[float, float]]) -> None:
     ratios = {"reference": ONE, **{role: ratio(*numbers) for role, numbers in drawn.items()}}
     chosen = choose(ROLES, ratios)
     assert chosen.placement == ROLES[chosen.role]
-    assert chosen.left_alone == (chosen.role == "reference")
-    assert chosen.left_alone == all(ratios[role].high >= 1 for role in drawn)
-    if not chosen.left_alone:
+    assert chosen.unchanged == (chosen.role == "reference")
+    assert chosen.unchanged == all(ratios[role].high >= 1 for role in drawn)
+    if not chosen.unchanged:
         proved = [role for role in drawn if ratios[role].high < 1]
         best = min(proved, key=lambda role: ratios[role].median)
         assert ratios[chosen.role].median <= ratios[best].high
@@ -199,6 +199,6 @@ def test_a_metric_speaks_only_where_it_is_known_and_never_of_the_reference() -> 
 def test_that_only_inaccurate_ones_were_faster_is_said() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.99)}
     chosen = choose(ROLES, ratios, barred={MANY.digest})
-    assert chosen.left_alone
+    assert chosen.unchanged
     assert chosen.reason.startswith("the best (winner) took 0.500")
     assert chosen.reason.endswith(", but is not accurate enough")

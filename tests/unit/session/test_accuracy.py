@@ -242,7 +242,7 @@ def test_a_constraint_that_nothing_keeps_leaves_the_model_alone_and_says_why(
     evidence = session.evidence(case, frozenset({"latency"}))
     search = evidence.search
     assert search is not None
-    assert search.left_alone
+    assert search.unchanged
     assert search.accuracy is not None
     assert search.accuracy.shipped == search.accuracy.reference
     assert search.accuracy.best == max(v for v in close.values[1:])
@@ -289,7 +289,7 @@ def test_a_cached_winner_that_no_longer_keeps_the_metric_is_searched_anew(
 ) -> None:
     case = held(case, max_drop=1.0)
     first = open_session(metrics={"close": close}).search(case)
-    assert not first.left_alone
+    assert not first.unchanged
 
     def stricter(outputs, labels) -> float:
         value = close(outputs, labels)
@@ -298,7 +298,7 @@ def test_a_cached_winner_that_no_longer_keeps_the_metric_is_searched_anew(
     evidence = open_session(metrics={"close": stricter}).evidence(case, frozenset({"latency"}))
     assert evidence.search is not None
     assert evidence.search.provenance.source == "measured"
-    assert evidence.search.left_alone
+    assert evidence.search.unchanged
     assert any("the cached winner has close -9 now" in warning for warning in evidence.warnings)
 
 
@@ -337,7 +337,7 @@ def test_a_metric_that_fails_on_candidates_fails_their_trials(
         return 1.0
 
     search = open_session(metrics={"close": picky}).search(held(case, min=0.0))
-    assert search.left_alone
+    assert search.unchanged
     failed = [trial for trial in search.trials if not trial.ok]
     assert failed
     assert all("metric 'close' raised ValueError: not these" in (trial.error or "") for trial in failed)

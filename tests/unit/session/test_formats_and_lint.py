@@ -46,7 +46,7 @@ def test_the_tuned_model_is_linted_for_the_targets_that_are_named(session: Sessi
     (recorded,) = session.record().cases
     assert set(recorded.evidence.lint) == {"tensorrt-11", "onnxruntime-cpu"}
     assert recorded.evidence.search is not None
-    assert not recorded.evidence.search.left_alone
+    assert not recorded.evidence.search.unchanged
     # The simulated device takes asymmetric uint8, which TensorRT refuses.
     assert result.verdict.outcome == "fail"
     assert result.verdict.headline.startswith("tensorrt-11 refuses x_QuantizeLinear: has zero point")

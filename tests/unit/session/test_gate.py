@@ -248,7 +248,7 @@ def test_a_faster_model_passes_and_the_baseline_is_called_stale(bench: Bench) ->
     assert note.endswith(f"pytest {COMMAND} --qdq-update=changed")
 
 
-def test_a_model_that_was_left_alone_is_compared_without_timing(bench: Bench) -> None:
+def test_an_unchanged_model_is_compared_without_timing(bench: Bench) -> None:
     bench.renew(Machine(alone=True))
     machine = Machine(alone=True, seed=3)
     found = only(bench.gate(machine, first=(2, 12)))
@@ -257,7 +257,7 @@ def test_a_model_that_was_left_alone_is_compared_without_timing(bench: Bench) ->
     assert found.change.builds == Interval(median=1, low=1, high=1)
 
 
-def test_a_model_that_is_left_alone_now_and_gained_before_fails(bench: Bench) -> None:
+def test_a_model_that_is_unchanged_now_and_gained_before_fails(bench: Bench) -> None:
     bench.renew(Machine(seed=1))
     assert bench.verdict(only(bench.gate(Machine(alone=True, seed=2)))).outcome == "fail"
 

@@ -256,9 +256,9 @@ def test_an_input_that_the_tuned_model_does_not_run_on_breaks_it(
     assert found.found.inputs[0].low >= -1
 
 
-def test_a_model_that_was_left_alone_is_not_searched(session: Session, case: Case) -> None:
+def test_an_unchanged_model_is_not_searched(session: Session, case: Case) -> None:
     found = searched(session, case, case.model)
-    assert (found.tried, found.missing) == (0, "the model was left alone")
+    assert (found.tried, found.missing) == (0, "the model is unchanged")
 
 
 def test_a_search_keeps_to_its_time_and_to_that_of_the_run(session: Session, case: Case, tuned: Path) -> None:

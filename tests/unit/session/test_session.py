@@ -118,7 +118,7 @@ def test_a_run_finds_a_faster_placement_and_writes_its_files(open_session: Open,
     session = open_session()
     evidence = session.evidence(case, ALL)
     assert evidence.search is not None
-    assert not evidence.search.left_alone
+    assert not evidence.search.unchanged
     assert evidence.latency is not None
     assert evidence.latency.speedup.low > 1
     assert evidence.latency.provenance.source == "measured"
@@ -172,12 +172,12 @@ def test_progress_is_told(open_session: Open, case: Case) -> None:
 SLOW_INTEGERS = {"fake.integer": "4"}
 
 
-def test_what_is_not_faster_is_left_alone(open_session: Open, case: Case) -> None:
+def test_what_is_not_faster_is_unchanged(open_session: Open, case: Case) -> None:
     session = open_session(SLOW_INTEGERS)
     one = replace(case, tune=replace(case.tune, trials=1))
     evidence = session.evidence(one, ALL)
     assert evidence.search is not None
-    assert evidence.search.left_alone
+    assert evidence.search.unchanged
     assert evidence.pairs == ()
     output = session.output(one)
     tuned, reference = onnx.load(output / "tuned.onnx"), onnx.load(output / "reference.onnx")
@@ -262,12 +262,12 @@ def test_what_another_process_put_meanwhile_stays_and_ours_is_what_we_found(
     assert ours.model.is_file()
 
 
-def test_a_left_alone_result_is_cached_too(open_session: Open, case: Case) -> None:
+def test_a_unchanged_result_is_cached_too(open_session: Open, case: Case) -> None:
     one = replace(case, tune=replace(case.tune, trials=1))
     open_session(SLOW_INTEGERS).search(one)
     session = open_session(SLOW_INTEGERS)
     built = count_builds(session)
-    assert session.search(one).left_alone
+    assert session.search(one).unchanged
     assert built == []
 
 
@@ -437,7 +437,7 @@ def test_the_winners_scheme_is_the_cached_one(open_session: Open, case: Case) ->
 def test_the_references_scheme_is_the_users_model(open_session: Open, case: Case) -> None:
     reference = open_session().search(case).trials[0].placement
     found = open_session(scheme=reference.digest).search(case)
-    assert (found.left_alone, found.winner) == (True, reference)
+    assert (found.unchanged, found.winner) == (True, reference)
 
 
 def test_an_unknown_scheme_is_an_error(open_session: Open, case: Case) -> None:
@@ -522,7 +522,7 @@ def test_a_search_that_could_not_be_written_is_not_repeated(
             session.search(case)
     resumed = open_session()
     built = count_builds(resumed)
-    assert not resumed.search(case).left_alone
+    assert not resumed.search(case).unchanged
     assert len(built) <= 3 * 4
 
 
@@ -663,7 +663,7 @@ def test_a_folder_in_use_is_named(open_session: Open, case: Case, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         first.search(case)
     assert errors[0].where == str(first.output(case))
-    assert not second.search(case).left_alone
+    assert not second.search(case).unchanged
 
 
 def test_the_output_may_not_be_the_users_own_folder_of_models(
@@ -747,7 +747,7 @@ def test_engines_are_closed_as_soon_as_a_case_is_done(open_session: Open, case: 
 
 @processes
 def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path: Path) -> None:
-    """Tuned or left alone, as this machine has it; either way whole, proved and cached."""
+    """Tuned or unchanged, as this machine has it; either way whole, proved and cached."""
     before = digests(models)
     real = Case(
         id="default",
@@ -763,7 +763,7 @@ def test_a_real_model_on_onnx_runtime(open_session: Open, models: Path, tmp_path
         evidence = session.evidence(real, ALL)
         assert evidence.search is not None
         assert (evidence.search.total, evidence.search.failed) == (4, 0)
-        assert evidence.search.left_alone == (evidence.pairs == ())
+        assert evidence.search.unchanged == (evidence.pairs == ())
         assert evidence.parity is not None
         assert evidence.parity.data == "evaluation"
         assert evidence.parity.sqnr_db > 15

@@ -57,7 +57,7 @@ def test_everything_is_confirmed_and_shipped_where_it_is_proved(case: Case, stra
     assert confirmed.keys() == {"reference", "winner", "everything"}
     assert confirmed["everything"]["ratio"] < 0.95
     assert result.winner.digest == confirmed["everything"]["placement"]
-    assert not result.left_alone
+    assert not result.unchanged
 
 
 def test_shipped_unsearched_it_is_kept_like_any_winner(case: Case) -> None:
@@ -83,7 +83,7 @@ def test_shipped_unsearched_it_has_no_layers_and_takes_no_others(case: Case) -> 
 def test_unheard_it_is_not_shipped_where_an_sqnr_is_asked_for(case: Case) -> None:
     result, confirmed = searched(replace(case, tune=replace(case.tune, min_sqnr_db=5.0)))
     assert confirmed["everything"]["ratio"] < 0.95
-    assert result.left_alone
+    assert result.unchanged
     assert (
         "], but how accurate it is was not heard; the search ended at its limit of 1 build" in result.reason
     )
@@ -115,7 +115,7 @@ def test_nor_where_only_a_part_with_its_pairs_was_built(case: Case) -> None:
         session.study(asked, strategy=PartOnly) as study,
     ):
         assert [(trial.ok, trial.subgraph != ()) for trial in study] == [(True, True)]
-        assert study.confirm().result.left_alone
+        assert study.confirm().result.unchanged
 
 
 def test_it_is_scored_before_it_is_shipped_where_a_metric_is_asked_for(case: Case) -> None:
@@ -130,5 +130,5 @@ def test_it_is_scored_before_it_is_shipped_where_a_metric_is_asked_for(case: Cas
     result, confirmed = searched(asked, metrics={"mine": mine})
     assert confirmed["everything"]["ratio"] < 0.95
     assert confirmed["everything"]["accuracy"] == 0.0
-    assert result.left_alone
+    assert result.unchanged
     assert len(scores) == 2
