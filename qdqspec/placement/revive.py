@@ -1,18 +1,19 @@
 """Relu and Clip that a quantizing tool removed, because a zero point cuts off the same values.
 
-ONNX Runtime's quantizer does so with unsigned activations: without its pairs such a model computes something
-else. May import floors 0 to 2, numpy, onnx and this room.
+ONNX Runtime's quantizer removes them with unsigned activations: without its pairs such a model computes something
+else. Without the original this is a guess: a zero point at the end of the range may also come from calibration. No
+Relu is inserted where the graph shows that none can have been removed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.placement.pairs import MARK
+from qdqspec.placement.signs import Signs, starts_at_zero
 
 # Where a pair cuts off below zero after one of these, it did what a Relu does.
 _SIGNED_OUTPUT = frozenset(
@@ -32,6 +33,10 @@ class Revival:
     reference: Model | None
     exact: dict[int, Node] = field(default_factory=dict)
     relus: dict[int, str] = field(default_factory=dict)
+    _signs: Signs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._signs = Signs(self.model)
 
     def take(self, quantize: Node, dequantize: Node) -> bool:
         """Note the pair if a Relu must stand for it. True where the pair cannot simply be left out."""
@@ -44,6 +49,8 @@ class Revival:
         known = after if after in self.model.outputs else tensor
         original = self.reference.producer.get(known) if self.reference else None
         if original is None:
+            if self._signs.never_negative(tensor) or self._signs.cut_at_zero(tensor):
+                return False
             self.relus[dequantize.index] = tensor
             return True
         if original.op_type in ("Relu", "Clip") and self._fits(original):
@@ -69,9 +76,4 @@ class Revival:
             p.key == MARK for p in quantize.proto.metadata_props
         ):
             return False
-        if len(quantize.inputs) < 3 or quantize.inputs[2] not in self.model.constants:
-            return False
-        zero_point = self.model.array(quantize.inputs[2])
-        if zero_point.dtype not in (np.uint8, np.int8, np.uint16, np.int16):
-            return False
-        return bool((zero_point == np.iinfo(zero_point.dtype).min).all())
+        return starts_at_zero(self.model, quantize)

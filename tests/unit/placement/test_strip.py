@@ -340,6 +340,28 @@ def test_no_relu_is_made_up_where_the_reference_has_none() -> None:
     assert strip_qdq(cut(), reference).proto == reference.proto
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("t = MatMul(x, x)", "y = Relu(a)"),
+        ("t = MatMul(x, x)", "y = Clip(a, low, high)"),
+        ("t = MatMul(x, x)", "b = Transpose(a)  y = Relu(b)"),
+        ("u = Relu(x)  v = Sigmoid(x)  t = Add(u, v)", "y = Neg(a)"),
+    ],
+)
+def test_no_relu_is_made_up_where_none_can_have_been_removed(before: str, after: str) -> None:
+    model = parsed(
+        f"""g (float[2,2] x) => (float[2,2] y) {{
+            {before}  q = QuantizeLinear(t, s, zero)  a = DequantizeLinear(q, s, zero)  {after} }}""",
+        s=np.array(0.5, np.float32),
+        zero=np.array(0, np.uint8),
+        low=np.array(0, np.float32),
+        high=np.array(6, np.float32),
+    )
+    expected = f"{before}  {after}".replace("(a", "(t")
+    assert lines(strip_qdq(model)) == [line.strip() for line in expected.split("  ")]
+
+
 def test_our_own_pairs_never_stand_for_a_relu() -> None:
     model = parsed("g (float[2,2] x) => (float[2,2] y) { [mm] t = MatMul(x, x)  [neg] y = Neg(t) }")
     site = Site(tensor="t", consumers=(Consumer("neg", 0),), format="uint8")
