@@ -59,7 +59,7 @@ def import_model(arguments: argparse.Namespace) -> int:
     """Read the pairs of a model and write them as a scheme."""
     from qdqspec.graph.model import load_model
     from qdqspec.placement.import_qdq import import_placement
-    from qdqspec.placement.scheme import write_scheme
+    from qdqspec.placement.scheme import IMPORTED, write_scheme
 
     given = [path for path in (arguments.model, arguments.reference) if path is not None]
     refuse_input_as_output(arguments.output, given)
@@ -71,7 +71,7 @@ def import_model(arguments: argparse.Namespace) -> int:
             where=arguments.model,
             cure="; ".join(imported.notes) or "name a model with QuantizeLinear and DequantizeLinear nodes",
         )
-    write_scheme(arguments.output, imported.placement, imported.pairs, "imported")
+    write_scheme(arguments.output, imported.placement, imported.pairs, IMPORTED, imported.positions)
     activations = imported.placement.pairs
     counts = {"activations": activations, "weights": len(imported.pairs) - activations}
     summary = f"{activations} activation and {counts['weights']} weight pairs in it"

@@ -1,22 +1,22 @@
-"""Placements out of models that other tools, training or a person quantized.
+"""Reads placements out of models that other tools, training or a person quantized.
 
-May import floors 0 to 2, numpy and this room. Whatever a placement cannot say is noted, never misread.
+What a placement cannot express is noted, never misread.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from qdqspec.graph.model import Model
 from qdqspec.graph.trt import DOMAIN
 from qdqspec.placement.found import FoundPair, Numbers, find_pairs
-from qdqspec.placement.pairs import misfit
+from qdqspec.placement.match import Matcher, positions
 from qdqspec.placement.scheme import params_of
-from qdqspec.placement.strip import TakenApart, listed, take_apart
+from qdqspec.placement.strip import RELU_INSERTED, TakenApart, listed, take_apart
 from qdqspec.quantize.formats import format_stored_as
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
@@ -29,12 +29,14 @@ _SUPERSEDED = "is quantized again at once, with other numbers: only the last pai
 class Imported:
     """The placement of a quantized model with its numbers, and what a reader should know.
 
-    Tensor and node names are those of the model that `strip_qdq` makes.
+    Tensor and node names are those of the model that `strip_qdq` makes. ``positions`` of its nodes are for models that
+    call them otherwise: see `qdqspec.placement.match`.
     """
 
     placement: Placement
     pairs: tuple[PlacedPair, ...]
     notes: tuple[str, ...] = ()
+    positions: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
         placement=Placement(sites=frozenset(pair.site for pair in placed)),
         pairs=tuple(sorted(placed, key=lambda pair: (pair.site.tensor, pair.site.consumers))),
         notes=tuple(notes),
+        positions=positions(apart.stripped),
     )
 
 
@@ -72,15 +75,13 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
     calibrates anew, so that the numbers are not needed.
     """
     imported = import_placement(quantized, model)
+    matcher = Matcher(model, imported.positions)
     sites: list[Site] = []
     lost: list[tuple[str, str]] = []
     for site in sorted(imported.placement.sites, key=lambda site: (site.tensor, site.consumers)):
-        for moved in _moved(model, site, lost):
-            why = misfit(model, moved)
-            if why is None:
-                sites.append(moved)
-            else:
-                lost.append((site.tensor, why))
+        found = matcher.find(site)
+        sites += found.sites
+        lost += [(site.tensor, why) for why in found.reasons]
     notes = (*imported.notes, *_grouped(lost))
     return Fitted(placement=Placement(sites=frozenset(_disjoint(sites))), notes=notes)
 
@@ -177,7 +178,7 @@ def _losses(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[Plac
 def _left(apart: TakenApart) -> Iterator[str]:
     yield from (note for note in apart.notes if note.startswith("left alone"))
     if apart.found.revival.relus:
-        yield from (note for note in apart.notes if note.startswith("a Relu stands"))
+        yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
     other = [node.name for node in apart.found.model.nodes if _is_integer_kernel(node.op_type)]
     if other:
         yield f"not Q/DQ, but operators that compute in integers themselves, {listed(other)}: left as they are"
@@ -190,30 +191,6 @@ def _is_integer_kernel(op_type: str) -> bool:
     return op_type.startswith("QLinear") or op_type in (
         "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm", "MatMulNBits",
     )  # fmt: skip
-
-
-def _moved(model: Model, site: Site, lost: list[tuple[str, str]]) -> Iterator[Site]:
-    """The site as the tensors that its readers read in ``model``; one site each."""
-    tensors: dict[str, list[Consumer]] = {}
-    for end in site.consumers:
-        node = model.by_name.get(end.node)
-        if end.is_output:
-            if site.tensor in model.output_ends:
-                tensors.setdefault(site.tensor, []).append(model.output_ends[site.tensor])
-            else:
-                lost.append((site.tensor, "the model has no output of that name"))
-        elif node is None or end.input >= len(node.inputs) or not node.inputs[end.input]:
-            lost.append((site.tensor, f"the model has no input {end.input} of a node '{end.node}'"))
-        else:
-            tensors.setdefault(node.inputs[end.input], []).append(end)
-    for tensor, ends in tensors.items():
-        yield Site(
-            tensor=tensor,
-            consumers=tuple(ends),
-            format=site.format,
-            axis=site.axis,
-            weight=tensor in model.constants,
-        )
 
 
 def _disjoint(sites: Iterable[Site]) -> Iterator[Site]:

@@ -1,14 +1,13 @@
 """`scheme.json`: a placement with its numbers, to keep, to send, and to apply again.
 
-May import floors 0 to 2, numpy, pydantic and this room. It never guesses: a file that is not whole, or not
-a scheme, is refused with its name.
+A file that is damaged, or that is not a scheme, is refused with its name.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -23,7 +22,9 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
 from qdqspec.placement.insert import Inserted, insert_qdq
+from qdqspec.placement.match import Matcher
 from qdqspec.placement.pairs import misfit
+from qdqspec.placement.strip import listed
 from qdqspec.plain_json import TooLargeError, content_sum, read_json
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.scales import quantize
@@ -33,15 +34,20 @@ SCHEMA_VERSION = 1
 
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _MOST_BYTES = 256 * 2**20  # a site takes some hundred bytes; nothing near this is a scheme
+IMPORTED = "imported"  # as a backend: the scheme comes from a model that another tool quantized
 _CURE = "write it again with `qdqspec tune`; after an edit by hand, delete its digest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeFile:
-    """What a scheme file says: the backend it was made for, and the sites with their numbers."""
+    """What a scheme file holds: the backend it was made for, and the sites with their numbers.
+
+    ``positions`` are those of the nodes that read the sites, where the file has them: see `match.positions`.
+    """
 
     backend: str
     pairs: tuple[PlacedPair, ...]
+    positions: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def placement(self) -> Placement:
@@ -49,16 +55,23 @@ class SchemeFile:
         return Placement(sites=frozenset(pair.site for pair in self.pairs))
 
 
-def write_scheme(path: Path, placement: Placement, pairs: Sequence[PlacedPair], backend: str) -> None:
+def write_scheme(
+    path: Path,
+    placement: Placement,
+    pairs: Sequence[PlacedPair],
+    backend: str,
+    positions: Mapping[str, str] | None = None,
+) -> None:
     """Write a placement and the numbers of its sites, whole or not at all. One line a site.
 
+    With ``positions`` of nodes, the sites are found in models that call tensors and nodes otherwise.
     Raises `PlacementError` where ``pairs`` are not those of the placement, `OutputError` where it cannot
     write.
     """
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
     ordered = sorted(pairs, key=lambda pair: (pair.site.tensor, pair.site.consumers))
-    records = [_record(pair) for pair in ordered]
+    records = [_record(pair, positions or {}) for pair in ordered]
     head = {
         "schema_version": SCHEMA_VERSION,
         "backend": backend,
@@ -83,45 +96,102 @@ def read_scheme(path: Path) -> SchemeFile:
 
 
 def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
-    """The model with the pairs of a scheme and the very numbers that stand in it.
+    """The model with the pairs of a scheme and the very numbers that are in it.
 
-    BatchNormalization is folded first, as tuning does, unless more sites fit the model as it is. Sites that
+    BatchNormalization is folded first, as tuning does, unless more sites fit the model as it is. Sites are found by
+    their names, by the nodes that read them, and by the position of these: see `qdqspec.placement.match`. Sites that
     do not fit are left out and noted; where none fits, `PlacementError` is raised. A damaged scheme raises
     `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
-    prepared, notes = prepared_for(model, known.pairs)
-    reasons = {pair.site.tensor: reason for pair in known.pairs if (reason := _misfit(prepared, pair))}
-    fitting = fitting_in(prepared, known.pairs)
-    if known.pairs and not fitting:
-        first, reason = next(iter(reasons.items()))
+    prepared, notes = prepared_for(model, known.pairs, known.positions)
+    fitted = fit_pairs(prepared, known.pairs, known.positions)
+    if known.pairs and not fitted.pairs:
+        first, reason = next(iter(fitted.reasons.items()))
         raise PlacementError(
             f"none of the {len(known.pairs)} sites fits; the first, tensor '{first}': {reason}",
             where=scheme if isinstance(scheme, Path) else None,
             cure=f"apply it to the model it was made for, not to {model.where}",
         )
-    notes += [f"left out '{tensor}': {reason}" for tensor, reason in reasons.items()]
-    placement = Placement(sites=frozenset(pair.site for pair in fitting))
-    floating = frozenset(pair.site for pair in fitting if not pair.stored)
-    inserted = insert_qdq(prepared, placement, SchemeNumbers(prepared, fitting), floating=floating)
+    notes += fitted.notes(is_imported=known.backend == IMPORTED)
+    placement = Placement(sites=frozenset(pair.site for pair in fitted.pairs))
+    floating = frozenset(pair.site for pair in fitted.pairs if not pair.stored)
+    inserted = insert_qdq(prepared, placement, SchemeNumbers(prepared, fitted.pairs), floating=floating)
     return replace(inserted, notes=(*notes, *inserted.notes))
 
 
-def prepared_for(model: Model, pairs: Sequence[PlacedPair]) -> tuple[Model, list[str]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedPairs:
+    """The pairs of a scheme under the names of one model.
+
+    ``moved`` are the tensors that are called otherwise there, ``reasons`` why others were left out, in whole or in
+    part; both by their names in the scheme.
+    """
+
+    pairs: tuple[PlacedPair, ...]
+    moved: tuple[str, ...]
+    reasons: Mapping[str, str]
+
+    def notes(self, *, is_imported: bool) -> list[str]:
+        """What a reader should know of it."""
+        notes = []
+        if self.moved:
+            notes.append(
+                f"found by the nodes that read them, {listed(self.moved)}: this model names them otherwise"
+            )
+        notes += [f"left out '{tensor}': {reason}" for tensor, reason in self.reasons.items()]
+        if self.reasons and is_imported:
+            notes.append(
+                "to place what was left out, import the quantized model again with `--reference` and this model"
+            )
+        return notes
+
+
+def fit_pairs(
+    model: Model, pairs: Iterable[PlacedPair], positions: Mapping[str, str] | None = None
+) -> FittedPairs:
+    """The pairs as sites of a model. Where two come to read the same input, the first one stays."""
+    matcher = Matcher(model, positions or {})
+    fitted: list[PlacedPair] = []
+    moved: list[str] = []
+    reasons: dict[str, str] = {}
+    taken: set[Consumer] = set()
+    for pair in pairs:
+        found = matcher.find(pair.site)
+        problems = list(found.reasons)
+        for site in found.sites:
+            there = replace(pair, site=site)
+            if (why := _misfit(model, there)) is not None:
+                problems.append(why)
+            elif taken.intersection(site.consumers):
+                problems.append("another site of the scheme quantizes the same input")
+            else:
+                taken.update(site.consumers)
+                fitted.append(there)
+                moved += [] if site == pair.site else [pair.site.tensor]
+        if problems:
+            reasons[pair.site.tensor] = problems[0]
+    return FittedPairs(pairs=tuple(fitted), moved=tuple(dict.fromkeys(moved)), reasons=reasons)
+
+
+def prepared_for(
+    model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None = None
+) -> tuple[Model, list[str]]:
     """The model the sites were meant for, and notes: folding makes one tensor of two."""
     folded = fold_batchnorm(model)
     if (
         not pairs
         or not folded.removed
-        or len(fitting_in(model, pairs)) > len(fitting_in(folded.model, pairs))
+        or _fit(model, pairs, positions) > _fit(folded.model, pairs, positions)
     ):
         return model, []
     return folded.model, [f"{len(folded.removed)} BatchNormalization folded, as tuning does"]
 
 
-def fitting_in(model: Model, pairs: Iterable[PlacedPair]) -> list[PlacedPair]:
-    """The pairs whose sites the model has."""
-    return [pair for pair in pairs if _misfit(model, pair) is None]
+def _fit(model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None) -> tuple[int, int]:
+    """How well pairs fit a model: how many do, and how many by their own names."""
+    fitted = fit_pairs(model, pairs, positions)
+    return len(fitted.pairs), -len(fitted.moved)
 
 
 class SchemeNumbers:
@@ -181,11 +251,11 @@ def _shape(model: Model, site: Site) -> tuple[int, ...]:
     return tuple(dim or 0 for dim in model.shape(site.tensor) or ())
 
 
-def _record(pair: PlacedPair) -> dict[str, object]:
+def _record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]:
     site, single = pair.site, pair.site.axis is None
     record: dict[str, object] = {
         "tensor": site.tensor,
-        "consumers": [end._asdict() for end in site.consumers],
+        "consumers": [_end_record(end, positions.get(end.node)) for end in site.consumers],
         "format": site.format,
         "scale": pair.scale[0] if single else pair.scale,
         "zero_point": pair.zero_point[0] if single else pair.zero_point,
@@ -194,6 +264,10 @@ def _record(pair: PlacedPair) -> dict[str, object]:
     }
     record |= {} if pair.outer is None else {"outer": pair.outer}
     return record if pair.stored else {**record, "stored": False}
+
+
+def _end_record(end: Consumer, position: str | None) -> dict[str, object]:
+    return end._asdict() | ({} if position is None else {"position": position})
 
 
 def _sum(backend: object, records: Iterable[object]) -> str:
@@ -207,6 +281,7 @@ def _sum(backend: object, records: Iterable[object]) -> str:
 class _Consumer(BaseModel):
     node: str
     input: Annotated[int, Field(ge=0)]
+    position: str | None = None  # of the node in the graph, where its name may not be known
 
 
 class _Site(BaseModel):
@@ -279,7 +354,12 @@ def _checked(content: object, where: Path | str) -> SchemeFile:
         raise StateError(
             f"this is not a scheme: {place}: {problem['msg']}{more}", where=where, cure=_CURE
         ) from None
-    known = SchemeFile(backend=file.backend, pairs=tuple(site.pair() for site in file.sites))
+    ends = (end for site in file.sites for end in site.consumers)
+    known = SchemeFile(
+        backend=file.backend,
+        pairs=tuple(site.pair() for site in file.sites),
+        positions={end.node: end.position for end in ends if end.position is not None},
+    )
     if file.digest is not None and file.digest != known.placement.digest:
         raise StateError(
             f"the scheme is damaged: its sites have digest {known.placement.digest}, it says {file.digest}",

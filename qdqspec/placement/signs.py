@@ -18,8 +18,8 @@ _DEPTH = 64  # nodes looked back along one path; what lies deeper counts as unkn
 # Their results are never negative, whatever they read.
 _NEVER_NEGATIVE = frozenset(
     {
-        "Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid", "Softmax", "Softplus",
-        "Sqrt",
+        "Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid", "Softmax",
+        "Softplus", "Sqrt",
     }
 )  # fmt: skip
 

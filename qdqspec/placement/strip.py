@@ -28,6 +28,8 @@ from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.recognize import Recognition, recognize
 from qdqspec.placement.restore import within_reach
 
+RELU_INSERTED = "a Relu was inserted"  # how a note of it begins
+
 
 @dataclass(frozen=True, slots=True)
 class Stripped:
@@ -218,8 +220,9 @@ class _Stripping:
             yield f"removed by the quantizing tool and taken from the reference, {listed(nodes)}"
         if self.found.revival.relus:
             yield (
-                f"a Relu stands where a zero point had cut off negative values, "
-                f"{listed(self.found.revival.relus.values())}: the quantizing tool may have removed one, or a Clip"
+                f"{RELU_INSERTED} where a zero point cuts off negative values, "
+                f"{listed(self.found.revival.relus.values())}: the quantizing tool may have removed one, or a Clip; "
+                "the original with `--reference` restores what there was"
             )
 
     def _bodies_with_pairs(self) -> Iterator[str]:

@@ -21,7 +21,7 @@ from qdqspec.parity.compare import power_of, sqnr_db
 from qdqspec.parity.gate import MOST_DB, OutputGate
 from qdqspec.parity.noisiest import Noisiest
 from qdqspec.placement.insert import Inserter
-from qdqspec.placement.scheme import SchemeNumbers, fitting_in, prepared_for
+from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.parity import ARITHMETIC, unfused
@@ -109,7 +109,7 @@ class _Hearing:
         output: str | None,
     ) -> None:
         prepared, _ = prepared_for(model, pairs)
-        fitting = fitting_in(prepared, pairs)
+        fitting = fit_pairs(prepared, pairs).pairs
         folder = opened.enter_context(TemporaryFolder())
         inserter = Inserter(
             prepared,

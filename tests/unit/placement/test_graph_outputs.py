@@ -191,13 +191,16 @@ def test_a_scheme_file_names_the_output(tmp_path: Path) -> None:
     assert applied == insert_qdq(model, placement, numbers).proto
 
 
-def test_a_scheme_for_another_output_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_scheme_for_an_output_of_another_number_finds_it_by_name(tmp_path: Path) -> None:
     model, other = model_of(CONVS), model_of(CONVS.replace(") => (", ") => (float[1,4,6,6] t, "))
-    placement = Placement(sites=frozenset({site("y", ("", 1)), site("t", ("b", 0))}))
+    placement = Placement(sites=frozenset({site("y", ("", 1)), site("t", OUTPUT)}))
     write_scheme(tmp_path / "s.json", placement, Quantizer(other, ranges_for(other)).placed(placement), "any")
-    assert apply_scheme(model, tmp_path / "s.json").notes == (
-        "left out 'y': it is not graph output 1 of the model",
+    applied = apply_scheme(model, tmp_path / "s.json")
+    assert applied.notes == (
+        "found by the nodes that read them, 1: 'y': this model names them otherwise",
+        "left out 't': the model has no output of that name",
     )
+    assert applied.proto == insert(model, site("y", OUTPUT)).proto
 
 
 def test_an_output_is_found_by_name_in_a_model_with_others() -> None:

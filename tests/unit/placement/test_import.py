@@ -140,6 +140,18 @@ def test_a_reference_gives_names_and_what_the_tool_removed(models: Path) -> None
 
 
 @pytest.mark.parametrize("name", DIALECTS)
+def test_without_a_reference_every_pair_is_applied_to_the_float_model(
+    name: str, models: Path, tmp_path: Path
+) -> None:
+    imported = import_placement(load_model(DATA / f"{name}.onnx"))
+    scheme = tmp_path / "scheme.json"
+    write_scheme(scheme, imported.placement, imported.pairs, "imported", imported.positions)
+    applied = apply_scheme(load_model(models / "digits_resnet.onnx"), scheme)
+    assert not [note for note in applied.notes if "left out" in note]
+    assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == len(imported.pairs)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
 def test_a_placement_fits_the_float_original(name: str, models: Path) -> None:
     original = load_model(models / "digits_resnet.onnx")
     quantized = load_model(DATA / f"{name}.onnx")
@@ -155,7 +167,7 @@ def test_what_does_not_fit_another_model_is_said(models: Path) -> None:
     quantized = load_model(DATA / "qdq_nncf_digits_resnet.onnx")
     fitted = placement_for(load_model(models / "squeezenet10.onnx"), quantized)
     assert fitted.placement.sites == frozenset()
-    assert any("has no input 0 of a node '/conv1/Conv'" in note for note in fitted.notes)
+    assert any("the model has no node '/conv1/Conv'" in note for note in fitted.notes)
 
 
 def test_one_quantizer_for_several_readers_is_one_site() -> None:

@@ -151,10 +151,27 @@ def test_the_numbers_in_the_file_are_used(path: Path, model: Model) -> None:
     assert applied.array(f"{activation}_zero_point") == 7
 
 
-def test_sites_that_no_longer_fit_are_left_out_and_said(path: Path, model: Model) -> None:
-    content = edited(path, lambda c: (first(c, tensor="gone"), c.pop("digest"))[0])
+def test_a_tensor_of_another_name_is_found_by_the_nodes_that_read_it(path: Path, model: Model) -> None:
+    content = edited(path, lambda c: (first(c, tensor="renamed"), c.pop("digest"))[0])
     applied = apply_scheme(model, content)
-    assert applied.notes == ("left out 'gone': no node of the model reads it",)
+    assert applied.proto == apply_scheme(model, path).proto
+    assert applied.notes == (
+        "found by the nodes that read them, 1: 'renamed': this model names them otherwise",
+    )
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "imported"])
+def test_sites_that_no_longer_fit_are_left_out_with_a_cure(path: Path, model: Model, backend: str) -> None:
+    def change(content: dict[str, Any]) -> None:
+        ends = [{"node": "gone", "input": 0}]
+        first(content, tensor="gone", consumers=ends)
+        content["backend"] = backend
+        del content["digest"]
+
+    applied = apply_scheme(model, edited(path, change))
+    left_out, *cure = applied.notes
+    assert left_out == "left out 'gone': the model has no node 'gone', and none in its position"
+    assert [("--reference" in note) for note in cure] == ([True] if backend == "imported" else [])
     assert sum(n.op_type == "DequantizeLinear" for n in applied.proto.graph.node) == 2
 
 
