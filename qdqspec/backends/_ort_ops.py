@@ -12,7 +12,7 @@ activations, int8 weights) and verified entry by entry against whatever version 
 - With a Relu or Clip right behind, and more behind that, both give integers or run in float.
 - Per-channel weights of MatMul must be two-dimensional, with the axis last; others fail when run.
 - Operators that move values, and MaxPool, need equal scale and zero point on both sides; Resize only
-  in ``nearest`` mode, MaxPool from opset 12.
+  in ``nearest`` mode, MaxPool from opset 12, which every model with pairs has.
 - A batch normalization between a quantized Conv and its Q stops the fusion: fold it beforehand.
 """
 
@@ -40,9 +40,6 @@ LABELS: dict[str, tuple[Kind, ...]] = {
 # They vanish into the Q that follows: Relu where its zero point is the format's lowest value, Clip where
 # its bounds enclose all that the scale can represent. Identity and Dropout are removed before.
 ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})
-
-# In older models ONNX Runtime's own rewrite of the operator is not valid ONNX, and the build fails.
-SINCE_OPSET = {"MaxPool": 12}
 
 # Weights alone in 4 bits become a MatMulNBits where blocks run along the first axis: 5 times faster than float for
 # one row of input, 1.3 times for 128. A transposed Gemm dequantizes its weight in every run instead, which takes

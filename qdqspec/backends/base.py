@@ -43,7 +43,6 @@ class Capabilities:
     ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q stands after them;
     ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias behind a DQ;
     ``bare`` are linear ops that run ``in-only`` on integers only where nothing is absorbed right behind them;
-    ``since_opset`` names ops that are left in float in models of an older opset;
     ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
     ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
     ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
@@ -65,7 +64,6 @@ class Capabilities:
     symmetric_activations: bool = False
     integer_bias: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
-    since_opset: Mapping[str, int] = field(default_factory=dict)
     blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rules: frozenset[str] = frozenset()
     per_layer_profile: bool = True

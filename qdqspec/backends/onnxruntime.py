@@ -21,7 +21,7 @@ import numpy as np
 from qdqspec.backends import _cpu
 from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
 from qdqspec.backends._ort_layers import map_kernels
-from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR, SINCE_OPSET
+from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR
 from qdqspec.backends._ort_options import FULL, LEVELS, level_from, libraries_from
 from qdqspec.backends._ort_profile import layer_times, read_profile
 from qdqspec.backends._ort_words import cure_for, plainly
@@ -98,7 +98,6 @@ class OnnxRuntime:
             reduce_range=_cpu.detect().saturates,
             integer_bias=frozenset(LINEAR),
             bare=frozenset(LINEAR),
-            since_opset=SINCE_OPSET,
             blocked_axes=BLOCKED_AXES,
             builds_side_by_side=True,
             one_processor=True,

@@ -54,6 +54,7 @@ def _converted(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
 
 def _with_weights_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     light = copy_model(proto, but={"initializer"})
+    light.ir_version = max(light.ir_version, IR_WITH_FREE_INITIALIZERS)  # or one that is no input is not seen
     declared = {i.name for i in proto.graph.input}
     for tensor in proto.graph.initializer:
         if prod(tensor.dims) <= _SMALL and not is_external(tensor):

@@ -120,9 +120,6 @@ class _Words:
             yield f"{op_type}: no floating point input of 16 or 32 bits"
         if not self._runs(op_type):
             yield f"{op_type}: the backend runs it in floating point only"
-        since = self._can.since_opset.get(op_type, 0)
-        if self._model.opset < since:
-            yield f"{op_type}: needs opset {since}, and the model has {self._model.opset}"
         yield from (f"{op_type}: {why}" for why in self._operands(node))
         made = self._finder.chain(node)[-1].outputs
         yield from (f"{op_type}: {why}" for tensor in made if tensor and (why := self._unseen(tensor)))

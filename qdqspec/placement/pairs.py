@@ -40,7 +40,7 @@ MARK = "qdqspec.tensor"  # node metadata of what we insert: the tensor whose val
 # Q and DQ compute in the type of their scale, and every operator around them expects the tensor's own. This is
 # the first opset that takes it.
 _REAL_OPSET: dict[int, int] = {
-    onnx.TensorProto.FLOAT: 10,
+    onnx.TensorProto.FLOAT: 13,
     onnx.TensorProto.FLOAT16: 19,
     onnx.TensorProto.BFLOAT16: 19,
 }
@@ -170,7 +170,7 @@ class PairMaker:
             constants=constants,
             integer=integer if integer is None or self._store is None else self._store.externalize(integer),
             output=output,
-            opset=max(_REAL_OPSET[elem_type], _opset(params)),
+            opset=max(_REAL_OPSET[elem_type], params.format.opset),
         )
 
     def _dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
@@ -195,7 +195,7 @@ class PairMaker:
                 self._node("DequantizeLinear", site, along, [quantized, scale], output),
             ]
             constants = (_tensor(outer, params.outer.astype(REALS[elem_type])),)
-        opset = max(_REAL_OPSET[elem_type], _opset(params))
+        opset = max(_REAL_OPSET[elem_type], params.format.opset)
         return Pair(nodes=tuple(nodes), constants=constants, integer=None, output=output, opset=opset)
 
     def _check(self, site: Site) -> None:
@@ -291,10 +291,6 @@ class PairMaker:
         """Whether every node that reads the tensor reads the pair."""
         readers = {end for end in site.consumers if not end.is_output}
         return len(readers) == len(self._model.consumers.get(site.tensor, ()))
-
-
-def _opset(params: QuantParams) -> int:
-    return params.format.opset if params.axis is None else params.format.opset_per_channel
 
 
 def _along(params: QuantParams) -> dict[str, int]:

@@ -193,7 +193,9 @@ class UnitFinder:
     def _shape(self, node: Node) -> _Shape | None:
         """``None`` where the operator, or one of its operands, is never quantized."""
         weight = weight_input(self._model, node)
-        if not self._can_compute(node) or (weight is None and node.op_type in NEEDS_WEIGHT):
+        if node.op_type in NEVER or not is_default(node):
+            return None
+        if weight is None and node.op_type in NEEDS_WEIGHT:
             return None
         indexes = data_inputs(node)
         if not all(is_float(self._model, node.inputs[index]) for index in indexes):
@@ -207,10 +209,6 @@ class UnitFinder:
         chain = tuple(self.chain(node))
         outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t))
         return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
-
-    def _can_compute(self, node: Node) -> bool:
-        too_old = self._model.opset < self._capabilities.since_opset.get(node.op_type, 0)
-        return not too_old and node.op_type not in NEVER and is_default(node)
 
     def has_range(self, node: Node, index: int) -> bool:
         """Whether a constant has elements, and all of them are numbers: an attention mask is minus infinity.

@@ -14,11 +14,10 @@ from qdqspec.registry import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormat:
-    """A format of stored numbers: its ONNX element type, its range, and the first opsets that take it.
+    """A format of stored numbers: its ONNX element type, its range, and the first opset that models with it may have.
 
-    ``opset`` is for one scale a tensor, ``opset_per_channel`` for one a channel or block. A ``block`` is how
-    many elements along the axis share a scale, 0 where a channel does. ``scale_type`` is the element type of
-    scales where it is not the tensor's own: 8-bit floats, or powers of two (E8M0).
+    A ``block`` is how many elements along the axis share a scale, 0 where a channel does. ``scale_type`` is the
+    element type of scales where it is not the tensor's own: 8-bit floats, or powers of two (E8M0).
     """
 
     name: str
@@ -26,7 +25,6 @@ class NumberFormat:
     low: float
     high: float
     opset: int
-    opset_per_channel: int
     block: int = 0
     scale_type: int | None = None
 
@@ -61,10 +59,8 @@ class NumberFormat:
         return onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)
 
 
-def _entry(name: str, elem_type: int, low: float, high: float, opset: int, per_channel: int) -> NumberFormat:
-    return NumberFormat(
-        name=name, elem_type=elem_type, low=low, high=high, opset=opset, opset_per_channel=per_channel
-    )
+def _entry(name: str, elem_type: int, low: float, high: float, opset: int) -> NumberFormat:
+    return NumberFormat(name=name, elem_type=elem_type, low=low, high=high, opset=opset)
 
 
 def _blocked(
@@ -76,7 +72,6 @@ def _blocked(
         low=low,
         high=high,
         opset=opset,
-        opset_per_channel=opset,
         block=block,
         scale_type=scale_type,
     )
@@ -91,19 +86,21 @@ BIAS_FORMAT = "int32"  # QuantizeLinear cannot make it: such a constant is alway
 # and ONNX Runtime's MatMulNBits too (a power of two from 16 on). Blocks of integers are for weights only; activations
 # in NVFP4 and MXFP8 are quantized as they come, by operators of TensorRT's own, and so are MXFP8 weights, of which
 # ONNX's needs opset 24: see docs/decisions/0010-blocked-formats.md.
+# Opset 10 has QuantizeLinear too, with one scale a tensor. ONNX Runtime then fails where a bias is to be quantized: "No
+# Op registered for Round with domain_version of 10".
 FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
-        _entry("int8", _Type.INT8, -128, 127, 10, 13),
-        _entry("uint8", _Type.UINT8, 0, 255, 10, 13),
-        _entry("int16", _Type.INT16, -32768, 32767, 21, 21),
-        _entry("uint16", _Type.UINT16, 0, 65535, 21, 21),
-        _entry("fp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19, 19),
+        _entry("int8", _Type.INT8, -128, 127, 13),
+        _entry("uint8", _Type.UINT8, 0, 255, 13),
+        _entry("int16", _Type.INT16, -32768, 32767, 21),
+        _entry("uint16", _Type.UINT16, 0, 65535, 21),
+        _entry("fp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19),
         _blocked("int4", _Type.INT4, -8, 7, 21, block=64),
         _blocked("uint4", _Type.UINT4, 0, 15, 21, block=64),
         _blocked("nvfp4", _Type.FLOAT4E2M1, -6.0, 6.0, 23, block=16, scale_type=_Type.FLOAT8E4M3FN),
         _blocked("mxfp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19, block=32, scale_type=_Type.FLOAT8E8M0),
-        _entry(BIAS_FORMAT, _Type.INT32, -(2**31), 2**31 - 1, 10, 13),
+        _entry(BIAS_FORMAT, _Type.INT32, -(2**31), 2**31 - 1, 13),
     )
 }
 

@@ -132,10 +132,7 @@ def test_every_placement_is_valid_and_comes_out_again(drawn: tuple[Model, Placem
     model, placement = drawn
     inserted = insert_qdq(model, placement, Quantizer(model, ranges_for(model)), weights=mode)
     onnx.checker.check_model(inserted.proto, full_check=True)
-    needed = [
-        FORMATS[s.format].opset if s.axis is None else FORMATS[s.format].opset_per_channel
-        for s in placement.sites
-    ]
+    needed = [FORMATS[site.format].opset for site in placement.sites]
     assert Model(inserted.proto).opset == max([model.opset, *needed])
     stripped = strip_qdq(Model(inserted.proto), model).proto
     assert stripped.SerializeToString(deterministic=True) == model.proto.SerializeToString(deterministic=True)

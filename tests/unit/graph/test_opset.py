@@ -56,6 +56,12 @@ def test_weights_do_not_pass_through_the_converter() -> None:
     assert raised.graph.input == proto.graph.input
 
 
+def test_an_initializer_that_is_no_input_is_seen_below_ir_version_4_too() -> None:
+    proto = parsed("g (float[4] x) => (float[4] y) { y = Add(x, w) }", 7, ir=3)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    assert opset_of(raise_opset(proto, 13)) == 13
+
+
 def test_a_version_already_reached_is_kept() -> None:
     proto = parsed("g (float[4] x) => (float[4] y) { y = Relu(x) }", 17)
     raised = raise_opset(proto, 13)

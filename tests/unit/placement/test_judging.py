@@ -121,13 +121,6 @@ def test_the_reason_is_said(kind: str) -> None:
     assert reasons(model_of(text))[node] == reason
 
 
-def test_an_old_opset_is_the_reason() -> None:
-    model = model_of(
-        f"g ({IMAGE} x) => (float[1,4,5,5] y) {{ a = MaxPool<kernel_shape = [2, 2]>(x) y = Neg(a) }}", 11
-    )
-    assert reasons(model)["a"] == "MaxPool: needs opset 12, and the model has 11"
-
-
 def test_where_it_is_asked_for_nothing_stands_against_an_output() -> None:
     model = model_of(f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Conv(x, w) }}")
     asked = judge(model, BACKEND, backend="any", rules=QuantizeRules(outputs=True))

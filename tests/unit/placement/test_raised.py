@@ -74,3 +74,25 @@ def test_of_two_nodes_written_anew_none_is_taken_for_the_other() -> None:
         inserted(model, ("soft", 0))
     both = inserted(model, ("soft", 0), ("other", 0))
     onnx.checker.check_model(both, full_check=True)
+
+
+@pytest.mark.parametrize("opset", range(7, 13))
+def test_models_of_older_opsets_run_where_one_scale_a_tensor_is_all_they_get(opset: int) -> None:
+    """ONNX Runtime quantizes a float bias itself, with operators that opset 10 does not have."""
+    text = f"""<ir_version: 6, opset_import: ["": {opset}]> g (float[1, 2, 4, 4] x) => (float[1, 2, 4, 4] y) {{
+        [conv] h = Conv <kernel_shape = [1, 1]> (x, w, b)
+        [pool] p = MaxPool <kernel_shape = [1, 1]> (h)
+        [sum] y = Add (p, x)
+    }}"""
+    proto = onnx.parser.parse_model(text)
+    weight = np.array([1.0, -2.0, 0.5, 4.0], np.float32).reshape(2, 2, 1, 1)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([0.5, -0.25], np.float32), "b"))
+    model = Model(proto)
+    ends = {"x": ("conv", 0), "w": ("conv", 1), "h": ("pool", 0), "p": ("sum", 0)}
+    sites = frozenset(
+        Site(tensor=tensor, consumers=(Consumer(*end),), format="uint8" if tensor != "w" else "int8")
+        for tensor, end in ends.items()
+    )
+    quantized = insert_qdq(model, Placement(sites=sites), Quantizer(model, ranges_for(model))).proto
+    np.testing.assert_allclose(run(quantized, model), run(proto, model), atol=0.1)

@@ -250,14 +250,6 @@ def test_a_result_that_a_body_reads_is_not_made_integer() -> None:
     assert ("c", Consumer("d", 0)) in space.by_id["d"].edges
 
 
-def test_an_operator_that_is_too_old_is_left() -> None:
-    text = """g (float[1,4,6,6] x) => (float[1,4,5,5] y)
-    { a = Conv(x, w)\n m = MaxPool<kernel_shape=[2,2]>(a)\n n = Conv(m, w)\n y = Relu(n) }"""
-    weights = {"w": (4, 4, 1, 1)}
-    assert "m" not in {unit.id for unit in space_of(model_of(text, opset=11, **weights)).units}
-    assert "m" in {unit.id for unit in space_of(model_of(text, opset=12, **weights)).units}
-
-
 def test_what_is_quantized_already_is_left() -> None:
     text = """g (float[1,4,6,6] x) => (float[1,4,6,6] y) <float s = {0.1}, uint8 z = {128}>
     { q = QuantizeLinear(x, s, z)\n d = DequantizeLinear(q, s, z)\n y = Relu(d) }"""

@@ -78,11 +78,7 @@ def row(fmt: NumberFormat) -> tuple[str, ...]:
     zero = (
         "none" if fmt.block and fmt.signed else "0" if fmt.signed else "any; 8 here" if fmt.block else "any"
     )
-    opset = (
-        str(fmt.opset)
-        if fmt.opset == fmt.opset_per_channel
-        else f"{fmt.opset}; {fmt.opset_per_channel} per channel"
-    )
+    opset = str(fmt.opset)
     known = _trt_ops.FORMATS.get(fmt.name)
     capability, version = ("-", "-") if known is None else (".".join(map(str, part)) for part in known)
     if fmt.name in _trt_ops.FORMATS and _trt_ops.why_not(fmt.name, (12, 0), (11, 4)):
