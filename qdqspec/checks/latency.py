@@ -12,7 +12,16 @@ from qdqspec.checks._budgets import ANY, Budgets, budget_for
 from qdqspec.checks._params import Number, Whole
 from qdqspec.checks._verdicts import faster_advice, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
-from qdqspec.types import Clock, Evidence, EvidenceKind, LatencyEvidence, Outcome, Samples, Section, Verdict
+from qdqspec.types import (
+    Clock,
+    Evidence,
+    EvidenceKind,
+    LatencyEvidence,
+    LatencyLine,
+    Outcome,
+    Section,
+    Verdict,
+)
 from qdqspec.units import interval_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text
 
 
@@ -71,7 +80,7 @@ class LatencyCheck:
                 f"{plain(evidence.target, 30)} takes no thread CPU time",
                 "Judge this target with clock: wall.",
             )
-        runs = _held(params, latency).on(clock)
+        runs = _held(params, latency).run_ms(clock)
         where = _profile(params, latency)
         limits = [_Limit.of(percent, allowed, runs, where) for percent, allowed in sorted(budget.items())]
         return _verdict(limits, evidence, latency, clock)
@@ -159,10 +168,9 @@ def _profile(params: LatencyParams, latency: LatencyEvidence) -> str:
     return f" at {plain(latency.profiles[params.profile].name, 40)}"
 
 
-def _held(params: LatencyParams, latency: LatencyEvidence) -> Samples:
-    """What is held to the budget: all profiles together, or the one that is named."""
-    tuned = latency.samples["tuned"]
-    return tuned.profiles[params.profile] if params.profile is not None and tuned.profiles else tuned
+def _held(params: LatencyParams, latency: LatencyEvidence) -> LatencyLine:
+    """What is compared with the budget: all profiles together, or the one that is named."""
+    return latency.line("tuned", params.profile if latency.profiles else None)
 
 
 def _no_budget(params: LatencyParams, evidence: Evidence) -> Verdict:
@@ -184,7 +192,8 @@ def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
         name = f"{line.role} {plain(line.at, 60)}".rstrip()
         against = "" if ratio is None else ratio_text(ratio.median)
         bounds = "" if ratio is None or ratio.low == ratio.high else interval_text(ratio)
-        rows.append((name, ms_text(samples.median_ms(clock)), against, bounds, str(len(samples.on(clock)))))
+        median = line.median_ms if clock == latency.clock else samples.median_ms(clock)
+        rows.append((name, ms_text(median), against, bounds, str(len(samples.on(clock)))))
     return Section(
         title=f"Latency ({latency.provenance}, {latency.builds} builds each, {clock} clock)",
         headers=("role", "median ms", "of reference", "95 % interval", "runs"),

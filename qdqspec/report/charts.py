@@ -25,11 +25,11 @@ def latency_chart(latency: LatencyEvidence) -> str:
     strips = [
         Strip(
             ROLES.get(role, plain(role, 18)),
-            samples.on(latency.clock),
+            latency.line(role).run_ms(latency.clock),
             f"{ms_text(latency.median_ms(role))} ms",
             "tuned" if role == "tuned" else "other",
         )
-        for role, samples in latency.samples.items()
+        for role in latency.samples
     ]
     return distributions(strips, "ms") if strips else ""
 

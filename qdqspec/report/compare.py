@@ -142,8 +142,8 @@ def _compared(name: str, before: Evidence, after: Evidence) -> ComparedCase:
     return ComparedCase(
         case=name,
         word=_word(change),
-        before_ms=before.latency.median_ms("tuned"),
-        after_ms=after.latency.median_ms("tuned"),
+        before_ms=before.latency.samples["tuned"].median_ms(before.latency.clock),
+        after_ms=after.latency.samples["tuned"].median_ms(after.latency.clock),
         change=change,
         notes=notes,
     )

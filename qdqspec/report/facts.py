@@ -107,7 +107,7 @@ def latency_table(found: Evidence) -> Table | None:
         rows.append(
             (
                 f"{role} {plain(line.at, 60)}".rstrip(),
-                ms_text(line.samples.median_ms(latency.clock)),
+                ms_text(line.median_ms),
                 "" if ratio is None else ratio_text(ratio.median),
                 "" if ratio is None or ratio.low == ratio.high else interval_text(ratio),
                 str(len(line.samples.on(latency.clock))),

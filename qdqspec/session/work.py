@@ -36,7 +36,7 @@ from qdqspec.types import (
     SurvivalEvidence,
 )
 
-DRIFT = 0.05  # from here on it is said
+DRIFT = 0.05  # share of time from which a change of speed is reported
 ROUGH_DB = (
     10.0  # below this an output's error is a third of the output and more: said where nothing judges it
 )
@@ -179,9 +179,8 @@ class CaseWork:
         measured = self.finder.latency
         if measured is None or abs(measured.drift) <= DRIFT:
             return ()
-        drifted = f"the machine's speed drifted by {measured.drift:+.0%} while it was measured"
-        said = "ratios were taken round by round and suffer little, milliseconds are of several speeds"
-        return (f"{drifted}: {said} and need not fit them",)
+        changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
+        return (f"{changed}: trust the ratio, not the milliseconds",)
 
     def _rough_warning(self) -> tuple[str, ...]:
         parity: ParityEvidence | None = self.__dict__.get("parity")

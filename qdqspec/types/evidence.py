@@ -25,12 +25,36 @@ class ProfileLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyLine:
-    """What was measured of a role: at one of several profiles, ``at x 1x64 (30 %)``, or (``at`` empty) at all."""
+    """What was measured of a role: at one of several profiles, ``at x 1x64 (30 %)``, or (``at`` empty) at all.
+
+    ``reference`` are the samples that the ratio refers to, and ``clock`` is the gating clock.
+    """
 
     role: str
     at: str
     samples: Samples
+    reference: Samples
     ratio: Interval | None
+    clock: Clock
+
+    @property
+    def median_ms(self) -> float:
+        """Milliseconds on the gating clock: the reference's median times the ratio.
+
+        The ratio is taken within rounds, so that a change of the processor's speed affects both sides. The median of
+        the role's own samples may contradict it, because its builds can meet another mixture of speeds.
+        """
+        if self.ratio is None or not self.reference.on(self.clock):
+            return self.samples.median_ms(self.clock)
+        return self.reference.median_ms(self.clock) * self.ratio.median
+
+    def run_ms(self, clock: Clock) -> tuple[float, ...]:
+        """Milliseconds of single runs. On the gating clock they are scaled so that their median is `median_ms`."""
+        times = self.samples.on(clock)
+        if clock != self.clock or not times:
+            return times
+        scale = self.median_ms / self.samples.median_ms(clock)
+        return tuple(scale * milliseconds for milliseconds in times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +78,26 @@ class LatencyEvidence:
     profiles: tuple[ProfileLatency, ...] = ()  # none where there is one
 
     def median_ms(self, role: str) -> float:
-        """The median of a role on the gating clock, in milliseconds."""
-        return self.samples[role].median_ms(self.clock)
+        """Milliseconds of a role on the gating clock, consistent with its ratio to the reference."""
+        return self.line(role).median_ms
+
+    def line(self, role: str, profile: int | None = None) -> LatencyLine:
+        """A role as a whole, or at one of several shape profiles."""
+        own, reference = self.samples[role], self.samples.get("reference", Samples())
+        ratio, at = self.ratios.get(role), ""
+        if profile is not None:
+            shape = self.profiles[profile]
+            own = own.profiles[profile]
+            reference = reference.profiles[profile] if reference.profiles else Samples()
+            ratio, at = shape.ratios.get(role), f"at {shape.name} ({shape.share:.0%})"
+        return LatencyLine(role=role, at=at, samples=own, reference=reference, ratio=ratio, clock=self.clock)
 
     def lines(self) -> Iterator[LatencyLine]:
         """Every role as a whole, and behind each its profiles where there are several."""
-        for role, samples in self.samples.items():
-            yield LatencyLine(role=role, at="", samples=samples, ratio=self.ratios.get(role))
-            for profile, own in zip(self.profiles, samples.profiles, strict=bool(self.profiles)):
-                at = f"at {profile.name} ({profile.share:.0%})"
-                yield LatencyLine(role=role, at=at, samples=own, ratio=profile.ratios.get(role))
+        for role in self.samples:
+            yield self.line(role)
+            for number in range(len(self.profiles)):
+                yield self.line(role, number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -38,7 +39,12 @@ def judge(kind: str, evidence: Evidence, **values: object) -> Verdict:
 def timed(*wall: float, cpu: tuple[float, ...] = ()) -> Evidence:
     assert FASTER.latency is not None
     samples = {"reference": Samples(wall_ms=(2.0,)), "tuned": Samples(wall_ms=wall, cpu_ms=cpu)}
-    return replace(FASTER, latency=replace(FASTER.latency, samples=samples, clock="wall"))
+    ratio = median(wall) / 2.0
+    ratios = {
+        "reference": Interval(median=1, low=1, high=1),
+        "tuned": Interval(median=ratio, low=0.9 * ratio, high=1.1 * ratio),
+    }
+    return replace(FASTER, latency=replace(FASTER.latency, samples=samples, ratios=ratios, clock="wall"))
 
 
 def with_outputs(*outputs: TensorParity) -> Evidence:
@@ -70,6 +76,18 @@ def test_one_of_several_shape_profiles_has_a_budget_of_its_own() -> None:
     assert missing.outcome == "inconclusive"
     assert missing.headline == "shape profile 2 was not among the 2 measured: nothing to judge"
     assert judge("latency", timed(3.0), max_ms=5, profile=0).outcome == "pass", "the only one is the first"
+
+
+def test_the_budget_is_compared_with_the_milliseconds_that_fit_the_ratio() -> None:
+    """The runs of the tuned model met another speed than those of the reference: their own median is 3.64."""
+    evidence = timed(3.64, 3.64, 3.64)
+    assert evidence.latency is not None
+    ratios = {"tuned": Interval(median=0.97, low=0.96, high=0.98)}
+    samples = {**evidence.latency.samples, "reference": Samples(wall_ms=(3.95, 3.95))}
+    evidence = replace(evidence, latency=replace(evidence.latency, ratios=ratios, samples=samples))
+    verdict = judge("latency", evidence, max_ms=3.7)
+    assert verdict.headline == "median 3.83 ms > budget 3.70 ms (+3.6 %)"
+    assert ("tuned", "3.83", "0.97") in {row[:3] for row in verdict.sections[1].rows}
 
 
 def test_the_budget_itself_is_within_the_budget() -> None:

@@ -382,6 +382,7 @@ def test_rounds_end_when_runs_tell_nothing_more(make_lab: MakeLab, run_noise: fl
     words = {"fake.build_noise": "0.02", "fake.run_noise": str(run_noise), "fake.drift": "0.3"}
     lab = make_lab(words, fast=Candidate(scale=0.5))
     found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=24)
+    assert found.median_ms("reference") / found.median_ms("tuned") == pytest.approx(found.speedup.median)
     taken = {len(samples.wall_ms) // found.builds for samples in found.samples.values()}
     assert taken == {12 if fewer else 24}
 
