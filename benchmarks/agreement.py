@@ -1,0 +1,77 @@
+"""How often a changed model gives the answer that the float model gives, in the terms of the task.
+
+`RULES` has a function for each beginning of what ``models.json`` says is judged: it takes the outputs of the float and
+of the other model for one sample and returns a number between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from independent import Outputs
+
+Rule: TypeAlias = Callable[[Outputs, Outputs], float]
+
+
+def _first(outputs: Outputs) -> np.ndarray:
+    return next(iter(outputs.values()))
+
+
+def same_text(reference: Outputs, other: Outputs) -> float:
+    """Whether the best class is the same at every step of the last axis but one."""
+    return float((_first(reference).argmax(-1) == _first(other).argmax(-1)).all())
+
+
+def same_class(reference: Outputs, other: Outputs) -> float:
+    """Whether the largest value of the first output is at the same place."""
+    return float(_first(reference).argmax() == _first(other).argmax())
+
+
+def overlap(reference: Outputs, other: Outputs, threshold: float) -> float:
+    """Intersection over union of what lies above a threshold; 1 where nothing does in either."""
+    one, two = _first(reference) > threshold, _first(other) > threshold
+    union = int((one | two).sum())
+    return float((one & two).sum()) / union if union else 1.0
+
+
+def within(reference: Outputs, other: Outputs, limit: float) -> float:
+    """Whether no value of the first output moved by more than a limit."""
+    return float((np.abs(_first(reference) - _first(other)) <= limit).all())
+
+
+def same_detection(reference: Outputs, other: Outputs) -> float:
+    """Of the anchors that the float model scores above 0.7 as a face, the share that the other one does too."""
+    one, two = (_first(outputs)[..., 1] > 0.7 for outputs in (reference, other))
+    return overlap({"": one.astype(np.float32)}, {"": two.astype(np.float32)}, 0.5)
+
+
+RULES: dict[str, Rule] = {
+    "same text": same_text,
+    "intersection over union of the map above 0.3": partial(overlap, threshold=0.3),
+    "same class": same_class,
+    "scores within 0.1": partial(within, limit=0.1),
+    "probability within 0.02": partial(within, limit=0.02),
+    "same detections": same_detection,
+}
+
+
+def rule_for(judged: str) -> tuple[str, Rule] | None:
+    """The rule that a sentence begins with the name of."""
+    return next(((name, rule) for name, rule in RULES.items() if judged.startswith(name)), None)
+
+
+def agreement(judged: str, reference: Iterable[Outputs], other: Iterable[Outputs]) -> float | None:
+    """The mean over all samples; ``None`` where nothing is judged."""
+    found = rule_for(judged)
+    if found is None:
+        return None
+    return float(np.mean([found[1](one, two) for one, two in zip(reference, other, strict=True)]))
+
+
+def recall_at_1(queries: Sequence[np.ndarray], documents: Sequence[np.ndarray]) -> float:
+    """The share of queries whose own document is the nearest; both are normalized sentence embeddings."""
+    nearest = (np.stack(queries) @ np.stack(documents).T).argmax(1)
+    return float((nearest == np.arange(len(queries))).mean())
