@@ -59,6 +59,7 @@ from qdqspec.types.parity import (
     TriedInput,
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
+from qdqspec.types.rehearsed import Rehearsed
 from qdqspec.types.words import (
     HALVES,
     LABELS,
@@ -130,6 +131,7 @@ __all__ = [
     "RegionRules",
     "RegionType",
     "RegressionEvidence",
+    "Rehearsed",
     "RunRecord",
     "Samples",
     "SearchResult",

@@ -15,7 +15,7 @@ FLOORS = {
     "spec": 1, "graph": 1,
     "regions": 2, "quantize": 2, "backends": 2, "baseline": 2,
     "placement": 3, "lint": 3, "measure": 3, "parity": 3,
-    "search": 4,
+    "rehearsal": 4, "search": 4,
     "checks": 5,
     "cases": 6, "progress": 6, "session": 6,
     "report": 7,

@@ -1,0 +1,17 @@
+"""Rehearsal: the accuracy of any placement of a model, found by running one graph in which every pair has a switch."""
+
+from __future__ import annotations
+
+from qdqspec.rehearsal.guiding import guiding_outputs
+from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError, Runtime, Subject
+from qdqspec.rehearsal.switches import Switches, sites_of
+
+__all__ = [
+    "Rehearsal",
+    "RehearsalRefusedError",
+    "Runtime",
+    "Subject",
+    "Switches",
+    "guiding_outputs",
+    "sites_of",
+]

@@ -1,0 +1,260 @@
+"""The graph of a rehearsal: a model in which every Q/DQ pair is in the branch of an If of its own.
+
+The pairs are those that insertion would make (`placement.pairs`), so that what is rehearsed is what would be inserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, helper
+
+from qdqspec.errors import PlacementError
+from qdqspec.graph.model import Model
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
+from qdqspec.graph.protos import copy_model, map_tensors, names_read_inside
+from qdqspec.graph.weights import WeightStore
+from qdqspec.placement.pairs import Pair, PairMaker
+from qdqspec.rehearsal.switches import Edge, Switches
+from qdqspec.types import Consumer
+
+_SPLIT_TAKES_NUMBER = 18  # the opset from which Split has the number of its outputs as an attribute
+_SOURCE = "\0source"  # what a pair calls the tensor that it quantizes until it is put into a branch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchedModel:
+    """A model with switches. ``input`` takes the settings of those ``numbers``, in this order; "" where there are none.
+
+    ``names`` are the names of its outputs by the edges that they are the values of.
+    """
+
+    proto: onnx.ModelProto
+    input: str
+    numbers: tuple[int, ...]
+    names: Mapping[Edge, str]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What it takes beside the switches."""
+        return tuple(i.name for i in self.proto.graph.input if i.name != self.input)
+
+
+class SwitchGraph:
+    """Makes models with switches out of one model: the whole, and parts of it for single switches.
+
+    Weights are references to ``store``: models are to be saved in its folder. Raises `PlacementError` where a pair does
+    not fit, `ModelError` where the opset cannot be raised.
+    """
+
+    def __init__(self, model: Model, switches: Switches, maker: PairMaker, store: WeightStore) -> None:
+        self._model = model
+        self._edges = switches.by_edge()
+        self._pairs: list[Pair] = [maker.make(site, source=_SOURCE) for site in switches]
+        light = map_tensors(model.proto, store.externalize)
+        opset = max([model.opset, *(pair.opset for pair in self._pairs)])
+        raised = opset > model.opset or light.ir_version < IR_WITH_FREE_INITIALIZERS
+        self._base = raise_opset(light, opset) if raised else light
+        self.nodes: tuple[onnx.NodeProto, ...] = tuple(self._base.graph.node)
+        self._producer = {name: i for i, node in enumerate(self.nodes) for name in node.output if name}
+        self._prefix = _free_prefix(self._base)
+        self._at = {edge: self._place(edge) for edge in self._edges}
+
+    @property
+    def initializers(self) -> Iterable[TensorProto]:
+        """The float weights, as references."""
+        yield from self._base.graph.initializer
+
+    @property
+    def integers(self) -> Iterable[TensorProto]:
+        """The stored weights of all switches, as references."""
+        return (pair.integer for pair in self._pairs if pair.integer is not None)
+
+    def place(self, edge: Edge) -> int:
+        """The index of the node that a switch is before; that behind the last one for graph outputs."""
+        return self._at[edge]
+
+    def whole(self, wanted: Iterable[Edge]) -> SwitchedModel:
+        """The whole model with all switches, and the values of these edges as its outputs."""
+        return self.part(0, len(self.nodes), (0, len(self.nodes) + 1), wanted)
+
+    def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
+        """The nodes before ``stop`` without switches, for the values of these tensors."""
+        return self._assembled(range(stop), (), (), {(name, Consumer("", 0)): name for name in tensors})
+
+    def part(self, start: int, stop: int, switched: tuple[int, int], wanted: Iterable[Edge]) -> SwitchedModel:
+        """The nodes from ``start`` to ``stop``, with the switches whose places lie in the range ``switched``.
+
+        What earlier nodes make is an input.
+        """
+        low, high = switched
+        edges = [edge for edge in self._edges if low <= self._at[edge] < high]
+        names = {edge: self._value(edge) if edge in set(edges) else edge[0] for edge in wanted}
+        return self._assembled(range(start, stop), edges, self.live(start) if start else (), names)
+
+    def live(self, index: int) -> tuple[str, ...]:
+        """The activations made before the node of that index, or fed, and read from it on."""
+        made = {name for node in self.nodes[:index] if _computes(node) for name in node.output if name}
+        read = {name for node in self.nodes[index:] for name in (*node.input, *names_read_inside(node))}
+        return tuple(sorted(made & (read | set(self._model.outputs))))
+
+    def _assembled(
+        self,
+        nodes: range,
+        edges: Sequence[Edge],
+        live: tuple[str, ...],
+        names: Mapping[Edge, str],
+    ) -> SwitchedModel:
+        numbers = tuple(number for edge in edges for number in self._edges[edge])
+        graph_nodes = [*self._split(numbers), *self._switched(nodes, edges)]
+        constants = [c for number in numbers for c in self._constants(number)]
+        read = {name for node in graph_nodes for name in (*node.input, *names_read_inside(node))}
+        read |= set(names.values())
+        proto = copy_model(self._base, but={"node", "initializer", "input", "output", "value_info"})
+        proto.graph.node.extend(graph_nodes)
+        proto.graph.initializer.extend(
+            t for t in (*self._base.graph.initializer, *constants) if t.name in read
+        )
+        proto.graph.input.extend(i for i in self._base.graph.input if i.name in read)
+        proto.graph.input.extend(self._info(name) for name in live)
+        if numbers:
+            proto.graph.input.append(
+                helper.make_tensor_value_info(self._switch_input, TensorProto.BOOL, [len(numbers)])
+            )
+        wanted = dict.fromkeys((value, edge[0]) for edge, value in names.items())
+        proto.graph.output.extend(self._info(value, of=tensor) for value, tensor in wanted)
+        switch_input = self._switch_input if numbers else ""
+        return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
+
+    def _switched(self, nodes: range, edges: Sequence[Edge]) -> Iterable[onnx.NodeProto]:
+        """The nodes in order, each after the switches before it; constants of earlier ones too."""
+        by_place: dict[int, list[Edge]] = {}
+        for edge in edges:
+            by_place.setdefault(self._at[edge], []).append(edge)
+        yield from (node for node in self.nodes[: nodes.start] if not _computes(node))
+        for index in nodes:
+            here = by_place.pop(index, ())
+            yield from map(self._switch, here)
+            node = self.nodes[index]
+            if here:
+                node = onnx.NodeProto()
+                node.CopyFrom(self.nodes[index])
+                for tensor, end in here:
+                    node.input[end.input] = self._value((tensor, end))
+            yield node
+        for left in by_place.values():  # before graph outputs
+            yield from map(self._switch, left)
+
+    def _switch(self, edge: Edge) -> onnx.NodeProto:
+        """An If for each pair of the edge, the next one inside the other branch of the one before."""
+        tensor, _ = edge
+        number, *others = self._edges[edge]
+        return self._if(tensor, number, others, self._value(edge))
+
+    def _if(self, tensor: str, number: int, others: Sequence[int], output: str) -> onnx.NodeProto:
+        then = self._branch(number, tensor)
+        if others:
+            inner = self._name(number, "next")
+            other = [self._if(tensor, others[0], others[1:], inner)]
+        else:
+            inner = self._name(number, "float")
+            other = [helper.make_node("Identity", [tensor], [inner], name=inner)]
+        otherwise = helper.make_graph(other, "off", [], [self._info(inner, of=tensor)])
+        return helper.make_node(
+            "If",
+            [self._condition(number)],
+            [output],
+            name=self._name(number, "if"),
+            then_branch=then,
+            else_branch=otherwise,
+        )
+
+    def _branch(self, number: int, tensor: str) -> onnx.GraphProto:
+        pair = self._pairs[number]
+        nodes = []
+        for made in pair.nodes:
+            node = onnx.NodeProto()
+            node.CopyFrom(made)
+            node.name = self._name(number, made.name)
+            for field in (node.input, node.output):
+                renamed = [tensor if name == _SOURCE else self._name(number, name) for name in field]
+                del field[:]
+                field.extend(renamed)
+            nodes.append(node)
+        output = self._info(self._name(number, pair.output), of=tensor)
+        return helper.make_graph(nodes, "on", [], [output])
+
+    def _constants(self, number: int) -> Iterable[TensorProto]:
+        pair = self._pairs[number]
+        for made in (*pair.constants, *([] if pair.integer is None else [pair.integer])):
+            tensor = TensorProto()
+            tensor.CopyFrom(made)
+            tensor.name = self._name(number, made.name)
+            yield tensor
+
+    def _split(self, numbers: Sequence[int]) -> Iterable[onnx.NodeProto]:
+        """One input for all switches, taken apart."""
+        if numbers:
+            parts = [self._condition(number) for number in numbers]
+            split = helper.make_node("Split", [self._switch_input], parts, axis=0)
+            if opset_of(self._base) >= _SPLIT_TAKES_NUMBER:
+                split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
+            yield split
+
+    def _place(self, edge: Edge) -> int:
+        """Where the consumer's node is after the opset was raised, if it reads the tensor there as it did."""
+        tensor, end = edge
+        if end.is_output:
+            return len(self.nodes)
+        node = self._model.by_name.get(end.node)
+        index = next((self._producer[o] for o in node.outputs if o in self._producer), -1) if node else -1
+        if index < 0 or list(self.nodes[index].input[end.input : end.input + 1]) != [tensor]:
+            raise PlacementError(
+                f"tensor '{tensor}' cannot be rehearsed before node '{end.node}', which is in a body or was changed "
+                "when the opset was raised",
+                where=self._model.where,
+                cure="build the placement and measure it",
+            )
+        return index
+
+    @property
+    def _switch_input(self) -> str:
+        return f"{self._prefix}switches"
+
+    def _condition(self, number: int) -> str:
+        return self._name(number, "condition")
+
+    def _value(self, edge: Edge) -> str:
+        return self._name(self._edges[edge][0], "value")
+
+    def _name(self, number: int, name: str) -> str:
+        return f"{self._prefix}{number}:{name}"
+
+    def _info(self, name: str, of: str | None = None) -> onnx.ValueInfoProto:
+        known = self._model.elem_type(of or name)
+        return (
+            onnx.ValueInfoProto(name=name)
+            if known is None
+            else helper.make_tensor_value_info(name, known, None)
+        )
+
+
+def _computes(node: onnx.NodeProto) -> bool:
+    return node.op_type != "Constant"
+
+
+def _free_prefix(proto: onnx.ModelProto) -> str:
+    """A beginning that no name of the model has."""
+    prefix = "rehearsal:"
+    while any(name.startswith(prefix) for name in _names(proto)):
+        prefix += ":"
+    return prefix
+
+
+def _names(proto: onnx.ModelProto) -> Collection[str]:
+    graph = proto.graph
+    named = {item.name for field in (graph.input, graph.output, graph.initializer) for item in field}
+    inside = {name for node in graph.node for name in names_read_inside(node)}
+    return named | inside | {name for node in graph.node for name in (*node.input, *node.output, node.name)}

@@ -1,0 +1,92 @@
+"""Which tensors an error that guides a search is taken at: those before trailing operators that saturate or choose.
+
+Behind a Softmax, a Sigmoid or an ArgMax quantization noise of single pairs does not add up, and more pairs may even
+give a smaller error. Before it noise adds, so that it can be attributed to pairs.
+"""
+
+from __future__ import annotations
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import FLOATS, copies_values, is_default
+from qdqspec.rehearsal.switches import Edge
+from qdqspec.types import Consumer
+
+# Their output is bounded, or is a choice among the elements of their input.
+SATURATING = frozenset(
+    {
+        "ArgMax", "ArgMin", "Clip", "HardSigmoid", "Hardmax", "LogSoftmax", "LpNormalization", "NonMaxSuppression",
+        "Sigmoid", "Softmax", "Softsign", "Tanh", "TopK",
+    }
+)  # fmt: skip
+_DATA: dict[str, tuple[int, ...]] = {"NonMaxSuppression": (0, 1)}  # data operands; of all others the first
+_NORM_SOURCES = frozenset({"ReduceL1", "ReduceL2"})
+_NORM_STEPS = frozenset(
+    {"Add", "Clip", "Expand", "Max", "Sqrt", "Pow", "ReduceSum", "ReduceSumSquare", "Unsqueeze"}
+)
+
+
+def guiding_outputs(model: Model) -> dict[str, tuple[Edge, ...]]:
+    """For each graph output the edges before its trailing operators that saturate or choose.
+
+    Without such an operator that is the output itself. Trailing operators are followed backwards through those that
+    only copy or convert values. A division by the norm of its own dividend counts as a normalization.
+    """
+    return {name: tuple(_edges(model, name)) for name in dict.fromkeys(model.outputs)}
+
+
+def _edges(model: Model, output: str) -> list[Edge]:
+    found: dict[Edge, None] = {}
+    seen: set[str] = set()
+    pending: list[Edge] = [(output, model.output_ends[output])]
+    saturated = False
+    while pending:
+        tensor, end = pending.pop()
+        node = model.producer.get(tensor)
+        operands = () if node is None or tensor in model.constants else _operands(model, node)
+        if not operands or tensor in seen:
+            if not operands:
+                found[tensor, end] = None
+            continue
+        seen.add(tensor)
+        assert node is not None  # it has operands
+        saturated = saturated or _saturates(model, node)
+        pending += [(node.inputs[index], Consumer(node.name, index)) for index in operands]
+    real = [edge for edge in found if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants]
+    return real if saturated and real else [(output, model.output_ends[output])]
+
+
+def _operands(model: Model, node: Node) -> tuple[int, ...]:
+    """The inputs that a trailing operator is followed to; none of an operator that computes."""
+    if _saturates(model, node):
+        return _DATA.get(node.op_type, (0,))
+    if copies_values(node) or (
+        is_default(node) and node.op_type in ("Cast", "Gather", "GatherND", "GatherElements")
+    ):
+        chosen = (0, 1) if node.op_type.startswith("Gather") else (0,)
+        return tuple(i for i in chosen if i < len(node.inputs) and node.inputs[i] not in model.constants)
+    return ()
+
+
+def _saturates(model: Model, node: Node) -> bool:
+    if not is_default(node):
+        return False
+    return node.op_type in SATURATING or (node.op_type == "Div" and _is_normalization(model, node))
+
+
+def _is_normalization(model: Model, division: Node) -> bool:
+    """Whether the divisor is the norm of the dividend: ``x / ReduceL2(x)``, its steps spelled out or not."""
+    dividend, tensor = division.inputs[:2]
+    for _ in range(len(_NORM_STEPS)):
+        node = model.producer.get(tensor)
+        if node is None or not is_default(node):
+            return False
+        if node.op_type in _NORM_SOURCES or node.op_type == "ReduceSumSquare":
+            return node.inputs[0] == dividend
+        if node.op_type == "Mul" and set(node.inputs) == {dividend}:
+            return True
+        if node.op_type == "Pow" and node.inputs[0] == dividend:
+            return True
+        if node.op_type not in _NORM_STEPS:
+            return False
+        tensor = next((name for name in node.inputs if name not in model.constants), "")
+    return False

@@ -1,0 +1,218 @@
+"""Accuracy without builds: one session in which every Q/DQ pair has a switch, run with any placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import numpy as np
+
+from qdqspec.backends.base import Array, Engine
+from qdqspec.errors import BackendError, ModelError, PlacementError, QdqspecError
+from qdqspec.graph.model import Model
+from qdqspec.graph.protos import size_of
+from qdqspec.graph.save import save_model
+from qdqspec.graph.weights import WeightStore
+from qdqspec.measure.room import bytes_left
+from qdqspec.parity.compare import Comparison
+from qdqspec.placement.pairs import PairMaker, QuantSource
+from qdqspec.rehearsal.graph import SwitchedModel, SwitchGraph
+from qdqspec.rehearsal.guiding import guiding_outputs
+from qdqspec.rehearsal.switches import Edge, Setting, Switches, is_foreign
+from qdqspec.temporary import TemporaryFolder
+from qdqspec.types import Placement, Rehearsed, Site
+
+Feed: TypeAlias = Mapping[str, Array]
+Values: TypeAlias = dict[Edge, Array]
+
+SAMPLES = 8
+MEMORY_SHARE = 0.5  # of the memory that is left
+HELD_BYTES = 64 << 20  # of the float model's outputs, which are computed anew for further samples
+
+
+class RehearsalRefusedError(QdqspecError):
+    """A model cannot be rehearsed: callers build its placements instead, and report the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """The reference runtime. ``exact`` computes operators as ONNX defines them, with no optimization; ``fast`` may
+    replace groups of floating-point operators by others that compute the same up to rounding.
+    """
+
+    exact: Callable[[Path], Engine]
+    fast: Callable[[Path], Engine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is rehearsed: a model, all pairs that placements may have with their numbers, and inputs.
+
+    ``feeds`` is called whenever the inputs are gone through; the first ``samples`` are used. Weights at the sites
+    ``floating`` are quantized when the model runs, and not stored as integers.
+    """
+
+    model: Model
+    sites: tuple[Site, ...]
+    numbers: QuantSource
+    feeds: Callable[[], Iterable[Feed]]
+    samples: int = SAMPLES
+    data: str = ""
+    floating: frozenset[Site] = frozenset()
+
+
+class Rehearsal:
+    """Computes what any placement of the pairs of a subject does to the outputs of the model."""
+
+    def __init__(self, subject: Subject, runtime: Runtime, *, memory_limit: int | None = None) -> None:
+        """Make and load the model with switches. ``memory_limit`` is in bytes, by default half of what is left.
+
+        Raises `RehearsalRefusedError` where the runtime lacks operators of the model, where the limit is exceeded, or
+        where a pair is in a body.
+        """
+        self.subject = subject
+        self.runtime = runtime
+        self.guides = guiding_outputs(subject.model)
+        self._references: dict[int, Values] = {}
+        self._held = 0
+        with ExitStack() as opened:
+            self.folder = opened.enter_context(TemporaryFolder())
+            self.switches = Switches(site for site in subject.sites if not is_foreign(site))
+            try:
+                self.graph = self._graph()
+                self._refuse_above(_limit(memory_limit))
+                self._model = self.graph.whole(self.edges)
+                self._engine = self.load(self._model, "whole", runtime.exact)
+            except (BackendError, ModelError, PlacementError) as error:
+                raise RehearsalRefusedError(f"the model cannot be rehearsed: {error.what}") from error
+            opened.callback(self._engine.close)
+            self._opened = opened.pop_all()
+
+    @property
+    def outputs_edges(self) -> tuple[Edge, ...]:
+        """The graph outputs as edges."""
+        model = self.subject.model
+        return tuple((name, model.output_ends[name]) for name in self.guides)
+
+    @property
+    def guiding_edges(self) -> tuple[Edge, ...]:
+        """The edges that the guiding error is taken at."""
+        return tuple(dict.fromkeys(edge for edges in self.guides.values() for edge in edges))
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """All edges whose values a run gives."""
+        return tuple(dict.fromkeys((*self.outputs_edges, *self.guiding_edges)))
+
+    def outputs(self, placement: Placement, feed: Feed) -> dict[str, Array]:
+        """The graph outputs of the model with these pairs. Raises `PlacementError` where one was not foreseen."""
+        values = self.values(self.switches.setting(placement), feed)
+        return {name: values[name, end] for name, end in self.outputs_edges}
+
+    def error(self, placement: Placement) -> Rehearsed:
+        """The error of a placement against the float model, at the outputs and where it guides a search."""
+        setting = self.switches.setting(placement)
+        outputs, guiding = Comparison(), Comparison()
+        samples = 0
+        for samples, (feed, reference) in enumerate(self.references(), 1):  # noqa: B007 - counted
+            values = self.values(setting, feed)
+            for comparison, edges in ((outputs, self.outputs_edges), (guiding, self.guiding_edges)):
+                comparison.add(_by_tensor(reference, edges), _by_tensor(values, edges))
+        return Rehearsed(
+            outputs=outputs.results(), guiding=guiding.results(), samples=samples, data=self.subject.data
+        )
+
+    def references(self) -> Iterator[tuple[Feed, Values]]:
+        """Each input with what the float model makes of it, of which as much is kept as `HELD_BYTES` allows."""
+        off = np.zeros(len(self.switches), np.bool_)
+        for index, feed in enumerate(self.feeds()):
+            known = self._references.get(index)
+            if known is None:
+                known = self.values(off, feed)
+                size = sum(value.nbytes for value in known.values())
+                if self._held + size <= HELD_BYTES:
+                    self._references[index] = known
+                    self._held += size
+            yield feed, known
+
+    def feeds(self) -> Iterator[Feed]:
+        """The inputs."""
+        return islice(iter(self.subject.feeds()), self.subject.samples)
+
+    def values(self, setting: Setting, feed: Feed) -> Values:
+        """The values on `edges` with these switches on."""
+        return run(self._model, self._engine, setting, feed)
+
+    def load(self, model: SwitchedModel, name: str, build: Callable[[Path], Engine]) -> Engine:
+        """An engine of a model of `graph`."""
+        path = self.folder / f"{name}.onnx"
+        save_model(model.proto, path)
+        return build(path)
+
+    def close(self) -> None:
+        """Free the session. Closing twice does no harm."""
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _graph(self) -> SwitchGraph:
+        subject = self.subject
+        base = subject.model.path.parent if subject.model.path else None
+        store = WeightStore(self.folder, base=base)
+        singles = (switch for switch in self.switches if _is_floating(switch, subject.floating))
+        maker = PairMaker(
+            subject.model, subject.numbers, integer_weights=True, floating=frozenset(singles), store=store
+        )
+        return SwitchGraph(subject.model, self.switches, maker, store)
+
+    def _refuse_above(self, limit: int | None) -> None:
+        """A switched weight is copied while its reader runs, and a runtime may hold float weights of its own."""
+        needed = 2 * sum(map(size_of, self.graph.initializers)) + sum(map(size_of, self.graph.integers))
+        if limit is not None and needed > limit:
+            raise RehearsalRefusedError(
+                f"the model cannot be rehearsed: it would take {needed >> 20} MiB, and {limit >> 20} MiB are allowed",
+                where=self.subject.model.where,
+            )
+
+
+def run(model: SwitchedModel, engine: Engine, setting: Setting, feed: Feed) -> Values:
+    """The values that a model with switches gives, by edge; ``setting`` is of all switches, also those it lacks."""
+    given = {name: feed[name] for name in model.inputs}
+    if model.input:
+        given[model.input] = setting[list(model.numbers)]
+    found = engine.run(given)
+    return {edge: found[name] for edge, name in model.names.items()}
+
+
+def _limit(given: int | None) -> int | None:
+    if given is not None:
+        return given
+    left = bytes_left()
+    return None if left is None else int(MEMORY_SHARE * left)
+
+
+def _by_tensor(values: Values, edges: Iterable[Edge]) -> dict[str, Array]:
+    """Values by the name of the tensor; of one that several readers see differently, the first."""
+    found: dict[str, Array] = {}
+    for edge in edges:
+        found.setdefault(edge[0], values[edge])
+    return found
+
+
+def _is_floating(switch: Site, floating: frozenset[Site]) -> bool:
+    key = (switch.tensor, switch.format, switch.axis)
+    return any(
+        key == (site.tensor, site.format, site.axis) and set(switch.consumers) <= set(site.consumers)
+        for site in floating
+    )

@@ -1,0 +1,112 @@
+"""The switches of a rehearsal: one for each edge of the model and each Q/DQ pair that can be inserted there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.errors import PlacementError
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.formats import number_format
+from qdqspec.types import Consumer, Label, Placement, Site
+
+Edge: TypeAlias = tuple[str, Consumer]  # a tensor, and what reads it
+Setting: TypeAlias = npt.NDArray[np.bool_]  # which switches are on, by their numbers
+_Key: TypeAlias = tuple[str, Consumer, str, int | None, bool]
+
+
+class Switches:
+    """Switches by number. A site covers as many of them as it has consumers.
+
+    ``sites`` are those that any placement to be rehearsed may have, or larger ones of the same tensor and format.
+    """
+
+    def __init__(self, sites: Iterable[Site]) -> None:
+        self._number: dict[_Key, int] = {}
+        self._sites: list[Site] = []
+        for site in sorted(sites, key=lambda site: site.row):
+            for end in site.consumers:
+                key = _key(site, end)
+                if key not in self._number:
+                    self._number[key] = len(self._sites)
+                    self._sites.append(site if len(site.consumers) == 1 else replace(site, consumers=(end,)))
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def __iter__(self) -> Iterator[Site]:
+        """The site of each switch, with its one consumer."""
+        return iter(self._sites)
+
+    def __getitem__(self, number: int) -> Site:
+        return self._sites[number]
+
+    def by_edge(self) -> dict[Edge, list[int]]:
+        """The numbers of the switches on each edge, one for each format."""
+        found: dict[Edge, list[int]] = {}
+        for number, site in enumerate(self._sites):
+            found.setdefault((site.tensor, site.consumers[0]), []).append(number)
+        return found
+
+    def numbers(self, site: Site) -> list[int]:
+        """The numbers of the switches that a site covers. Raises `PlacementError` where there is none for it."""
+        keys = [_key(site, end) for end in site.consumers]
+        missing = [key for key in keys if key not in self._number]
+        if missing:
+            tensor, end, fmt, *_ = missing[0]
+            where = (
+                f"graph output {end.input}" if end.is_output else f"input {end.input} of node '{end.node}'"
+            )
+            raise PlacementError(
+                f"the rehearsal has no {fmt} pair on tensor '{tensor}' before {where}",
+                cure="rehearse placements of the space, or of the pairs, that it was opened with",
+            )
+        return [self._number[key] for key in keys]
+
+    def setting(self, placement: Placement) -> Setting:
+        """The switches of a placement on, all others off. Raises `PlacementError` where one does not exist."""
+        found = np.zeros(len(self), np.bool_)
+        for site in placement.ordered:
+            found[self.numbers(site)] = True
+        return found
+
+
+def _key(site: Site, end: Consumer) -> _Key:
+    return site.tensor, end, site.format, site.axis, site.weight
+
+
+def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ...]]:
+    """The sites of each (unit, label) alone, everything else in floating point."""
+    return {
+        (unit.id, label): space.resolve({unit.id: label}).ordered
+        for unit in space.units
+        for label in (*unit.labels, *unit.halves)
+        if label != "fp"
+    }
+
+
+def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
+    """The sites of every (unit, label) of a space that the reference runtime computes.
+
+    Formats whose scales are found when the model runs need operators of TensorRT's own and are left out.
+    """
+    found = (site for sites in labelled_sites(space).values() for site in sites)
+    return tuple(dict.fromkeys(site for site in found if not is_foreign(site)))
+
+
+def is_foreign(site: Site) -> bool:
+    """Whether a pair is made of operators of the domain of TensorRT, which the reference runtime lacks."""
+    return number_format(site.format).dynamic
+
+
+def with_labels(space: SchemeSpace, switches: Switches) -> Mapping[tuple[str, Label], tuple[int, ...]]:
+    """The numbers of the switches of each (unit, label) alone, of those that can be rehearsed."""
+    return {
+        choice: tuple(number for site in sites for number in switches.numbers(site))
+        for choice, sites in labelled_sites(space).items()
+        if not any(map(is_foreign, sites))
+    }

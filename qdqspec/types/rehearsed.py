@@ -1,0 +1,41 @@
+"""What a rehearsal computes of a placement. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qdqspec.types.parity import TensorParity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """The error of a placement against the float model over ``samples`` inputs, computed as ONNX defines Q/DQ.
+
+    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that saturate or choose,
+    such as a Softmax; where an output has none, the output itself. Noise of single pairs adds up there.
+    """
+
+    outputs: tuple[TensorParity, ...]
+    guiding: tuple[TensorParity, ...]
+    samples: int
+    data: str = ""  # "evaluation", "calibration" or "random"
+
+    @property
+    def sqnr_db(self) -> float:
+        """The worst graph output's SQNR in dB."""
+        return min((one.sqnr_db for one in self.outputs), default=float("inf"))
+
+    @property
+    def guiding_db(self) -> float:
+        """The worst guiding tensor's SQNR in dB."""
+        return min((one.sqnr_db for one in self.guiding), default=float("inf"))
+
+    @property
+    def cosine(self) -> float:
+        """The worst graph output's cosine similarity."""
+        return min((one.cosine for one in self.outputs), default=1.0)
+
+    @property
+    def max_abs(self) -> float:
+        """The largest absolute difference of any graph output."""
+        return max((one.max_abs for one in self.outputs), default=0.0)

@@ -1,0 +1,71 @@
+"""Rehearsals in this process, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.pairs import QuantSource
+from qdqspec.rehearsal import Rehearsal, Runtime, Subject
+from qdqspec.types import Placement, Site
+
+
+class Exact:
+    """ONNX Runtime without optimization. Weights are not packed beforehand either, which changes the order of sums."""
+
+    def __init__(self, path: Path) -> None:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        options.intra_op_num_threads = 1
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise BackendError(str(error)) from error
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(zip(self._outputs, self._session.run(self._outputs, dict(feeds)), strict=True))
+
+    def close(self) -> None:
+        del self._session
+
+
+RUNTIME = Runtime(exact=Exact, fast=lambda path: OnnxRuntime().build(path, BuildOptions()))
+
+
+def rehearsal_of(
+    model: Model,
+    sites: Iterable[Site],
+    numbers: QuantSource,
+    *feeds: Mapping[str, np.ndarray],
+    memory_limit: int | None = None,
+    floating: frozenset[Site] = frozenset(),
+) -> Rehearsal:
+    """A rehearsal of these sites over these inputs."""
+    subject = Subject(
+        model=model, sites=tuple(sites), numbers=numbers, feeds=lambda: iter(feeds), floating=floating
+    )
+    return Rehearsal(subject, RUNTIME, memory_limit=memory_limit)
+
+
+def built_outputs(
+    model: Model, placement: Placement, numbers: QuantSource, feed: Mapping[str, np.ndarray], folder: Path
+) -> dict[str, np.ndarray]:
+    """The outputs of the model with the pairs really inserted, run with no optimization."""
+    path = folder / f"{placement.digest}.onnx"
+    base = model.path.parent if model.path else None
+    save_model(insert_qdq(model, placement, numbers).parts, path, base=base)
+    return Exact(path).run(feed)

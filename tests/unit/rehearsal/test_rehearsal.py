@@ -1,0 +1,155 @@
+"""One session in which every pair has a switch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from rehearsing import built_outputs, rehearsal_of
+
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.errors import PlacementError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.rehearsal import RehearsalRefusedError, sites_of
+from qdqspec.rehearsal import rehearsal as rehearsals
+from qdqspec.testing.graphs import ranges_for
+from qdqspec.types import Consumer, Placement, QuantizeRules, Site
+
+MODELS = Path(__file__).parents[3] / "specs" / "models"
+TEXT = """<ir_version: 8, opset_import: ["": 19]> chain (float[1,8,6,6] x) => (float[1,8,6,6] y) {
+  [first] a = Conv<pads = [1, 1, 1, 1]>(x, w)  [relu] b = Relu(a)  [second] c = Conv<pads = [1, 1, 1, 1]>(b, w)
+  [add] d = Add(b, c)  [sig] y = Sigmoid(d) }"""
+
+
+@pytest.fixture
+def model() -> Model:
+    proto = onnx.parser.parse_model(TEXT)
+    weight = np.random.default_rng(0).normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    return Model(proto)
+
+
+@pytest.fixture
+def feeds() -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(1)
+    return [{"x": random.normal(size=(1, 8, 6, 6)).astype(np.float32)} for _ in range(3)]
+
+
+def site(tensor: str, *ends: tuple[str, int], fmt: str = "uint8", weight: bool = False) -> Site:
+    return Site(
+        tensor=tensor,
+        consumers=tuple(Consumer(*end) for end in ends),
+        format=fmt,
+        axis=0 if weight else None,
+        weight=weight,
+    )
+
+
+SITES = (
+    site("x", ("first", 0)),
+    site("b", ("second", 0), ("add", 0)),
+    site("b", ("second", 0), fmt="int16"),
+    site("w", ("first", 1), ("second", 1), fmt="int8", weight=True),
+    site("d", ("sig", 0)),
+    site("y", ("", 0)),
+)
+
+
+def placed(*sites: Site) -> Placement:
+    return Placement(sites=frozenset(sites))
+
+
+def test_formats_and_consumers_are_chosen_by_edge(model: Model, feeds: list, tmp_path: Path) -> None:
+    numbers = Quantizer(model, ranges_for(model))
+    coarse, fine = site("b", ("add", 0)), SITES[2]
+    one_weight = site("w", ("second", 1), fmt="int8", weight=True)
+    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
+        for placement in (placed(coarse, fine), placed(fine), placed(one_weight)):
+            expected = built_outputs(model, placement, numbers, feeds[0], tmp_path)["y"]
+            np.testing.assert_array_equal(rehearsal.outputs(placement, feeds[0])["y"], expected)
+
+
+def test_the_error_is_of_all_samples_and_also_taken_before_the_sigmoid(
+    model: Model, feeds: list, tmp_path: Path
+) -> None:
+    numbers, placement = Quantizer(model, ranges_for(model)), placed(*SITES[:2], SITES[4])
+    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
+        found = rehearsal.error(placement)
+    reference = [built_outputs(model, placed(), numbers, feed, tmp_path)["y"] for feed in feeds]
+    tuned = [built_outputs(model, placement, numbers, feed, tmp_path)["y"] for feed in feeds]
+    noise = sum(np.square(r - t).sum() for r, t in zip(reference, tuned, strict=True))
+    signal = sum(np.square(r).sum() for r in reference)
+    assert found.sqnr_db == pytest.approx(10 * np.log10(signal / noise), abs=0.01)
+    assert found.max_abs == pytest.approx(
+        max(np.abs(r - t).max() for r, t in zip(reference, tuned, strict=True))
+    )
+    assert ([one.name for one in found.outputs], [one.name for one in found.guiding]) == (["y"], ["d"])
+    assert (found.samples, found.guiding_db != found.sqnr_db) == (3, True)
+
+
+def test_a_pair_before_the_sigmoid_is_part_of_the_guiding_error(model: Model, feeds: list) -> None:
+    with rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds) as rehearsal:
+        assert rehearsal.error(placed(SITES[4])).guiding_db < 100
+        assert rehearsal.error(placed(SITES[5])).guiding_db == np.inf
+
+
+def test_without_a_pair_nothing_differs(model: Model, feeds: list) -> None:
+    with rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds) as rehearsal:
+        found = rehearsal.error(placed())
+    assert (found.sqnr_db, found.guiding_db, found.max_abs) == (np.inf, np.inf, 0.0)
+
+
+def test_references_are_computed_anew_where_they_are_not_kept(
+    model: Model, feeds: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = Quantizer(model, ranges_for(model))
+    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
+        kept = rehearsal.error(placed(*SITES[:2]))
+    monkeypatch.setattr(rehearsals, "HELD_BYTES", 0)
+    with rehearsal_of(model, SITES, numbers, *feeds) as rehearsal:
+        assert rehearsal.error(placed(*SITES[:2])) == kept
+
+
+def test_a_pair_that_was_not_foreseen_is_refused_by_name(model: Model, feeds: list) -> None:
+    why = "no uint8 pair on tensor 'b' before input 0 of node 'add'"
+    numbers = Quantizer(model, ranges_for(model))
+    with (
+        rehearsal_of(model, SITES[:1], numbers, *feeds) as rehearsal,
+        pytest.raises(PlacementError, match=why),
+    ):
+        rehearsal.error(placed(site("b", ("add", 0))))
+
+
+def test_above_the_memory_limit_it_refuses(model: Model, feeds: list) -> None:
+    with pytest.raises(RehearsalRefusedError, match=r"would take 0 MiB, and 0 MiB are allowed"):
+        rehearsal_of(model, SITES, Quantizer(model, ranges_for(model)), *feeds, memory_limit=1000)
+
+
+def test_an_operator_that_the_runtime_lacks_is_the_reason(model: Model, feeds: list) -> None:
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    proto.opset_import.add(domain="elsewhere", version=1)
+    proto.graph.node[-1].domain = "elsewhere"
+    foreign = Model(proto)
+    with pytest.raises(RehearsalRefusedError, match=r"cannot be rehearsed.*elsewhere"):
+        rehearsal_of(foreign, SITES[:1], Quantizer(foreign, ranges_for(foreign)), *feeds)
+
+
+def test_every_choice_of_a_space_can_be_rehearsed_on_a_real_model(tmp_path: Path) -> None:
+    model = load_model(MODELS / "digits_resnet.onnx")
+    rules = QuantizeRules()
+    space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=rules)
+    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
+    random = np.random.default_rng(0)
+    feed = {"input": random.random((2, 1, 16, 16), np.float32)}
+    with rehearsal_of(model, sites_of(space), numbers, feed) as rehearsal:
+        for _ in range(4):
+            labels = {unit.id: str(random.choice(unit.labels)) for unit in space.units}
+            placement = space.resolve(labels)
+            expected = built_outputs(model, placement, numbers, feed, tmp_path)["logits"]
+            np.testing.assert_array_equal(rehearsal.outputs(placement, feed)["logits"], expected)
