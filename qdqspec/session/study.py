@@ -31,9 +31,10 @@ from qdqspec.search.loop import Search
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placement
 from qdqspec.session.prepare import Prepared
+from qdqspec.session.rehearsing import Rehearser
 from qdqspec.session.tuning import MakeStrategy, Tuned, named
 from qdqspec.temporary import TemporaryFolder
-from qdqspec.types import Case, Label, Placement, Region, Trial
+from qdqspec.types import Case, Label, Placement, Region, Rehearsed, Trial
 
 if TYPE_CHECKING:
     from qdqspec.session import Session
@@ -81,6 +82,7 @@ class Study:
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
             self._logs = BuildLogs(self._journal, self._folder)
             self._tuning = opened.enter_context(bench.tuning(self._logs, make, name))
+            self._rehearser = opened.enter_context(Rehearser(bench.prepared, bench.work))
             self._describe(self._folder)
             if self._journal.trials():
                 self._tuning.search.resume()
@@ -127,6 +129,17 @@ class Study:
     def evaluate(self, what: Proposed) -> Trial:
         """Build and measure; what is known already is not built again."""
         return self._search.evaluate(self._proposal(what))
+
+    def rehearse(self, what: Proposed) -> Rehearsed:
+        """The error of a candidate on calibration samples, computed without building it.
+
+        It is the arithmetic of Q/DQ as ONNX defines it, on ONNX Runtime, whatever the backend: what a runtime's integer
+        kernels add is not in it. Raises `RehearsalRefusedError` where ONNX Runtime lacks operators of the model or
+        memory is short; evaluate the candidate then.
+        """
+        placement = self._proposal(what).placement
+        self._require_open()
+        return self._rehearser.error(placement)
 
     def tell(self, trials: Trial | Iterable[Trial]) -> None:
         """Give the strategy the answers to its questions, failed ones too."""
@@ -203,11 +216,14 @@ class Study:
 
     @property
     def _search(self) -> Search:
+        self._require_open()
+        return self._tuning.search
+
+    def _require_open(self) -> None:
         if self._is_closed:
             raise StateError(
                 "the study is closed", where=self._folder, cure="load it, or keep it open longer"
             )
-        return self._tuning.search
 
     def _proposal(self, what: Proposed) -> Proposal:
         if isinstance(what, Proposal):

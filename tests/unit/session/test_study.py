@@ -17,7 +17,7 @@ from qdqspec.errors import BackendError, ConfigError, SpecError, StateError
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.session import Session
 from qdqspec.session.study import Study
-from qdqspec.types import Placement, Trial
+from qdqspec.types import Consumer, Placement, Site, Trial
 
 TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,12,12] x) => (float[1,8] y) {
   a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  c = Conv<pads = [1, 1, 1, 1]>(b, w)
@@ -383,3 +383,29 @@ def test_closing_ends_the_processes(session: Session, model: Path) -> None:
     for use in (study.ask, lambda: next(iter(study)), lambda: study.evaluate({}), study.confirm):
         with pytest.raises(StateError, match="the study is closed"):
             use()
+
+
+def test_a_candidate_is_rehearsed_without_being_built(open_study: Open) -> None:
+    study = open_study()
+    everything = study.space.everything()
+    found, nothing = study.rehearse(everything), study.rehearse({})
+    assert nothing.sqnr_db == np.inf
+    assert 10 < found.sqnr_db < 60
+    assert (found.samples, found.data) == (8, "random")
+    assert found == study.rehearse(study.space.resolve(everything))
+    assert study.trials == ()
+
+
+def test_a_placement_from_elsewhere_is_rehearsed_too(open_study: Open) -> None:
+    study = open_study()
+    known = study.rehearse({})
+    fine = Site(tensor="b", consumers=(Consumer("Conv#2", 0),), format="int16")
+    found = study.rehearse(Placement(sites=frozenset({fine})))
+    assert 60 < found.sqnr_db < known.sqnr_db
+
+
+def test_a_closed_study_rehearses_nothing(open_study: Open) -> None:
+    study = open_study()
+    study.close()
+    with pytest.raises(StateError, match="closed"):
+        study.rehearse({})

@@ -1,0 +1,91 @@
+"""Opens rehearsals: the accuracy of placements on the reference runtime, whatever backend a case is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from qdqspec.backends._ort_options import FULL, OPTIMIZATION
+from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.errors import PlacementError
+from qdqspec.measure.isolate import Isolated
+from qdqspec.rehearsal import Rehearsal, Runtime, Subject, sites_of
+from qdqspec.session.parity import ARITHMETIC, unfused
+from qdqspec.session.prepare import Prepared
+from qdqspec.session.tuning import Workbench
+from qdqspec.types import Placement, Rehearsed, Site
+
+
+def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
+    """ONNX Runtime, with each engine in a process of its own until ``opened`` is closed.
+
+    ``backend`` is taken where it is ONNX Runtime already.
+    """
+    if backend is None or backend.name != ARITHMETIC:
+        backend = opened.enter_context(Isolated(ARITHMETIC))
+    fast = replace(options, extra={**options.extra, OPTIMIZATION: FULL})
+    return Runtime(
+        exact=partial(backend.build, options=unfused(options)), fast=partial(backend.build, options=fast)
+    )
+
+
+class Rehearser:
+    """Rehearses placements of a case. The graph is made when first asked for, with all pairs of the case's space.
+
+    A placement with other pairs, such as one read from a scheme, makes it anew with these added.
+    """
+
+    def __init__(self, prepared: Prepared, work: Workbench) -> None:
+        self._prepared = prepared
+        self._work = work
+        self._sites: tuple[Site, ...] = ()
+        self._rehearsal: Rehearsal | None = None
+        self._opened = ExitStack()
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        """The rehearsal of the space. Raises `RehearsalRefusedError` where there can be none."""
+        if self._rehearsal is None:
+            self._rehearsal = self._open(self._sites or sites_of(self._prepared.space))
+        return self._rehearsal
+
+    def error(self, placement: Placement) -> Rehearsed:
+        """The error of a placement on the first calibration samples.
+
+        Raises `RehearsalRefusedError` where the model cannot be rehearsed.
+        """
+        try:
+            return self.rehearsal.error(placement)
+        except PlacementError:
+            self._sites = (*self.rehearsal.subject.sites, *placement.ordered)
+            self.close()
+        return self.rehearsal.error(placement)
+
+    def close(self) -> None:
+        """End the process of the rehearsal. Closing twice does no harm; asking again opens it anew."""
+        self._opened.close()
+        self._rehearsal = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, sites: Iterable[Site]) -> Rehearsal:
+        prepared, work = self._prepared, self._work
+        subject = Subject(
+            model=prepared.model,
+            sites=tuple(sites),
+            numbers=prepared.numbers,
+            feeds=prepared.feeds,
+            data="random" if prepared.calibration is None else "calibration",
+        )
+        runtime = reference_runtime(self._opened, work.options, work.backend)
+        return self._opened.enter_context(Rehearsal(subject, runtime))
