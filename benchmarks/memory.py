@@ -27,11 +27,11 @@ from tabulate import tabulate
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
+from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.quantize.calibrate import observer_model
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import ranges_for
 
@@ -89,7 +89,7 @@ def measure(path: Path, folder: Path) -> None:
     model = meter("fold BatchNormalization", lambda: fold_batchnorm(given)).model
     meter("infer types", lambda: model.types)
     space = meter("find units", lambda: SchemeSpace(model, OnnxRuntime().capabilities()))
-    observer = meter("make the observer", lambda: observer_model(model, space.tensors))
+    observer = meter("make the observer", lambda: observe(model, space.tensors).parts)
     file = folder / "observer.onnx"
     meter("write the observer", partial(save_model, observer, file, base=path.parent))
     numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)

@@ -38,6 +38,11 @@ class Scope:
     owner: str = ""
     attribute: str = ""
 
+    @property
+    def chain(self) -> tuple[Scope, ...]:
+        """The main graph, then the bodies around this one, then itself."""
+        return (*(() if self.parent is None else self.parent.chain), self)
+
     def unique(self, tensor: str) -> str:
         """The unique name of a tensor that a node of this graph reads or makes; one nobody defines keeps its name."""
         scope: Scope | None = self

@@ -1,12 +1,12 @@
 """Finds the range of every tensor from sample inputs, one sample at a time.
 
-May import floors 0 and 1, numpy and onnx. It knows no runtime: the caller hands in what runs a model.
+It knows no runtime: the caller hands in what runs a model.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -16,8 +16,9 @@ import onnx
 
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
-from qdqspec.graph.protos import copy_model
-from qdqspec.graph.wire import Parts, parts_of
+from qdqspec.graph.observe import Observer, observe
+from qdqspec.graph.scopes import find_scopes
+from qdqspec.graph.wire import Parts
 from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, as_real
@@ -27,7 +28,7 @@ Feed: TypeAlias = Mapping[str, Array]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse"]
 
 # Takes a model and returns what runs it: feed in, outputs by name out. The model comes from
-# `observer_model`; references to external data stay relative to the folder of the original.
+# `observe`; references to external data stay relative to the folder of the original.
 OutputRunner: TypeAlias = Callable[[Parts], Callable[[Feed], Mapping[str, Array]]]
 
 _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
@@ -39,6 +40,7 @@ _FLOATS = frozenset({*REALS, onnx.TensorProto.DOUBLE})
 # Bounded by nature; and their rare large values are the message.
 _BOUNDED = frozenset({"HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
 _NEGLIGIBLE = float(np.finfo(np.float32).smallest_normal)  # nothing to gain, and no bins to be had
+_LISTED = 5
 _log = logging.getLogger(__name__)
 
 
@@ -54,8 +56,9 @@ def calibrate(
     """Return the range of each tensor over all feeds.
 
     ``feeds`` is called once for ``max``, twice for the other methods (range first, then a histogram of
-    fixed size a tensor), and its samples are never kept. Left out are integer tensors, those that no feed ever
-    produced, and those that held NaN or infinity, as masked scores do; ``note`` is told of the latter two. What the
+    fixed size a tensor), and its samples are never kept. The range of a tensor in a body of If, Loop or Scan is over
+    all iterations. Left out are integer tensors, those that no feed ever produced, as in a branch never taken, and
+    those that held NaN or infinity, as masked scores do; ``note`` gets the latter two. What the
     model answers with is never clipped: its outputs, both sides of a Softmax, the output of a Sigmoid and the like.
     Raises `DataError` when there is no sample.
     """
@@ -63,8 +66,9 @@ def calibrate(
     spans, unbounded = _spans(watch, feeds())
     for number, tensors in unbounded.items():
         note(f"not finite in calibration sample {number}, so left in floating point: {_quoted(tensors)}")
-    if missing := sorted(watch.wanted.difference(spans, *unbounded.values())):
-        note(f"never produced by the calibration data, so left in floating point: {_quoted(missing)}")
+    seen = {*spans}.union(*unbounded.values())
+    for why, tensors in _by_body(model, watch.wanted - seen, seen).items():
+        note(f"{why}, so left in floating point: {_quoted(tensors)}")
     if method == "max":
         return spans
     histograms = {t: Histogram(spans[t]) for t in spans.keys() - _answers(model) if _has_tails(spans[t])}
@@ -75,45 +79,32 @@ def calibrate(
     return spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
 
 
-def observer_model(model: Model, tensors: Iterable[str]) -> Parts:
-    """The model with ``tensors`` for outputs, in graph order, and nothing else. It shares the model's weights.
-
-    Graph inputs and constants cannot be outputs and are skipped, as is what no node of the main graph makes.
-    """
-    observer = copy_model(model.proto, but={"initializer", "output"})
-    observer.graph.output.extend(_output(model, name) for name in _made(model, tensors))
-    return parts_of(observer, model.proto.graph.initializer)
-
-
-def _made(model: Model, tensors: Iterable[str]) -> list[str]:
-    wanted = set(tensors)
-    made = [out for node in model.nodes for out in node.outputs if out in wanted and out in model.producer]
-    return [name for name in made if name not in model.constants]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watch:
     """Tells the values of the wanted tensors for one feed: from the feed itself, and from running."""
 
     wanted: frozenset[str]
     inputs: frozenset[str]
+    observer: Observer
     execute: Callable[[Feed], Mapping[str, Array]] | None
 
     @classmethod
     def over(cls, model: Model, tensors: Iterable[str], run: OutputRunner) -> _Watch:
         """Watch ``tensors`` that are not known to hold something else than floats."""
         wanted = {t for t in tensors if model.elem_type(t) in (*_FLOATS, None) and t not in model.constants}
+        observer = observe(model, wanted)
         return cls(
             wanted=frozenset(wanted),
             inputs=frozenset(wanted & set(model.inputs)),
-            execute=run(observer_model(model, wanted)) if _made(model, wanted) else None,
+            observer=observer,
+            execute=run(observer.parts) if observer.names else None,
         )
 
     def values(self, feed: Feed) -> dict[str, Array]:
-        """Non-empty float values by tensor. Outputs that a branch did not produce are missing."""
+        """Non-empty float values by tensor. Those of bodies that did not run are missing."""
         found = {name: feed[name] for name in self.inputs}
         if self.execute is not None:
-            found |= {name: value for name, value in self.execute(feed).items() if name in self.wanted}
+            found |= self.observer.seen(self.execute(feed))
         real = {name: as_real(value) for name, value in found.items() if isinstance(value, np.ndarray)}
         return {name: value for name, value in real.items() if _is_float(value)}
 
@@ -160,19 +151,26 @@ def _spans(watch: _Watch, feeds: Iterable[Feed]) -> tuple[dict[str, TensorRange]
     return spans, by_sample
 
 
+def _by_body(model: Model, missing: Iterable[str], seen: Iterable[str]) -> dict[str, list[str]]:
+    """Tensors without a value, by the reason: an outermost body that never ran, or that nothing computed them."""
+    homes, found = find_scopes(model.proto).of_tensor, dict[str, list[str]]()
+    ran = {scope for tensor in seen if tensor in homes for scope in homes[tensor][0].chain}
+    for tensor in sorted(missing):
+        around = homes[tensor][0].chain if tensor in homes else ()
+        idle = next((scope.path for scope in around if scope.path and scope not in ran), "")
+        why = (
+            f"the calibration data never runs '{idle}'" if idle else "never produced by the calibration data"
+        )
+        found.setdefault(why, []).append(tensor)
+    return found
+
+
 def _span(value: Array) -> TensorRange | None:
     """``None`` where a value is not finite."""
     low, high = float(value.min()), float(value.max())
     return TensorRange(low, high) if np.isfinite(low) and np.isfinite(high) else None
 
 
-def _quoted(tensors: Iterable[str]) -> str:
-    return ", ".join(f"'{tensor}'" for tensor in tensors)
-
-
-def _output(model: Model, name: str) -> onnx.ValueInfoProto:
-    """An output without a shape: a wrong one inferred for a dynamic model would only cause warnings."""
-    known = model.elem_type(name)
-    if known is None:
-        return onnx.ValueInfoProto(name=name)
-    return onnx.helper.make_tensor_value_info(name, known, None)
+def _quoted(tensors: Sequence[str]) -> str:
+    more = f" and {len(tensors) - _LISTED} more" if len(tensors) > _LISTED else ""
+    return ", ".join(f"'{tensor}'" for tensor in tensors[:_LISTED]) + more

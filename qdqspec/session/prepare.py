@@ -14,6 +14,7 @@ from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model
+from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measure.profiles import Load
@@ -21,7 +22,7 @@ from qdqspec.parity.data import Dataset, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
+from qdqspec.quantize.calibrate import Feed, calibrate
 from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
@@ -163,8 +164,9 @@ class Prepared:
         made = [tensor for tensor in tensors if tensor not in feed]
         values: Mapping[str, Array] = {}
         if made:
+            observer = observe(self.model, made)
             with ExitStack() as observers:
-                values = self._observe(observers, observer_model(self.model, made))(feed)
+                values = observer.seen(self._observe(observers, observer.parts)(feed))
         if missing := [tensor for tensor in made if tensor not in values]:
             raise BackendError(f"no run of the model shows '{missing[0]}'")
         return {tensor: feed[tensor] if tensor in feed else values[tensor] for tensor in tensors}

@@ -13,12 +13,12 @@ from onnx import helper, numpy_helper
 
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.excerpt import Excerpt, Excerpts
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.quantize.calibrate import observer_model
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import random_inputs, ranges_for
 from qdqspec.types import Consumer, InputShape, Placement
@@ -34,7 +34,7 @@ def run(proto: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 def values_in(model: Model, feeds: Mapping[str, Array], tensors: tuple[str, ...]) -> dict[str, Array]:
     made = [tensor for tensor in tensors if tensor not in feeds]
-    seen = run(observer_model(model, made).proto(), feeds) if made else {}
+    seen = run(observe(model, made).parts.proto(), feeds) if made else {}
     return {tensor: feeds[tensor] if tensor in feeds else seen[tensor] for tensor in tensors}
 
 

@@ -13,8 +13,9 @@ from onnx import TensorProto, helper
 
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
-from qdqspec.quantize.calibrate import Feed, calibrate, observer_model
+from qdqspec.quantize.calibrate import Feed, calibrate
 from qdqspec.quantize.ranges import TensorRange
 
 METHODS = ("max", "percentile", "entropy", "mse")
@@ -200,6 +201,29 @@ def test_samples_are_asked_for_one_at_a_time(absolute: Model) -> None:
 
 def test_the_observer_has_the_wanted_outputs_and_leaves_the_model_alone(absolute: Model) -> None:
     before = absolute.proto.SerializeToString(deterministic=True)
-    observer = observer_model(absolute, ["y", "n", "x", "nobody"]).proto()
+    observer = observe(absolute, ["y", "n", "x", "nobody"]).parts.proto()
     assert [output.name for output in observer.graph.output] == ["n", "y"]
     assert absolute.proto.SerializeToString(deterministic=True) == before
+
+
+def test_ranges_in_bodies_are_over_all_samples_and_a_branch_never_taken_is_named() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n] x, bool c) => (float[n] y) {
+      [gate] y = If (c) <
+        then_branch = yes () => (float[n] t) { u = Neg(x)  t = Relu(u) },
+        else_branch = no () => (float[n] e) { u = Abs(x)  e = Identity(u) }
+      >
+    }"""
+    model = Model(onnx.parser.parse_model(text))
+    samples = [{"x": np.float32([1, 2]), "c": np.array(True)}, {"x": np.float32([-3]), "c": np.array(True)}]
+    notes: list[str] = []
+    wanted = ["gate/then_branch/u", "t", "gate/else_branch/u", "e"]
+    found = calibrate(model, wanted, lambda: iter(samples), "entropy", run_on_cpu, note=notes.append)
+    assert found.keys() == {"gate/then_branch/u", "t"}
+    assert found["gate/then_branch/u"].low < -1
+    assert notes == [
+        "the calibration data never runs 'gate/else_branch', so left in floating point: 'e', 'gate/else_branch/u'"
+    ]
+    both = [*samples, {"x": np.float32([-5]), "c": np.array(False)}]
+    found = calibrate(model, wanted, lambda: iter(both), "max", run_on_cpu, note=notes.append)
+    assert found["gate/then_branch/u"] == TensorRange(-2, 3)
+    assert found["e"] == TensorRange(0, 5)

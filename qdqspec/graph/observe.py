@@ -1,0 +1,227 @@
+"""Models that give inner tensors as outputs, tensors in bodies of If, Loop and Scan among them.
+
+A tensor of a body leaves it through the outputs of the node that has the body, level by level, flattened and as
+float32. What an If gives of the branch that it does not take has no elements. A Loop gives the values of all
+iterations, joined: as a scan output where the shape is known, else as a loop-carried variable that grows. A Scan
+gives scan outputs; these must have one shape, so that of a body inside a Scan's body only the smallest and the largest
+value of each step are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.graph.model import Model
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
+from qdqspec.graph.protos import copy_model, refill
+from qdqspec.graph.scopes import Scope, Scopes, bodies_of, find_scopes
+from qdqspec.graph.wire import Parts, parts_of
+
+Array: TypeAlias = npt.NDArray[np.generic]
+_SCAN_SINCE = 9  # before it, a Scan has a batch axis and other attributes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observer:
+    """A model whose outputs are inner tensors of another one; ``names`` are these tensors by output."""
+
+    parts: Parts
+    names: Mapping[str, str]
+
+    def seen(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The values by tensor; those of a body are flattened, and have no elements where the body did not run."""
+        return {self.names[name]: value for name, value in outputs.items() if name in self.names}
+
+
+def observe(model: Model, tensors: Iterable[str]) -> Observer:
+    """The model with ``tensors`` for outputs, and nothing else; it shares the model's weights.
+
+    Graph inputs and constants cannot be outputs and are skipped, as is what no graph of the model makes.
+    """
+    wanted = set(tensors)
+    proto = copy_model(model.proto, but={"initializer", "output"})
+    scopes = find_scopes(model.proto)
+    graphs = find_scopes(proto)
+    work = _Lifting(model, proto, graphs)
+    for scope, copied in zip(reversed(scopes.bodies), reversed(graphs.bodies), strict=True):
+        work.lift(copied, [name for name in _made(scope) if scope.tensors[name] in wanted])
+    names = {name: name for name in _made(scopes.main) if name in wanted}
+    proto.graph.output.extend(_output(model, name) for name in names)
+    inner = work.lifted.get("", ())
+    proto.graph.output.extend(_flat_value(flat.name) for flat in inner)
+    names |= {flat.name: flat.tensor for flat in inner}
+    return Observer(parts=parts_of(proto, [*model.proto.graph.initializer, *work.constants()]), names=names)
+
+
+def _made(scope: Scope) -> Iterator[str]:
+    """What a graph computes, by its own names: results of nodes that are no constants, and a body's inputs."""
+    given = {
+        value.name
+        for value in (*scope.graph.initializer, *(s.values for s in scope.graph.sparse_initializer))
+    }
+    if scope.parent is not None:
+        yield from (value.name for value in scope.graph.input if value.name not in given)
+    for node in scope.graph.node:
+        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+            yield from (name for name in node.output if name)
+
+
+def _output(model: Model, name: str) -> onnx.ValueInfoProto:
+    """An output without a shape: a wrong one inferred for a dynamic model would only cause warnings."""
+    known = model.elem_type(name)
+    if known is None:
+        return onnx.ValueInfoProto(name=name)
+    return helper.make_tensor_value_info(name, known, None)
+
+
+def _flat_value(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [None])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flat:
+    """The values of a tensor as a one-dimensional float32 tensor ``name`` of an outer graph.
+
+    ``size`` is its number of elements where that is the same in every run.
+    """
+
+    tensor: str
+    name: str
+    size: int | None = None
+
+
+class _Lifting:
+    """Moves values of bodies outwards. Inner bodies come before those that they are in."""
+
+    def __init__(self, model: Model, proto: onnx.ModelProto, scopes: Scopes) -> None:
+        self.lifted: dict[str, list[_Flat]] = {}  # by the path of the graph that they have come to
+        self._model = model
+        self._scopes = scopes
+        self._taken = {name for scope in scopes.all for name in scope.tensors} | scopes.of_tensor.keys()
+        self._count = 0
+        self._flat, self._empty = self._name("flat"), self._name("empty")
+        self._low, self._high = self._name("low"), self._name("high")
+        proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
+
+    def constants(self) -> list[TensorProto]:
+        """Initializers of the main graph that the new nodes read; none where no body is looked into."""
+        values: dict[str, Array] = {
+            self._flat: np.array([-1], np.int64),
+            self._empty: np.zeros(0, np.float32),
+            self._low: np.array([np.inf], np.float32),
+            self._high: np.array([-np.inf], np.float32),
+        }
+        return (
+            [numpy_helper.from_array(v, name) for name, v in values.items()]
+            if any(self.lifted.values())
+            else []
+        )
+
+    def lift(self, scope: Scope, own: list[str]) -> None:
+        """Give these tensors of a body, and what has come to it from inner ones, to the graph around it."""
+        assert scope.parent is not None
+        node = scope.parent.graph.node[self._scopes.of_node[scope.owner][1]]
+        can = node.op_type != "Scan" or self._model.opset >= _SCAN_SINCE
+        flats = (
+            [*(self._flattened(scope, name) for name in own), *self.lifted.get(scope.path, ())] if can else []
+        )
+        outer = self.lifted.setdefault(scope.parent.path, [])
+        for flat in flats:
+            outer.append(self._given(node, scope, flat))
+
+    def _given(self, node: onnx.NodeProto, scope: Scope, flat: _Flat) -> _Flat:
+        if node.op_type == "If":
+            return self._through_if(node, scope, flat)
+        assert scope.parent is not None
+        around = scope.parent.graph
+        if node.op_type == "Loop" and flat.size is None:
+            return self._through_loop(node, scope.graph, flat)
+        if flat.size is not None or flat.tensor in scope.tensors.values():
+            return self._stacked(node, scope.graph, around, flat)
+        low, high = (self._stacked(node, scope.graph, around, f) for f in self._extremes(scope.graph, flat))
+        return self._joined(around, low, high)
+
+    def _flattened(self, scope: Scope, name: str) -> _Flat:
+        tensor = scope.tensors[name]
+        real, flat = self._name("real"), self._name("flat")
+        scope.graph.node.append(helper.make_node("Cast", [name], [real], to=TensorProto.FLOAT))
+        scope.graph.node.append(helper.make_node("Reshape", [real, self._flat], [flat]))
+        shape = self._model.shape(tensor)
+        known = None if shape is None or None in shape else int(np.prod([dim or 0 for dim in shape]))
+        return _Flat(tensor=tensor, name=flat, size=known)
+
+    def _through_if(self, node: onnx.NodeProto, scope: Scope, flat: _Flat) -> _Flat:
+        for attribute, branch in bodies_of(node):
+            name = flat.name
+            if attribute != scope.attribute:
+                name = self._name("none")
+                branch.node.append(helper.make_node("Identity", [self._empty], [name]))
+            branch.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, None))
+        node.output.append(self._name("of_if"))
+        return _Flat(tensor=flat.tensor, name=node.output[-1])
+
+    def _through_loop(self, node: onnx.NodeProto, body: onnx.GraphProto, flat: _Flat) -> _Flat:
+        """A loop-carried variable, to which every iteration appends."""
+        carried = len(body.input) - 2
+        before, after, given = self._name("before"), self._name("after"), self._name("of_loop")
+        body.node.append(helper.make_node("Concat", [before, flat.name], [after], axis=0))
+        body.input.append(_flat_value(before))
+        ends = [*body.output[: 1 + carried], _flat_value(after), *body.output[1 + carried :]]
+        refill(body.output, ends)
+        node.input.append(self._empty)
+        outputs = self._all_outputs(node, len(ends) - 2)
+        refill(node.output, [*outputs[:carried], given, *outputs[carried:]])
+        return _Flat(tensor=flat.tensor, name=given)
+
+    def _stacked(
+        self, node: onnx.NodeProto, body: onnx.GraphProto, around: onnx.GraphProto, flat: _Flat
+    ) -> _Flat:
+        """A scan output: one row an iteration."""
+        outputs = self._all_outputs(node, len(body.output) - (node.op_type == "Loop"))
+        body.output.append(_flat_value(flat.name))
+        stacked, given = self._name("stacked"), self._name("of_scan")
+        refill(node.output, [*outputs, stacked])
+        for attribute in node.attribute:
+            if attribute.name in ("scan_output_axes", "scan_output_directions"):
+                attribute.ints.append(0)
+        around.node.append(helper.make_node("Reshape", [stacked, self._flat], [given]))
+        return _Flat(tensor=flat.tensor, name=given)
+
+    def _extremes(self, body: onnx.GraphProto, flat: _Flat) -> Iterator[_Flat]:
+        """The smallest value and the largest; plus and minus infinity where there is none."""
+        for operator, bound in (("ReduceMin", self._low), ("ReduceMax", self._high)):
+            bounded, extreme = self._name("bounded"), self._name("extreme")
+            body.node.append(helper.make_node("Concat", [flat.name, bound], [bounded], axis=0))
+            body.node.append(helper.make_node(operator, [bounded], [extreme], keepdims=1))
+            yield _Flat(tensor=flat.tensor, name=extreme, size=1)
+
+    def _joined(self, graph: onnx.GraphProto, low: _Flat, high: _Flat) -> _Flat:
+        """The extremes of the steps that had any."""
+        none, some, joined = self._name("none"), self._name("some"), self._name("joined")
+        kept = [self._name("kept") for _ in (low, high)]
+        graph.node.append(helper.make_node("Greater", [low.name, high.name], [none]))
+        graph.node.append(helper.make_node("Not", [none], [some]))
+        for value, name in zip((low, high), kept, strict=True):
+            graph.node.append(helper.make_node("Compress", [value.name, some], [name], axis=0))
+        graph.node.append(helper.make_node("Concat", kept, [joined], axis=0))
+        return _Flat(tensor=low.tensor, name=joined)
+
+    def _all_outputs(self, node: onnx.NodeProto, count: int) -> list[str]:
+        """The node's outputs, with a name for each that it leaves out."""
+        named = [name or self._name("unread") for name in node.output]
+        return [*named, *(self._name("unread") for _ in range(count - len(named)))]
+
+    def _name(self, what: str) -> str:
+        """A name that no graph of the model uses."""
+        while True:
+            self._count += 1
+            name = f"observed_{what}_{self._count}"
+            if name not in self._taken:
+                return name

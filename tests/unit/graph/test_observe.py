@@ -1,0 +1,153 @@
+"""Inner tensors as outputs: of bodies, all iterations, and nothing of a branch that is not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from qdqspec.graph.model import Model, TensorType
+from qdqspec.graph.observe import observe
+
+X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
+
+
+def model_of(text: str, opset: int = 17) -> Model:
+    return Model(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}'))
+
+
+def seen(model: Model, tensors: list[str], **feeds: object) -> dict[str, np.ndarray]:
+    observer = observe(model, tensors)
+    session = ort.InferenceSession(
+        observer.parts.proto().SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    names = [output.name for output in session.get_outputs()]
+    values = session.run(names, {name: np.asarray(value) for name, value in feeds.items()})
+    return observer.seen(dict(zip(names, values, strict=True)))
+
+
+def lists(values: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
+    return {name: value.tolist() for name, value in values.items()}
+
+
+BRANCHES = """(float[n,2] x, bool c) => (float[n,2] y) {
+  [gate] z = If (c) <
+    then_branch = yes () => (float[n,2] t) { u = Neg(x)  t = Relu(u) },
+    else_branch = no () => (float[n,2] e) { u = Abs(x)  e = Identity(u) }
+  >
+  y = Tanh(z)
+}"""
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_branch_that_is_not_taken_gives_no_elements(taken: bool) -> None:
+    model = model_of(BRANCHES)
+    tensors = ["gate/then_branch/u", "gate/else_branch/u", "t", "z"]
+    found = seen(model, tensors, x=X, c=taken)
+    yes = [[-1.0, 2.0, -3.0, 4.0], [], [0.0, 2.0, 0.0, 4.0]]
+    no = [[], [1.0, 2.0, 3.0, 4.0], []]
+    assert [found[name].tolist() for name in tensors[:3]] == (yes if taken else no)
+    assert found["z"].shape == X.shape  # of the main graph, as it is
+
+
+def test_a_tensor_of_the_main_graph_needs_nothing_new() -> None:
+    model = model_of(BRANCHES)
+    proto = observe(model, ["z"]).parts.proto()
+    assert proto.graph.node == model.proto.graph.node
+    assert [output.name for output in proto.graph.output] == ["z"]
+
+
+LOOP = """(float[n,2] x, int64 k, bool c) => (float[n,2] y) {
+  [loop] y, s = Loop (k, c, x) <
+    body = b (int64 i, bool more, float[n,2] v) => (on, w, w2) {
+      on = Identity(more)  d = Add(v, v)  w = Identity(d)  w2 = Neg(d)
+    }
+  >
+}"""
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_a_loop_gives_all_iterations(times: int) -> None:
+    found = seen(model_of(LOOP), ["d", "v"], x=X[:1], k=np.int64(times), c=True)
+    assert found["d"].tolist() == [value * 2**i for i in range(1, times + 1) for value in (1.0, -2.0)]
+    assert found["v"].tolist() == [value * 2**i for i in range(times) for value in (1.0, -2.0)]
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_a_loop_gives_a_tensor_of_known_shape_as_a_scan_output(times: int) -> None:
+    model = model_of(LOOP)
+    model.types = {**model.types, "d": TensorType(onnx.TensorProto.FLOAT, (1, 2))}
+    observed = observe(model, ["d"]).parts.proto().graph.node[0]
+    assert (len(observed.input), len(observed.output)) == (3, 3)  # nothing new is carried
+    found = seen(model, ["d"], x=X[:1], k=np.int64(times), c=True)
+    assert found["d"].tolist() == [value * 2**i for i in range(1, times + 1) for value in (1.0, -2.0)]
+
+
+def test_a_loop_of_growing_values() -> None:
+    text = """(float[n] x, int64 k, bool c) => (float[m] y) {
+      y = Loop (k, c, x) <
+        body = b (int64 i, bool more, float[p] v) => (on, w) { on = Identity(more)  w = Concat<axis = 0>(v, x) }
+      >
+    }"""
+    found = seen(model_of(text), ["w"], x=np.ones(2, np.float32), k=np.int64(3), c=True)
+    assert found["w"].size == 4 + 6 + 8
+
+
+def test_an_if_inside_a_loop_gives_the_iterations_that_took_the_branch() -> None:
+    text = """(float[2] x, int64 k, bool c) => (float[2] y) {
+      [loop] y = Loop (k, c, x) <
+        body = b (int64 i, bool more, float[2] v) => (on, w) {
+          on = Identity(more)  two = Constant<value_int: int = 2>()  odd = Mod(i, two)  is_odd = Cast<to = 9>(odd)
+          [gate] w = If (is_odd) <
+            then_branch = yes () => (t) { t = Neg(v) },
+            else_branch = no () => (e) { e = Add(v, v) }
+          >
+        }
+      >
+    }"""
+    found = seen(model_of(text), ["t", "e"], x=np.ones(2, np.float32), k=np.int64(4), c=True)
+    assert lists(found) == {"e": [2.0, 2.0, -4.0, -4.0], "t": [-2.0, -2.0, 4.0, 4.0]}
+
+
+SCAN = """(float[2] h, float[n,2] x) => (float[2] y, float[n,2] z) {{
+  [scan] y, z = Scan <num_scan_inputs = 1, body = b (float[2] s, float[2] r) => (s2, o) {{
+    a = Add(s, r)  s2 = Identity(a)  {more}
+  }}> (h, x)
+}}"""
+
+
+def test_a_scan_gives_all_steps() -> None:
+    found = seen(model_of(SCAN.format(more="o = Neg(a)")), ["a", "r", "o"], h=np.zeros(2, np.float32), x=X)
+    assert lists(found) == {
+        "a": [1.0, -2.0, 4.0, -6.0],
+        "r": [1.0, -2.0, 3.0, -4.0],
+        "o": [-1.0, 2.0, -4.0, 6.0],
+    }
+
+
+def test_of_an_if_inside_a_scan_the_extremes_of_each_step_are_given() -> None:
+    more = """total = ReduceSum<keepdims = 0>(r)  zero = Constant<value_float: float = 0.0>()
+      up = Greater(total, zero)
+      [gate] o = If (up) <
+        then_branch = yes () => (t) { t = Add(r, r) }, else_branch = no () => (e) { e = Neg(r) }
+      >"""
+    rows = np.array([[1.0, 2.0], [-1.0, -5.0], [3.0, 4.0]], np.float32)
+    found = seen(model_of(SCAN.format(more=more)), ["t", "e"], h=np.zeros(2, np.float32), x=rows)
+    assert {name: sorted(value.tolist()) for name, value in found.items()} == {
+        "t": [2.0, 4.0, 6.0, 8.0],
+        "e": [1.0, 5.0],
+    }
+
+
+def test_constants_of_a_body_and_names_nobody_defines_are_skipped() -> None:
+    text = BRANCHES.replace("u = Neg(x)", "k = Constant<value_float: float = 1.0>()  u = Mul(x, k)")
+    assert observe(model_of(text), ["k", "x", "no such tensor"]).names == {}
+
+
+def test_half_precision_leaves_a_body_as_float() -> None:
+    model = model_of(BRANCHES.replace("float[n,2]", "float16[n,2]"))
+    found = seen(model, ["t"], x=X.astype(np.float16), c=True)
+    assert found["t"].dtype == np.float32
