@@ -23,6 +23,7 @@ from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
 from qdqspec.backends._ort_layers import map_kernels
 from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR
 from qdqspec.backends._ort_options import FULL, LEVELS, level_from, libraries_from
+from qdqspec.backends._ort_overflow import describe, overflows
 from qdqspec.backends._ort_profile import layer_times, read_profile
 from qdqspec.backends._ort_words import cure_for, plainly
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
@@ -52,7 +53,7 @@ class OnnxRuntime:
     def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
         """Say whether ONNX Runtime can be imported, and which integer path this processor has."""
         cpu = _cpu.detect()
-        facts = {"cpu": cpu.product, "int8 path": cpu.int8_path, "cores": str(cpu.cores)}
+        facts = {"cpu": cpu.product, "int8 path": describe(cpu), "cores": str(cpu.cores)}
         try:
             import onnxruntime as ort
 
@@ -75,7 +76,7 @@ class OnnxRuntime:
         major_minor = ".".join(version.split(".")[:2])
         details = {
             "cpu": cpu.product,
-            "int8_path": cpu.int8_path,
+            "int8_path": describe(cpu),
             "cores": str(cpu.cores),
             "threads": str(options.threads),
             "onnxruntime": version,
@@ -95,7 +96,7 @@ class OnnxRuntime:
             activations={"int8": "uint8", "uint8": "uint8"},
             weights={"int8": "int8", "uint8": "int8"} | {name: name for name in BLOCKED},
             absorbs=ABSORBED,
-            reduce_range=_cpu.detect().saturates,
+            reduce_range=overflows(_cpu.detect()),
             integer_bias=frozenset(LINEAR),
             bare=frozenset(LINEAR),
             blocked_axes=BLOCKED_AXES,

@@ -36,8 +36,8 @@ def small_model(
 ) -> onnx.ModelProto:
     """Conv, Relu, GlobalAveragePool, Flatten, Gemm; float32 ``x`` of shape (1, 3, 8, 8) to ``y`` of (1, 5).
 
-    ``quantized`` puts Q/DQ pairs around the convolution: int8 weights per channel, and activations as uint8 with
-    any zero point or as int8 with none, as the runtime takes them.
+    ``quantized`` puts Q/DQ pairs around the convolution: int8 weights per channel within 7 bits, so that no processor's
+    products saturate, and activations as uint8 with any zero point or as int8 with none, as the runtime takes them.
     """
     random = np.random.default_rng(seed)
     weights = {
@@ -93,7 +93,7 @@ def _quantization_constants(activations: Literal["uint8", "int8"]) -> list[onnx.
     values: dict[str, Array] = {
         "act_scale": np.array(2 / 255, np.float32),
         "act_zero": np.array(0, np.int8) if signed else np.array(128, np.uint8),
-        "weight_scale": np.full(4, 1 / 127, np.float32),
+        "weight_scale": np.full(4, 1 / 63, np.float32),
         "weight_zero": np.zeros(4, np.int8),
         "relu_scale": np.array(8 / 127 if signed else 8 / 255, np.float32),
         "relu_zero": np.array(0, np.int8 if signed else np.uint8),

@@ -1,0 +1,61 @@
+"""Whether ONNX Runtime's sums of u8 x s8 products overflow on this processor, found by computing one.
+
+The processor's flags decide it as a rule (`_cpu`), but not everywhere: Windows has no list of flags, a sandbox may hide
+it, and under user-mode emulation the list is the host's. A matrix product takes a few milliseconds once a process.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.backends import _cpu
+
+_ROWS, _DEPTH, _COLUMNS = 4, 32, 16
+_ACTIVATION, _WEIGHT = 255, 127  # two such products add up to 64770; 16 bits hold 32767
+
+
+def overflows(cpu: _cpu.Cpu) -> bool:
+    """Whether 8-bit weights overflow here. Without ONNX Runtime the flags decide; unknown ones count as yes."""
+    measured = _measured()
+    return cpu.saturates is not False if measured is None else measured
+
+
+def describe(cpu: _cpu.Cpu) -> str:
+    """The integer path in words for `doctor`: the instruction set, and what it means for weights."""
+    wrong = overflows(cpu)
+    remark = "u8 x s8 saturates: 7-bit weights" if wrong else "8-bit weights are exact"
+    if cpu.saturates not in (None, wrong):
+        remark += ", as computed here, although the processor's flags mean the opposite"
+    return f"{cpu.int8_path} ({remark})"
+
+
+@cache
+def _measured() -> bool | None:
+    """None where ONNX Runtime is missing or computes no such product."""
+    try:
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 4  # errors reach the caller as exceptions
+        session = ort.InferenceSession(_product(), options, providers=["CPUExecutionProvider"])
+        (sums,) = session.run(None, {"a": np.full((_ROWS, _DEPTH), _ACTIVATION, np.uint8)})
+    except Exception:  # noqa: BLE001 - a broken wheel raises anything; `probe` reports it
+        return None
+    return bool((np.asarray(sums) != _ACTIVATION * _WEIGHT * _DEPTH).any())
+
+
+def _product() -> bytes:
+    weights = numpy_helper.from_array(np.full((_DEPTH, _COLUMNS), _WEIGHT, np.int8), "b")
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["a", "b"], ["sums"])],
+        "product",
+        [helper.make_tensor_value_info("a", TensorProto.UINT8, (_ROWS, _DEPTH))],
+        [helper.make_tensor_value_info("sums", TensorProto.INT32, (_ROWS, _COLUMNS))],
+        [weights],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())
