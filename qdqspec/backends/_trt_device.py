@@ -1,7 +1,7 @@
-"""Which TensorRT and which GPU are here, found out by a process of its own. May import floor 0.
+"""The installed TensorRT and the GPU, found by a separate process.
 
 A process that has initialized CUDA cannot be forked, and every candidate is built in a forked child. So the
-run itself never asks CUDA anything, nor imports TensorRT: ``python -m qdqspec.backends._trt_device INDEX``
+run itself neither calls CUDA nor imports TensorRT: ``python -m qdqspec.backends._trt_device INDEX``
 does, prints what it found as one line of JSON, and ends. A crash of a broken driver ends that process only.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ from qdqspec.backends._cuda import INSTALL
 from qdqspec.backends._trt_api import NEWEST, installed_version, parts, require_tensorrt
 from qdqspec.errors import BackendError
 
+_PROBE = "the process that looks for TensorRT"
+_SEE_WHY = "import tensorrt in a Python shell to see why"
 _TIMEOUT = 180.0  # seconds; libraries of several gigabytes may come from a cold disk
 
 
@@ -69,8 +72,10 @@ def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> Found:  # 
             check=False,
             env={**os.environ, "PYTHONPATH": here},
         )
-    except (OSError, subprocess.SubprocessError) as error:
-        return Found(why=f"TensorRT could not be asked: {type(error).__name__}", install=INSTALL)
+    except subprocess.TimeoutExpired:
+        return Found(why=f"{_PROBE} gave no answer for {_TIMEOUT:g} s and was ended", install=_SEE_WHY)
+    except OSError as error:
+        return Found(why=f"{_PROBE} could not be started: {error}", install=INSTALL)
     return _found_from(done)
 
 
@@ -80,9 +85,15 @@ def _found_from(done: subprocess.CompletedProcess[str]) -> Found:
         told = json.loads(lines[-1])
         return Found(**{**told, "capability": tuple(told["capability"])})
     except (IndexError, ValueError, TypeError, KeyError):
-        said = " ".join(done.stderr.split())[-300:] or "it said nothing"
-        why = f"the process that looks for TensorRT ended with code {done.returncode}: {said}"
-        return Found(why=why, install="import tensorrt in a Python shell to see why")
+        words = " ".join(done.stderr.split())[-300:]
+        return Found(why=f"{_PROBE} {_end(done.returncode)}; its last words: {words}", install=_SEE_WHY)
+
+
+def _end(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    known = -code in set(signal.Signals)
+    return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
 # ---- in the other process -----------------------------------------------------------------------

@@ -131,13 +131,32 @@ def test_a_session_works_on_the_gpu_of_its_settings(
 
 
 def test_a_library_that_crashes_when_loaded(install_tensorrt: Install, tmp_path: Path):
+    """Other libraries may have written to standard error before it, and a core file would take time to write."""
     install_tensorrt("11.4.0.106")
     (tmp_path / "site" / "tensorrt.py").write_text(
-        "import os, sys\nsys.stderr.write('bad driver')\nos.abort()\n"
+        "import os, resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+        "sys.stderr.write('OpenBLAS warning: few threads\\nbad driver')\n"
+        "sys.stderr.flush()\n"
+        "os.abort()\n"
     )
     availability = TensorRt().probe()
     assert not availability.usable
-    assert "ended with code -6: bad driver" in availability.why
+    assert availability.why.startswith(
+        "the process that looks for TensorRT was killed by SIGABRT; its last words: "
+    )
+    assert availability.why.endswith("bad driver")
+
+
+def test_a_library_that_hangs_when_loaded(
+    install_tensorrt: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    install_tensorrt("11.4.0.106")
+    (tmp_path / "site" / "tensorrt.py").write_text("import time\ntime.sleep(3600)\n")
+    monkeypatch.setattr(_trt_device, "_TIMEOUT", 0.5)
+    assert TensorRt().probe().why == (
+        "the process that looks for TensorRT gave no answer for 0.5 s and was ended"
+    )
 
 
 def test_a_library_that_is_broken(install_tensorrt: Install, tmp_path: Path):
