@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from qdqspec.rehearsal.guiding import guiding_outputs
 from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError, Runtime, Subject
+from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities
 from qdqspec.rehearsal.switches import Switches, sites_of
 
 __all__ = [
     "Rehearsal",
     "RehearsalRefusedError",
     "Runtime",
+    "Sensitivities",
     "Subject",
     "Switches",
+    "find_sensitivities",
     "guiding_outputs",
     "sites_of",
 ]

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
@@ -20,7 +24,10 @@ from qdqspec.placement.pairs import Pair, PairMaker
 from qdqspec.rehearsal.switches import Edge, Switches
 from qdqspec.types import Consumer
 
+Floats: TypeAlias = npt.NDArray[np.float64]
+
 _SPLIT_TAKES_NUMBER = 18  # the opset from which Split has the number of its outputs as an attribute
+_NEVER = 1e15  # elements: no tensor has so many, and sums of them are exact
 _SOURCE = "\0source"  # what a pair calls the tensor that it quantizes until it is put into a branch
 
 
@@ -99,6 +106,20 @@ class SwitchGraph:
         made = {name for node in self.nodes[:index] if _computes(node) for name in node.output if name}
         read = {name for node in self.nodes[index:] for name in (*node.input, *names_read_inside(node))}
         return tuple(sorted(made & (read | set(self._model.outputs))))
+
+    def live_sizes(self) -> Floats:
+        """The elements of `live` at each index, unknown sizes as 1; infinite where the type of one is not known."""
+        change = np.zeros(len(self.nodes) + 2)
+        last: dict[str, int] = dict.fromkeys(self._model.outputs, len(self.nodes))
+        for index, node in enumerate(self.nodes):
+            last |= {name: max(index, last.get(name, 0)) for name in (*node.input, *names_read_inside(node))}
+        for name, made in self._producer.items():
+            if _computes(self.nodes[made]) and last.get(name, -1) > made:
+                size = prod(dim or 1 for dim in self._model.shape(name) or ())
+                change[made + 1] += size if self._model.elem_type(name) else _NEVER
+                change[last[name] + 1] -= size if self._model.elem_type(name) else _NEVER
+        sizes = np.cumsum(change)
+        return np.where(sizes >= _NEVER, np.inf, sizes)
 
     def _assembled(
         self,

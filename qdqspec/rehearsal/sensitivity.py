@@ -1,0 +1,210 @@
+"""Sensitivity analysis: the noise that every single Q/DQ pair makes at the guiding tensors.
+
+A pair changes nothing before it, so that only the part of the graph behind it is run: the model is cut into segments,
+what the float model has at each cut is kept, and only the pairs of one segment have switches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.backends.base import Array, Engine
+from qdqspec.errors import BackendError
+from qdqspec.parity.compare import sqnr_db
+from qdqspec.parity.gate import MOST_DB
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.rehearsal.graph import SwitchedModel
+from qdqspec.rehearsal.rehearsal import Feed, Rehearsal, RehearsalRefusedError, run
+from qdqspec.rehearsal.switches import Edge, Switches, with_labels
+from qdqspec.types import Label, Placement, Site
+
+SEGMENTS = 6
+FIRST = 2  # samples that every pair is measured on
+MOST_NOISE = 0.99  # pairs that make this share of their segment's noise are measured on all samples
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivities:
+    """The noise power over signal power that each switch alone makes, at each guide.
+
+    ``noise`` is by switch and guide, measured over the first ``samples`` inputs, a number for each switch: pairs with
+    little noise are measured on fewer. An int32 bias counts as exact, since its step is the product of two scales.
+    """
+
+    switches: Switches
+    guides: tuple[str, ...]
+    noise: Floats
+    samples: npt.NDArray[np.int64]
+
+    def noise_of(self, sites: Iterable[Site]) -> Floats:
+        """The noise of pairs together at each guide, as if their errors were independent.
+
+        That holds from about 20 dB on; below it the rehearsal itself shows what is left. Raises `PlacementError` for a
+        pair without a switch.
+        """
+        numbers = [number for site in sites for number in self.switches.numbers(site)]
+        return np.asarray(self.noise[numbers].sum(axis=0), np.float64)
+
+    def guiding_db(self, placement: Placement) -> float:
+        """The predicted SQNR of a placement at its worst guide."""
+        return _db(self.noise_of(placement.ordered))
+
+    def alone_db(self, site: Site) -> float:
+        """The SQNR at the worst guide with this pair and no other."""
+        return _db(self.noise_of([site]))
+
+    def by_label(self, space: SchemeSpace) -> dict[tuple[str, Label], float]:
+        """The noise of each (unit, label) alone at its worst guide."""
+        return {
+            choice: float(self.noise[list(numbers)].sum(axis=0).max(initial=0.0))
+            for choice, numbers in with_labels(space, self.switches).items()
+        }
+
+
+def find_sensitivities(rehearsal: Rehearsal, *, segments: int = SEGMENTS) -> Sensitivities:
+    """Measure every switch alone. Raises `RehearsalRefusedError` where no guiding tensor holds floats."""
+    edges = _guiding_floats(rehearsal)
+    if not edges:
+        raise RehearsalRefusedError(
+            "no output of the model, or tensor before it, is floating-point",
+            where=rehearsal.subject.model.where,
+        )
+    switches = rehearsal.switches
+    noise, samples = np.zeros((len(switches), len(edges))), np.zeros(len(switches), np.int64)
+    for low, high in _segments(rehearsal, segments):
+        for number, tally in _segment(rehearsal, edges, low, high).items():
+            noise[number], samples[number] = tally.ratio, tally.samples
+    return Sensitivities(
+        switches=switches, guides=tuple(tensor for tensor, _ in edges), noise=noise, samples=samples
+    )
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Signal and noise power of one switch at each guide, summed over samples."""
+
+    signal: Floats
+    noise: Floats
+    samples: int = 0
+
+    def add(self, signal: Floats, noise: Floats) -> None:
+        """Take in one sample. Changes this tally."""
+        self.signal, self.noise, self.samples = self.signal + signal, self.noise + noise, self.samples + 1
+
+    @property
+    def ratio(self) -> Floats:
+        """Noise over signal at each guide; infinite where there is noise without a signal."""
+        found: Floats = np.divide(
+            self.noise, self.signal, out=np.full_like(self.noise, np.inf), where=self.signal > 0
+        )
+        return np.where(self.noise == 0, 0.0, found)
+
+
+def _segment(rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int) -> Mapping[int, _Tally]:
+    """The switches between two places, each alone: all on the first samples, those with most noise on all."""
+    graph = rehearsal.graph
+    model = graph.part(low, len(graph.nodes), (low, high), edges)
+    numbers = [n for n in model.numbers if rehearsal.switches[n].format != BIAS_FORMAT]
+    if not numbers:
+        return {}
+    nothing = np.zeros(len(edges))
+    tallies = {number: _Tally(nothing, nothing) for number in numbers}
+    with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engine:
+        for index, feed in enumerate(_fed(rehearsal, low)):
+            if index == FIRST:
+                numbers = _noisiest({number: float(tallies[number].ratio.max()) for number in numbers})
+            _measure(
+                model, engine, feed, {number: tallies[number] for number in numbers}, len(rehearsal.switches)
+            )
+    return tallies
+
+
+def _measure(
+    model: SwitchedModel, engine: Engine, feed: Feed, tallies: Mapping[int, _Tally], count: int
+) -> None:
+    """Run one sample with each of these switches on, and with none."""
+    setting = np.zeros(count, np.bool_)
+    reference = run(model, engine, setting, feed)
+    signal = np.array([_power(np.where(np.isfinite(value), value, 0)) for value in reference.values()])
+    for number, tally in tallies.items():
+        setting[number] = True
+        seen = run(model, engine, setting, feed)
+        setting[number] = False
+        tally.add(signal, np.array([_power(_error(reference[edge], seen[edge])) for edge in reference]))
+
+
+def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
+    """Each input with what the float model has made of it before the node of that index."""
+    graph = rehearsal.graph
+    live = graph.live(index) if index else ()
+    if not live:
+        yield from rehearsal.feeds()
+        return
+    model = graph.head(index, live)
+    with closing(rehearsal.load(model, f"until{index}", rehearsal.runtime.fast)) as engine:
+        for feed in rehearsal.feeds():
+            yield {**feed, **engine.run({name: feed[name] for name in model.inputs})}
+
+
+def _noisiest(powers: Mapping[int, float]) -> list[int]:
+    """Those that make `MOST_NOISE` of the noise, in the order given."""
+    falling = sorted(powers, key=lambda number: -powers[number])
+    total = sum(powers.values())
+    before = accumulate((powers[number] for number in falling), initial=0.0)
+    kept = {
+        number for number, sum_before in zip(falling, before, strict=False) if sum_before < MOST_NOISE * total
+    }
+    return [number for number in powers if number in kept]
+
+
+def _segments(rehearsal: Rehearsal, count: int) -> Iterator[tuple[int, int]]:
+    """Ranges of places with about as many switches each, cut where the least data is between nodes."""
+    graph = rehearsal.graph
+    places = sorted(graph.place(edge) for edge in rehearsal.switches.by_edge())
+    if not places:
+        return
+    sizes = graph.live_sizes()
+    cuts = [0]
+    for part in range(1, count):
+        near, width = len(places) * part / count, len(places) / (4 * count)
+        band = places[int(near - width)], places[min(int(near + width), len(places) - 1)]
+        options = range(max(band[0], cuts[-1] + 1), min(band[1] + 1, len(graph.nodes)))
+        best = min(options, key=lambda index: sizes[index], default=None)
+        if best is not None and np.isfinite(sizes[best]):
+            cuts.append(best)
+    yield from zip(cuts, [*cuts[1:], len(graph.nodes) + 1], strict=True)
+
+
+def _guiding_floats(rehearsal: Rehearsal) -> list[Edge]:
+    """The guiding edges that hold floats, as the first input shows."""
+    first = next(iter(rehearsal.references()), None)
+    if first is None:
+        raise BackendError("there is no sample to measure sensitivities on")
+    _, values = first
+    return [edge for edge in rehearsal.guiding_edges if np.issubdtype(values[edge].dtype, np.floating)]
+
+
+def _error(reference: Array, seen: Array) -> npt.NDArray[np.float32]:
+    """The difference where the reference is finite; what is not finite there without need counts as infinite."""
+    with np.errstate(invalid="ignore"):
+        difference = np.asarray(seen, np.float32) - np.asarray(reference, np.float32)
+    difference[~np.isfinite(reference)] = 0
+    return np.nan_to_num(difference, nan=np.inf)
+
+
+def _power(values: Array) -> float:
+    flat = values.reshape(-1).astype(np.float64, copy=False)
+    return float(flat @ flat)
+
+
+def _db(noise: Floats) -> float:
+    return min(MOST_DB, sqnr_db(1.0, float(noise.max(initial=0.0))))

@@ -1,0 +1,123 @@
+"""The noise of single pairs, measured on the part of the graph behind each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from rehearsing import rehearsal_of
+
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.graph.model import Model, load_model
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities, sensitivity, sites_of
+from qdqspec.testing.graphs import ranges_for
+from qdqspec.types import Consumer, Placement, Site
+
+MODELS = Path(__file__).parents[3] / "specs" / "models"
+TEXT = """<ir_version: 8, opset_import: ["": 19]> deep (float[1,16] x) => (float[1,16] y, float[1,16] z) {
+  [one] a = MatMul(x, w)  b = Relu(a)  [two] c = MatMul(b, w)  d = Add(c, x)  e = Relu(d)  [three] f = MatMul(e, w)
+  g = Add(f, b)  [four] y = MatMul(g, w)  [scale] h = Mul(y, half)  z = Sigmoid(h) }"""
+
+
+@pytest.fixture
+def model() -> Model:
+    proto = onnx.parser.parse_model(TEXT)
+    weight = np.random.default_rng(0).normal(0, 0.3, (16, 16)).astype(np.float32)
+    half = np.full(16, 0.5, np.float32)
+    proto.graph.initializer.extend(
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(half, "half")]
+    )
+    return Model(proto)
+
+
+def all_sites(model: Model) -> list[Site]:
+    """Every float activation that a node reads, and the weights of products."""
+    sites = []
+    for tensor, ends in model.consumers.items():
+        weight = tensor in model.constants
+        if not weight or tensor == "w":
+            axis = 1 if weight else None
+            fmt = "int8" if weight else "uint8"
+            sites.append(Site(tensor=tensor, consumers=ends, format=fmt, axis=axis, weight=weight))
+    return sites
+
+
+def feeds(count: int) -> list[dict[str, np.ndarray]]:
+    random = np.random.default_rng(1)
+    return [{"x": random.normal(size=(1, 16)).astype(np.float32)} for _ in range(count)]
+
+
+def by_whole_runs(rehearsal: Rehearsal) -> list[float]:
+    """The same, one placement at a time."""
+    return [rehearsal.error(Placement(sites=frozenset({site}))).guiding_db for site in rehearsal.switches]
+
+
+@pytest.mark.parametrize("segments", [1, 3, 8])
+def test_noise_behind_a_cut_is_that_of_the_whole_model(
+    model: Model, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensitivity, "FIRST", 4)
+    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(3)) as rehearsal:
+        found = find_sensitivities(rehearsal, segments=segments)
+        expected = by_whole_runs(rehearsal)
+        assert [found.alone_db(site) for site in rehearsal.switches] == pytest.approx(expected, abs=0.05)
+    assert found.guides == ("y", "h")
+    assert set(found.samples) == {3}
+
+
+def test_pairs_with_little_noise_are_measured_on_fewer_samples(model: Model) -> None:
+    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(5)) as rehearsal:
+        found = find_sensitivities(rehearsal, segments=1)
+    few, noise = found.samples == sensitivity.FIRST, found.noise.max(axis=1)
+    assert set(found.samples) == {2, 5}
+    assert noise[few].max() < noise[~few].max()
+    assert noise[few].sum() < 0.05 * noise.sum()
+
+
+def test_noise_of_several_pairs_is_about_the_sum(model: Model) -> None:
+    sites = all_sites(model)
+    with rehearsal_of(model, sites, Quantizer(model, ranges_for(model)), *feeds(8)) as rehearsal:
+        found, whole = find_sensitivities(rehearsal), Placement(sites=frozenset(sites))
+        assert found.guiding_db(whole) == pytest.approx(rehearsal.error(whole).guiding_db, abs=2)
+        assert found.guiding_db(Placement(sites=frozenset())) == 200
+
+
+def test_each_label_of_a_unit_has_the_noise_of_its_pairs() -> None:
+    model = load_model(MODELS / "digits_resnet.onnx")
+    space = SchemeSpace(model, OnnxRuntime().capabilities())
+    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
+    feed = {"input": np.random.default_rng(0).random((2, 1, 16, 16), np.float32)}
+    with rehearsal_of(model, sites_of(space), numbers, feed) as rehearsal:
+        found = find_sensitivities(rehearsal)
+        labels = found.by_label(space)
+        assert labels.keys() >= {(unit.id, unit.full) for unit in space.units}
+        unit = space.units[0]
+        alone = rehearsal.error(space.resolve({unit.id: unit.full})).guiding_db
+    assert -10 * np.log10(labels[unit.id, unit.full]) == pytest.approx(alone, abs=3)
+
+
+def test_the_graph_is_cut_where_little_data_is_live(model: Model) -> None:
+    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(1)) as rehearsal:
+        sizes = rehearsal.graph.live_sizes()
+        for index in range(1, len(rehearsal.graph.nodes)):
+            assert sizes[index] == 16 * len(rehearsal.graph.live(index))
+        cuts = [low for low, _ in sensitivity._segments(rehearsal, 4)]
+        assert cuts == sorted(set(cuts))
+
+
+def test_without_a_float_to_compare_it_refuses() -> None:
+    text = '<ir_version: 8, opset_import: ["": 19]> g (float[4] x) => (int64[1] y) { y = Shape(x) }'
+    model = Model(onnx.parser.parse_model(text))
+    site = Site(tensor="x", consumers=(Consumer("Shape#0", 0),), format="uint8")
+    with (
+        rehearsal_of(
+            model, [site], Quantizer(model, ranges_for(model)), {"x": np.zeros(4, np.float32)}
+        ) as opened,
+        pytest.raises(RehearsalRefusedError, match="floating-point"),
+    ):
+        find_sensitivities(opened)
