@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model
+from qdqspec.graph.scopes import unique_node_names
 
 _CONVERTER = "onnxruntime.transformers.float16"
 
@@ -31,8 +32,8 @@ def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.Model
     All weights are in memory then. Raises `ModelError` where the converter gives nothing that can be used.
     """
     proto = onnx.load(str(path))
-    for node, named in zip(proto.graph.node, model.nodes, strict=True):
-        node.name = named.name
+    for node, name in zip(proto.graph.node, [*unique_node_names(proto.graph.node)], strict=True):
+        node.name = name
     try:
         from onnxruntime.transformers.float16 import convert_float_to_float16
 

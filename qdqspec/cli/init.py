@@ -114,8 +114,8 @@ def _facts(model: Model, found: Judged, target: str) -> Iterator[str]:
     from qdqspec.regions.inspect import forecast_line
     from qdqspec.types import TRIALS
 
-    ops = Counter(node.op_type for node in model.nodes)
-    yield f"opset {model.opset}, {len(model.nodes)} nodes: {counted(ops)}"
+    ops = Counter(node.op_type for node in model.nodes if not node.is_marker)
+    yield f"opset {model.opset}, {ops.total()} nodes: {counted(ops)}"
     integer = Counter(model.by_name[name].op_type for name, reason in found.reasons.items() if not reason)
     yield f"{target} can run in integers: {counted(integer) or 'nothing'}"
     refused = Counter(reason for reason in found.reasons.values() if reason and not _OF_COURSE.search(reason))

@@ -91,11 +91,12 @@ def inspect(arguments: argparse.Namespace) -> int:
     rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
     find = partial(find_regions, rules=rules)
     model = load_model(arguments.model)
+    regions = find(model)
     inspection = inspect_model(
         model,
-        find(model),
+        regions,
         judged(model, settings_from(arguments)),
-        bodies=find_bodies(model, find),
+        bodies=find_bodies(model, regions, find),
         forecast=forecast_tuning(model, TRIALS["default"]),
     )
     if arguments.json:

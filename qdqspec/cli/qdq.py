@@ -103,7 +103,8 @@ def fold(arguments: argparse.Namespace) -> int:
     base = arguments.model.absolute().parent
     inputs = [arguments.model, *model.external_files()]
     save_model(result.model.proto, arguments.output, inputs=inputs, base=base)
-    counts = {"folded": len(result.folded), "dead": len(result.dead), "nodes": len(result.model.nodes)}
+    left = sum(not node.is_marker for node in result.model.nodes)
+    counts = {"folded": len(result.folded), "dead": len(result.dead), "nodes": left}
     summary = (
         f"{counts['folded']} nodes folded and {counts['dead']} unread ones dropped, {counts['nodes']} left"
     )

@@ -52,8 +52,8 @@ def fold_constants(model: Model, *, limit_bytes: int = LIMIT_BYTES) -> FoldedCon
     """Compute what depends on constants only, and drop nodes and initializers that nobody reads.
 
     QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and every operator outside ONNX's own domain stay,
-    constant inputs or not, and so does whatever depends on them. So do random operators, bodies of If, Loop
-    and Scan, nodes that make a graph output, and results that are larger than ``limit_bytes`` and than what
+    constant inputs or not, and so does whatever depends on them. So do random operators, If, Loop and Scan,
+    nodes that make an output of a graph, and results that are larger than ``limit_bytes`` and than what
     they are made from. Tensors keep their names. Where nothing is to be done, the very model is returned.
     Folding twice is folding once.
     """
@@ -109,9 +109,15 @@ class _Folding:
             and node.op_type not in QUANTIZING | _RANDOM
             and node.outputs[0] not in self.model.constants  # a Constant node is one already
             and not any(True for _ in graphs_inside(node.proto))
-            and not any(output in self.model.outputs for output in node.outputs)
+            and node.name not in self.model.bodies
+            and not any(map(self._is_result, node.outputs))
             and (self._static_shape(node) is not None or self._on_constants(node))
         )
+
+    def _is_result(self, tensor: str) -> bool:
+        """Whether a tensor is an output of the model or of a body."""
+        ends = self.model.consumers.get(tensor, ())
+        return tensor in self.model.outputs or any(self.model.by_name[end.node].is_marker for end in ends)
 
     def _on_constants(self, node: Node) -> bool:
         return all(name in self.values or name in self._fixed for name in node.inputs if name)
@@ -151,8 +157,10 @@ class _Folding:
         for node in reversed(self.model.nodes):  # readers come after what they read
             alive = any(readers.get(name) or name in seen for name in node.outputs if name)
             if node.index not in self.gone and not alive and self._may_die(node):
-                self.gone.add(node.index)
-                self._release(node, readers)
+                for each in (node, *self.model.nodes_inside.get(node.name, ())):
+                    if each.index not in self.gone:
+                        self.gone.add(each.index)
+                        self._release(each, readers)
         return self.gone
 
     def _may_die(self, node: Node) -> bool:
@@ -172,17 +180,17 @@ class _Folding:
     def build(self, gone: set[int]) -> onnx.ModelProto:
         """The model with constants in place of what was folded."""
         unread = self.unread()
-        proto = copy_model(self.model.proto, but={"node", "initializer", "value_info", "input"})
+        proto = copy_model(self.model.flat, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
         graph.node.extend(node.proto for node in self.model.nodes if node.index not in gone)
-        graph.initializer.extend(t for t in self.model.proto.graph.initializer if t.name not in unread)
-        graph.input.extend(i for i in self.model.proto.graph.input if i.name not in unread)
+        graph.initializer.extend(t for t in self.model.flat.graph.initializer if t.name not in unread)
+        graph.input.extend(i for i in self.model.flat.graph.input if i.name not in unread)
         made = [numpy_helper.from_array(self.values[name], name) for name in self._needed(gone)]
         graph.initializer.extend(made)
         if proto.ir_version < 4:  # until then every initializer is a graph input as well
             graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in made)
         lost = {name for index in gone for name in self.model.nodes[index].outputs}
-        graph.value_info.extend(v for v in self.model.proto.graph.value_info if v.name not in lost)
+        graph.value_info.extend(v for v in self.model.flat.graph.value_info if v.name not in lost)
         return proto
 
     def _needed(self, gone: set[int]) -> Iterator[str]:
@@ -202,7 +210,7 @@ def _fixed_constants(model: Model) -> frozenset[str]:
     """Constants that no caller can replace: from IR version 4 on, an input may override its initializer."""
     if model.proto.ir_version < 4:
         return frozenset(model.constants)
-    return frozenset(model.constants) - {i.name for i in model.proto.graph.input}
+    return frozenset(model.constants) - {i.name for i in model.flat.graph.input}
 
 
 def _shape_value(node: Node, shape: tuple[int, ...]) -> Array:

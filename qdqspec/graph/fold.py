@@ -44,9 +44,9 @@ def fold_batchnorm(model: Model) -> Folded:
     gone = {norm.index for _, norm in folds}
     unread = _unread(model, folds)
     taken = {*model.types, *model.consumers, *model.subgraph_reads}
-    proto = copy_model(model.proto, but={"node", "initializer", "input"})
-    proto.graph.initializer.extend(t for t in model.proto.graph.initializer if t.name not in unread)
-    proto.graph.input.extend(i for i in model.proto.graph.input if i.name not in unread)
+    proto = copy_model(model.flat, but={"node", "initializer", "input"})
+    proto.graph.initializer.extend(t for t in model.flat.graph.initializer if t.name not in unread)
+    proto.graph.input.extend(i for i in model.flat.graph.input if i.name not in unread)
     rewritten: dict[int, onnx.NodeProto] = {}
     for conv, norm in folds:  # a weight at a time: memory holds the results, and what one takes to compute
         names = [_free_name(f"{norm.outputs[0]}/{what}", taken) for what in ("weight", "bias")]

@@ -1,6 +1,7 @@
 """A read-only view of an ONNX model: unique node names, producers, consumers, types, hash.
 
-May import floor 0, onnx and numpy. It knows nothing of quantization, backends or specs.
+The nodes of bodies of If, Loop and Scan are nodes of the model like those of the main graph. It knows nothing of
+quantization, backends or specs.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from onnx import external_data_helper, numpy_helper, shape_inference
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.check import check_model, external_files, first_line, require_file
+from qdqspec.graph.flat import LEAVE, MARKERS, closed, flat_form, is_flat, scopes_of
 from qdqspec.graph.ondisk import LARGE, read_light
 from qdqspec.graph.protos import names_read_inside
-from qdqspec.graph.scopes import QDQ_OPS, unique_node_names
+from qdqspec.graph.scopes import QDQ_OPS, find_scopes, unique_node_names
 from qdqspec.graph.trt import meanings
 from qdqspec.graph.unify import unified
 from qdqspec.graph.weights import with_own_bytes
@@ -32,7 +34,11 @@ PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models travel by path and external d
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of the main graph. ``name`` is unique; unnamed and repeated ones are ``OpType#index``."""
+    """One node of the main graph or of a body; a tensor of a body has its unique name.
+
+    ``name`` is unique: unnamed and repeated ones are ``OpType#number``, and those of a body begin with its path,
+    which is the ``scope``. ``proto`` is the node in the flat form of the model: see `qdqspec.graph.flat`.
+    """
 
     index: int
     name: str
@@ -41,6 +47,12 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     proto: onnx.NodeProto
+    scope: str = ""
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether it is no operator: it makes the inputs of a body, or reads its outputs."""
+        return self.domain == MARKERS
 
     @property
     def attributes(self) -> dict[str, object]:
@@ -49,7 +61,7 @@ class Node:
 
     @property
     def body_reads(self) -> frozenset[str]:
-        """Names that its bodies (If, Loop, Scan) read; those made inside are among them."""
+        """Names read by its bodies whose nodes are not nodes of the model; those made inside are among them."""
         return frozenset(names_read_inside(self.proto))
 
 
@@ -65,16 +77,25 @@ class Model:
     """A loaded model. Nothing here changes ``proto``; build changed copies instead.
 
     ``sha256`` is over the file's bytes and its external data, so a copy elsewhere is the same model.
-    ``Constant`` nodes count as initializers: see `constants`.
+    ``Constant`` nodes count as initializers: see `constants`. ``flat`` is the form that changed copies are made of,
+    in which the nodes of bodies are in one graph with the others; a model without bodies is its own flat form. A model
+    can be made of either.
     """
 
     def __init__(
         self, proto: onnx.ModelProto, *, path: Path | None = None, sha256: str | None = None
     ) -> None:
-        self.proto = proto
         self.path = path
+        self._given = proto
         self._sha256 = sha256
-        self.nodes: tuple[Node, ...] = tuple(_nodes(proto.graph.node))
+        self.flat = flat_form(proto)
+        self.has_bodies = is_flat(self.flat)
+        self.nodes: tuple[Node, ...] = tuple(_nodes(self.flat.graph.node))
+
+    @cached_property
+    def proto(self) -> onnx.ModelProto:
+        """The model as ONNX has it, each body in its node."""
+        return closed(self._given) if is_flat(self._given) else self._given
 
     @property
     def where(self) -> str:
@@ -106,13 +127,36 @@ class Model:
 
     @cached_property
     def consumers(self) -> dict[str, tuple[Consumer, ...]]:
-        """The inputs of main-graph nodes that read a tensor, in graph order."""
+        """The inputs of nodes that read a tensor, in graph order."""
         found: dict[str, list[Consumer]] = {}
         for node in self.nodes:
             for index, tensor in enumerate(node.inputs):
                 if tensor:
                     found.setdefault(tensor, []).append(Consumer(node.name, index))
         return {tensor: tuple(ends) for tensor, ends in found.items()}
+
+    @cached_property
+    def bodies(self) -> dict[str, tuple[Node, ...]]:
+        """For each node that has bodies, the markers that their nodes end with; these read what the bodies give."""
+        if not self.has_bodies:
+            return {}
+        ends = {node.outputs[0]: node for node in self.nodes if node.is_marker and node.op_type == LEAVE}
+        owners = [node for node in self.nodes if not ends.keys().isdisjoint(node.proto.input)]
+        return {node.name: tuple(ends[t] for t in node.proto.input if t in ends) for node in owners}
+
+    @cached_property
+    def nodes_inside(self) -> dict[str, tuple[Node, ...]]:
+        """The nodes of the bodies of a node, markers and those of bodies inside these among them, by its name."""
+        if not self.has_bodies:
+            return {}
+        by_scope: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            by_scope.setdefault(node.scope, []).append(node)
+        found: dict[str, tuple[Node, ...]] = {}
+        for owner, ends in self.bodies.items():  # inner ones come first
+            own = [node for end in ends for node in by_scope[end.scope]]
+            found[owner] = (*own, *(inner for node in own for inner in found.get(node.name, ())))
+        return found
 
     @cached_property
     def output_ends(self) -> dict[str, Consumer]:
@@ -126,13 +170,22 @@ class Model:
 
     @cached_property
     def subgraph_reads(self) -> frozenset[str]:
-        """Tensors of the main graph that bodies of If, Loop and Scan read."""
+        """Tensors read by bodies whose nodes are not nodes of the model (SequenceMap)."""
         return frozenset(name for node in self.nodes for name in names_read_inside(node.proto))
 
     @cached_property
+    def captured(self) -> frozenset[str]:
+        """Tensors that a graph other than the one that makes them reads, those of `subgraph_reads` among them."""
+        if not self.has_bodies:
+            return self.subgraph_reads
+        makers = {out: node.scope for node in self.nodes for out in node.outputs}
+        read = ((name, node.scope) for node in self.nodes for name in node.inputs)
+        return self.subgraph_reads | {name for name, scope in read if makers.get(name, "") != scope}
+
+    @cached_property
     def initializers(self) -> dict[str, onnx.TensorProto]:
-        """Initializers of the main graph by name."""
-        return {t.name: t for t in self.proto.graph.initializer}
+        """Initializers of all graphs by name."""
+        return {t.name: t for t in self.flat.graph.initializer}
 
     @cached_property
     def constants(self) -> dict[str, onnx.TensorProto]:
@@ -157,24 +210,27 @@ class Model:
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Graph inputs that a caller must feed: those without an initializer."""
-        return tuple(i.name for i in self.proto.graph.input if i.name not in self.initializers)
+        return tuple(i.name for i in self.flat.graph.input if i.name not in self.initializers)
 
     @cached_property
     def outputs(self) -> tuple[str, ...]:
         """Graph outputs."""
-        return tuple(o.name for o in self.proto.graph.output)
+        return tuple(o.name for o in self.flat.graph.output)
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        """Inferred element types and shapes of the main graph's tensors; unknown tensors are missing.
+        """Inferred element types and shapes of the tensors; unknown tensors are missing.
 
         Behind operators that inference does not know, types are told by what else reads or makes the tensors.
         """
-        graph = _inferred(self).graph
-        found = {t.name: TensorType(t.data_type, tuple(t.dims)) for t in graph.initializer}
-        for info in (*graph.input, *graph.output, *graph.value_info):
-            if info.type.HasField("tensor_type"):
-                found.setdefault(info.name, _tensor_type(info.type.tensor_type))
+        found: dict[str, TensorType] = {}
+        for scope in find_scopes(_inferred(self)).all:
+            graph = scope.graph
+            weights = {scope.unique(t.name): t for t in graph.initializer}
+            found |= {name: TensorType(t.data_type, tuple(t.dims)) for name, t in weights.items()}
+            for info in (*graph.input, *graph.output, *graph.value_info):
+                if info.type.HasField("tensor_type"):
+                    found.setdefault(scope.unique(info.name), _tensor_type(info.type.tensor_type))
         for name, tensor in self.constants.items():
             found.setdefault(name, TensorType(tensor.data_type, tuple(tensor.dims)))
         known = {name: type_.elem_type for name, type_ in found.items() if type_.elem_type}
@@ -241,8 +297,15 @@ def _hash_file(digest: hashlib._Hash, path: Path) -> None:
 
 
 def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
-    for index, (name, proto) in enumerate(zip(unique_node_names(protos), protos, strict=True)):
-        yield Node(index, name, proto.op_type, proto.domain, tuple(proto.input), tuple(proto.output), proto)
+    bodies: set[str] = set()  # the tensors that stand for them
+    named = zip(unique_node_names(protos), protos, scopes_of(protos), strict=True)
+    for index, (name, proto, scope) in enumerate(named):
+        inputs, outputs = tuple(proto.input), tuple(proto.output)
+        if bodies and not bodies.isdisjoint(inputs):
+            inputs = tuple(tensor for tensor in inputs if tensor not in bodies)
+        if proto.domain == MARKERS and proto.op_type == LEAVE:
+            bodies.update(outputs)
+        yield Node(index, name, proto.op_type, proto.domain, inputs, outputs, proto, scope)
 
 
 def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:

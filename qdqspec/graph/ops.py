@@ -135,14 +135,17 @@ def is_float(model: Model, tensor: str) -> bool:
 
 def reads_data(model: Model, end: Consumer) -> bool:
     """Whether a node reads an activation or weight there, and not a bound, scale, shape or statistic."""
-    return end.input in data_inputs(model.by_name[end.node])
+    node = model.by_name[end.node]
+    return not node.is_marker and end.input in data_inputs(node)
 
 
 def made_of_shapes(model: Model) -> frozenset[str]:
     """Tensors that are computed from shapes and constants alone, also in floating point."""
     found: set[str] = set()
     for node in model.nodes:
-        operands = [name for name in (*node.inputs, *node.body_reads) if name and name not in model.constants]
+        given = [name for end in model.bodies.get(node.name, ()) for name in end.inputs[:-1]]
+        read = (*node.inputs, *node.body_reads, *given)
+        operands = [name for name in read if name and name not in model.constants]
         if node.op_type in SHAPE_SOURCES or (operands and found.issuperset(operands)):
             found.update(name for name in node.outputs if name)
     return frozenset(found)

@@ -204,7 +204,7 @@ def _seen_in_float(view: View, node: Node) -> str:
         return f"'{stays[0].name}' stays: the zero point behind it is not the lowest value"
     if result in view.model.outputs:
         return f"'{result}' is an output of the model"
-    if result in view.model.subgraph_reads:
+    if result in view.model.captured:
         return f"a body of If, Loop or Scan reads '{result}'"
     if not readers:
         return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
@@ -20,7 +19,6 @@ from qdqspec.lint import (
     tensorrt_scales,  # noqa: F401 - registers its rules
     tensorrt_sizes,  # noqa: F401 - registers its rules
 )
-from qdqspec.lint.bodies import bodies_of, without_functions
 from qdqspec.lint.rules import TARGETS, rules_for
 from qdqspec.lint.view import View
 from qdqspec.registry import did_you_mean
@@ -35,7 +33,7 @@ def lint_model(
     """What the target will refuse, run slowly, or what is worth knowing: gravest first, then by rule and graph order.
 
     ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, what depends on it is only noted.
-    Nodes in bodies of If, Loop and Scan are called by their place: ``choice/then_branch/conv``; those of local
+    Nodes in bodies of If, Loop and Scan are called by their path: ``choice/then_branch/conv``; those of local
     functions as ONNX's inliner calls them: ``conv__1``, ``conv__2`` for the first and second call.
     Raises `ConfigError` for an unknown target.
     """
@@ -44,12 +42,17 @@ def lint_model(
             f"unknown lint target '{target}'{did_you_mean(target, TARGETS)}",
             cure=f"known: {', '.join(TARGETS)}",
         )
-    model = without_functions(model)
-    found = list(_findings(View(model, target, compute_capability)))
-    for place, body in bodies_of(model):
-        view = View(body, target, compute_capability)
-        found += [replace(f, node=f"{place}/{f.node}" if f.node else place) for f in _findings(view)]
+    found = _findings(View(_without_functions(model), target, compute_capability))
     return tuple(sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))
+
+
+def _without_functions(model: Model) -> Model:
+    """The model with its local functions in the place of their calls; itself where it has none."""
+    if not model.proto.functions:
+        return model
+    import onnx.inliner
+
+    return Model(onnx.inliner.inline_local_functions(model.proto), path=model.path)
 
 
 def _findings(view: View) -> Iterator[Finding]:

@@ -226,7 +226,7 @@ class View:
 
     def is_seen(self, tensor: str) -> bool:
         """Whether a tensor is an output of the graph or read in a body."""
-        return tensor in self.model.outputs or tensor in self.model.subgraph_reads
+        return tensor in self.model.outputs or tensor in self.model.captured
 
     def only_quantized(self, tensor: str) -> bool:
         """Whether all who see a tensor see it quantized."""

@@ -57,7 +57,7 @@ class Excerpts:
         self._model = model
         self._path = path
         proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
+        proto.CopyFrom(model.flat)
         for node, named in zip(proto.graph.node, model.nodes, strict=True):
             node.name = named.name  # unnamed nodes would be numbered anew
         del proto.graph.quantization_annotation[:]  # notes for other tools, which the cut refuses
@@ -69,6 +69,7 @@ class Excerpts:
     def inputs(self, nodes: Collection[str]) -> tuple[str, ...]:
         """The activations that these nodes read and do not make, in the order of reading."""
         found: dict[str, None] = {}
+        nodes = self._with_bodies(nodes)
         for node in self._in_order(nodes):
             found.update(dict.fromkeys([*node.inputs, *sorted(node.body_reads)]))
         made = {out for node in self._in_order(nodes) for out in node.outputs}
@@ -103,6 +104,7 @@ class Excerpts:
 
         What looks like a computed shape (a few integers) is fixed. Raises `PlacementError` where no model comes of it.
         """
+        nodes = self._with_bodies(nodes)
         inputs = self.inputs(nodes)
         results = self._results(nodes)
         fixed = {name for name in inputs if looks_like_shape(values[name])}
@@ -126,6 +128,7 @@ class Excerpts:
         )
 
     def _results(self, nodes: Collection[str]) -> tuple[str, ...]:
+        nodes = self._with_bodies(nodes)
         model, inside = self._model, set(nodes)
         outside = {*model.outputs}
         for node in model.nodes:
@@ -133,6 +136,13 @@ class Excerpts:
                 outside.update(node.inputs, node.body_reads)
         made = (out for node in self._in_order(nodes) for out in node.outputs)
         return tuple(out for out in made if out in outside and out not in model.constants)
+
+    def _with_bodies(self, nodes: Collection[str]) -> Collection[str]:
+        """These nodes, and those of their bodies."""
+        if not self._model.has_bodies:
+            return nodes
+        owned = self._model.nodes_inside
+        return {*nodes, *(inner.name for name in nodes for inner in owned.get(name, ()))}
 
     def _in_order(self, nodes: Collection[str]) -> list[Node]:
         return sorted((self._model.by_name[name] for name in nodes), key=lambda node: node.index)

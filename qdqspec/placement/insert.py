@@ -7,8 +7,8 @@ changes it: see docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import repeat
 from typing import Literal, TypeAlias
@@ -16,11 +16,12 @@ from typing import Literal, TypeAlias
 import onnx
 
 from qdqspec.errors import PlacementError
+from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
 from qdqspec.graph.protos import map_tensors, names_read_inside
 from qdqspec.graph.weights import WeightStore
-from qdqspec.graph.wire import Parts
+from qdqspec.graph.wire import Parts, parts_of
 from qdqspec.placement.pairs import PairMaker, QuantSource, makes_output
 from qdqspec.placement.splice import Cut, Template, insert_of
 from qdqspec.placement.spots import Insert
@@ -90,19 +91,26 @@ class Inserter:
             model, numbers, integer_weights=weights == "integer", floating=floating, store=store
         )
         self._inserts: list[Insert] = []
-        self._known: dict[str, int] = {}  # numbers of inserts by the row of the site
-        self._behind: dict[str, int] = {}  # the same where another pair makes the graph output
+        self._known: dict[
+            str, int
+        ] = {}  # numbers of inserts by the row of the site, or of the whole and its part
+        self._behind: dict[int, int] = {}  # by such a number, another where a pair makes the graph output
+        self._wholes: list[Site] = []  # of inserts: the site, of which the insert may be a part
         self._makers: set[int] = set()  # of graph outputs
         self._opsets: list[int] = []
         self._bases: dict[int, _Base] = {}
         self._apart = store is None
         self._proto = model.proto if store is None else map_tensors(model.proto, store.externalize)
+        self._flat = model.flat if store is None else flat_form(self._proto)
 
     def insert(self, placement: Placement) -> Inserted:
         """The model with these pairs. Raises `PlacementError` naming tensor and model."""
-        numbers = list(map(self._known.get, [site.row for site in placement.ordered], repeat(-1)))
+        if self._model.has_bodies:
+            numbers = [self._number(*part) for site in placement.ordered for part in self._parts(site)]
+        else:
+            numbers = list(map(self._known.get, [site.row for site in placement.ordered], repeat(-1)))
         if -1 in numbers:
-            numbers = [self._number(site) for site in placement.ordered]
+            numbers = [self._number(site, site) for site in placement.ordered]
         made = [self._inserts[n].site.tensor for n in self._makers.intersection(numbers)]
         outputs = frozenset(made)
         if outputs:
@@ -112,29 +120,51 @@ class Inserter:
         candidate = base.template.filled(base.spots(numbers, self._inserts), renamed)
         if candidate is None or len(outputs) < len(made):
             raise self._overlap(placement.ordered)
-        return Inserted(candidate, base.notes)
+        return Inserted(self._with_bodies(candidate, numbers), base.notes)
 
-    def _number(self, site: Site) -> int:
-        if site.row not in self._known:
-            self._known[site.row] = self._make(site, is_renamed=makes_output(site))
-        return self._known[site.row]
+    def _parts(self, site: Site) -> Iterator[tuple[Site, Site]]:
+        """A site as one for each graph that reads it: kernels are fused within a graph. With each, the whole."""
+        ends: dict[str, list[Consumer]] = {}
+        for end in site.consumers:
+            node = self._model.by_name.get(end.node)
+            ends.setdefault(node.scope if node is not None else "", []).append(end)
+        for some in ends.values():
+            yield (site if len(ends) == 1 else replace(site, consumers=tuple(some))), site
+
+    def _with_bodies(self, candidate: Parts, numbers: Iterable[int]) -> Parts:
+        """The candidate with each body in its node. Integers go where the float weight is."""
+        if not self._model.has_bodies:
+            return candidate
+        inserts = (self._inserts[n] for n in numbers)
+        instead = {
+            insert.integer.name: insert.site.tensor for insert in inserts if insert.integer is not None
+        }
+        return parts_of(closed(candidate.proto(), instead))
+
+    def _number(self, site: Site, whole: Site) -> int:
+        key = site.row if site is whole else f"{whole.row}\n{site.row}"
+        if key not in self._known:
+            self._known[key] = self._make(site, whole, is_renamed=makes_output(site))
+        return self._known[key]
 
     def _beside(self, number: int) -> int:
         """The insert where a pair makes the graph output that it quantizes: the float tensor has another name."""
         site = self._inserts[number].site
         if number in self._makers:
             return number
-        if site.row not in self._behind:
-            self._behind[site.row] = self._make(site, is_renamed=True)
-        return self._behind[site.row]
+        if number not in self._behind:
+            self._behind[number] = self._make(site, self._wholes[number], is_renamed=True)
+        return self._behind[number]
 
-    def _make(self, site: Site, *, is_renamed: bool) -> int:
-        pair = self._maker.make(site, source=self._maker.float_name(site.tensor) if is_renamed else "")
-        stands_in = self._maker.stores_integers(site) and self._maker.is_private(site.tensor)
+    def _make(self, site: Site, whole: Site, *, is_renamed: bool) -> int:
+        source = self._maker.float_name(site.tensor) if is_renamed else ""
+        pair = self._maker.make(site, source=source, whole=whole)
+        stands_in = self._maker.stores_integers(whole) and self._maker.is_private(site.tensor)
         covered = len(set(site.consumers)) if stands_in else 0
         readers = len(self._model.consumers.get(site.tensor, ()))
         number = len(self._inserts)
         self._inserts.append(insert_of(site, pair, covered=covered, readers=readers))
+        self._wholes.append(whole)
         self._opsets.append(pair.opset)
         if makes_output(site):
             self._makers.add(number)
@@ -156,7 +186,7 @@ class Inserter:
 
     def _base(self, opset: int) -> _Base:
         if opset not in self._bases:
-            self._bases[opset] = _Base(self._model, self._proto, opset, apart=self._apart)
+            self._bases[opset] = _Base(self._model, self._proto, self._flat, opset, apart=self._apart)
         return self._bases[opset]
 
 
@@ -174,16 +204,19 @@ def _version(proto: onnx.ModelProto) -> str:
 class _Base:
     """The model at one opset, with what is known of where inserts go in it."""
 
-    def __init__(self, model: Model, proto: onnx.ModelProto, opset: int, *, apart: bool) -> None:
+    def __init__(
+        self, model: Model, proto: onnx.ModelProto, flat: onnx.ModelProto, opset: int, *, apart: bool
+    ) -> None:
         self.notes: tuple[str, ...] = ()
         if opset > model.opset or proto.ir_version < IR_WITH_FREE_INITIALIZERS:
-            proto = raised(proto, opset)
+            flat = flat_form(raised(proto, opset))
             was = _version(model.proto)
             self.notes = (f"raised to opset {opset}, which its number formats need (was {was})",)
         self._model = model
-        self._nodes = proto.graph.node
+        self._nodes = flat.graph.node
+        self._scopes = tuple(scopes_of(self._nodes)) if model.has_bodies else ()
         self._producer = {name: i for i, node in enumerate(self._nodes) for name in node.output if name}
-        self.template = Template(proto, apart=apart)
+        self.template = Template(flat, apart=apart)
         self._spots: dict[int, int] = {}  # by the number of the insert
         self._renamed: dict[frozenset[str], Mapping[int, Cut]] = {}
 
@@ -196,14 +229,17 @@ class _Base:
         return spots
 
     def _find(self, insert: Insert) -> int:
-        """A spot after what makes its tensor, or before the first that reads it."""
+        """A spot after what makes its tensor, or before the first that reads it: in the graph of those that read it."""
         site = insert.site
         places = [place for end in site.consumers if not end.is_output for place in self._places(end, site)]
         ends = list(dict.fromkeys(places))
         producer = self._producer.get(site.tensor)
-        if producer is None or site.tensor in self._model.constants:
+        if producer is None or site.tensor in self._model.constants or self._is_captured(producer, ends):
             return self.template.place(insert, ends, min(index for index, _ in ends))
         return self.template.place(insert, ends, producer + 1)
+
+    def _is_captured(self, producer: int, ends: Sequence[tuple[int, int]]) -> bool:
+        return bool(self._scopes) and any(self._scopes[i] != self._scopes[producer] for i, _ in ends)
 
     def renamed(self, names: Mapping[str, str]) -> Mapping[int, Cut]:
         """The nodes that see graph outputs whose float tensors get these names."""

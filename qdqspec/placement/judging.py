@@ -59,7 +59,7 @@ def judge(
     asked = _Words(folded.model, capabilities, replace(rules, outputs=True), carried)
     # Nodes without a name are counted, so that folding gives them others: they are the same by their order.
     left = zip((node for node in model.nodes if node.name not in gone), folded.model.nodes, strict=True)
-    reasons = {ours.name: words.reason(theirs) for ours, theirs in left}
+    reasons = {ours.name: words.reason(theirs) for ours, theirs in left if not ours.is_marker}
     reasons |= {name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in gone}
     outputs = {name: why or ("" if rules.outputs else NOT_ASKED) for name, why in asked.outputs()}
     return Judged(backend=backend, note=note, reasons=reasons, outputs=outputs)
@@ -106,7 +106,7 @@ class _Words:
         if node.index in self._carried or not self._of_shapes.isdisjoint(node.outputs):
             yield "computed from shapes or constants alone"
         if op_type in CONTROL:
-            yield f"{op_type}: its bodies are listed apart; not placed: inside a body"
+            yield f"{op_type}: control flow; the nodes of its bodies count by themselves"
         if not is_default(node):
             yield f"{node.domain}:{op_type}: an operator that the backend does not know"
         if node.name in self._space.unit_of:
@@ -154,10 +154,12 @@ class _Words:
         ends = self._model.ends(tensor)
         if not is_float(self._model, tensor):
             return f"what it makes is of {self._type(tensor)}"
-        if not ends and tensor not in self._model.subgraph_reads:
+        if not ends and tensor not in self._model.captured:
             return "nobody reads what it makes"
-        if tensor in self._model.subgraph_reads:
+        if tensor in self._model.captured:
             return "a body of If, Loop or Scan reads what it makes"
+        if any(self._model.by_name[end.node].is_marker for end in ends if not end.is_output):
+            return "it makes an output of a body of If, Loop or Scan"
         if not all(reads_data(self._model, end) for end in ends if not end.is_output):
             return "what it makes is read as a bound, a scale or a shape"
         if any(end.is_output for end in ends) and not self._asks:

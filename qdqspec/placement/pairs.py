@@ -126,11 +126,11 @@ class PairMaker:
         self._numbers = numbers
         self._integer_weights = integer_weights
         self._floating = floating
-        self._taken = frozenset(_all_names(model.proto))
+        self._taken = frozenset((*_all_names(model.proto), *_all_names(model.flat)))
         self._private = frozenset(model.constants) - frozenset(model.outputs) - model.subgraph_reads
 
     def is_private(self, tensor: str) -> bool:
-        """Whether nobody but nodes of the main graph can see this constant."""
+        """Whether nodes of the model alone read this constant."""
         return tensor in self._private
 
     def stores_integers(self, site: Site) -> bool:
@@ -143,22 +143,25 @@ class PairMaker:
         """What a graph output is called before the pair that makes it: ``y_float``; ``y_float~1`` if taken."""
         return self._free(f"{tensor}_float")
 
-    def make(self, site: Site, *, source: str = "") -> Pair:
+    def make(self, site: Site, *, source: str = "", whole: Site | None = None) -> Pair:
         """The pair of a site. Raises `PlacementError` naming tensor and model where it does not fit.
 
-        ``source`` is the tensor to quantize where it is not called what the site says.
+        ``source`` is the tensor to quantize where it is not called what the site says. Where the site is the part
+        of a ``whole`` one that one graph reads, the constants are those of the whole.
         """
         self._check(site)
+        whole = whole or site
         elem_type = self._model.elem_type(site.tensor) or 0
-        params = in_type_of(self._numbers.params(site), elem_type)
+        params = in_type_of(self._numbers.params(whole), elem_type)
         if params.is_dynamic:
             return self._dynamic(site, params, elem_type, source or site.tensor)
-        names, constants, nodes = self._number_inputs(site, params, elem_type)
+        names, constants, nodes = self._number_inputs(whole, params, elem_type)
         output, quantized = self._output(site), self._name(site, "_quantized")
         quantize, dequantize = _operators(params)
         integer = None
-        if self.stores_integers(site):
-            integer = _tensor(quantized, self._integers(site, params))
+        if self.stores_integers(whole):
+            quantized = self._name(whole, "_quantized")
+            integer = _tensor(quantized, self._integers(whole, params))
         else:
             attributes = _quantize_attributes(params)
             read = [source or site.tensor, *names]

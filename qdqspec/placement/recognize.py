@@ -86,6 +86,8 @@ class Recognition:
         if self.revival.take(quantize, dequantize):
             return ""
         before = self.now(before)
+        if self._leaves_body(before, after):
+            return "makes an output of a body out of a tensor of another graph"
         if after not in self.model.outputs:
             self.alias[after] = before
         elif before in self.model.producer and before not in self.model.outputs:
@@ -93,6 +95,15 @@ class Recognition:
         else:
             return "makes a graph output out of an input or another output"
         return ""
+
+    def _leaves_body(self, before: str, after: str) -> bool:
+        """Whether a tensor is an output of a body, and what stands for it afterwards is of another graph."""
+        if not self.model.has_bodies:
+            return False
+        readers = [self.model.by_name[end.node] for end in self.model.consumers.get(after, ())]
+        maker = self.model.producer.get(before)
+        scope = "" if maker is None else maker.scope
+        return any(reader.is_marker and reader.scope != scope for reader in readers)
 
     def _take_weight(self, node: Node) -> str:
         name = self.weights.name(node)

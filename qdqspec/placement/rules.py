@@ -240,7 +240,7 @@ def _is_weighted(unit: Unit) -> bool:
 
 def _is_private(model: Model, tensor: str) -> bool:
     """Whether one input of one node is all that ever sees a tensor."""
-    outside = tensor in model.outputs or tensor in model.subgraph_reads
+    outside = tensor in model.outputs or tensor in model.captured
     return not outside and len(model.consumers.get(tensor, ())) == 1
 
 

@@ -76,7 +76,11 @@ def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
 
 
 def _operators(model: Model) -> dict[str, Node]:
-    return {node.name: node for node in model.nodes if node.outputs[:1] and not _is_constant(model, node)}
+    return {
+        node.name: node
+        for node in model.nodes
+        if node.outputs[:1] and not node.is_marker and not _is_constant(model, node)
+    }
 
 
 def _is_constant(model: Model, node: Node) -> bool:

@@ -21,8 +21,8 @@ from qdqspec.quantize.formats import number_format
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Consumer, Label, Placement, Site, kind_of
 
-# Tensor, format, axis; and for a constant the unit that a bias belongs to, or "".
-_Key = tuple[str, str, int | None, str | None]
+# Tensor, format, axis; the unit that a bias belongs to, or "" for another constant; the graph that reads an activation.
+_Key = tuple[str, str, int | None, str | None, str]
 _Numbers = npt.NDArray[np.int64]
 
 _NOBODY, _FLOAT = -1, -2  # what is wanted on an edge, other than one of the numbers of stands' edges
@@ -44,7 +44,7 @@ class _Stand(dict[int, Site]):
         self._ends = ends
 
     def __missing__(self, ends: int) -> Site:
-        tensor, fmt, axis, owner = self._key
+        tensor, fmt, axis, owner, _ = self._key
         consumers = tuple(end for i, end in enumerate(self._ends) if ends >> i & 1)
         made = Site(tensor=tensor, consumers=consumers, format=fmt, axis=axis, weight=owner is not None)
         return self.setdefault(ends, made)
@@ -144,7 +144,7 @@ class Stands:
         for site, owner in (*((site, "") for site in constants), *((site, name) for site in biases)):
             for end in site.consumers:
                 self._reads.extend(
-                    (number, self._stands_edge((site.tensor, site.format, site.axis, owner), end))
+                    (number, self._stands_edge((site.tensor, site.format, site.axis, owner, ""), end))
                 )
         for tensor, end in self._results(unit) if gives else ():
             self._makes.extend((number, self._activation(tensor, end, fmt or "")))
@@ -169,18 +169,26 @@ class Stands:
         """An edge in a format of activations; blocks of one run along the last axis, that products sum over."""
         blocked = bool(fmt) and number_format(fmt).block
         axis = len(self._model.shape(tensor) or ()) - 1 if blocked else None
-        return self._stands_edge((tensor, fmt, axis, None), end)
+        return self._stands_edge((tensor, fmt, axis, None, self._scope(end)), end)
 
     def _stands_edge(self, key: _Key, end: Consumer) -> int:
         stand = self._stands.get(key)
         if stand is None:
             ends = self._model.ends(key[0])
+            if self._model.has_bodies and key[3] is None:
+                ends = tuple(e for e in ends if self._scope(e) == key[4])
             stand = self._stands[key] = _Stand(len(self._bits), key, ends)
             self._firsts.append(stand.first)
             self._bits.extend(range(len(ends)))
             self._edges.extend(self._model_edge((key[0], end)) for end in ends)
             self._widest = max(self._widest, len(ends))
         return stand.first + stand.place[end]
+
+    def _scope(self, end: Consumer) -> str:
+        """The graph of a reader; kernels are fused within one, so that a pair is for readers in one."""
+        if not self._model.has_bodies or end.is_output:
+            return ""
+        return self._model.by_name[end.node].scope
 
     def _model_edge(self, edge: Edge) -> int:
         return self._edge.setdefault(edge, len(self._edge))

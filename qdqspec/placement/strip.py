@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
+from qdqspec.graph.flat import closed
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.opset import opset_of, raise_opset
 from qdqspec.graph.protos import (
@@ -51,7 +52,7 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     """
     expected = None if reference is None else _at_opset_of(model, reference)
     work = _Stripping(recognize(model, expected))
-    proto = work.build()
+    proto = work.proto()
     notes = [*work.notes()]
     if reference is not None and expected is not None:
         if _same_parts(proto, _reachable(expected, model), model):
@@ -103,9 +104,15 @@ class _Stripping:
 
     found: Recognition
 
+    def proto(self) -> onnx.ModelProto:
+        """The model as it is without what was found. Weights in bodies are where their integers were."""
+        if not self.found.model.has_bodies:
+            return self.build()
+        return closed(self.build(), {weight: integers for integers, weight in self.found.place.items()})
+
     def build(self) -> onnx.ModelProto:
-        """The model as it is without what was found."""
-        proto = copy_model(self.found.model.proto, but={"node", "initializer", "value_info", "input"})
+        """The same in the flat form."""
+        proto = copy_model(self.found.model.flat, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
         graph.node.extend(proto for _, proto in self.nodes())
         graph.initializer.extend(self._initializers())
@@ -116,7 +123,7 @@ class _Stripping:
             self.found.model.nodes[i].outputs[0] for i in self.found.revival.relus
         }
         vanished -= set(self.found.model.outputs)  # the pair that made one is gone, the output is not
-        graph.value_info.extend(v for v in self.found.model.proto.graph.value_info if v.name not in vanished)
+        graph.value_info.extend(v for v in self.found.model.flat.graph.value_info if v.name not in vanished)
         if self._imported_for_pairs():
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
         return proto
@@ -172,7 +179,7 @@ class _Stripping:
 
     def _initializers(self) -> Iterator[TensorProto]:
         placed = {self.found.place[name] for name in self.found.dropped if name in self.found.place}
-        for tensor in self.found.model.proto.graph.initializer:
+        for tensor in self.found.model.flat.graph.initializer:
             if tensor.name not in self.found.dropped:
                 yield tensor
             elif tensor.name in self.found.place:
@@ -194,7 +201,7 @@ class _Stripping:
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
         """The graph inputs, with those that a restored weight was at the same time."""
-        inputs = [i for i in self.found.model.proto.graph.input if i.name not in self.found.dropped]
+        inputs = [i for i in self.found.model.flat.graph.input if i.name not in self.found.dropped]
         reference = self.found.weights.reference
         if reference is None or not any(i.name in self.found.floats for i in reference.proto.graph.input):
             return inputs
@@ -206,7 +213,7 @@ class _Stripping:
         for reason, nodes in self.found.left.items():
             yield f"left alone, {listed(nodes)}: {reason}"
         for graph in self._bodies_with_pairs():
-            yield f"left alone, Q/DQ in the body or function '{graph}': only the main graph is stripped"
+            yield f"not stripped, Q/DQ in '{graph}': a function, or a body of another operator than If, Loop, Scan"
         if self.found.weights.restored:
             yield f"taken from the reference, {listed(self.found.weights.restored)}"
         if self.found.weights.dequantized:

@@ -295,14 +295,14 @@ class UnitFinder:
         if len(node.outputs) != 1:
             return None
         ends = self._model.consumers.get(node.outputs[0], ())
-        seen_outside = node.outputs[0] in self._model.outputs or node.outputs[0] in self._model.subgraph_reads
+        seen_outside = node.outputs[0] in self._model.outputs or node.outputs[0] in self._model.captured
         return self._model.by_name[ends[0].node] if len(ends) == 1 and not seen_outside else None
 
     def _can_quantize(self, tensor: str) -> bool:
         """Whether a tensor can be made integer where it is made: all who see it must be able to take that."""
         ends = self._model.ends(tensor) if tensor else ()
         read = bool(ends) and all(self._takes_integers(end) for end in ends)
-        return read and tensor not in self._model.subgraph_reads and is_float(self._model, tensor)
+        return read and tensor not in self._model.captured and is_float(self._model, tensor)
 
     def _takes_integers(self, end: Consumer) -> bool:
         return self._outputs if end.is_output else reads_data(self._model, end)

@@ -168,7 +168,7 @@ class _Matcher:
 
     def fits(self, op: Op, node: Node) -> bool:
         """Whether a node is this operator, with these attributes. ``Constant`` nodes are none."""
-        if is_constant(node):
+        if is_constant(node) or node.is_marker:
             return False
         if op.op_type not in ("*", node.op_type, f"{node.domain}:{node.op_type}"):
             return False

@@ -1,7 +1,7 @@
-"""The data flow of a model's main graph, in an order that depends on its structure alone.
+"""The data flow of a model's graphs, in an order that depends on its structure alone.
 
-May import floor 0 and `qdqspec.graph`. ``Constant`` nodes count as initializers and do not appear. The
-tensors that bodies of If, Loop and Scan read from outside count as inputs of that node.
+``Constant`` nodes count as initializers and do not appear. Each body of an If, Loop or Scan is a graph of its own:
+what it reads from outside are inputs of its nodes, and of the node that has it as well.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
@@ -30,7 +30,8 @@ class Flow:
     ``depth`` is the longest way from a source to a node, ``own`` its operator and attributes as bytes;
     ``readers`` tells by tensor which nodes read it, in that order;
     ``carried`` are nodes that never make a region of their own: what is computed from shapes, or from
-    constants alone, ``bodied`` those that have bodies.
+    constants alone, ``bodied`` those that have bodies. ``results`` are the outputs of all graphs. Producers, consumers
+    and readers are of the same graph.
     """
 
     model: Model
@@ -43,6 +44,15 @@ class Flow:
     depth: tuple[int, ...]
     own: tuple[bytes, ...]
     readers: dict[str, tuple[int, ...]]
+    results: tuple[str, ...]
+
+    def graphs(self) -> dict[str, Flow]:
+        """The same for the nodes of one graph each, by its path: the main graph and all bodies that have nodes."""
+        nodes = self.model.nodes
+        orders: dict[str, list[int]] = {}
+        for index in self.order:
+            orders.setdefault(nodes[index].scope, []).append(index)
+        return {path: replace(self, order=tuple(order)) for path, order in orders.items()}
 
     def is_light(self, nodes: Iterable[int]) -> bool:
         """Whether there is no anchor among the nodes."""
@@ -81,23 +91,48 @@ def flow_of(model: Model) -> Flow:
     """Read the data flow of a model. Linear in nodes and edges, but for one sort."""
     own, bodied = _own_texts(model)
     made_by = {t: n.index for n in model.nodes if own[n.index] for t in n.outputs if t}
-    known = made_by.keys() | set(model.inputs)
-    reads = tuple([() if not own[n.index] else _reads(n, known, n.index in bodied) for n in model.nodes])
+    given = [t for n in model.nodes if n.is_marker for t in n.outputs] if model.has_bodies else []
+    known = made_by.keys() | {*model.inputs, *given}
+    captures = _captures(model, bodied)
+    reads = tuple([() if not own[n.index] else _reads(n, known, captures.get(n.index)) for n in model.nodes])
     producers = tuple([tuple(dict.fromkeys([made_by[t] for t in row if t in made_by])) for row in reads])
     depth = _depths(producers)
-    order = _canonical_order(model, own, depth, _turned(range(len(reads)), producers))
+    inside = _within_graphs(model, producers)
+    order = _canonical_order(model, own, depth, _turned(range(len(reads)), inside))
     return Flow(
         model=model,
         order=order,
         reads=reads,
-        producers=producers,
-        consumers=_turned(order, producers),
+        producers=inside,
+        consumers=_turned(order, inside),
         carried=_carried(model, order, reads, made_by),
         bodied=bodied,
         depth=depth,
         own=own,
-        readers=_readers(order, reads),
+        readers=_readers(model, order, reads, made_by),
+        results=(
+            *model.outputs,
+            *(t for ends in model.bodies.values() for end in ends for t in end.inputs[:-1]),
+        ),
     )
+
+
+def _captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
+    """What the bodies of a node read from outside or make, by its index."""
+    found = {index: model.nodes[index].body_reads for index in bodied}
+    for owner, inside in model.nodes_inside.items():
+        made = {tensor for node in inside for tensor in node.outputs}
+        read = {tensor for node in inside for tensor in node.inputs}
+        found[model.by_name[owner].index] = frozenset(read - made)
+    return found
+
+
+def _within_graphs(model: Model, producers: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """The producers that are in the same graph."""
+    if not model.has_bodies:
+        return producers
+    scopes = [node.scope for node in model.nodes]
+    return tuple(tuple(p for p in row if scopes[p] == scopes[index]) for index, row in enumerate(producers))
 
 
 def _turned(order: Iterable[int], producers: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -143,10 +178,10 @@ def _tensor_text(tensor: onnx.TensorProto) -> str:
     return hashlib.blake2b(nameless.SerializeToString(deterministic=True), digest_size=8).hexdigest()
 
 
-def _reads(node: Node, known: Collection[str], has_body: bool) -> tuple[str, ...]:
+def _reads(node: Node, known: Collection[str], captured: Collection[str] | None) -> tuple[str, ...]:
     tensors = [t for t in node.inputs if t in known]
-    if has_body:
-        tensors += sorted(t for t in node.body_reads if t in known)
+    if captured is not None:
+        tensors += sorted(t for t in captured if t in known)
     return tuple(tensors)
 
 
@@ -163,11 +198,15 @@ def _carried(
     return frozenset(carried)
 
 
-def _readers(order: Iterable[int], reads: Sequence[Sequence[str]]) -> dict[str, tuple[int, ...]]:
+def _readers(
+    model: Model, order: Iterable[int], reads: Sequence[Sequence[str]], made_by: dict[str, int]
+) -> dict[str, tuple[int, ...]]:
     found: defaultdict[str, list[int]] = defaultdict(list)
+    nodes = model.nodes
     for index in order:
         for tensor in reads[index]:
-            found[tensor].append(index)
+            if not model.has_bodies or nodes[made_by.get(tensor, index)].scope == nodes[index].scope:
+                found[tensor].append(index)
     return {tensor: tuple(indices) for tensor, indices in found.items()}
 
 
@@ -210,11 +249,11 @@ def _canonical_order(
 
 def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
     """Each node's operator and attributes, empty for a ``Constant``; and the nodes that have bodies."""
-    bodied: set[int] = set()
+    bodied = {model.by_name[name].index for name in model.bodies}
     texts: list[bytes] = []
     same: dict[str, bytes] = {}  # one for all nodes alike
     for node in model.nodes:
-        if is_constant(node):
+        if is_constant(node) or node.is_marker:
             texts.append(b"")
             continue
         attributes: list[str] = []

@@ -32,7 +32,7 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
     ]
     count = None if inspection.quantizable is None else len(inspection.quantizable)
     bodies = [
-        {"name": b.name, "kind": b.kind, "nodes": b.nodes, "placed": False, "regions": _regions(b.regions)}
+        {"name": b.name, "kind": b.kind, "nodes": b.nodes, "placed": b.placed, "regions": _regions(b.regions)}
         for b in inspection.bodies
     ]
     found: dict[str, Any] = {
@@ -131,7 +131,7 @@ def _millions(count: int) -> str:
 
 
 def _bodies(inspection: Inspection, most: int) -> str:
-    """The graphs inside, a line each; the JSON has their regions."""
+    """The graphs inside, a line each; the regions of bodies are in the tree, those of functions in the JSON."""
     if not inspection.bodies:
         return ""
     rows = [
@@ -142,7 +142,9 @@ def _bodies(inspection: Inspection, most: int) -> str:
         rows, headers=("kind", "nodes", "leaves", "name", "pattern"), tablefmt="simple", disable_numparse=True
     )
     rest = f"\n... and {len(inspection.bodies) - most} more" if len(inspection.bodies) > most else ""
-    return f"Bodies (graphs of their own; not placed: inside a body)\n{table}{rest}"
+    functions = any(not body.placed for body in inspection.bodies)
+    note = " (nothing is placed in local functions)" if functions else ""
+    return f"Bodies of If, Loop and Scan{note}\n{table}{rest}"
 
 
 def _body_text(body: Body) -> str:

@@ -48,10 +48,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """A model's region map. ``nodes`` counts the main graph without ``Constant`` nodes.
+    """A model's region map. ``nodes`` counts those of all graphs without ``Constant`` nodes.
 
     ``quantizable`` are names of nodes that a search decides about; ``None`` where nobody judged. ``refusals`` counts
-    the others by reason, ``bodies`` are the graphs inside, of which nothing is placed.
+    the others by reason, ``bodies`` are the graphs inside.
     """
 
     model: str
@@ -74,7 +74,7 @@ def inspect_model(
     forecast: Forecast | None = None,
 ) -> Inspection:
     """Count what was found, and what was ``judged`` of it."""
-    nodes = [node.name for node in model.nodes if not is_constant(node)]
+    nodes = [node.name for node in model.nodes if not (is_constant(node) or node.is_marker)]
     quantizable: frozenset[str] | None = None
     refusals: Counter[str] = Counter()
     if judged is not None:

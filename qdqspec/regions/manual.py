@@ -14,8 +14,8 @@ from qdqspec.regions.flow import Flow
 from qdqspec.registry import did_you_mean
 
 
-def blocks_of_globs(flow: Flow, globs: Sequence[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:
-    """One leaf for each tuple of globs over node names; a node belongs to the first that matches it.
+def groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The node names that each tuple of globs matches; a node belongs to the first.
 
     Raises `SpecError` for a tuple that matches no node at all.
     """
@@ -31,7 +31,7 @@ def blocks_of_globs(flow: Flow, globs: Sequence[Sequence[str]], rest: Iterable[L
                 cure="`qdqspec inspect --verbose` lists the node names",
             )
         chosen.append(matched)
-    return blocks_of_groups(flow, chosen, rest)
+    return chosen
 
 
 def blocks_of_groups(flow: Flow, groups: Iterable[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:

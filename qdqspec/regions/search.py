@@ -17,9 +17,9 @@ from qdqspec.graph.ops import ANCHORS, POOLS
 from qdqspec.regions.blocks import TINY, Block, Composite, Leaf, dissolve, join_tiny, leaves, pack_run
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
 from qdqspec.regions.flow import Flow, flow_of
-from qdqspec.regions.manual import blocks_of_globs, blocks_of_groups
+from qdqspec.regions.manual import blocks_of_groups, groups_of_globs
 from qdqspec.regions.names import blocks_of_names
-from qdqspec.regions.tree import regions_of_blocks
+from qdqspec.regions.tree import regions_of_blocks, settle
 from qdqspec.types import Region, RegionRules
 
 DEFAULT_RULES = RegionRules()
@@ -29,12 +29,12 @@ STARTERS = ANCHORS | POOLS
 def find_regions(
     model: Model, rules: RegionRules = DEFAULT_RULES, *, groups: Sequence[Sequence[str]] = ()
 ) -> tuple[Region, ...]:
-    """Cut the main graph into regions: one ROOT first, then depth first; leaves are a strict partition.
+    """Cut the graphs of a model into regions: one ROOT first, then depth first; leaves are a strict partition.
 
     Every node is in exactly one LEAF, except ``Constant`` nodes, which count as initializers and are in
     none. What is computed from shapes or constants alone, and runs of nothing but copies (Transpose,
     Reshape, Q, DQ, ...), join the leaf that uses them; only these may carry a leaf beyond ``max_nodes``.
-    Bodies of If, Loop and Scan are not searched: such a node is one unit.
+    A body of an If, Loop or Scan is a region of its own, behind those of the graph that it is in.
 
     ``groups`` are node names fused by a backend, for ``by="fusion"``. Where ``names``, ``manual`` or
     ``fusion`` say nothing of a node, structure decides. Ids are positions in the tree (``r0.3``): they
@@ -64,15 +64,31 @@ def _uncollected() -> Iterator[None]:
 
 
 def _regions(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> tuple[Region, ...]:
+    if rules.by == "manual":
+        groups = groups_of_globs(flow, rules.manual)
+    inside: dict[str, list[Block]] = {}
+    for path, graph in flow.graphs().items():
+        inside[path] = _blocks(graph, rules, groups)
+        settle(graph, list(leaves(inside[path])))
+    return regions_of_blocks(flow, _nested(flow.model, inside))
+
+
+def _blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> list[Block]:
+    """The blocks of one graph."""
     if rules.by == "names":
-        blocks = blocks_of_names(flow, rules.max_nodes) or blocks_of_structure(flow, rules.max_nodes)
-    else:
-        blocks = blocks_of_structure(flow, rules.max_nodes)
-        if rules.by == "manual":
-            blocks = blocks_of_globs(flow, rules.manual, list(leaves(blocks)))
-        elif rules.by == "fusion":
-            blocks = blocks_of_groups(flow, groups, list(leaves(blocks)))
-    return regions_of_blocks(flow, blocks)
+        return blocks_of_names(flow, rules.max_nodes) or blocks_of_structure(flow, rules.max_nodes)
+    blocks = blocks_of_structure(flow, rules.max_nodes)
+    return (
+        blocks_of_groups(flow, groups, list(leaves(blocks))) if rules.by in ("manual", "fusion") else blocks
+    )
+
+
+def _nested(model: Model, inside: dict[str, list[Block]]) -> list[Block]:
+    """The blocks of the main graph, behind them one for each body; that has those of its own bodies likewise."""
+    for owner, ends in model.bodies.items():  # inner ones come first
+        around = inside.setdefault(model.by_name[owner].scope, [])
+        around += [Composite(inside[end.scope]) for end in ends if end.scope in inside]
+    return inside.get("", [])
 
 
 def blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
@@ -99,7 +115,7 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
             successors[producer].append(here)
         if flow.model.nodes[index].op_type in ANCHORS or not works.isdisjoint(feeding):
             works.add(here)
-    results = set(flow.model.outputs)
+    results = set(flow.results)
     for here, index in enumerate(searched, start=1):
         if not successors[here] or not results.isdisjoint(flow.model.nodes[index].outputs):
             successors[here].append(last)

@@ -15,16 +15,18 @@ from qdqspec.types import Region, RegionType
 
 
 def regions_of_blocks(flow: Flow, blocks: Sequence[Block]) -> tuple[Region, ...]:
-    """All regions, parents before children. Every node of ``flow.order`` ends in exactly one leaf."""
-    _settle(flow, list(leaves(blocks)))
+    """All regions, parents before children, of blocks that are settled."""
     root = Composite(_pruned(blocks))
     if not root.children:
         return ()
     return tuple(_Namer(flow).walk(root, "r0", None))
 
 
-def _settle(flow: Flow, found: Sequence[Leaf]) -> None:
-    """Give each carried node, and each node of a leaf that only copies, to the leaf that uses it."""
+def settle(flow: Flow, found: Sequence[Leaf]) -> None:
+    """Give each carried node, and each node of a leaf that only copies, to the leaf that uses it.
+
+    Then every node of ``flow.order`` is in exactly one leaf.
+    """
     home = {index: leaf for leaf in found for index in leaf.nodes}
     idle = [leaf for leaf in found if not _computes(flow, leaf)]
     if len(idle) == len(found):

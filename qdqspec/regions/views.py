@@ -104,7 +104,7 @@ class Viewer:
 def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
     model, types = flow.model, _type_texts(flow.model, with_shapes)
     readers = dict(flow.readers)
-    for tensor in model.outputs:
+    for tensor in flow.results:
         readers[tensor] = (*readers.get(tensor, ()), _RESULT)
     kinds: dict[tuple[object, ...], Kind] = {}
     for index in flow.order:

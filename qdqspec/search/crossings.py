@@ -93,7 +93,7 @@ def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge
         maker = model.producer.get(tensor)
         producer = block_of.get(maker.name, -1) if maker else -1
         consumers = tuple(sorted({end for end in ends if end not in (-1, producer)}))
-        outside = -1 in ends or tensor in model.outputs or tensor in model.subgraph_reads
+        outside = -1 in ends or tensor in model.outputs or tensor in model.captured
         if consumers or (outside and producer >= 0):
             elements = float(np.prod([dim or 1 for dim in model.shape(tensor) or ()]))
             edges.append(Edge(tensor, elements, producer, consumers, outside))

@@ -163,7 +163,13 @@ def test_bodies_tell_what_they_read_from_outside() -> None:
     )
     proto = parsed("g (float[4] x, bool c) => (float[4] y) { a = Neg(x)  y = Relu(a) }")
     proto.graph.node.append(helper.make_node("If", ["c"], ["z"], then_branch=body, else_branch=body))
-    assert "a" in Model(proto).subgraph_reads
+    model = Model(proto)
+    assert model.captured == {"a"}
+    assert [end.node for end in model.consumers["a"]] == [
+        "Relu#1",
+        "If#2/else_branch/Relu#0",
+        "If#2/then_branch/Relu#0",
+    ]
     assert "x" not in Model(proto).subgraph_reads
 
 

@@ -105,7 +105,7 @@ REASONS = {
             y = If (c) <then_branch = t () => ({IMAGE} u) {{ u = Neg(x) }},
                         else_branch = e () => ({IMAGE} v) {{ v = Abs(x) }}> }}""",
         "y",
-        "If: its bodies are listed apart; not placed: inside a body",
+        "If: control flow; the nodes of its bodies count by themselves",
     ),
     "graph output": (
         f"g ({IMAGE} x) => ({IMAGE} y) {{ y = Conv(x, w) }}",

@@ -137,8 +137,8 @@ def nested():
     return Model(onnx.parser.parse_model(NESTED))
 
 
-def test_bodies_and_functions_are_searched_as_graphs_of_their_own(nested):
-    bodies = find_bodies(nested, find_regions)
+def test_bodies_are_regions_of_the_tree_and_functions_graphs_of_their_own(nested):
+    bodies = find_bodies(nested, find_regions(nested), find_regions)
     leaves = {b.name: [n for r in b.regions if r.type == "LEAF" for n in r.nodes] for b in bodies}
     assert leaves == {
         "choose/then_branch": ["choose/then_branch/conv", "choose/then_branch/again"],
@@ -147,11 +147,18 @@ def test_bodies_and_functions_are_searched_as_graphs_of_their_own(nested):
         "choose/else_branch": ["choose/else_branch/call"],
         "local:twice": ["local:twice/add"],
     }
-    assert [node.name for node in nested.nodes] == ["pre", "choose"]
+    regions = {region.id: region for region in find_regions(nested)}
+    assert {(r.parent, r.nodes) for r in regions.values() if r.type == "LEAF"} == {
+        ("r0", ("pre", "choose")),
+        ("r0.1", ("choose/then_branch/conv", "choose/then_branch/again")),
+        ("r0.1", ("choose/then_branch/again/then_branch/relu",)),
+        ("r0.1", ("choose/then_branch/again/else_branch/neg",)),
+        ("r0", ("choose/else_branch/call",)),
+    }
 
 
 def test_a_body_knows_the_types_and_constants_around_it(nested):
-    bodies = {body.name: body for body in find_bodies(nested, find_regions)}
+    bodies = {body.name: body for body in find_bodies(nested, find_regions(nested), find_regions)}
     assert bodies["choose/then_branch"].regions[0].inputs == ("a", "c")  # and not the constant w
     alone = Model(
         onnx.parser.parse_model(
@@ -166,16 +173,28 @@ def test_a_body_knows_the_types_and_constants_around_it(nested):
 def test_names_inside_do_not_meet_names_outside(nested):
     nested.proto.graph.node[0].name = "choose/then_branch/conv"
     outside = Model(nested.proto)
-    inside = {n for b in find_bodies(outside, find_regions) for r in b.regions for n in r.nodes}
-    assert inside.isdisjoint(outside.by_name)
+    inside = {
+        n
+        for b in find_bodies(outside, find_regions(outside), find_regions)
+        for r in b.regions
+        for n in r.nodes
+    }
+    assert "choose/then_branch/conv" not in inside
     assert "choose/then_branch~/conv" in inside
 
 
-def test_bodies_are_listed_and_said_not_to_be_placed(nested):
+def test_bodies_are_listed_and_nothing_is_placed_in_functions(nested):
     regions = find_regions(nested)
-    found = inspect_model(nested, regions, judged(nested, "Conv"), bodies=find_bodies(nested, find_regions))
+    found = inspect_model(
+        nested,
+        regions,
+        judged(nested, "Conv"),
+        bodies=find_bodies(nested, find_regions(nested), find_regions),
+    )
     text = render_text(found)
-    assert "not placed: inside a body" in text
+    assert "nothing is placed in local functions" in text
+    assert "quantizable on some: 2 of 7 nodes" in text
     assert "choose/then_branch/again/else_branch" in text
-    assert {body["name"]: body["placed"] for body in to_json(found)["bodies"]}["local:twice"] is False
+    placed = {body["name"]: body["placed"] for body in to_json(found)["bodies"]}
+    assert [name for name, is_placed in placed.items() if not is_placed] == ["local:twice"]
     assert "and 4 more" in render_text(found, lines=1)

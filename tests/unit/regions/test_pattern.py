@@ -57,7 +57,7 @@ def test_a_body_that_reads_its_own_condition_reads_nothing_more():
             y = Sub(a, b)
         }}"""
         model = Model(onnx.parser.parse_model(text))
-        return canonical(model, [node.name for node in model.nodes]).digest
+        return canonical(model, [node.name for node in model.nodes if not node.scope][1:]).digest
 
     assert found("c") == found("d")
 
