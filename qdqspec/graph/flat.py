@@ -19,7 +19,7 @@ import onnx
 from onnx import helper
 
 from qdqspec.graph.protos import copy_fields, copy_model, names_read_inside, refill, rename_tensors
-from qdqspec.graph.scopes import Scope, bodies_of, find_scopes, has_bodies, unique_node_names
+from qdqspec.graph.scopes import QDQ_OPS, Scope, bodies_of, find_scopes, has_bodies, unique_node_names
 
 MARKERS = "qdqspec.bodies"  # the domain of the markers
 ENTER, LEAVE = "Enter", "Leave"
@@ -104,7 +104,7 @@ class _Opening:
         renamed = [(name, _name_text(node)) for name, node in nodes if name != prefix + node.name]
         tensors = [(unique, local) for local, unique in scope.tensors.items() if unique != local]
         inputs = scope.graph.input if scope.parent is not None else ()
-        name = self._free(f"{scope.path}/inputs".lstrip("/"))
+        name = self._free(f"{prefix}inputs")
         return helper.make_node(
             ENTER,
             [],
@@ -160,8 +160,9 @@ def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[st
 
 
 def _without_body(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
-    """What stands for a body: the operators in it, as text."""
-    return helper.make_attribute(attribute.name, ",".join(node.op_type for node in attribute.g.node))
+    """What stands for a body: the operators in it but pairs, as text."""
+    kinds = (node.op_type for node in attribute.g.node if node.op_type not in QDQ_OPS)
+    return helper.make_attribute(attribute.name, ",".join(kinds))
 
 
 def _name_text(node: onnx.NodeProto) -> str:

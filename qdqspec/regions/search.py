@@ -9,7 +9,7 @@ become composites.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from qdqspec.graph.model import Model
@@ -70,7 +70,7 @@ def _regions(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) ->
     for path, graph in flow.graphs().items():
         inside[path] = _blocks(graph, rules, groups)
         settle(graph, list(leaves(inside[path])))
-    return regions_of_blocks(flow, _nested(flow.model, inside))
+    return regions_of_blocks(flow, _nested(flow, inside, ""))
 
 
 def _blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> list[Block]:
@@ -83,12 +83,15 @@ def _blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> 
     )
 
 
-def _nested(model: Model, inside: dict[str, list[Block]]) -> list[Block]:
-    """The blocks of the main graph, behind them one for each body; that has those of its own bodies likewise."""
-    for owner, ends in model.bodies.items():  # inner ones come first
-        around = inside.setdefault(model.by_name[owner].scope, [])
-        around += [Composite(inside[end.scope]) for end in ends if end.scope in inside]
-    return inside.get("", [])
+def _nested(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> list[Block]:
+    """The blocks of a graph, behind them one for each body in it; that has those of its own bodies likewise."""
+    blocks = [*inside.get(path, ())]
+    bodies, nodes = flow.model.bodies, flow.model.nodes
+    for owner in (nodes[index] for index in flow.order if bodies):
+        if owner.scope == path and owner.name in bodies:
+            found = [_nested(flow, inside, end.scope) for end in bodies[owner.name]]
+            blocks += [Composite(body) for body in found if body]
+    return blocks
 
 
 def blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:

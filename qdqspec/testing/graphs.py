@@ -59,8 +59,9 @@ def placements(
 ) -> Placement:
     """A placement that fits the model: float activations and constants that are computed with.
 
-    Consumers of a tensor may be left out, or split over several sites of different formats. Graph outputs that a
-    node computes are consumers as well. Constants without an axis stay float where a format is made of blocks.
+    Consumers of a tensor may be left out, or split over several sites of different formats; those of a site are in
+    one graph of the model. Graph outputs that a node computes are consumers as well. Constants without an axis stay
+    float where a format is made of blocks.
     """
     sites: list[Site] = []
     for tensor in dict.fromkeys((*model.consumers, *model.outputs)):
@@ -72,7 +73,7 @@ def placements(
         formats = [f for f in (weights if weight else activations) if rank > 1 or not number_format(f).block]
         if model.elem_type(tensor) != TensorProto.FLOAT or not read or not formats:
             continue
-        for group in draw(_groups(read)):
+        for group in (part for some in draw(_groups(read)) for part in _by_graph(model, some)):
             fmt = draw(st.sampled_from(formats))
             whole = [] if number_format(fmt).block else [None]
             axis = draw(st.sampled_from([*whole, *range(rank)])) if weight else None
@@ -91,6 +92,13 @@ def random_inputs(model: Model, seed: int = 0) -> dict[str, npt.NDArray[np.float
     random = np.random.default_rng(seed)
     shapes = {name: [d or 1 for d in model.shape(name) or ()] for name in model.inputs}
     return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def _by_graph(model: Model, ends: tuple[Consumer, ...]) -> list[tuple[Consumer, ...]]:
+    found: dict[str, list[Consumer]] = {}
+    for end in ends:
+        found.setdefault("" if end.is_output else model.by_name[end.node].scope, []).append(end)
+    return [tuple(some) for some in found.values()]
 
 
 @st.composite

@@ -145,6 +145,8 @@ def test_what_no_site_touches_stays_as_it_was(drawn: Drawn, mode: str) -> None:
     kept = [node for node in Model(inserted).nodes if node.op_type not in QDQ_OPS]
     assert [node.name for node in kept] == [node.name for node in model.nodes]
     for before, after in zip(model.nodes, kept, strict=True):
+        if before.is_marker or before.name in model.bodies:
+            continue  # they list what is in the bodies, pairs too
         if before.name not in touched and renamed.isdisjoint(
             {*before.inputs, *before.outputs, *before.body_reads}
         ):
