@@ -50,7 +50,9 @@ class _Source:
     """The model the optimizer was given, seen through its Q/DQ pairs."""
 
     def __init__(self, model: Model) -> None:
-        self.nodes = {node.name: node for node in model.nodes if node.op_type not in QDQ_OPS}
+        operators = [node for node in model.nodes if not node.is_marker]
+        self.nodes = {node.name: node for node in operators if node.op_type not in QDQ_OPS}
+        self._owners = model.bodies.keys()
         self.tensors = {t for n in model.nodes for t in (*n.inputs, *n.outputs) if t}
         self.constants = model.constants
         self._base: dict[str, str] = {}
@@ -58,7 +60,7 @@ class _Source:
         self.readers: dict[str, list[Node]] = {}
         self.quantized: set[str] = set()
         self.static: set[str] = set()
-        for node in model.nodes:  # topological order: a base is known before it is asked for
+        for node in operators:  # topological order: a base is known before it is asked for
             self._add(node)
 
     def base(self, tensor: str) -> str:
@@ -75,9 +77,7 @@ class _Source:
         for tensor in bases:
             self.readers.setdefault(tensor, []).append(node)
         self.producer.update((t, node) for t in node.outputs if t)
-        body = any(
-            attribute.HasField("g") for attribute in node.proto.attribute
-        )  # it may read anything outside
+        body = node.name in self._owners  # it may read anything outside
         folded = bool(bases) and not body and all(t in self.constants or t in self.static for t in bases)
         if node.op_type in _STATIC or folded:
             self.static.update(t for t in node.outputs if t)

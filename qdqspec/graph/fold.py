@@ -71,7 +71,7 @@ def _find(model: Model) -> Iterator[tuple[Node, Node]]:
 
 def _foldable(model: Model, conv: Node, norm: Node) -> bool:
     tensor = norm.inputs[0]
-    alone = len(model.consumers[tensor]) == 1 and tensor not in {*model.outputs, *model.subgraph_reads}
+    alone = len(model.consumers[tensor]) == 1 and tensor not in {*model.outputs, *model.captured}
     parameters = [*conv.inputs[1:], *norm.inputs[1:]]
     return (
         conv.op_type in ("Conv", "ConvTranspose")

@@ -170,7 +170,7 @@ class Model:
 
     @cached_property
     def subgraph_reads(self) -> frozenset[str]:
-        """Tensors read by bodies whose nodes are not nodes of the model (SequenceMap)."""
+        """Tensors read by bodies whose nodes are not nodes of the model (those of SequenceMap)."""
         return frozenset(name for node in self.nodes for name in names_read_inside(node.proto))
 
     @cached_property

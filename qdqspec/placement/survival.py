@@ -118,7 +118,7 @@ class _After:
     def likely(self) -> dict[str, Node]:
         """The kernel that a node was fused into, as far as can be told."""
         found: dict[str, Node] = {}
-        origins = map_kernels(self.model.proto.graph, self.source)
+        origins = map_kernels(self.model.flat.graph, self.source)
         for kernel, origin in zip(self.model.nodes, origins, strict=True):
             for name in origin.nodes:
                 found.setdefault(name, kernel)
