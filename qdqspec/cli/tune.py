@@ -22,6 +22,7 @@ from qdqspec.cli.words import (
     say_json,
     settings_from,
     shapes,
+    values,
     writable_folder,
 )
 from qdqspec.config import Settings, find_folder
@@ -61,6 +62,12 @@ def add_verbs(verbs: Verbs) -> None:
         type=shapes,
         metavar="NAME:1x3x224x224",
         help="Shapes of inputs whose dimensions are dynamic; several with commas.",
+    )
+    parser.add_argument(
+        "--values",
+        type=values,
+        metavar="NAME:16000",
+        help="Inputs fixed to a number, true or false, which the tuned model does not have; several with commas.",
     )
     parser.add_argument(
         "--scales", type=Path, metavar="FILE", help="Ranges known already: a calibration cache, or JSON."
@@ -129,6 +136,8 @@ def _as_asked(case: Case, arguments: argparse.Namespace) -> Case:
         inputs = replace(
             inputs, profiles=inline_case(case.model, {"shapes": arguments.shapes}).inputs.profiles
         )
+    if arguments.values is not None:
+        inputs = replace(inputs, values={**inputs.values, **arguments.values})
     if arguments.quant is not None:
         quantize = replace(quantize, format=arguments.quant)
     return replace(case, tune=tuning, inputs=inputs, quantize=quantize)

@@ -119,6 +119,26 @@ def shapes(text: str) -> dict[str, list[int]]:
     return {match["name"]: [int(dim) for dim in match["dims"].split("x")] for match in found}
 
 
+_VALUE = re.compile(r"(?P<name>[^,]+):(?P<value>[^,:]+)(?:,(?=.)|$)")
+
+
+def values(text: str) -> dict[str, bool | int | float]:
+    """``sr:16000,training:false``: inputs that are scalars, fixed to a number or truth value."""
+    found = list(_VALUE.finditer(text))
+    try:
+        if "".join(match[0] for match in found) == text and found:
+            return {match["name"]: _scalar(match["value"]) for match in found}
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"'{text}' is no list of values such as sr:16000,training:false")
+
+
+def _scalar(text: str) -> bool | int | float:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else float(text)
+
+
 def inputs_given(inputs: Inputs, *, shapes: dict[str, list[int]] | None, data: Path | None) -> Inputs:
     """The inputs of a case with what the command line says of them: ``--shapes``, and ``--data`` to compare on."""
     from qdqspec.types import InputShape, ShapeProfile

@@ -207,6 +207,11 @@ class Model:
         """The files beside the model that hold weights."""
         return tuple(external_files(self.proto, self.path)) if self.path else ()
 
+    @property
+    def user_files(self) -> tuple[Path, ...]:
+        """The user's files that the model comes from, which nothing may be written to."""
+        return (*(() if self.path is None else (self.path,)), *self.external_files())
+
     @cached_property
     def inputs(self) -> tuple[str, ...]:
         """Graph inputs that a caller must feed: those without an initializer."""

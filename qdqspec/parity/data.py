@@ -5,7 +5,7 @@ May import floors 0 and 1, and numpy. Samples are streamed: one feed is in memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -56,7 +56,8 @@ class Feeds(Protocol):
 class Dataset:
     """Samples of one .npz file, or of a folder of them in order of name.
 
-    ``len`` counts feeds, ``samples`` the samples in them. ``labels`` are those samples' labels, in order.
+    ``len`` counts feeds, ``samples`` the samples in them. ``labels`` are those samples' labels, in order. ``unused``
+    are arrays for inputs that are fixed to a value.
     """
 
     path: Path
@@ -64,6 +65,7 @@ class Dataset:
     labels: Array | None
     notes: tuple[str, ...]
     random: bool = False
+    unused: tuple[str, ...] = ()
     _columns: tuple[_Column, ...]
     _feeds: int
 
@@ -111,18 +113,18 @@ def _open(model: Model, inputs: Inputs) -> dict[str, int]:
     return {name: len(shape) for name, shape in shapes.items() if shape and not all(shape[1:])}
 
 
-def open_data(path: Path, inputs: Mapping[str, InputSpec]) -> Dataset:
+def open_data(path: Path, inputs: Mapping[str, InputSpec], *, fixed: Collection[str] = ()) -> Dataset:
     """Open calibration or evaluation data for a model with these inputs.
 
     An .npz file has one array per model input, its first axis the samples, and may have ``labels``; a folder
     of such files is read in order of name. A sample is shaped like the input without its first axis, and
     then as many samples as the batch are stacked (what is left over is dropped, too few are repeated, and
-    ``notes`` says so), or it is shaped like the whole input. Raises `DataError` for anything else; NaN and
-    infinity are found while the samples are read.
+    ``notes`` says so), or it is shaped like the whole input. Arrays for inputs that are ``fixed`` are not read. Raises
+    `DataError` for anything else; NaN and infinity are found while the samples are read.
     """
     files = [read_members(file) for file in _files(path)]
     for members in files:
-        _check_names(members, inputs)
+        _check_names(members, inputs, fixed)
     columns = tuple(
         _column(name, spec, [members[name] for members in files]) for name, spec in inputs.items()
     )
@@ -135,6 +137,7 @@ def open_data(path: Path, inputs: Mapping[str, InputSpec]) -> Dataset:
         samples=used,
         labels=_labels(path, files, inputs, rows, used),
         notes=(*_batch_notes(path, columns, rows, used), *(n for c in columns for n in c.notes())),
+        unused=tuple(name for name in fixed if any(name in members for members in files)),
         _columns=columns,
         _feeds=feeds,
     )
@@ -198,7 +201,9 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _check_names(members: Mapping[str, Member], inputs: Mapping[str, InputSpec]) -> None:
+def _check_names(
+    members: Mapping[str, Member], inputs: Mapping[str, InputSpec], fixed: Collection[str]
+) -> None:
     file = next(iter(members.values())).file
     if missing := [name for name in inputs if name not in members]:
         raise DataError(
@@ -206,7 +211,7 @@ def _check_names(members: Mapping[str, Member], inputs: Mapping[str, InputSpec])
             where=file,
             cure=f"its arrays: {', '.join(members)}; save one under the name of each input",
         )
-    known = (*inputs, LABELS)
+    known = (*inputs, LABELS, *fixed)
     if extra := [name for name in members if name not in known]:
         raise DataError(
             f"array '{extra[0]}' is no input of the model{did_you_mean(extra[0], known)}",

@@ -14,11 +14,12 @@ from filelock import FileLock
 from qdqspec import __version__
 from qdqspec.backends.base import Array, Engine
 from qdqspec.config import claim_folder, find_folder
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model
 from qdqspec.measure.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
-from qdqspec.session.files import BuildLogs, make_folder
+from qdqspec.session.files import REFERENCE, BuildLogs, make_folder
+from qdqspec.session.given import Specialized, given_model
 from qdqspec.session.half import ROLE, half_reference, note_half
 from qdqspec.session.kept import data_digest, key_of
 from qdqspec.session.prepare import Prepared, require_path
@@ -40,8 +41,18 @@ class CaseBench:
 
     @cached_property
     def given(self) -> Model:
-        """The user's model."""
-        return load_model(self.case.model)
+        """The model that is tuned: the user's, or a copy with the inputs fixed that the case gives a value."""
+        return given_model(self.case.model, self.case.inputs.values)
+
+    @property
+    def fixed(self) -> Mapping[str, Array]:
+        """What the user's own model is fed beside the data: the inputs that the case gives a value."""
+        return self.given.fixed if isinstance(self.given, Specialized) else {}
+
+    @property
+    def reference(self) -> Path:
+        """A file of the reference that is there after the session: the user's, or that of the results."""
+        return self.output / REFERENCE if self.fixed else require_path(self.given)
 
     @cached_property
     def _shaped(self) -> Case:

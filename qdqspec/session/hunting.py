@@ -134,7 +134,7 @@ def _command(bench: CaseBench, tuned: Path, file: Path) -> str:
     beside = bench.output / MODEL
     if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
         tuned = beside  # the same file where people look for it, and not in the cache
-    models = [_shown(require_path(bench.given)), _shown(tuned)]
+    models = [_shown(bench.reference), _shown(tuned)]
     settings = bench.settings
     given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
     extra = [f"--backend-option={option}" for option in settings.backend_option]

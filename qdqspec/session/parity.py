@@ -26,13 +26,16 @@ HELD_BYTES = 64 * 2**20  # of inputs and outputs that wait for the next engine
 class SideBySide:
     """The float model and the tuned one on the backend, and the tuned one as ONNX defines it, each built once.
 
-    The last runs on ONNX Runtime without optimization, whatever the backend: every pair is computed, nothing is
-    fused. Where that cannot be, ``undivided`` says why from then on. An engine that breaks down over one input is
-    built again for the next.
+    The float model is fed ``fixed`` as well, which the tuned one has no inputs for. The last runs on ONNX Runtime
+    without optimization, whatever the backend: every pair is computed, nothing is fused. Where that cannot be,
+    ``undivided`` says why from then on. An engine that breaks down over one input is built again for the next.
     """
 
-    def __init__(self, work: Workbench, reference: Path, tuned: Path) -> None:
+    def __init__(
+        self, work: Workbench, reference: Path, tuned: Path, fixed: Mapping[str, Array] | None = None
+    ) -> None:
         self.undivided = ""
+        self._fixed = dict(fixed or {})
         self._opened = ExitStack()
         self._reference = self._engine(lambda: work.backend.build(reference, work.options))
         self._tuned = self._engine(lambda: work.backend.build(tuned, work.options))
@@ -76,7 +79,7 @@ class SideBySide:
 
     def reference(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the float model alone."""
-        return self._reference.run(feeds)
+        return self._reference.run({**feeds, **self._fixed})
 
     def tuned(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the tuned model alone."""
@@ -148,9 +151,13 @@ def unfused(options: BuildOptions) -> BuildOptions:
 
 
 def compare_models(bench: CaseBench, tuned: Path) -> ParityEvidence:
-    """Outputs of a model that takes the same inputs against those of the model given, on the best data there is."""
+    """Outputs of a model that takes the same inputs against those of the model given, on the best data there is.
+
+    The model given is the user's own file, fed the values of the inputs that the case fixes.
+    """
     feeds, kind = bench.comparison_data()
-    with SideBySide(bench.work, require_path(bench.given), tuned) as models:
+    reference = bench.case.model.absolute() if bench.fixed else require_path(bench.given)
+    with SideBySide(bench.work, reference, tuned, bench.fixed) as models:
         compared = compare_outputs(models.runs(feeds), kind, questions(bench.case))
         return replace(compared, undivided=models.undivided)
 

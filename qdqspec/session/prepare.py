@@ -52,6 +52,11 @@ class Prepared:
         self._backend = backend
         self._options = options
         self._seed = seed
+        for name, value in case.inputs.values.items():
+            self.note_once(
+                f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
+                "specialized to that value, and its outputs are compared with those of the file given"
+            )
         folded = fold_batchnorm(given)
         self.model = folded.model
 
@@ -111,13 +116,20 @@ class Prepared:
     def calibration(self) -> Dataset | None:
         """The calibration data, or ``None`` where the case names none."""
         path = self.case.inputs.calibration
-        return None if path is None else open_data(path, self.inputs)
+        return None if path is None else self._opened(path)
 
     @cached_property
     def evaluation(self) -> Dataset | None:
         """The evaluation data, or ``None`` where the case names none."""
         path = self.case.inputs.evaluation
-        return None if path is None else open_data(path, self.inputs)
+        return None if path is None else self._opened(path)
+
+    def _opened(self, path: Path) -> Dataset:
+        values = self.case.inputs.values
+        data = open_data(path, self.inputs, fixed=values)
+        for name in data.unused:
+            self.note_once(f"{path.name}: array '{name}' is not used: the input is fixed to {values[name]}")
+        return data
 
     @cached_property
     def scores(self) -> Scores:

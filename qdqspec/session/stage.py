@@ -16,7 +16,6 @@ from qdqspec.files import RESULT, explained, partial_folder
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import refuse_overwriting
 from qdqspec.session.kept import FRONT, FRONT_TABLE
-from qdqspec.session.prepare import require_path
 
 _CURE = "choose another output folder"
 _DATA = ".data"  # of the file that holds a model's weights beside it
@@ -36,7 +35,7 @@ def staged(folder: Path, given: Model) -> Iterator[Path]:
 
 def refuse_own(folder: Path, names: Iterable[Path | str], given: Model) -> None:
     """Raise `OutputError` where files of these names in ``folder`` would overwrite the model given, or its weights."""
-    own = [require_path(given), *given.external_files()]
+    own = given.user_files
     for name in names:
         refuse_overwriting(folder / name, own)
         refuse_overwriting(_weights_of(folder / name), own)
@@ -62,7 +61,7 @@ def _forget_front(folder: Path, given: Model) -> None:
     lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
     names = {line.partition(",")[0] for line in lines}
     models = [table.with_name(name) for name in names if _FRONT_MODEL.fullmatch(name)]
-    own = {path.resolve() for path in (require_path(given), *given.external_files())}
+    own = {path.resolve() for path in given.user_files}
     for file in (*models, *map(_weights_of, models), table):
         if file.resolve() not in own:
             file.unlink(missing_ok=True)

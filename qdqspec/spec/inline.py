@@ -32,8 +32,8 @@ class Asked(TypedDict, total=False):
 
     ``regions`` is ``structure``, ``names``, ``fusion``, or groups of node names (wildcards as in a spec), one a
     region; ``graph`` is layer information that says what ``fusion`` joins. ``name`` is the case's id, and its folder
-    below ``reports/<model>/``. ``metrics`` are task metrics of the caller's own by the name that ``accuracy`` or a spec
-    gives them; no spec holds them, so that it holds no code.
+    below ``reports/<model>/``. ``values`` are numbers, lists or arrays. ``metrics`` are task metrics of the caller's
+    own by the name that ``accuracy`` or a spec gives them; no spec holds them, so that it holds no code.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Asked(TypedDict, total=False):
     scales: PathLike
     evaluation: PathLike
     shapes: Mapping[str, Shape]
+    values: Mapping[str, Any]
     batch: int
     allow: Sequence[str]
     deny: Sequence[str]
@@ -92,7 +93,7 @@ _PLACES = {
     "quant": ("quantize", "format"),
     "calibrate": ("quantize", "calibration"),
     **{word: ("quantize", word) for word in ("weights", "activations", "outputs")},
-    **{word: ("inputs", word) for word in ("calibration", "scales", "evaluation", "shapes")},
+    **{word: ("inputs", word) for word in ("calibration", "scales", "evaluation", "shapes", "values")},
     **{word: ("patterns", word) for word in ("allow", "deny")},
     **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},
     "regions": ("regions", "by"),
@@ -123,6 +124,8 @@ def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
         if word == "regions" and not isinstance(value, str):
             _put(data, ("regions", "manual"), [list(group) for group in value])
             value = "manual"
+        if word == "values" and isinstance(value, Mapping):
+            value = {name: one.tolist() if hasattr(one, "tolist") else one for name, one in value.items()}
         _put(data, _PLACES[word], value)
     try:
         bare = BareSpec.model_validate(data)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Self, TypeAlias
+from math import isfinite
+from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.fields import Count, Listed, Positive, Section
@@ -67,11 +68,39 @@ Profiles: TypeAlias = Annotated[
 ]
 
 
+def _value(given: object) -> object:
+    """Numbers and truth values, or rows of them that are equally long."""
+    if isinstance(given, bool | int):
+        return given
+    if isinstance(given, float):
+        if isfinite(given):
+            return given
+        raise PydanticCustomError("value", "a value that is not finite")
+    if not isinstance(given, list | tuple):
+        raise PydanticCustomError("value", "a value is a number, true or false, or a list of them")
+    rows = tuple(_value(row) for row in given)
+    if len({len(row) if isinstance(row, tuple) else None for row in rows}) > 1:
+        raise PydanticCustomError("value", "the rows of a value are not equally long")
+    return rows
+
+
+Value: TypeAlias = Annotated[
+    Any,
+    BeforeValidator(_value),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "boolean"}, {"type": "array"}]}),
+]
+
+
 class InputsSection(Section):
     """Shapes and data the model is run with."""
 
     shapes: Profiles = Field(
         default=(), description="Shape by input name, or a list of such tables (profiles)."
+    )
+    values: dict[str, Value] = Field(
+        default={},
+        description="Inputs fixed to a value, by name. The tuned model does not have them: what follows from them is "
+        "folded, and of an If on them the branch that is taken remains.",
     )
     calibration: SpecPath | None = Field(
         default=None, description="An .npz with one array per input, first axis samples; or a folder of them."
@@ -85,11 +114,21 @@ class InputsSection(Section):
         default=None, description="An .npz with inputs and labels, for accuracy."
     )
 
+    @model_validator(mode="after")
+    def _shape_or_value(self) -> Self:
+        for name in self.values:
+            if any(name in profile for profile in self.shapes):
+                raise PydanticCustomError(
+                    "value", "'{name}' has a value, and so no shape to be declared", {"name": name}
+                )
+        return self
+
     def rules(self) -> Inputs:
         """As a frozen record; no shapes is one profile without shapes."""
         profiles = tuple(_profile_record(profile) for profile in self.shapes)
         return Inputs(
             profiles=profiles or (ShapeProfile(),),
+            values=self.values,
             calibration=self.calibration,
             scales=self.scales,
             evaluation=self.evaluation,

@@ -13,6 +13,8 @@ from qdqspec.types.words import Severity
 # better. An output whose first axis does not count samples is an array of arrays, one for each feed.
 Metric: TypeAlias = Callable[[Mapping[str, Any], Any], float]
 
+FixedValue: TypeAlias = bool | int | float | tuple[Any, ...]  # a number, or nested rows of them
+
 SLACK = 1e-9  # by which a metric may miss its limit
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 
@@ -40,12 +42,13 @@ class ShapeProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Shapes and data of a case. Paths are absolute.
+    """Shapes and data of a case. Paths are absolute. ``values`` are inputs fixed to a value.
 
     ``scales`` names a calibration cache, or JSON with a range a tensor: what it says is not looked for in data.
     """
 
     profiles: tuple[ShapeProfile, ...] = (ShapeProfile(),)
+    values: Mapping[str, FixedValue] = field(default_factory=dict)
     batch: int | None = None  # from the matrix: replaces the first dimension of every input
     calibration: Path | None = None
     scales: Path | None = None

@@ -150,6 +150,22 @@ def test_shapes_that_are_none_are_refused(verb, fake, text):
     assert "is no list of shapes such as images:1x3x224x224" in result.err
 
 
+def test_values_fix_inputs(verb, fake, monkeypatch):
+    cases = []
+    from qdqspec.session import Session
+
+    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    assert verb("tune", "m.onnx", "--mode", "plan", "--values", "sr:16000,gain:-0.5,train:false").code == 0
+    assert cases[0].inputs.values == {"sr": 16000, "gain": -0.5, "train": False}
+
+
+@pytest.mark.parametrize("text", ["sr", "sr:", "sr:wide", "sr:1,", "sr:1,x"])
+def test_values_that_are_none_are_refused(verb, fake, text):
+    result = verb("tune", "m.onnx", "--values", text)
+    assert result.code == 2
+    assert "is no list of values such as sr:16000" in result.err
+
+
 def test_settings_reach_the_session(verb, fake, tmp_path):
     verb(
         "tune",

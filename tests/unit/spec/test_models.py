@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from pydantic import ValidationError
 
 from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
@@ -104,3 +105,19 @@ def test_several_formats_are_one_case_and_the_matrix_makes_one_for_each_value() 
 
 def test_every_axis_can_be_written_and_replaces_something() -> None:
     assert set(AXES) == set(_TARGETS) == set(MatrixSection.model_fields) - {"include", "exclude"}
+
+
+def test_values_are_numbers_truth_values_or_even_rows_of_them() -> None:
+    section = InputsSection.model_validate({"values": {"sr": 16000, "gain": [[1, 2.5], [0, 1]], "on": True}})
+    assert section.rules().values == {"sr": 16000, "gain": ((1, 2.5), (0, 1)), "on": True}
+
+
+@pytest.mark.parametrize("value", ["16000", None, {"opt": 3}, [1, [2]], float("nan"), [[1], [1, 2]]])
+def test_a_value_that_is_none(value: object) -> None:
+    with pytest.raises(ValidationError):
+        InputsSection.model_validate({"values": {"sr": value}})
+
+
+def test_an_input_has_a_shape_or_a_value() -> None:
+    with pytest.raises(ValidationError, match="'sr' has a value"):
+        InputsSection.model_validate({"shapes": {"sr": [1]}, "values": {"sr": 16000}})

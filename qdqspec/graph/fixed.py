@@ -1,0 +1,215 @@
+"""Models with an input fixed to a value: constants are folded, and an If on a constant becomes the branch it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.errors import SpecError
+from qdqspec.graph.constants import fold_constants
+from qdqspec.graph.model import Model
+from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
+from qdqspec.graph.protos import all_graphs, copy_model, is_external, refill
+from qdqspec.graph.scopes import bodies_of, unique_node_names
+from qdqspec.registry import did_you_mean
+from qdqspec.types import FixedValue
+
+Array: TypeAlias = npt.NDArray[np.generic]
+_TAKEN = {True: "then_branch", False: "else_branch"}
+
+
+def fixed_arrays(model: Model, values: Mapping[str, FixedValue]) -> dict[str, Array]:
+    """The values as the inputs of the model take them; raises `SpecError` for what none of them can be."""
+    return {name: _fixed_array(model, name, value) for name, value in values.items()}
+
+
+def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
+    """The model without these inputs, specialized to their values; Q and DQ are never folded.
+
+    What a branch that is taken defines keeps its name where the graph around it has no such name. Where the value
+    decides nothing, the input is a constant and all else is as it was.
+    """
+    proto = copy_model(model.proto)
+    proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
+    refill(proto.graph.input, [i for i in proto.graph.input if i.name not in values])
+    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    while True:
+        proto = copy_model(fold_constants(Model(proto, path=model.path)).model.proto)
+        if not _inline_taken(proto.graph, {}):
+            return proto
+
+
+def _fixed_array(model: Model, name: str, value: FixedValue) -> Array:
+    if name not in model.inputs:
+        raise SpecError(
+            f"`inputs.values` names '{name}', which is no input of the model{did_you_mean(name, model.inputs)}",
+            where=model.where,
+            cure=f"its inputs: {', '.join(model.inputs)}",
+        )
+    elem_type, shape = model.elem_type(name), model.shape(name)
+    given = np.asarray(value)
+    if not elem_type or elem_type == TensorProto.STRING:
+        raise SpecError(f"input '{name}' holds no numbers, so no value can be given to it", where=model.where)
+    dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+    with np.errstate(all="ignore"):
+        cast = given.astype(dtype)
+    if (given.dtype == np.bool_) != (dtype == np.bool_) or not _is_faithful(given, cast):
+        raise SpecError(
+            f"the value of input '{name}' is {value!r:.60}, and the model takes {dtype}",
+            where=model.where,
+            cure=f"give `inputs.values` a value that {dtype} holds",
+        )
+    if shape is not None and not _fits(cast.shape, shape):
+        raise SpecError(
+            f"the value of input '{name}' has shape {list(cast.shape)}, and the model takes {_text(shape)}",
+            where=model.where,
+            cure="write a scalar as 16000, an input of one element as [16000]",
+        )
+    return cast
+
+
+def _is_faithful(given: Array, cast: Array) -> bool:
+    """Floats may be rounded, not overflow; integers and truth values keep their value."""
+    if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
+        return bool((given == cast).all())
+    return bool(np.isfinite(cast.astype(np.float64)).all())
+
+
+def _fits(shape: tuple[int, ...], taken: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(taken) and all(t in (None, s) for s, t in zip(shape, taken, strict=True))
+
+
+def _text(shape: tuple[int | None, ...]) -> str:
+    return "[" + ", ".join("?" if dim is None else str(dim) for dim in shape) + "]"
+
+
+# ---- branches ------------------------------------------------------------------------------------
+
+
+def _inline_taken(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> bool:
+    """Replace every If of a graph and of its bodies whose condition is constant; whether there was one."""
+    constants = {**around, **_constants(graph)}
+    found = False
+    while (taken := _first_taken(graph, constants)) is not None:
+        number, attribute = taken
+        owner = graph.node[number]
+        path = f"{list(unique_node_names(graph.node))[number]}/{attribute}"
+        branch = next(body for key, body in bodies_of(owner) if key == attribute)
+        inlined = _branch_in(graph, owner, branch, path)
+        refill(graph.node, [*graph.node[:number], *inlined, *graph.node[number + 1 :]])
+        constants |= _constants(graph)
+        found = True
+    for node in graph.node:
+        for _, body in bodies_of(node):
+            found |= _inline_taken(body, constants)
+    return found
+
+
+def _first_taken(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> tuple[int, str] | None:
+    """The number of the first If on a constant, and the branch that it takes."""
+    for number, node in enumerate(graph.node):
+        condition = _condition(node, constants)
+        if condition is not None:
+            return number, _TAKEN[condition]
+    return None
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
+    replaced = {value.name for value in graph.input}  # by what a caller feeds
+    found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaced}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            found.update((node.output[0], a.t) for a in node.attribute if a.name == "value")
+    return found
+
+
+def _condition(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> bool | None:
+    """What an If has for condition, where that is constant."""
+    if node.op_type != "If" or node.domain not in ("", "ai.onnx"):
+        return None
+    tensor = constants.get(node.input[0])
+    if tensor is None or is_external(tensor):
+        return None
+    value = numpy_helper.to_array(tensor)
+    return bool(value.reshape(-1)[0]) if value.size == 1 else None
+
+
+def _branch_in(
+    graph: onnx.GraphProto, owner: onnx.NodeProto, given: onnx.GraphProto, path: str
+) -> list[onnx.NodeProto]:
+    """The nodes of a branch as nodes of the graph; its weights become the graph's."""
+    branch = onnx.GraphProto()
+    branch.CopyFrom(given)
+    now, alike = _new_names(graph, owner, branch, path)
+    taken = {node.name for node in graph.node if node is not owner}
+    for part in all_graphs(branch):
+        _rename(part, now)
+    for node in branch.node:
+        if node.name and node.name in taken:
+            node.name = f"{path}/{node.name}"
+    graph.initializer.extend(branch.initializer)
+    graph.sparse_initializer.extend(branch.sparse_initializer)
+    graph.value_info.extend(v for v in branch.value_info if v.name not in owner.output)
+    copies = [helper.make_node("Identity", [source], [name], name=f"{path}/{name}") for name, source in alike]
+    return [*branch.node, *copies]
+
+
+def _new_names(
+    graph: onnx.GraphProto, owner: onnx.NodeProto, branch: onnx.GraphProto, path: str
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """What tensors of a branch are called in the graph, and outputs of the If that are copies of another tensor."""
+    made = [name for node in branch.node for name in node.output if name]
+    own = [*made, *(t.name for t in branch.initializer), *(t.values.name for t in branch.sparse_initializer)]
+    given = [output.name for output in branch.output]
+    now: dict[str, str] = {}
+    alike: list[tuple[str, str]] = []
+    for name, source in zip(owner.output, given, strict=False):
+        if name and source in made and source not in now:
+            now[source] = name
+        elif name:
+            alike.append((name, source))
+    taken = set(_names_in(graph, but=owner)) | set(owner.output)
+    for name in own:
+        if name not in now:
+            now[name] = _free(name, f"{path}/{name}", taken)
+    return now, [(name, now.get(source, source)) for name, source in alike]
+
+
+def _names_in(graph: onnx.GraphProto, *, but: onnx.NodeProto) -> Iterator[str]:
+    """All names that a graph and the bodies in it define or read, except inside one node."""
+    yield from _given_to(graph)
+    for node in graph.node:
+        yield from (*node.input, *node.output)
+        if node is not but:
+            for _, body in bodies_of(node):
+                for part in all_graphs(body):
+                    yield from _given_to(part)
+                    yield from (name for inner in part.node for name in (*inner.input, *inner.output))
+
+
+def _given_to(graph: onnx.GraphProto) -> Iterable[str]:
+    return [value.name for value in (*graph.input, *graph.output, *graph.initializer)]
+
+
+def _free(name: str, otherwise: str, taken: set[str]) -> str:
+    """The name, or another that is not ``taken``; it is from now on."""
+    free = name if name not in taken else otherwise
+    while free in taken:
+        free += "~"
+    taken.add(free)
+    return free
+
+
+def _rename(graph: onnx.GraphProto, now: Mapping[str, str]) -> None:
+    for node in graph.node:
+        refill(node.input, [now.get(name, name) for name in node.input])
+        refill(node.output, [now.get(name, name) for name in node.output])
+    for named in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
+        named.name = now.get(named.name, named.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = now.get(sparse.values.name, sparse.values.name)

@@ -1,0 +1,137 @@
+"""Inputs fixed to a value: constants fold, branches that are taken stay, outputs are those of the given model."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from qdqspec.errors import SpecError
+from qdqspec.graph.fixed import fix_inputs, fixed_arrays
+from qdqspec.graph.model import Model
+
+X = np.array([[1.0, -2.0], [3.0, -4.0]], np.float32)
+
+
+def model_of(text: str, ir: int = 8) -> Model:
+    return Model(onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": 17]> g {text}'))
+
+
+def run(proto: onnx.ModelProto, **feeds: object) -> list[np.ndarray]:
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {name: np.asarray(value) for name, value in feeds.items()})
+
+
+def fixed(model: Model, **values: object) -> onnx.ModelProto:
+    proto = fix_inputs(model, fixed_arrays(model, values))
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+RATES = """(float[n,2] x, int64 rate) => (float[n,2] y) <int64 wide = {16000}, float[2] w = {2.0, 4.0}> {
+  is_wide = Equal(rate, wide)
+  [gate] y = If (is_wide) <
+    then_branch = yes () => (float[n,2] t) {
+      [scale] u = Mul(x, w)
+      two = Constant<value_int: int = 2>()
+      half = Div(rate, two)  is_half = Equal(half, two)
+      [inner] t = If (is_half) <
+        then_branch = a () => (p) { p = Neg(u) },
+        else_branch = b () => (q) { q = Abs(u) }
+      >
+    },
+    else_branch = no () => (float[n,2] e) { [scale] u = Div(x, w)  e = Relu(u) }
+  >
+}"""
+
+
+@pytest.mark.parametrize("rate", [16000, 8000])
+def test_the_branch_that_is_taken_remains_with_its_names(rate: int) -> None:
+    model = model_of(RATES)
+    proto = fixed(model, rate=rate)
+    assert [value.name for value in proto.graph.input] == ["x"]
+    kinds = ["Mul", "Abs"] if rate == 16000 else ["Div", "Relu"]
+    assert [node.op_type for node in proto.graph.node] == kinds
+    assert proto.graph.node[0].name == "scale"
+    np.testing.assert_array_equal(run(proto, x=X)[0], run(model.proto, x=X, rate=np.int64(rate))[0])
+
+
+def test_names_that_the_graph_has_already_get_the_path_of_the_branch() -> None:
+    text = """(float[n] x, bool c) => (float[n] y, float[n] z) {
+      [neg] u = Neg(x)
+      [gate] v = If (c) <
+        then_branch = yes () => (s) { [neg] z = Exp(u)  s = Neg(z) },
+        else_branch = no () => (e) { e = Abs(u) }
+      >
+      y = Relu(v)  z = Abs(v)
+    }"""
+    model = model_of(text)
+    proto = fixed(model, c=True)
+    assert [node.name for node in proto.graph.node][:2] == ["neg", "gate/then_branch/neg"]
+    assert proto.graph.node[1].output == ["gate/then_branch/z"]
+    x = np.float32([1, -2])
+    for ours, theirs in zip(run(proto, x=x), run(model.proto, x=x, c=True), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_one_tensor_may_be_several_outputs_of_the_branch() -> None:
+    text = """(float[n] x, bool c) => (float[n] y, float[n] z) {
+      y, z = If (c) <
+        then_branch = yes () => (t, t2) { t = Neg(x)  t2 = Identity(t) },
+        else_branch = no () => (e, e2) { e = Abs(x)  e2 = Abs(e) }
+      >
+    }"""
+    model = model_of(text)
+    branch = next(a.g for a in model.proto.graph.node[0].attribute if a.name == "then_branch")
+    del branch.node[1]
+    branch.output[1].name = "t"
+    proto = fix_inputs(model, {"c": np.array(True)})
+    first, second = run(proto, x=np.float32([1, -2]))
+    assert first.tolist() == second.tolist() == [-1, 2]
+
+
+def test_an_if_inside_a_loop_is_replaced_too_and_reads_what_it_read() -> None:
+    text = """(float[2] x, int64 k, bool c, bool on) => (float[2] y) {
+      [loop] y = Loop (k, c, x) <
+        body = b (int64 i, bool more, float[2] v) => (go, w) {
+          go = Identity(more)
+          w = If (on) < then_branch = yes () => (t) { u = Add(v, x)  t = Neg(u) },
+                        else_branch = no () => (e) { e = Add(v, v) } >
+        }
+      >
+    }"""
+    model = model_of(text)
+    proto = fixed(model, on=True)
+    body = proto.graph.node[0].attribute[0].g
+    assert [node.op_type for node in body.node] == ["Identity", "Add", "Neg"]
+    feeds = {"x": np.float32([1, 2]), "k": np.int64(3), "c": True}
+    np.testing.assert_array_equal(run(proto, **feeds)[0], run(model.proto, **feeds, on=True)[0])
+
+
+def test_q_and_dq_on_a_fixed_input_are_never_folded() -> None:
+    text = """(float[2] x, float[2] g) => (float[2] y) <float s = {0.5}, uint8 z = {0}> {
+      q = QuantizeLinear(g, s, z)  d = DequantizeLinear(q, s, z)  y = Mul(x, d)
+    }"""
+    proto = fixed(model_of(text), g=[1.0, 2.0])
+    assert [node.op_type for node in proto.graph.node] == ["QuantizeLinear", "DequantizeLinear", "Mul"]
+
+
+def test_a_model_of_an_old_ir_version_takes_a_constant_in_place_of_the_input() -> None:
+    model = model_of("(float[2] x, float[2] g) => (float[2] y) { y = Mul(x, g) }", ir=3)
+    assert run(fixed(model, g=[2.0, 3.0]), x=np.float32([1, 1]))[0].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rat": 1}, "names 'rat', which is no input of the model.*rate"),
+        ({"rate": 1.5}, "the value of input 'rate' is 1.5, and the model takes int64"),
+        ({"rate": True}, "the value of input 'rate' is True, and the model takes int64"),
+        ({"rate": (16000,)}, r"the value of input 'rate' has shape \[1\], and the model takes \[\]"),
+        ({"x": ((1.0, 1e300),)}, "and the model takes float32"),
+    ],
+)
+def test_values_that_the_input_cannot_have(values: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        fixed_arrays(model_of(RATES), values)

@@ -1,0 +1,80 @@
+"""A case that fixes an input to a value, through a whole session on ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.errors import SpecError
+from qdqspec.graph.model import load_model
+from qdqspec.session import Session
+from qdqspec.types import Case, Inputs, TuneRules
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+g (float[1,4,8,8] x, int64 rate) => (float[1,4,8,8] y) <int64 wide = {16000}> {
+  is_wide = Equal(rate, wide)
+  y = If (is_wide) <
+    then_branch = yes () => (t) { c = Conv(x, w)  t = Relu(c) },
+    else_branch = no () => (e) { d = Neg(x)  e = Relu(d) }
+  >
+}"""
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    random = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(TEXT)
+    proto.graph.initializer.append(
+        numpy_helper.from_array(random.normal(size=(4, 4, 3, 3)).astype(np.float32), "w")
+    )
+    for node in proto.graph.node:
+        for attribute in node.attribute:
+            for inner in attribute.g.node:
+                if inner.op_type == "Conv":
+                    inner.attribute.append(onnx.helper.make_attribute("pads", [1, 1, 1, 1]))
+    onnx.save(proto, tmp_path / "rates.onnx")
+    x = random.normal(size=(4, 1, 4, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, rate=np.full(4, 8000))
+    return Case(
+        id="default",
+        model=tmp_path / "rates.onnx",
+        inputs=Inputs(calibration=tmp_path / "data.npz", values={"rate": 16000}),
+        tune=TuneRules(trials=2),
+    )
+
+
+def test_the_tuned_model_has_no_such_input_and_is_compared_with_the_file_at_that_value(
+    case: Case, tmp_path: Path
+) -> None:
+    with Session(no_cache=True, output=tmp_path / "out") as session:
+        result = session.tune(case)
+        given = session.model(case)
+        assert given.where == str(case.model)
+        assert given.inputs == ("x",)
+        assert [node.op_type for node in given.nodes] == ["Conv", "Relu"]
+        assert load_model(result.model).inputs == ("x",)
+        assert result.parity.sqnr_db > 25  # against the branch that 16000 takes, whatever the data says
+    warnings = result.evidence.warnings
+    assert "data.npz: array 'rate' is not used: the input is fixed to 16000" in warnings
+    assert any("input 'rate' is fixed to 16000: the tuned model has no such input" in w for w in warnings)
+
+
+def test_another_value_is_another_model(case: Case, tmp_path: Path) -> None:
+    other = replace(case, inputs=replace(case.inputs, values={"rate": 8000}))
+    with Session(no_cache=True, output=tmp_path / "out") as session:
+        assert session.model(case).sha256 != session.model(other).sha256
+        assert [node.op_type for node in session.model(other).nodes] == ["Neg", "Relu"]
+
+
+def test_a_misspelt_input_is_an_error_with_the_nearest_name(case: Case, tmp_path: Path) -> None:
+    wrong = replace(case, inputs=replace(case.inputs, values={"rte": 8000}))
+    with (
+        Session(no_cache=True, output=tmp_path / "out") as session,
+        pytest.raises(SpecError, match=r"'rte', which is no input of the model.*'rate'"),
+    ):
+        session.model(wrong)
