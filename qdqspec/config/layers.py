@@ -50,12 +50,13 @@ def load_settings(
     for layer, base in zip(layers, (root, here, here), strict=True):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(BY_KEY[key], value, origin, base), origin=origin)
-    if (os.environ if environ is None else environ).get("CI", "").lower() not in ("", "false"):
+    in_ci = (os.environ if environ is None else environ).get("CI", "").lower() not in ("", "false")
+    if in_ci:
         _refuse_update(found)
         found.setdefault("baseline", Setting(name="baseline", value="require", origin="CI"))
     given: dict[str, Any] = {key: setting.value for key, setting in found.items()}
     origins = {key: setting.origin for key, setting in found.items()}
-    return Settings(root=root, layout=layout, origins=origins, **given)
+    return Settings(root=root, layout=layout, in_ci=in_ci, origins=origins, **given)
 
 
 def _refuse_native_code(quiet: Iterable[tuple[str, object, str]]) -> None:

@@ -49,7 +49,7 @@ OPTIONS: tuple[Option, ...] = (
         name="mode",
         parse=values.one_of(MODES),
         metavar="MODE",
-        help="run: tune unless a cached winner still verifies; measure: time the known winner anew; "
+        help="run: use the cached winner, or tune where there is none; measure: time the known winner anew; "
         "verify: only what needs no timing; plan: list candidates and cost, build nothing (default: run).",
     ),
     Option(
@@ -59,6 +59,12 @@ OPTIONS: tuple[Option, ...] = (
         help="What was measured (default: .qdqspec/cache).",
     ),
     Option(name="no-cache", parse=values.switch, kind="switch", help="Neither read nor write the cache."),
+    Option(
+        name="retune",
+        parse=values.switch,
+        kind="switch",
+        help="Search again although a winner is cached, and replace it.",
+    ),
     Option(
         name="seed", parse=values.whole(0), metavar="N", help="Seed of search and random inputs (default: 0)."
     ),

@@ -24,8 +24,9 @@ class Settings:
 
     ``time_limit`` is in seconds. ``require`` turns skips into failures: ``device`` those for a missing
     backend, ``conclusive`` those for an undecided measurement. ``baseline`` says what becomes of a missing
-    baseline. ``origins`` tells for each option that was given where it came from; ``layout`` is how
-    ``output`` is divided.
+    baseline. ``retune`` searches again although a winner is cached; ``in_ci`` is whether the variable ``CI`` is set,
+    where no search replaces a cached winner unasked. ``origins`` tells for each option that was given where it came
+    from; ``layout`` is how ``output`` is divided.
     """
 
     root: Path = field(default_factory=Path.cwd)
@@ -33,6 +34,7 @@ class Settings:
     mode: Mode = "run"
     cache_dir: Path = Path(".qdqspec/cache")
     no_cache: bool = False
+    retune: bool = False
     seed: int = 0
     threads: int = 1
     jobs: int = 1
@@ -51,6 +53,7 @@ class Settings:
     plugin: tuple[Path, ...] = ()
     trtexec_args: str = ""
     layout: Literal["spec/case", "case", ""] = "spec/case"
+    in_ci: bool = False
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ Part of the session.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from qdqspec.errors import BackendError, QdqspecError, StateError
@@ -23,13 +23,12 @@ from qdqspec.session.files import (
 )
 from qdqspec.session.kept import MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept, keep, recall
 from qdqspec.session.prepare import require_path
+from qdqspec.session.recheck import FIRST_BUILDS, FIRST_ROUNDS, recheck
 from qdqspec.session.stage import refuse_own
 from qdqspec.session.timing import BUILDS, ROUNDS
 from qdqspec.session.tuning import Tuned, tune
 from qdqspec.types import LatencyEvidence, PlacedPair, Placement
 from qdqspec.units import metric_text
-
-VERIFY_BUILDS, VERIFY_ROUNDS = 2, 12  # how thoroughly a cached winner is timed at first
 
 
 class Finder:
@@ -75,7 +74,7 @@ class Finder:
         Raises `BackendError` where the tuned model does not run any more.
         """
         if kept.model is None:
-            return self._timed(kept, builds=VERIFY_BUILDS, rounds=VERIFY_ROUNDS)
+            return self._timed(kept, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
         measured = self._timed(kept, builds, rounds)
         if "tuned" not in measured.samples:
             raise BackendError(
@@ -92,7 +91,7 @@ class Finder:
             return self._chosen(settings.scheme, known)
         if settings.mode in ("measure", "verify"):
             return self._required(known)
-        if known is not None and self._still_holds(known):
+        if known is not None and not settings.retune and self._is_kept(known):
             take_results(known, self.bench.given, self.bench.output)
             return known
         if known is not None:  # now, and not later: another process may put what it has found meanwhile
@@ -132,36 +131,50 @@ class Finder:
         is_ours = _same_files(kept.folder / SCHEME, folder / SCHEME)  # or another process was quicker
         return kept if is_ours else replace(kept, folder=folder)
 
-    def _still_holds(self, known: Kept) -> bool:
-        """Time a cached winner anew; where a short look proves nothing, look as closely as a search would."""
+    def _is_kept(self, known: Kept) -> bool:
+        """Whether a cached winner is used. Where it is not, a new search is announced, which CI must ask for."""
         if known.model is None:
             return True
-        if not self._accurate(known.model):
+        if lacking := self._inaccuracy(known.model):
+            return self._is_kept_in_ci(known, lacking, is_usable=False)
+        found = recheck(partial(self._timed, known))
+        self.latency = found.latency
+        if found.outcome == "inconclusive":
+            self._note(f"{found.finding}; it is kept. Measure again later, or tune again with --qdq-retune")
+        if found.outcome in ("faster", "inconclusive"):
+            return True
+        return self._is_kept_in_ci(known, found.finding, is_usable=found.outcome == "slower")
+
+    def _is_kept_in_ci(self, known: Kept, finding: str, *, is_usable: bool) -> bool:
+        """A search takes minutes and gives another model: in CI it runs only on request."""
+        if not self.bench.settings.in_ci:
+            self._note(f"{finding}; it was tuned again")
             return False
-        self.latency = self._timed(known, VERIFY_BUILDS, VERIFY_ROUNDS)
-        if self.latency.speedup.low <= 1:
-            self.latency = self._timed(known)
-        if self.latency.speedup.low <= 1:
-            self.bench.prepared.warnings.append(
-                "the cached winner is no longer faster than the reference: tuned anew"
+        if not is_usable:
+            raise StateError(
+                f"{finding}; no search is started in CI",
+                where=known.model,
+                cure="tune again with --qdq-retune",
             )
-            return False
+        self._note(f"{finding}; it is kept, since no search is started in CI. Tune again with --qdq-retune")
         return True
 
-    def _accurate(self, model: Path) -> bool:
-        """Score a cached winner anew where a task metric is a constraint: its code may have changed meanwhile."""
+    def _note(self, text: str) -> None:
+        self.bench.prepared.warnings.append(text)
+
+    def _inaccuracy(self, model: Path) -> str:
+        """Why a cached winner fails ``tune.accuracy``, else an empty text. A metric's code may have changed."""
         rules, scores = self.bench.case.tune.accuracy, self.bench.prepared.scores
         if rules is None:
-            return True
+            return ""
         value = scores.of_file(model, rules.metric, rules.output).value
         least = rules.least(scores.of_reference(rules.metric, rules.output).value)
         if value >= least:
-            return True
-        self.bench.prepared.warnings.append(
+            return ""
+        return (
             f"the cached winner has {rules.key} {metric_text(rules.metric, value)} now, less than the "
-            f"{metric_text(rules.metric, least)} that tune.accuracy asks for: tuned anew"
+            f"{metric_text(rules.metric, least)} that tune.accuracy asks for"
         )
-        return False
 
     def _required(self, known: Kept | None) -> Kept:
         case, mode = self.bench.case, self.bench.settings.mode

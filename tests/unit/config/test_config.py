@@ -33,7 +33,7 @@ def project(folder: Path, text: str) -> Path:
 
 def test_every_option_is_a_field_of_the_settings_and_says_what_it_does():
     fields = set(Settings.__dataclass_fields__)
-    assert {option.key for option in OPTIONS} == fields - {"root", "layout", "origins"}
+    assert {option.key for option in OPTIONS} == fields - {"root", "layout", "in_ci", "origins"}
     assert all(option.help.endswith(".") for option in OPTIONS)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,10 +23,12 @@ from qdqspec.checks.speedup import check as speedup_check
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
 from qdqspec.session import Session
 from qdqspec.session.kept import data_digest, key_of
+from qdqspec.session.work import CaseWork
 from qdqspec.types import (
     Case,
     CheckSpec,
     Inputs,
+    LatencyEvidence,
     ParityEvidence,
     PatternRules,
     Progress,
@@ -332,20 +335,96 @@ def test_checks_do_not_miss_the_cache(open_session: Open, case: Case) -> None:
     assert open_session().search(replace(case, checks=())).provenance.source == "cached"
 
 
-def test_a_cached_winner_that_no_longer_wins_is_searched_anew(open_session: Open, case: Case) -> None:
-    open_session().search(case)
-    session = open_session()
-    build = session.backend.build
+def with_tuned_scaled(session: Session, *scales: float) -> Session:
+    """A session whose cached winner takes ``scales`` times as long, measurement by measurement; the last one holds."""
+    build, left = session.backend.build, list(scales)
+    measure = session.work
 
-    def slower(model: Path, options: BuildOptions):
-        scale = "3" if model.name == "tuned.onnx" else "1"
+    def scaled(model: Path, options: BuildOptions):
+        scale = str(left[0]) if model.name == "tuned.onnx" else "1"
         return build(model, replace(options, extra={**options.extra, "fake.scale": scale}))
 
-    session.backend.build = slower  # type: ignore[method-assign]
+    def work(case: Case) -> CaseWork:
+        found = measure(case)
+        timed = found.bench.timed
+
+        def measured(*arguments: Any) -> LatencyEvidence:
+            latency = timed(*arguments)
+            if len(left) > 1:
+                left.pop(0)
+            return latency
+
+        found.bench.timed = measured  # type: ignore[method-assign]
+        return found
+
+    session.backend.build = scaled  # type: ignore[method-assign]
+    session.work = work  # type: ignore[method-assign]
+    return session
+
+
+def found_again(session: Session, case: Case) -> tuple[str, str]:
+    """Where the winner comes from in a second session, and the warnings about it."""
     evidence = session.evidence(case, frozenset())
     assert evidence.search is not None
-    assert evidence.search.provenance.source == "measured"
-    assert any("no longer faster" in warning for warning in evidence.warnings)
+    return evidence.search.provenance.source, " ".join(evidence.warnings)
+
+
+def test_a_cached_winner_that_is_slower_twice_is_tuned_again(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    source, warnings = found_again(with_tuned_scaled(open_session(), 3), case)
+    assert source == "measured"
+    assert "slower than the reference in two measurements: " in warnings
+    assert "it was tuned again" in warnings
+
+
+def test_in_ci_no_search_replaces_a_cached_winner_unasked(open_session: Open, case: Case) -> None:
+    winner = open_session().search(case).winner
+    session = with_tuned_scaled(open_session(in_ci=True), 3)
+    source, warnings = found_again(session, case)
+    assert source == "cached"
+    assert session.search(case).winner == winner
+    assert "it is kept, since no search is started in CI. Tune again with --qdq-retune" in warnings
+    assert found_again(with_tuned_scaled(open_session(in_ci=True, retune=True), 3), case)[0] == "measured"
+
+
+@pytest.mark.parametrize("recovers", [True, False], ids=["faster", "inconclusive"])
+def test_one_slow_measurement_does_not_end_a_cached_winner(
+    open_session: Open, case: Case, recovers: bool
+) -> None:
+    """The second measurement finds it as fast as it was, or as fast as the reference."""
+    latency = open_session().evidence(case, frozenset({"latency"})).latency
+    assert latency is not None
+    second = 1.0 if recovers else latency.speedup.median
+    source, warnings = found_again(with_tuned_scaled(open_session(), 3, second), case)
+    assert source == "cached"
+    is_open = "inconclusive: the cached winner is neither proved faster nor proved slower" in warnings
+    assert is_open is not recovers
+
+
+def test_a_cached_winner_that_does_not_build_any_more_is_tuned_again(open_session: Open, case: Case) -> None:
+    def broken(session: Session) -> Session:
+        build = session.backend.build
+
+        def fail(model: Path, options: BuildOptions):
+            if model.name == "tuned.onnx":
+                raise BackendError("no kernel")
+            return build(model, options)
+
+        session.backend.build = fail  # type: ignore[method-assign]
+        return session
+
+    open_session().search(case)
+    with pytest.raises(StateError, match="could not be built and run again: no kernel; no search is started"):
+        broken(open_session(in_ci=True)).search(case)
+    source, warnings = found_again(broken(open_session()), case)
+    assert source == "measured"
+    assert "could not be built and run again: no kernel; it was tuned again" in warnings
+
+
+def test_retune_searches_again_although_a_winner_is_cached(open_session: Open, case: Case) -> None:
+    open_session().search(case)
+    assert open_session(retune=True).search(case).provenance.source == "measured"
+    assert open_session().search(case).provenance.source == "cached"
 
 
 # ---- modes --------------------------------------------------------------------------------------
