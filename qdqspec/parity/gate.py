@@ -8,22 +8,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
-from qdqspec.backends.base import Array, Engine
+from qdqspec.backends.base import Array
 from qdqspec.parity.compare import sqnr_db
 
 SAMPLES = 8
 MOST_DB = 200.0  # what equal outputs count as: JSON has no infinity
 
 
-class OutputGate:
-    """Tells the SQNR of an engine's worst output, in dB, against the reference's on the same samples."""
+class Runs(Protocol):
+    """An engine, as far as it is run."""
 
-    def __init__(
-        self, reference: Engine, feeds: Iterable[Mapping[str, Array]], samples: int = SAMPLES
-    ) -> None:
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        ...
+
+
+class OutputGate:
+    """Measures the SQNR of an engine's worst output, in dB, against the reference's on the same samples."""
+
+    def __init__(self, reference: Runs, feeds: Iterable[Mapping[str, Array]], samples: int = SAMPLES) -> None:
         self._pairs = [(feed, reference.run(feed)) for feed in islice(feeds, samples)]
 
     @property
@@ -31,11 +38,11 @@ class OutputGate:
         """How many samples there are."""
         return len(self._pairs)
 
-    def __call__(self, engine: Engine) -> float:
+    def __call__(self, engine: Runs) -> float:
         """Run an engine on the samples; an output that is not finite or of another shape is worst of all."""
         return min(self.by_output(engine).values(), default=MOST_DB)
 
-    def by_output(self, engine: Engine) -> dict[str, float]:
+    def by_output(self, engine: Runs) -> dict[str, float]:
         """The same for each output of floats."""
         signal: dict[str, float] = {}
         noise: dict[str, float] = {}

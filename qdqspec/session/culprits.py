@@ -1,16 +1,19 @@
 """Which Q/DQ pairs cost the most accuracy, and what leaving them out would give. Part of the session.
 
-Everything is computed by ONNX Runtime without optimization, whatever the backend: no engine is built, nothing is
-timed, and pairs can be heard one by one, which no runtime would fuse.
+Everything is computed by ONNX Runtime without optimization, whatever the backend: parts of the placement are rehearsed
+in one graph, or built one by one where the model cannot be rehearsed.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 from qdqspec.backends.base import Array, BuildOptions, Engine
 from qdqspec.errors import BackendError
@@ -18,20 +21,23 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measure.isolate import Isolated
 from qdqspec.parity.compare import power_of, sqnr_db
-from qdqspec.parity.gate import MOST_DB, OutputGate
+from qdqspec.parity.gate import MOST_DB, OutputGate, Runs
 from qdqspec.parity.noisiest import Noisiest
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.quantize.formats import BIAS_FORMAT
+from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Runtime, Subject
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.parity import ARITHMETIC, unfused
 from qdqspec.session.prepare import Candidates, require_path
+from qdqspec.session.rehearsing import reference_runtime
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
 MOST = 12  # pairs that are listed unless more are asked for
 REMOVED = 3  # of these, how many are left out together to see what that gives
 
+_Engines: TypeAlias = Callable[[Placement], AbstractContextManager[Runs]]
 Pairs = tuple[Site, ...]  # a pair with what makes no sense without it: a weight with its bias
 
 
@@ -43,7 +49,7 @@ def culprits_of(
     most: int | None = MOST,
     seconds: float | None = None,
 ) -> CulpritEvidence:
-    """As `find_culprits`, of pairs placed in the model of a case, heard on the best data there is."""
+    """As `find_culprits`, of pairs placed in the model of a case, measured on the best data there is."""
     left = [limit for limit in (seconds, bench.work.seconds_left()) if limit is not None]
     feeds, data = bench.comparison_data()
     return find_culprits(
@@ -69,7 +75,7 @@ def find_culprits(
     seconds: float | None = None,
     options: BuildOptions | None = None,
 ) -> CulpritEvidence:
-    """The noisiest pairs of a placement of ``model``, heard at ``output`` or else where the SQNR is worst.
+    """The noisiest pairs of a placement of ``model``, measured at ``output`` or else where the SQNR is worst.
 
     ``most`` is how many are wanted, all where it is ``None``; with ``seconds``, those that were found by then.
     Where ONNX Runtime cannot compute the model, ``missing`` says so.
@@ -78,26 +84,26 @@ def find_culprits(
         return CulpritEvidence(missing="nothing is quantized")
     with ExitStack() as opened:
         try:
-            hearing = _Hearing(opened, model, pairs, feeds, options or BuildOptions(), output)
-            found, rest = _loudest(hearing, most, seconds)
+            measure = _Measure(opened, model, pairs, feeds, options or BuildOptions(), output)
+            found, rest = _noisiest(measure, most, seconds)
             return CulpritEvidence(
-                output=hearing.output,
-                pairs=tuple(_with_removals(hearing, found)),
-                total=len(hearing.pairs),
+                output=measure.output,
+                pairs=tuple(_with_removals(measure, found)),
+                total=len(measure.pairs),
                 rest=rest,
-                together_db=hearing.together_db,
-                samples=hearing.samples,
+                together_db=measure.together_db,
+                samples=measure.samples,
                 data=data,
                 missing=""
-                if most is None or len(found) == min(most, len(hearing.pairs))
+                if most is None or len(found) == min(most, len(measure.pairs))
                 else "the time was over",
             )
         except BackendError as error:
             return CulpritEvidence(missing=f"ONNX Runtime does not compute it: {error.what}")
 
 
-class _Hearing:
-    """Tells the SQNR of any part of a placement."""
+class _Measure:
+    """Measures the SQNR of any part of a placement."""
 
     def __init__(
         self,
@@ -110,21 +116,21 @@ class _Hearing:
     ) -> None:
         prepared, _ = prepared_for(model, pairs)
         fitting = fit_pairs(prepared, pairs).pairs
-        folder = opened.enter_context(TemporaryFolder())
-        inserter = Inserter(
-            prepared,
-            SchemeNumbers(prepared, fitting),
+        backend = opened.enter_context(Isolated(ARITHMETIC))
+        parts = _Parts(
+            model=prepared,
+            given=require_path(model),
+            numbers=SchemeNumbers(prepared, fitting),
+            sites=frozenset(pair.site for pair in fitting),
             floating=frozenset(pair.site for pair in fitting if not pair.stored),
-            store=WeightStore(folder, base=require_path(model).parent),
         )
-        self._backend = opened.enter_context(Isolated(ARITHMETIC))
-        self._options = unfused(options)
-        self._write = Candidates(
-            folder, require_path(model), lambda placement: inserter.insert(placement).parts
-        )
+        try:
+            self._engine = _rehearsed(opened, parts, reference_runtime(opened, options, backend))
+        except RehearsalRefusedError:
+            self._engine = _built(opened, parts, partial(backend.build, options=unfused(options)))
         with self._engine(Placement(sites=frozenset())) as reference:
             self._gate = OutputGate(reference, feeds)
-        self.sites = frozenset(pair.site for pair in fitting)
+        self.sites = parts.sites
         self.pairs = _together(prepared, self.sites)
         together = self._by_output(self.sites)
         self.output = output if output in together else min(together, key=together.__getitem__, default="")
@@ -132,7 +138,7 @@ class _Hearing:
 
     @property
     def samples(self) -> int:
-        """How many inputs it listens to."""
+        """How many inputs it is measured on."""
         return self._gate.samples
 
     def sqnr_db(self, sites: Iterable[Site]) -> float:
@@ -147,8 +153,50 @@ class _Hearing:
         with self._engine(Placement(sites=frozenset(sites))) as engine:
             return self._gate.by_output(engine)
 
-    def _engine(self, placement: Placement) -> closing[Engine]:
-        return closing(self._backend.build(self._write(placement), self._options))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """A model with the sites and numbers of a placement; ``given`` is the file of the model without pairs."""
+
+    model: Model
+    given: Path
+    numbers: SchemeNumbers
+    sites: frozenset[Site]
+    floating: frozenset[Site]
+
+
+@dataclass(frozen=True, slots=True)
+class _RehearsedEngine:
+    """A placement in a rehearsal, to be run like an engine."""
+
+    rehearsal: Rehearsal
+    placement: Placement
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name."""
+        return self.rehearsal.outputs(self.placement, feeds)
+
+
+def _rehearsed(opened: ExitStack, parts: _Parts, runtime: Runtime) -> _Engines:
+    """Runs placements in one graph. Raises `RehearsalRefusedError` where that cannot be."""
+    subject = Subject(
+        model=parts.model,
+        sites=tuple(parts.sites),
+        numbers=parts.numbers,
+        feeds=tuple,
+        floating=parts.floating,
+    )
+    rehearsal = opened.enter_context(Rehearsal(subject, runtime))
+    return lambda placement: nullcontext(_RehearsedEngine(rehearsal, placement))
+
+
+def _built(opened: ExitStack, parts: _Parts, build: Callable[[Path], Engine]) -> _Engines:
+    """Builds each placement, and closes it after use."""
+    folder = opened.enter_context(TemporaryFolder())
+    store = WeightStore(folder, base=parts.given.parent)
+    inserter = Inserter(parts.model, parts.numbers, floating=parts.floating, store=store)
+    write = Candidates(folder, parts.given, lambda placement: inserter.insert(placement).parts)
+    return lambda placement: closing(build(write(placement)))
 
 
 def _together(model: Model, sites: frozenset[Site]) -> list[Pairs]:
@@ -168,10 +216,10 @@ def _place(model: Model, site: Site) -> int:
     )
 
 
-def _loudest(hearing: _Hearing, most: int | None, seconds: float | None) -> tuple[list[Culprit], float]:
+def _noisiest(measure: _Measure, most: int | None, seconds: float | None) -> tuple[list[Culprit], float]:
     """The noisiest pairs, as many as are wanted or as there is time for, and the share of all others."""
     stop = math.inf if seconds is None else time.monotonic() + seconds
-    ranked = Noisiest(hearing.pairs, hearing.power, most)
+    ranked = Noisiest(measure.pairs, measure.power, most)
     powers: list[tuple[Pairs, float]] = []
     for pair, power in ranked:
         powers.append((pair, power))
@@ -186,7 +234,7 @@ def _loudest(hearing: _Hearing, most: int | None, seconds: float | None) -> tupl
     return found, max(0.0, 1 - math.fsum(share)) if whole else 0.0
 
 
-def _with_removals(hearing: _Hearing, found: Sequence[Culprit]) -> Iterator[Culprit]:
+def _with_removals(measure: _Measure, found: Sequence[Culprit]) -> Iterator[Culprit]:
     """The same, the first few with the SQNR that is left when their readers and those of all before read floats."""
     gone: set[str] = set()  # nodes; the empty name is that of graph outputs
     for number, culprit in enumerate(found):
@@ -194,7 +242,7 @@ def _with_removals(hearing: _Hearing, found: Sequence[Culprit]) -> Iterator[Culp
             yield culprit
             continue
         gone.update(end.node for end in culprit.site.consumers)
-        yield replace(culprit, without_db=hearing.sqnr_db(_without(hearing.sites, gone)))
+        yield replace(culprit, without_db=measure.sqnr_db(_without(measure.sites, gone)))
 
 
 def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
