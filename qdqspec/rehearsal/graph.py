@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from qdqspec.errors import PlacementError
+from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
 from qdqspec.graph.protos import copy_model, map_tensors, names_read_inside
@@ -25,6 +27,7 @@ from qdqspec.rehearsal.switches import Edge, Switches
 from qdqspec.types import Consumer
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+_Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
 _SPLIT_TAKES_NUMBER = 18  # the opset from which Split has the number of its outputs as an attribute
 _NEVER = 1e15  # elements: no tensor has so many, and sums of them are exact
@@ -52,6 +55,7 @@ class SwitchedModel:
 class SwitchGraph:
     """Makes models with switches out of one model: the whole, and parts of it for single switches.
 
+    ``nodes`` are those of the flat form of the model (`graph.flat`), so that pairs inside bodies have switches too.
     Weights are references to ``store``: models are to be saved in its folder. Raises `PlacementError` where a pair does
     not fit, `ModelError` where the opset cannot be raised.
     """
@@ -63,11 +67,12 @@ class SwitchGraph:
         light = map_tensors(model.proto, store.externalize)
         opset = max([model.opset, *(pair.opset for pair in self._pairs)])
         raised = opset > model.opset or light.ir_version < IR_WITH_FREE_INITIALIZERS
-        self._base = raise_opset(light, opset) if raised else light
+        self._base = flat_form(raise_opset(light, opset) if raised else light)
         self.nodes: tuple[onnx.NodeProto, ...] = tuple(self._base.graph.node)
         self._producer = {name: i for i, node in enumerate(self.nodes) for name in node.output if name}
         self._prefix = _free_prefix(self._base)
-        self._at = {edge: self._place(edge) for edge in self._edges}
+        self._inputs = {edge: self._places(edge) for edge in self._edges}
+        self._at = {edge: min(index for index, _ in inputs) for edge, inputs in self._inputs.items()}
 
     @property
     def initializers(self) -> Iterable[TensorProto]:
@@ -119,6 +124,8 @@ class SwitchGraph:
                 change[made + 1] += size if self._model.elem_type(name) else _NEVER
                 change[last[name] + 1] -= size if self._model.elem_type(name) else _NEVER
         sizes = np.cumsum(change)
+        if self._model.has_bodies:  # a cut inside a body would cut the body
+            sizes[: len(self.nodes)][[bool(scope) for scope in scopes_of(self.nodes)]] = np.inf
         return np.where(sizes >= _NEVER, np.inf, sizes)
 
     def _assembled(
@@ -146,25 +153,23 @@ class SwitchGraph:
             )
         wanted = dict.fromkeys((value, edge[0]) for edge, value in names.items())
         proto.graph.output.extend(self._info(value, of=tensor) for value, tensor in wanted)
+        if self._model.has_bodies:
+            proto = closed(proto)
         switch_input = self._switch_input if numbers else ""
         return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
 
     def _switched(self, nodes: range, edges: Sequence[Edge]) -> Iterable[onnx.NodeProto]:
         """The nodes in order, each after the switches before it; constants of earlier ones too."""
         by_place: dict[int, list[Edge]] = {}
+        instead: dict[int, dict[int, str]] = {}  # what nodes read, by input
         for edge in edges:
             by_place.setdefault(self._at[edge], []).append(edge)
+            for index, number in self._inputs[edge]:
+                instead.setdefault(index, {})[number] = self._value(edge)
         yield from (node for node in self.nodes[: nodes.start] if not _computes(node))
         for index in nodes:
-            here = by_place.pop(index, ())
-            yield from map(self._switch, here)
-            node = self.nodes[index]
-            if here:
-                node = onnx.NodeProto()
-                node.CopyFrom(self.nodes[index])
-                for tensor, end in here:
-                    node.input[end.input] = self._value((tensor, end))
-            yield node
+            yield from map(self._switch, by_place.pop(index, ()))
+            yield _reading(self.nodes[index], instead.get(index, {}))
         for left in by_place.values():  # before graph outputs
             yield from map(self._switch, left)
 
@@ -224,21 +229,44 @@ class SwitchGraph:
                 split.attribute.append(helper.make_attribute("num_outputs", len(numbers)))
             yield split
 
-    def _place(self, edge: Edge) -> int:
-        """Where the consumer's node is after the opset was raised, if it reads the tensor there as it did."""
+    def _places(self, edge: Edge) -> list[_Input]:
+        """The inputs that are the consumer's after the opset was raised; of a graph output none, behind all nodes.
+
+        Of a node that raising the opset replaced, these are all inputs of added nodes that read the tensor.
+        """
         tensor, end = edge
         if end.is_output:
-            return len(self.nodes)
-        node = self._model.by_name.get(end.node)
-        index = next((self._producer[o] for o in node.outputs if o in self._producer), -1) if node else -1
-        if index < 0 or list(self.nodes[index].input[end.input : end.input + 1]) != [tensor]:
-            raise PlacementError(
-                f"tensor '{tensor}' cannot be rehearsed before node '{end.node}', which is in a body or was changed "
-                "when the opset was raised",
-                where=self._model.where,
-                cure="build the placement and measure it",
-            )
-        return index
+            return [(len(self.nodes), 0)]
+        kept = self._kept(edge)
+        if kept is not None:
+            return [kept]
+        others = (other for other in self._model.consumers[tensor] if other != end)
+        if self._added.get(tensor) and all(self._kept((tensor, other)) for other in others):
+            return self._added[tensor]
+        raise PlacementError(
+            f"tensor '{tensor}' cannot be rehearsed: raising the opset changed node '{end.node}'",
+            where=self._model.where,
+            cure="build the placement and measure it",
+        )
+
+    def _kept(self, edge: Edge) -> _Input | None:
+        """Where the consumer reads the tensor as it did before the opset was raised, if it does."""
+        tensor, end = edge
+        node = self._model.by_name[end.node]
+        index = next((self._producer[o] for o in node.outputs if o in self._producer), -1)
+        reads = index >= 0 and list(self.nodes[index].input[end.input : end.input + 1]) == [tensor]
+        return (index, end.input) if reads else None
+
+    @cached_property
+    def _added(self) -> dict[str, list[_Input]]:
+        """The inputs of the nodes that raising the opset added, by the tensor that they read."""
+        known = {(node.op_type, node.outputs[:1]) for node in self._model.nodes}
+        found: dict[str, list[_Input]] = {}
+        for index, node in enumerate(self.nodes):
+            if (node.op_type, tuple(node.output[:1])) not in known:
+                for number, name in enumerate(node.input):
+                    found.setdefault(name, []).append((index, number))
+        return found
 
     @property
     def _switch_input(self) -> str:
@@ -260,6 +288,17 @@ class SwitchGraph:
             if known is None
             else helper.make_tensor_value_info(name, known, None)
         )
+
+
+def _reading(node: onnx.NodeProto, instead: Mapping[int, str]) -> onnx.NodeProto:
+    """The node with these tensors at these inputs."""
+    if not instead:
+        return node
+    changed = onnx.NodeProto()
+    changed.CopyFrom(node)
+    for index, name in instead.items():
+        changed.input[index] = name
+    return changed
 
 
 def _computes(node: onnx.NodeProto) -> bool:

@@ -72,8 +72,7 @@ class Rehearsal:
     def __init__(self, subject: Subject, runtime: Runtime, *, memory_limit: int | None = None) -> None:
         """Make and load the model with switches. ``memory_limit`` is in bytes, by default half of what is left.
 
-        Raises `RehearsalRefusedError` where the runtime lacks operators of the model, where the limit is exceeded, or
-        where a pair is in a body.
+        Raises `RehearsalRefusedError` where the runtime lacks operators of the model, or the limit is exceeded.
         """
         self.subject = subject
         self.runtime = runtime

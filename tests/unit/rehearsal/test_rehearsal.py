@@ -153,3 +153,30 @@ def test_every_choice_of_a_space_can_be_rehearsed_on_a_real_model(tmp_path: Path
             placement = space.resolve(labels)
             expected = built_outputs(model, placement, numbers, feed, tmp_path)["logits"]
             np.testing.assert_array_equal(rehearsal.outputs(placement, feed)["logits"], expected)
+
+
+def test_an_operator_that_raising_the_opset_replaces_keeps_its_switch(feeds: list, tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 11]> old (float[1,8,6,6] x) => (float[1,8,6,6] y) {
+      [soft] a = Softmax(x)  y = Relu(a) }"""
+    old = Model(onnx.parser.parse_model(text))
+    numbers, placement = Quantizer(old, ranges_for(old)), placed(site("x", ("soft", 0), fmt="int16"))
+    with rehearsal_of(old, placement.sites, numbers, *feeds) as rehearsal:
+        expected = built_outputs(old, placement, numbers, feeds[0], tmp_path)["y"]
+        np.testing.assert_array_equal(rehearsal.outputs(placement, feeds[0])["y"], expected)
+        assert 0 < np.abs(expected - rehearsal.outputs(placed(), feeds[0])["y"]).max() < 0.1
+
+
+def test_pairs_inside_bodies_have_switches(feeds: list, tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 19]> inside (float[1,8,6,6] x) => (float[1,8,6,6] y) {
+      big = ReduceMax<keepdims = 0>(x)  zero = Constant<value = float {0}>()  some = Greater(big, zero)
+      y = If(some) <then_branch = one () => (float[1,8,6,6] t) { [inner] t = Mul(x, x) },
+                    else_branch = other () => (float[1,8,6,6] e) { e = Neg(x) }> }"""
+    branches = Model(onnx.parser.parse_model(text))
+    (node,) = (node.name for node in branches.nodes if node.op_type == "Mul")
+    placement = placed(site("x", (node, 0)))
+    numbers = Quantizer(branches, ranges_for(branches))
+    with rehearsal_of(branches, placement.sites, numbers, *feeds) as rehearsal:
+        expected = built_outputs(branches, placement, numbers, feeds[0], tmp_path)["y"]
+        np.testing.assert_array_equal(rehearsal.outputs(placement, feeds[0])["y"], expected)
+        assert rehearsal.error(placement).sqnr_db < 60
+        assert rehearsal.error(placed()).sqnr_db == np.inf
