@@ -53,7 +53,7 @@ class _Source:
         operators = [node for node in model.nodes if not node.is_marker]
         self.nodes = {node.name: node for node in operators if node.op_type not in QDQ_OPS}
         self._owners = model.bodies.keys()
-        self.tensors = {t for n in model.nodes for t in (*n.inputs, *n.outputs) if t}
+        self.tensors = {t for n in operators for t in (*n.inputs, *n.outputs) if t}
         self.constants = model.constants
         self._base: dict[str, str] = {}
         self.producer: dict[str, Node] = {}

@@ -1,31 +1,21 @@
-"""Reads ONNX Runtime's profile and gives every kernel its share of the latency. May import floors 0 and 1."""
+"""Reads ONNX Runtime's profile and gives every kernel its share of the latency."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
-
+from qdqspec.backends._ort_events import KernelEvent, Timed, runs_of
 from qdqspec.backends._ort_layers import Origin
+from qdqspec.graph.model import Model
+from qdqspec.graph.scopes import find_scopes
 from qdqspec.types import LayerTime
 
 _SUFFIX = "_kernel_time"
 _INTEGER_OPS = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger")
 _INTEGER_TYPES = frozenset({"uint8", "int8"})
-
-
-@dataclass(frozen=True, slots=True)
-class KernelEvent:
-    """One execution of one kernel. ``dtype`` is the type of its first input."""
-
-    name: str
-    op_type: str
-    microseconds: int
-    dtype: str
 
 
 def read_profile(path: Path) -> tuple[KernelEvent, ...]:
@@ -49,22 +39,25 @@ def _event(event: dict[str, object]) -> KernelEvent:
 
 
 def layer_times(
-    graph: onnx.GraphProto,
+    optimized: Model,
     origins: Sequence[Origin],
     events: Sequence[KernelEvent],
     *,
     runs: int,
     total_ms: float,
 ) -> tuple[LayerTime, ...]:
-    """One `LayerTime` a kernel over the last ``runs`` runs, scaled so that all add up to ``total_ms``.
+    """One `LayerTime` a kernel that ran in the last ``runs`` runs, scaled so that all add up to ``total_ms``.
 
-    Empty where the profile does not fit the graph, so that nothing is charged to the wrong node.
+    ``origins`` are those of the nodes. Empty where the profile does not fit the graph, so that nothing is charged to
+    the wrong node. Kernels in a branch that is not taken have none; those of iterations are added.
     """
-    rows = _rows(graph, events)
-    if rows is None or len(rows) < runs:
+    found = runs_of(find_scopes(optimized.proto), events)
+    if found is None or len(found) < runs:
         return ()
-    columns = list(zip(*rows[-runs:], strict=True))
-    times = [_trimmed_mean([event.microseconds for event in column]) for column in columns]
+    spent = [_spent(run) for run in found[-runs:]]
+    sample = {name: event for run in found[-runs:] for name, event, _ in reversed(run)}
+    ran = [(n, o) for n, o in zip(optimized.nodes, origins, strict=True) if n.name in sample]
+    times = [_trimmed_mean([run.get(node.name, 0) for run in spent]) for node, _ in ran]
     scale = total_ms / sum(times) if sum(times) else 0.0
     return tuple(
         LayerTime(
@@ -74,28 +67,18 @@ def layer_times(
             nodes=origin.nodes,
             tensors=origin.tensors,
             boundary=origin.boundary,
-            integer=not origin.boundary and _is_integer(column[0]),
+            integer=not origin.boundary and _is_integer(sample[node.name]),
         )
-        for node, origin, column, time in zip(graph.node, origins, columns, times, strict=True)
+        for (node, origin), time in zip(ran, times, strict=True)
     )
 
 
-def _rows(graph: onnx.GraphProto, events: Sequence[KernelEvent]) -> list[list[KernelEvent]] | None:
-    """Events of each run, one a node; ``None`` where they do not fit.
-
-    Kernels run in the order in which the optimized graph was written (seen on every model tried), while
-    unnamed ones are called after an index that the file does not keep. Kernels inside bodies of If, Loop and
-    Scan come in between and are passed over: their time is part of the node that holds them.
-    """
-    nodes = list(graph.node)
-    rows: list[list[KernelEvent]] = [[]]
-    for event in events:
-        expected = nodes[len(rows[-1])]
-        if event.op_type == expected.op_type and expected.name in ("", event.name):
-            rows[-1].append(event)
-            if len(rows[-1]) == len(nodes):
-                rows.append([])
-    return None if rows.pop() else rows
+def _spent(run: Sequence[Timed]) -> dict[str, int]:
+    """Microseconds of each kernel in one run."""
+    spent: dict[str, int] = {}
+    for name, _, microseconds in run:
+        spent[name] = spent.get(name, 0) + microseconds
+    return spent
 
 
 def _is_integer(event: KernelEvent) -> bool:

@@ -160,11 +160,11 @@ class OnnxRuntimeEngine:
             with _refusals("the model could not be run", self.model):
                 _repeat(session, self._bound_to(session, feeds), _PROFILE_WARMUP + runs)
             events = read_profile(Path(session.end_profiling()))
-            graph = read_graph(optimized)
+            kernels = read_source(optimized)
         latency = self.time(runs, warmup=_PROFILE_WARMUP, profile=profile)
         clock: Clock = "cpu" if latency.cpu_ms else "wall"
-        origins = map_kernels(graph, read_source(self.model))
-        return layer_times(graph, origins, events, runs=runs, total_ms=latency.median_ms(clock))
+        origins = map_kernels(kernels.flat.graph, read_source(self.model))
+        return layer_times(kernels, origins, events, runs=runs, total_ms=latency.median_ms(clock))
 
     def close(self) -> None:
         """Free the session; closing twice does no harm."""

@@ -175,11 +175,13 @@ class Model:
 
     @cached_property
     def captured(self) -> frozenset[str]:
-        """Tensors that a graph other than the one that makes them reads, those of `subgraph_reads` among them."""
+        """What a graph other than the one that makes it reads, constants aside; with those of `subgraph_reads`."""
         if not self.has_bodies:
             return self.subgraph_reads
         makers = {out: node.scope for node in self.nodes for out in node.outputs}
-        read = ((name, node.scope) for node in self.nodes for name in node.inputs)
+        read = {
+            (name, node.scope) for node in self.nodes for name in node.inputs if name not in self.constants
+        }
         return self.subgraph_reads | {name for name, scope in read if makers.get(name, "") != scope}
 
     @cached_property

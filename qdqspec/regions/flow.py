@@ -30,8 +30,8 @@ class Flow:
     ``depth`` is the longest way from a source to a node, ``own`` its operator and attributes as bytes;
     ``readers`` tells by tensor which nodes read it, in that order;
     ``carried`` are nodes that never make a region of their own: what is computed from shapes, or from
-    constants alone, ``bodied`` those that have bodies. ``results`` are the outputs of all graphs. Producers, consumers
-    and readers are of the same graph.
+    constants alone, ``bodied`` those that have bodies. ``given_by`` has the node that gives each output of a body.
+    Producers, consumers and readers are of the same graph.
     """
 
     model: Model
@@ -44,7 +44,7 @@ class Flow:
     depth: tuple[int, ...]
     own: tuple[bytes, ...]
     readers: dict[str, tuple[int, ...]]
-    results: tuple[str, ...]
+    given_by: dict[str, int]
 
     def graphs(self) -> dict[str, Flow]:
         """The same for the nodes of one graph each, by its path: the main graph and all bodies that have nodes."""
@@ -110,10 +110,9 @@ def flow_of(model: Model) -> Flow:
         depth=depth,
         own=own,
         readers=_readers(model, order, reads, made_by),
-        results=(
-            *model.outputs,
-            *(t for ends in model.bodies.values() for end in ends for t in end.inputs[:-1]),
-        ),
+        given_by={
+            t: model.by_name[n].index for n, ends in model.bodies.items() for e in ends for t in e.inputs[:-1]
+        },
     )
 
 

@@ -135,7 +135,13 @@ def _bodies(inspection: Inspection, most: int) -> str:
     if not inspection.bodies:
         return ""
     rows = [
-        (body.kind, body.nodes, sum(r.type == "LEAF" for r in body.regions), body.name, _body_text(body))
+        (
+            body.kind,
+            body.nodes,
+            sum(r.type == "LEAF" for r in body.regions),
+            _end(body.name),
+            _body_text(body),
+        )
         for body in inspection.bodies[:most]
     ]
     table = tabulate(
@@ -145,6 +151,11 @@ def _bodies(inspection: Inspection, most: int) -> str:
     functions = any(not body.placed for body in inspection.bodies)
     note = " (nothing is placed in local functions)" if functions else ""
     return f"Bodies of If, Loop and Scan{note}\n{table}{rest}"
+
+
+def _end(path: str) -> str:
+    """The end of a path, which tells it from others."""
+    return path if len(path) <= _WIDE else f"...{path[3 - _WIDE :]}"
 
 
 def _body_text(body: Body) -> str:

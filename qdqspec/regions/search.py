@@ -118,7 +118,7 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
             successors[producer].append(here)
         if flow.model.nodes[index].op_type in ANCHORS or not works.isdisjoint(feeding):
             works.add(here)
-    results = set(flow.results)
+    results = {*flow.model.outputs, *flow.given_by}
     for here, index in enumerate(searched, start=1):
         if not successors[here] or not results.isdisjoint(flow.model.nodes[index].outputs):
             successors[here].append(last)

@@ -104,8 +104,10 @@ class Viewer:
 def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
     model, types = flow.model, _type_texts(flow.model, with_shapes)
     readers = dict(flow.readers)
-    for tensor in flow.results:
+    for tensor in model.outputs:
         readers[tensor] = (*readers.get(tensor, ()), _RESULT)
+    for tensor, owner in flow.given_by.items():
+        readers[tensor] = (*readers.get(tensor, ()), owner)
     kinds: dict[tuple[object, ...], Kind] = {}
     for index in flow.order:
         node = model.nodes[index]

@@ -10,8 +10,9 @@ import onnx
 import onnxruntime
 import pytest
 
+from qdqspec.backends._ort_events import KernelEvent
 from qdqspec.backends._ort_layers import Origin, plain_name
-from qdqspec.backends._ort_profile import KernelEvent, layer_times
+from qdqspec.backends._ort_profile import layer_times
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.graph.model import QDQ_OPS, Model
@@ -113,7 +114,7 @@ def test_times_add_up_to_the_latency_and_forget_outliers() -> None:
         onnx.helper.make_node("Conv", ["x"], ["y"], "a"),
         onnx.helper.make_node("Relu", ["y"], ["z"], ""),
     ]
-    graph = onnx.helper.make_graph(nodes, "g", [], [])
+    graph = Model(onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], [])))
     origins = [Origin(n, (n,), (), boundary=False) for n in ("a", "b")]
     rounds = [(30, 10)] * 9 + [(3000, 10)]
     events = [e for a, b in rounds for e in (event("a", "Conv", a, "uint8"), event("Relu_7", "Relu", b))]
@@ -122,6 +123,46 @@ def test_times_add_up_to_the_latency_and_forget_outliers() -> None:
     assert [layer.integer for layer in layers] == [True, False]
 
 
+BRANCHES = """<ir_version: 8, opset_import: ["": 17]> g (float[64,64] x, bool c) => (float[64,64] y) {
+    h = Relu(x)
+    [choice] y = If(c) <
+        then_branch = t () => (float[64,64] a) { [mm] m = MatMul(h, h) [act] a = Sigmoid(m) },
+        else_branch = e () => (float[64,64] a) { [act] a = Neg(h) }
+    >
+    }"""
+LOOP = """<ir_version: 8, opset_import: ["": 17]> g (float[64,64] x) => (float[64,64] y)
+    <int64 three = {3}, bool yes = {1}> {
+    [loop] y = Loop(three, yes, x) <
+        body = turn (int64 i, bool go_on, float[64,64] state) => (bool goes_on, float[64,64] next) {
+            goes_on = Identity(go_on)
+            [mm] next = MatMul(state, state)
+        }
+    >
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "timed", "idle"),
+    [
+        (BRANCHES, {"choice/then_branch/mm", "choice/then_branch/act", "choice"}, {"choice/else_branch/act"}),
+        (LOOP, {"loop", "loop/body/mm"}, set()),
+    ],
+)
+def test_kernels_in_bodies_have_times_of_their_own(
+    text: str, timed: set[str], idle: set[str], tmp_path: Path
+) -> None:
+    proto = onnx.parser.parse_model(text)
+    onnx.save(proto, tmp_path / "net.onnx")
+    feeds = {"x": np.ones((64, 64), np.float32), "c": np.array(True)}
+    engine = OnnxRuntime().build(tmp_path / "net.onnx", BuildOptions(threads=1))
+    engine.bind({value.name: feeds[value.name] for value in proto.graph.input})
+    layers = {name: layer for layer in engine.layers(runs=4) for name in layer.nodes}
+    assert timed <= layers.keys()
+    assert idle.isdisjoint(layers)
+    assert all(layer.milliseconds >= 0 for layer in layers.values())
+
+
 def test_a_profile_that_does_not_fit_is_not_guessed_at() -> None:
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Conv", ["x"], ["y"], "a")], "g", [], [])
+    node = onnx.helper.make_node("Conv", ["x"], ["y"], "a")
+    graph = Model(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [])))
     assert layer_times(graph, [], [event("other", "Relu", 1)], runs=1, total_ms=1.0) == ()

@@ -1,0 +1,131 @@
+"""Finds the kernels of a graph in ONNX Runtime's profile, those in bodies of If, Loop and Scan among them.
+
+Kernels of the main graph run in the order in which the optimized graph was written (seen on every model tried), while
+unnamed ones are called after an index that the file does not keep. An event is written when a kernel ends, so those of
+a body come before that of the node that has it: of an If those of a branch, of a Loop or Scan those of each iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx
+
+from qdqspec.graph.scopes import Scope, Scopes, bodies_of
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEvent:
+    """One execution of one kernel. ``dtype`` is the type of its first input."""
+
+    name: str
+    op_type: str
+    microseconds: int
+    dtype: str
+
+
+Timed: TypeAlias = tuple[
+    str, KernelEvent, int
+]  # unique name of the node; microseconds without those of its bodies
+_Found: TypeAlias = tuple[list[Timed], int]  # and the number of the next event
+
+
+def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[Timed]] | None:
+    """What ran in each run of a graph; ``None`` where the events do not fit it."""
+    reader = _Reader(scopes, events)
+    runs: list[list[Timed]] = []
+    at = 0
+    while at < len(events):
+        found = reader.main(at)
+        if found is None:
+            return None
+        runs.append(found[0])
+        at = found[1]
+    return runs
+
+
+class _Reader:
+    def __init__(self, scopes: Scopes, events: Sequence[KernelEvent]) -> None:
+        self._main = scopes.main
+        self._bodies = {(scope.owner, scope.attribute): scope for scope in scopes.bodies}
+        self._events = events
+
+    def main(self, at: int) -> _Found | None:
+        """One run from an event on. Events of operators that the file does not have are passed over."""
+        timed: list[Timed] = []
+        for name, node in _nodes(self._main):
+            found = self._node(name, node, at)
+            while found is None:
+                at += 1
+                if at >= len(self._events):
+                    return None
+                found = self._node(name, node, at)
+            timed += found[0]
+            at = found[1]
+        return timed, at
+
+    def _body(self, scope: Scope, at: int) -> _Found | None:
+        """One run of a body. Its kernels may run in another order than the file has."""
+        timed: list[Timed] = []
+        left = list(_nodes(scope))
+        while left:
+            for index in self._likely(left, at):
+                found = self._node(*left[index], at)
+                if found is not None:
+                    break
+            else:
+                return None
+            del left[index]
+            timed += found[0]
+            at = found[1]
+        return timed, at
+
+    def _likely(self, left: Sequence[tuple[str, onnx.NodeProto]], at: int) -> list[int]:
+        """The nodes that may have ended with an event: that of its name, those without a name, those with bodies."""
+        if at >= len(self._events):
+            return []
+        event = self._events[at]
+        fitting = [index for index, (_, node) in enumerate(left) if _fits(event, node)]
+        fitting.sort(key=lambda index: left[index][1].name != event.name)
+        return fitting + [
+            i for i, (_, node) in enumerate(left) if i not in fitting and any(True for _ in bodies_of(node))
+        ]
+
+    def _node(self, name: str, node: onnx.NodeProto, at: int) -> _Found | None:
+        bodies = [self._bodies[name, attribute] for attribute, _ in bodies_of(node)]
+        for timed, end in (
+            self._branches(bodies, at) if node.op_type == "If" else self._iterations(bodies, at)
+        ):
+            if end < len(self._events) and _fits(self._events[end], node):
+                event = self._events[end]
+                own = max(event.microseconds - sum(part for _, _, part in timed), 0)
+                return [*timed, (name, event, own)], end + 1
+        return None
+
+    def _branches(self, bodies: Sequence[Scope], at: int) -> Iterator[_Found]:
+        """What ran in each branch that fits."""
+        for body in bodies:
+            found = self._body(body, at)
+            if found is not None:
+                yield found
+
+    def _iterations(self, bodies: Sequence[Scope], at: int) -> Iterator[_Found]:
+        """What ran after no iteration, after one, and so on."""
+        timed: list[Timed] = []
+        while True:
+            yield timed, at
+            found = self._body(bodies[0], at) if bodies else None
+            if found is None or found[1] == at:
+                return
+            timed = timed + found[0]
+            at = found[1]
+
+
+def _nodes(scope: Scope) -> Iterator[tuple[str, onnx.NodeProto]]:
+    return zip(scope.names, scope.graph.node, strict=True)
+
+
+def _fits(event: KernelEvent, node: onnx.NodeProto) -> bool:
+    return event.op_type == node.op_type and node.name in ("", event.name)

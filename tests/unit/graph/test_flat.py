@@ -1,0 +1,107 @@
+"""The flat form of a model with bodies, and the way back."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from onnx import numpy_helper
+
+from qdqspec.graph.flat import MARKERS, closed, flat_form, is_flat, opened
+from qdqspec.graph.model import Model
+from qdqspec.testing.graphs import onnx_models
+from qdqspec.testing.odd import ODD_MODELS, OddModel
+
+TWO = """<ir_version: 8, opset_import: ["": 17]> g (bool yes, float[4] x) => (float[4] y)
+    <float[4] w = {1, 2, 3, 4}> {
+    h = Relu(x)
+    [choice] y = If(yes) <
+        then_branch = then () => (float[4] a) <float[4] k = {1, 1, 1, 1}> { b = Add(h, k) [act] a = Mul(b, w) },
+        else_branch = other () => (float[4] a) <float[4] k = {2, 2, 2, 2}> { [act] a = Add(h, k) }
+    >
+}"""
+
+
+def bytes_of(proto: onnx.ModelProto) -> bytes:
+    return proto.SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("odd", ODD_MODELS, ids=lambda odd: odd.name)
+def test_odd_models_come_back_byte_for_byte(odd: OddModel) -> None:
+    proto = odd.make()
+    if proto.graph.node:
+        assert bytes_of(closed(opened(proto))) == bytes_of(proto)
+
+
+@given(onnx_models(repeated_names=True))
+def test_any_model_comes_back_byte_for_byte(proto: onnx.ModelProto) -> None:
+    flat = opened(proto)
+    assert is_flat(flat)
+    assert bytes_of(closed(flat)) == bytes_of(proto)
+    assert Model(flat).proto == proto
+
+
+def test_a_model_without_bodies_is_its_own_flat_form() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Relu(x) }'
+    )
+    assert flat_form(proto) is proto
+
+
+def test_nodes_are_in_one_graph_under_unique_names() -> None:
+    model = Model(onnx.parser.parse_model(TWO))
+    operators = [node for node in model.nodes if not node.is_marker]
+    assert [node.name for node in operators] == [
+        "Relu#0",
+        "choice/then_branch/Add#0",
+        "choice/then_branch/act",
+        "choice/else_branch/act",
+        "choice",
+    ]
+    assert [node.scope for node in operators] == ["", *["choice/then_branch"] * 2, "choice/else_branch", ""]
+    assert operators[2].outputs == ("choice/then_branch/a",)
+    assert operators[-1].inputs == ("yes",)
+    assert model.captured == {"h"}
+    np.testing.assert_array_equal(model.array("choice/else_branch/k"), [2, 2, 2, 2])
+    assert model.shape("b") == (4,)
+    assert {end.name for end in model.bodies["choice"]} == {"choice/then_branch", "choice/else_branch"}
+
+
+def test_a_constant_that_is_new_goes_to_the_graph_that_reads_it() -> None:
+    flat = opened(onnx.parser.parse_model(TWO))
+    by_name = {node.name: node for node in flat.graph.node}
+    for name, value in (("in_then", 5), ("in_both", 6)):
+        flat.graph.initializer.append(numpy_helper.from_array(np.full(4, value, np.float32), name))
+    by_name["choice/then_branch/Add#0"].input[1] = "in_then"
+    by_name["choice/then_branch/act"].input[1] = "in_both"
+    by_name["choice/else_branch/act"].input[1] = "in_both"
+    proto = closed(flat)
+    onnx.checker.check_model(proto, full_check=True)
+    then, other = (attribute.g for attribute in proto.graph.node[1].attribute)
+    assert [t.name for t in proto.graph.initializer] == ["w", "in_both"]
+    assert [t.name for t in then.initializer] == ["k", "in_then"]
+    assert [t.name for t in other.initializer] == ["k"]
+
+
+def test_what_takes_the_place_of_a_constant_stays_in_its_graph() -> None:
+    flat = opened(onnx.parser.parse_model(TWO))
+    flat.graph.initializer[0].name = "w2"
+    next(node for node in flat.graph.node if node.name == "choice/then_branch/act").input[1] = "w2"
+    assert [t.name for t in closed(flat, {"w2": "w"}).graph.initializer] == ["w2"]
+    assert [t.name for t in closed(flat).graph.initializer] == []
+
+
+def test_a_name_that_is_no_longer_repeated_stays_unique() -> None:
+    flat = opened(onnx.parser.parse_model(TWO))
+    kept = [t for t in flat.graph.initializer if t.name != "choice/else_branch/k"]
+    del flat.graph.initializer[:]
+    flat.graph.initializer.extend(kept)
+    next(node for node in flat.graph.node if node.name == "choice/else_branch/act").input[1] = "w"
+    again = Model(closed(flat))
+    assert set(again.initializers) == {"w", "choice/then_branch/k"}  # as in the flat form
+
+
+def test_markers_never_leave_the_flat_form() -> None:
+    model = Model(opened(onnx.parser.parse_model(TWO)))
+    assert MARKERS.encode() not in bytes_of(model.proto)
