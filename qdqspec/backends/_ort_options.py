@@ -1,24 +1,18 @@
-"""The words after ``onnxruntime.`` in configuration. May import floor 0.
+"""The options of ONNX Runtime, ``onnxruntime.WORD=VALUE``.
 
-``optimization`` is how far ONNX Runtime rewrites a model before it runs it: ``all`` (as shipped), ``extended``,
+``optimization`` is how far ONNX Runtime rewrites a model before it runs it: ``all`` (its own default), ``extended``,
 ``basic``, or ``off``, where every QuantizeLinear and DequantizeLinear is computed as the ONNX standard defines it
-and everything between them in floating point. ``plugins`` are libraries of custom operators, separated as in PATH;
-the command line gives them, never a spec.
+and everything between them in floating point. ``plugins`` are libraries of custom operators.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from qdqspec.errors import ConfigError
-from qdqspec.registry import did_you_mean
+from qdqspec.config.declared import LIBRARIES, BackendOption, BackendOptions, one_of
 
-PREFIX = "onnxruntime."
-OPTIMIZATION = f"{PREFIX}optimization"
-PLUGINS = f"{PREFIX}plugins"
-_PROVIDERS = frozenset({f"{PREFIX}provider", f"{PREFIX}providers"})  # asked for, and not offered
+OPTIMIZATION = "onnxruntime.optimization"
 AS_DEFINED = "off"  # of `OPTIMIZATION`
 FULL = "all"
 
@@ -29,27 +23,39 @@ LEVELS = {
     AS_DEFINED: "ORT_DISABLE_ALL",
 }
 
+_PROVIDER = (
+    "the CPU provider is the one whose kernels qdqspec knows",
+    "for TensorRT take --backend tensorrt or trtexec; see docs/tensorrt.md for the other providers",
+)
+
+OPTIONS = BackendOptions(
+    backend="onnxruntime",
+    options=(
+        BackendOption(
+            word="optimization",
+            type=one_of(*LEVELS),
+            in_files=True,
+            help="How far ONNX Runtime rewrites a model before it runs it.",
+            default=FULL,
+        ),
+        BackendOption(
+            word="plugins",
+            type=LIBRARIES,
+            in_files=False,
+            help="Libraries of custom operators.",
+            flag="plugin",
+        ),
+    ),
+    refused={"provider": _PROVIDER, "providers": _PROVIDER},
+)
+
 
 def level_from(extra: Mapping[str, str]) -> str:
     """A key of `LEVELS`; raises `ConfigError` for an unknown word or value."""
-    for word in extra:
-        if word in _PROVIDERS:
-            raise ConfigError(
-                f"{word} cannot be set: the CPU provider is the one whose kernels qdqspec knows",
-                cure="for TensorRT take --backend tensorrt or trtexec; see docs/tensorrt.md for the other providers",
-            )
-        if word.startswith(PREFIX) and word not in (OPTIMIZATION, PLUGINS):
-            near = did_you_mean(word, [OPTIMIZATION])
-            raise ConfigError(f"unknown option '{word}'{near}", cure=f"known: {OPTIMIZATION}")
-    asked = extra.get(OPTIMIZATION, FULL).strip()
-    if asked not in LEVELS:
-        near = did_you_mean(asked, list(LEVELS))
-        raise ConfigError(
-            f"'{asked}' does not fit {OPTIMIZATION}{near}", cure=f"one of {', '.join(LEVELS)} is expected"
-        )
-    return asked
+    return str(OPTIONS.read(extra).get("optimization", FULL))
 
 
 def libraries_from(extra: Mapping[str, str]) -> tuple[Path, ...]:
     """The libraries of custom operators to load."""
-    return tuple(Path(text) for text in extra.get(PLUGINS, "").split(os.pathsep) if text)
+    libraries: tuple[Path, ...] = OPTIONS.read(extra).get("plugins", ())
+    return libraries

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.config import Settings
+from qdqspec.config.declared import BackendOptions
 from qdqspec.types import DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
 Array = npt.NDArray[np.generic]
@@ -140,6 +141,7 @@ class Backend(Protocol):
 
     name: str
     target: str  # backend and variant, as budgets and lint name it: onnxruntime-cpu
+    options: BackendOptions  # every option that it accepts; a word that is not declared is refused
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Say whether it is usable here, and how to get it if not. Never raises."""

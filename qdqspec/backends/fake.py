@@ -23,7 +23,7 @@ import ctypes
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NoReturn
@@ -31,8 +31,8 @@ from typing import NoReturn
 import numpy as np
 
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
-from qdqspec.errors import BackendError, ConfigError
-from qdqspec.registry import did_you_mean
+from qdqspec.config.declared import NUMBER, BackendOption, BackendOptions, one_of, whole
+from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _BUILD_MS = 200.0  # simulated time that passes while building
@@ -60,11 +60,29 @@ class FakeOptions:
     oom: str = ""
 
 
+def _declared() -> Iterator[BackendOption]:
+    """A number for each number of `FakeOptions`, and a stage for each word. A simulated device opens no file."""
+    kinds = {int: whole(0), float: NUMBER, str: one_of(*_STAGES[1:])}
+    for each in fields(FakeOptions):
+        word, default = each.name.rstrip("_"), each.default
+        yield BackendOption(
+            word=word,
+            type=kinds[type(default)],
+            in_files=True,
+            help="See qdqspec.backends.fake.",
+            default=str(default),
+        )
+
+
+OPTIONS = BackendOptions(backend="fake", options=tuple(_declared()))
+
+
 class FakeDevice:
     """One simulated device. Deterministic for a seed and a sequence of calls."""
 
     name = "fake"
     target = "fake"
+    options = OPTIONS
 
     def __init__(self) -> None:
         self._builds = 0
@@ -226,28 +244,9 @@ def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
 
 def options_from(extra: Mapping[str, str]) -> FakeOptions:
     """Read the words that begin with ``fake.``; raise `ConfigError` for an unknown or unreadable one."""
-    known = {field.name.rstrip("_"): field for field in fields(FakeOptions)}
-    values: dict[str, int | float | str] = {}
-    for word, text in extra.items():
-        if not word.startswith("fake."):
-            continue
-        field = known.get(word.removeprefix("fake."))
-        if field is None:
-            near = did_you_mean(word, [f"fake.{name}" for name in known])
-            raise ConfigError(f"unknown option '{word}'{near}", cure=f"known: {', '.join(known)}")
-        values[field.name] = _value(word, text, type(field.default))
-    return FakeOptions(**values)  # type: ignore[arg-type]  # _value gives each field its own type
-
-
-def _value(word: str, text: str, kind: type) -> int | float | str:
-    if kind is str:
-        if text not in _STAGES:
-            raise ConfigError(f"'{text}' is no stage for {word}", cure=f"one of {', '.join(_STAGES[1:])}")
-        return text
-    try:
-        return int(text) if kind is int else float(text)
-    except ValueError:
-        raise ConfigError(f"'{text}' is no number for {word}", cure="write a plain number") from None
+    return FakeOptions(
+        **{f"{key}_" if key == "raise" else key: value for key, value in OPTIONS.read(extra).items()}
+    )
 
 
 def break_down(words: FakeOptions, stage: str) -> None:

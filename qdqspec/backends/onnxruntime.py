@@ -22,7 +22,7 @@ from qdqspec.backends import _cpu
 from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
 from qdqspec.backends._ort_layers import map_kernels
 from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR
-from qdqspec.backends._ort_options import FULL, LEVELS, level_from, libraries_from
+from qdqspec.backends._ort_options import FULL, LEVELS, OPTIONS, level_from, libraries_from
 from qdqspec.backends._ort_overflow import describe, overflows
 from qdqspec.backends._ort_profile import layer_times, read_profile
 from qdqspec.backends._ort_words import cure_for, plainly
@@ -49,6 +49,7 @@ class OnnxRuntime:
 
     name = "onnxruntime"
     target = "onnxruntime-cpu"
+    options = OPTIONS
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
         """Say whether ONNX Runtime can be imported, and which integer path this processor has."""

@@ -33,7 +33,7 @@ from qdqspec.backends._trt_ops import (
     formats_for,
     lacking,
 )
-from qdqspec.backends._trt_options import options_from
+from qdqspec.backends._trt_options import OPTIONS, options_from
 from qdqspec.backends._trt_profiles import Shape
 from qdqspec.backends._trt_run import Bound, Session, check_feeds, ports_of
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
@@ -55,6 +55,7 @@ class TensorRt:
     """NVIDIA TensorRT on one GPU; every network strongly typed."""
 
     name = "tensorrt"
+    options = OPTIONS
 
     @property
     def target(self) -> str:

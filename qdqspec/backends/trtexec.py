@@ -3,20 +3,18 @@
 For machines that have trtexec and no Python bindings, and to measure as others do. Every call starts a
 process that loads the engine anew, a second or two each, so a search takes longer than with ``tensorrt``;
 `run` passes values as text and is meant for a few samples. The same flags are given to both majors, where they
-mean the same: strongly typed, CUDA graph, spin wait, no transfers, profile in a run of its own. It takes these
-words from configuration, all optional:
+mean the same: strongly typed, CUDA graph, spin wait, no transfers, profile in a run of its own. Its options,
+the first three on the command line only:
 
 - ``trtexec.args``: more arguments, as a shell splits them: ``--builderOptimizationLevel=4``.
+- ``trtexec.plugins``: plugin libraries, separated as in PATH.
 - ``trtexec.timing-cache``: the file that builds of a run share; by default one in the folder of the run. Fresh
   builds, which are to show how much builds differ, take none.
-- ``trtexec.plugins``: plugin libraries, separated as in PATH. The command line gives them, never a spec.
 - ``trtexec.warmup-ms``: how long an engine runs before it is timed (500).
 """
 
 from __future__ import annotations
 
-import os
-import shlex
 import shutil
 import sys
 import tempfile
@@ -41,9 +39,9 @@ from qdqspec.backends._trtexec_process import (
     require_tool,
 )
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
-from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
+from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, BackendOption, BackendOptions, whole
+from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.registry import did_you_mean
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _OLDEST = 10  # major: earlier ones have no strongly typed networks
@@ -64,29 +62,43 @@ class TrtexecOptions:
     args: tuple[str, ...] = ()
     timing_cache: Path | None = None
     warmup_ms: int = 500
-    plugins: tuple[str, ...] = ()
+    plugins: tuple[Path, ...] = ()
+
+
+OPTIONS = BackendOptions(
+    backend="trtexec",
+    options=(
+        BackendOption(
+            word="args",
+            type=ARGUMENTS,
+            in_files=False,
+            help="More arguments for trtexec.",
+            flag="trtexec-args",
+        ),
+        BackendOption(
+            word="plugins", type=LIBRARIES, in_files=False, help="Plugin libraries.", flag="plugin"
+        ),
+        BackendOption(
+            word="timing-cache",
+            type=PATH,
+            in_files=False,
+            help="The file that builds of a run share.",
+            default="one in the run's folder",
+        ),
+        BackendOption(
+            word="warmup-ms",
+            type=whole(0),
+            in_files=True,
+            help="How long an engine runs before it is timed.",
+            default="500",
+        ),
+    ),
+)
 
 
 def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
     """Read the words that begin with ``trtexec.``; raise `ConfigError` for an unknown or unreadable one."""
-    known = ("args", "plugins", "timing-cache", "warmup-ms")
-    words = {
-        word.removeprefix("trtexec."): text for word, text in extra.items() if word.startswith("trtexec.")
-    }
-    if unknown := sorted(words.keys() - set(known)):
-        near = did_you_mean(unknown[0], known)
-        raise ConfigError(f"unknown option 'trtexec.{unknown[0]}'{near}", cure=f"known: {', '.join(known)}")
-    try:
-        return TrtexecOptions(
-            args=tuple(shlex.split(words.get("args", ""))),
-            timing_cache=Path(words["timing-cache"]) if "timing-cache" in words else None,
-            warmup_ms=int(words.get("warmup-ms", "500")),
-            plugins=tuple(part for part in words.get("plugins", "").split(os.pathsep) if part),
-        )
-    except ValueError as error:
-        raise ConfigError(
-            f"an option of trtexec cannot be read: {error}", cure="see qdqspec doctor"
-        ) from None
+    return TrtexecOptions(**OPTIONS.read(extra))
 
 
 class Trtexec:
@@ -94,6 +106,7 @@ class Trtexec:
 
     name = "trtexec"
     target = "trtexec"
+    options = OPTIONS
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """Say whether there is a trtexec that answers, of which version, and which GPU it will use."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec import registry
 from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, backend_named, say, say_json, settings_from
-from qdqspec.config import OPTIONS, list_settings
+from qdqspec.config import OPTIONS, list_settings, options_of
 from qdqspec.units import without_passwords
 
 if TYPE_CHECKING:
@@ -43,22 +43,54 @@ def doctor(arguments: argparse.Namespace) -> int:
     chosen, options = settings.backend, BuildOptions.of(settings)
     found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
     if arguments.json:
-        say_json(
-            {"schema_version": 1, "chosen": chosen, "backends": {n: _facts(a) for n, a in found.items()}}
-        )
+        backends = {name: _facts(name, availability) for name, availability in found.items()}
+        say_json({"schema_version": 1, "chosen": chosen, "backends": backends})
     else:
         for name, availability in found.items():
             say(_diagnosis(name, availability, chosen=name == chosen))
+        say("\n".join(_option_lines(chosen)))
     return FINE if found[chosen].usable else IMPOSSIBLE
 
 
-def _facts(availability: Availability) -> dict[str, object]:
+def _facts(name: str, availability: Availability) -> dict[str, object]:
     return {
         "usable": availability.usable,
         "why": availability.why,
         "install": availability.install,
         "facts": dict(availability.facts),
+        "options": [
+            {
+                "name": f"{name}.{option.word}",
+                "expects": option.type.expects,
+                "default": option.default,
+                "in_files": option.in_files,
+                "help": option.help,
+            }
+            for option in options_of(name).options
+        ],
     }
+
+
+def _option_lines(name: str) -> list[str]:
+    """The options that a backend accepts, with their types, and where each may be set."""
+    options = options_of(name).options
+    if not options:
+        return []
+    rows = [
+        (
+            f"{name}.{option.word}",
+            option.type.expects,
+            option.default or "-",
+            "anywhere" if option.in_files else "command line only",
+        )
+        for option in options
+    ]
+    head = ("option", "expects", "default", "set")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    table = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)
+    ]
+    return [f"options of {name} (--backend-option NAME=VALUE):", *(f"  {line.rstrip()}" for line in table)]
 
 
 def _diagnosis(name: str, availability: Availability, *, chosen: bool) -> str:

@@ -1,9 +1,10 @@
 """Where and how a run happens: options, environment, ``[tool.qdqspec]``, defaults, in this order.
 
-`options` holds the table of them, `layers` reads them, `settings` are their values. Floor 0 only. What must
-hold of a model is never said here: that is the spec's business.
+`options` holds the table of them, `layers` reads them, `settings` are their values, `declared` checks the options
+of backends. What must hold of a model is set in specs, never here.
 """
 
+from qdqspec.config.declared import BackendOption, BackendOptions, options_of
 from qdqspec.config.folders import claim_folder, find_folder
 from qdqspec.config.layers import Setting, find_root, list_settings, load_settings
 from qdqspec.config.options import OPTIONS, Option, add_options, flags_given
@@ -11,6 +12,8 @@ from qdqspec.config.settings import Settings
 
 __all__ = [
     "OPTIONS",
+    "BackendOption",
+    "BackendOptions",
     "Option",
     "Setting",
     "Settings",
@@ -21,4 +24,5 @@ __all__ = [
     "flags_given",
     "list_settings",
     "load_settings",
+    "options_of",
 ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from qdqspec.config.declared import NATIVE_CODE, check_option, require_plugins
 from qdqspec.config.options import BY_KEY, COMMAND_LINE, ENVIRONMENT_PREFIX, OPTIONS, Option
 from qdqspec.config.settings import Settings
 from qdqspec.errors import ConfigError
@@ -47,26 +48,37 @@ def load_settings(
     )
     _refuse_native_code((*layers[0], *layers[1]))
     found: dict[str, Setting] = {}
-    for layer, base in zip(layers, (root, here, here), strict=True):
+    for number, (layer, base) in enumerate(zip(layers, (root, here, here), strict=True)):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(BY_KEY[key], value, origin, base), origin=origin)
+            if key == "backend_option":
+                _check_backend_options(found[key], command_line=number == len(layers) - 1)
     in_ci = (os.environ if environ is None else environ).get("CI", "").lower() not in ("", "false")
     if in_ci:
         _refuse_update(found)
         found.setdefault("baseline", Setting(name="baseline", value="require", origin="CI"))
     given: dict[str, Any] = {key: setting.value for key, setting in found.items()}
     origins = {key: setting.origin for key, setting in found.items()}
-    return Settings(root=root, layout=layout, in_ci=in_ci, origins=origins, **given)
+    settings = Settings(root=root, layout=layout, in_ci=in_ci, origins=origins, **given)
+    if settings.plugin:
+        require_plugins(settings.backend, origins["plugin"])
+    return settings
 
 
 def _refuse_native_code(quiet: Iterable[tuple[str, object, str]]) -> None:
-    """Who runs the command must see what is loaded; a file or variable may come with a repository."""
+    """The command line must show what is loaded; a file or variable may come with a repository."""
     for key, _, origin in quiet:
         if key in COMMAND_LINE:
             raise ConfigError(
-                f"{origin}: native code is loaded only where the command line says so",
-                cure=f"give --qdq-{BY_KEY[key].name} on the command line",
+                f"{origin}: {NATIVE_CODE}", cure=f"give --qdq-{BY_KEY[key].name} on the command line"
             )
+
+
+def _check_backend_options(given: Setting, *, command_line: bool) -> None:
+    """Check each option against what its backend declares. Imports the backends that are named."""
+    assert isinstance(given.value, tuple)
+    for text in given.value:
+        check_option(text, given.origin, command_line=command_line)
 
 
 def _refuse_update(found: Mapping[str, Setting]) -> None:

@@ -13,14 +13,6 @@ from qdqspec.registry import did_you_mean, names
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-# Words that can make a backend load native code: each has an option of its own, for the command line alone.
-_GUARDED = {
-    "onnxruntime.plugins": "--qdq-plugin",
-    "tensorrt.plugins": "--qdq-plugin",
-    "trtexec.plugins": "--qdq-plugin",
-    "trtexec.args": "--qdq-trtexec-args",
-}
-
 
 def word(value: object) -> str:
     """Any text that is not empty."""
@@ -86,11 +78,9 @@ def path(value: object) -> Path:
 
 
 def backend_option(value: object) -> str:
-    """``BACKEND.WORD=VALUE``; what the word means is the backend's to say."""
+    """``BACKEND.WORD=VALUE``; `qdqspec.config.declared` checks it against what the backend declares."""
     text = word(value)
     name, equals, _ = text.partition("=")
-    if not equals or not re.fullmatch(r"[a-z0-9_]+\.[a-z0-9_-]+", name):
+    if not equals or not re.fullmatch(r"[a-z0-9_-]+\.[a-z0-9_-]+", name):
         raise ValueError("BACKEND.WORD=VALUE is expected, such as tensorrt.opt-level=4")
-    if name in _GUARDED:
-        raise ValueError(f"native code is loaded only where the command line says so: {_GUARDED[name]}")
     return text

@@ -27,6 +27,7 @@ from qdqspec.backends.base import (
     BuildOptions,
     Capabilities,
 )
+from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.graph.weights import WEIGHTS
 from qdqspec.measure._child import Child
@@ -76,6 +77,7 @@ class Isolated:
         self.cpu_seconds: Counter[str] = Counter()  # that engines have used, by what was asked of them
         self.name = self._local.name
         self.target = self._local.target
+        self.options = options_of(self._local)
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
         """As the backend itself says."""

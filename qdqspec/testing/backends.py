@@ -23,7 +23,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
-from qdqspec.errors import BackendError, ModelError
+from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH
+from qdqspec.errors import BackendError, ConfigError, ModelError
 from qdqspec.quantize.formats import FORMATS
 from qdqspec.types import LABELS
 
@@ -156,6 +157,19 @@ class BackendContract:
         """An unusable backend tells why, and how to get it."""
         availability = backend.probe(options)
         assert availability.usable or (availability.why and availability.install)
+
+    def test_declares_its_options(self, backend: Backend) -> None:
+        """Words are unique and explained; what is not declared is refused; files open no files and no native code."""
+        declared = backend.options
+        words = [option.word for option in declared.options]
+        assert declared.backend == backend.name
+        assert len(set(words)) == len(words)
+        assert all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", word) for word in words)
+        assert all(option.help.endswith(".") for option in declared.options)
+        named = (PATH, LIBRARIES, ARGUMENTS)
+        assert not any(option.in_files for option in declared.options if option.type in named)
+        with pytest.raises(ConfigError, match="no-such-word"):
+            declared.read({f"{backend.name}.no-such-word": "1"})
 
     def test_device_key_is_a_stable_file_name(self, backend: Backend, options: BuildOptions) -> None:
         """Baselines are files called after the key."""

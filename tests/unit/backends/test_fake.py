@@ -198,8 +198,8 @@ def test_times_want_bound_inputs_like_any_backend(tmp_path: Path, call: str) -> 
     ("extra", "text"),
     [
         ({"fake.sed": "1"}, "unknown option 'fake.sed' (did you mean 'fake.seed'?)"),
-        ({"fake.seed": "one"}, "'one' is no number for fake.seed"),
-        ({"fake.crash": "lunch"}, "'lunch' is no stage for fake.crash"),
+        ({"fake.seed": "one"}, "'one' does not fit fake.seed: a whole number"),
+        ({"fake.crash": "lunch"}, "'lunch' does not fit fake.crash: one of build, run"),
     ],
 )
 def test_wrong_words_are_named(extra: dict[str, str], text: str) -> None:

@@ -61,5 +61,10 @@ def test_what_does_not_fit_is_said(word: str, text: str, said: str):
 
 def test_every_word_is_explained():
     assert _trt_options.__doc__ is not None
-    for word in _trt_options._READERS:
-        assert f"``tensorrt.{word}``" in _trt_options.__doc__
+    for option in _trt_options.OPTIONS.options:
+        assert option.word in _trt_options.__doc__
+
+
+def test_every_field_is_declared():
+    declared = {option.key for option in _trt_options.OPTIONS.options}
+    assert declared == set(TensorRtOptions.__dataclass_fields__)

@@ -188,19 +188,27 @@ def test_a_fresh_build_takes_no_timing_cache(install_trtexec, model, tmp_path, o
     assert "--timingCacheFile" not in names(tool.calls()[0])
 
 
-def test_plugins_reach_every_call(install_trtexec, engine):
+def test_plugins_reach_every_call(install_trtexec, engine, tmp_path):
     tool = install_trtexec()
-    engine(plugins=os.pathsep.join(["/a/one.so", "/b/two.so"])).time(2)
+    libraries = [tmp_path / "one.so", tmp_path / "two.so"]
+    for library in libraries:
+        library.touch()
+    engine(plugins=os.pathsep.join(map(str, libraries))).time(2)
     for words in tool.calls():
-        assert {"--staticPlugins=/a/one.so", "--staticPlugins=/b/two.so"} <= set(words)
+        assert {f"--staticPlugins={library}" for library in libraries} <= set(words)
+
+
+def test_a_missing_plugin_is_named():
+    with pytest.raises(ConfigError, match=r"trtexec.plugins: there is no file /a/one.so"):
+        options_from({"trtexec.plugins": "/a/one.so"})
 
 
 def test_options_that_are_no_options():
     with pytest.raises(ConfigError, match=r"did you mean 'args'"):
         options_from({"trtexec.arg": "--fp16"})
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="does not fit"):
         options_from({"trtexec.warmup-ms": "long"})
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="does not fit"):
         options_from({"trtexec.args": "'--unclosed"})
 
 
@@ -437,5 +445,5 @@ def test_outputs_that_are_no_numbers(install_trtexec, model):
     assert np.isnan(found[0, 0])
     assert found[0, 1] == -np.inf
     for broken in ("", "[]", text.replace("2x2", "3"), '{"a": 1}', "[1]"):
-        with pytest.raises(BackendError, match="cannot be read"):
+        with pytest.raises(BackendError, match="does not fit"):
             read_outputs(broken, loaded)

@@ -98,11 +98,21 @@ def test_doctor_tells_of_every_backend(verb):
     assert "fake: works" in result.out
 
 
+def test_doctor_lists_the_options_of_the_chosen_backend(verb):
+    lines = verb("doctor", "--backend", "onnxruntime").out.splitlines()
+    assert "options of onnxruntime (--backend-option NAME=VALUE):" in lines
+    assert any(line.split()[0] == "onnxruntime.plugins" and "command line only" in line for line in lines)
+    assert not any(line.split()[:1] == ["tensorrt.tf32"] for line in lines)
+
+
 def test_doctor_as_json(verb):
     found = verb("doctor", "--json", "--backend", "fake").json
     assert found["chosen"] == "fake"
     assert found["backends"]["onnxruntime"]["usable"] is True
     assert "onnxruntime" in found["backends"]["onnxruntime"]["facts"]
+    options = {option["name"]: option for option in found["backends"]["tensorrt"]["options"]}
+    assert options["tensorrt.opt-level"]["in_files"] is True
+    assert options["tensorrt.plugins"]["in_files"] is False
 
 
 def test_doctor_fails_where_the_chosen_backend_does_not_work(verb, monkeypatch):

@@ -20,6 +20,7 @@ from qdqspec.config import (
     flags_given,
     list_settings,
     load_settings,
+    options_of,
 )
 from qdqspec.config.values import duration
 from qdqspec.errors import ConfigError
@@ -208,8 +209,52 @@ def test_a_word_for_a_backend_names_backend_word_and_value(tmp_path, text):
 )
 def test_no_file_or_variable_loads_native_code(tmp_path, toml, environ, origin):
     root = project(tmp_path, f"[tool.qdqspec]\n{toml}\n")
-    with pytest.raises(
-        ConfigError, match="native code is loaded only where the command line says so"
-    ) as caught:
+    with pytest.raises(ConfigError, match=r"command line (only|says so)") as caught:
         load_settings(root, environ=environ)
     assert str(caught.value).startswith(origin)
+    assert "on the command line" in caught.value.cure
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("openvino_x.plugins=evil.so", "unknown backend 'openvino_x'"),
+        ("onnxruntime.plugin=evil.so", "did you mean 'onnxruntime.plugins'?"),
+        ("onnxruntime.providers=evil", "cannot be set: the CPU provider"),
+        ("fake.plugins=evil.so", "unknown option 'fake.plugins'"),
+        ("tensorrt.opt-levl=3", "did you mean 'tensorrt.opt-level'?"),
+        ("tensorrt.opt-level=9", "a whole number from 1 to 5 is expected"),
+        ("trtexec.timing-cache=/etc/passwd", "accepted from the command line only"),
+    ],
+)
+def test_only_what_a_backend_declares_is_accepted(tmp_path, word, said):
+    root = project(tmp_path, f"[tool.qdqspec]\nbackend-option = ['{word}']\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(root, environ={})
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("pyproject.toml [tool.qdqspec] backend-option")
+    assert caught.value.cure
+
+
+def test_an_unknown_option_lists_the_known_ones(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(tmp_path, flags={"backend_option": ["onnxruntime.level=all"]}, environ={})
+    assert caught.value.cure == "options of onnxruntime: optimization, plugins"
+
+
+def test_the_command_line_may_name_what_files_may_not(tmp_path):
+    (tmp_path / "mine.so").touch()
+    word = f"onnxruntime.plugins={tmp_path / 'mine.so'}"
+    settings = load_settings(tmp_path, flags={"backend_option": [word]}, environ={})
+    assert settings.extra == {"onnxruntime.plugins": str(tmp_path / "mine.so")}
+
+
+def test_plugins_for_a_backend_that_loads_none_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--qdq-plugin: backend fake loads no plugin libraries"):
+        load_settings(tmp_path, flags={"backend": "fake", "plugin": ["a.so"]}, environ={})
+
+
+def test_a_backend_that_declares_nothing_accepts_nothing():
+    declared = options_of(object())
+    with pytest.raises(ConfigError, match="unknown option"):
+        declared.option("plugins")
