@@ -6,6 +6,7 @@ thread of its own: a redraw in the middle of a timed run would be measured too.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -42,7 +43,9 @@ def tally(progress: Progress) -> str:
 
 
 def heartbeat_line(progress: Progress) -> str:
-    """The one line a minute of a run without a terminal."""
+    """The one line a minute of a run without a terminal, and the line of a wait."""
+    if progress.waiting:
+        return f"[qdqspec] {progress.case}: {progress.waiting}"
     return f"[qdqspec] {progress.case}: {progress.phase}, trial {progress.done} of {progress.total}, {tally(progress)}"
 
 
@@ -62,8 +65,10 @@ class Heartbeat:
         self._last = clock()
 
     def update(self, progress: Progress) -> None:
-        """Write the state, if the last line is old enough."""
-        if self._clock() - self._last >= HEARTBEAT_SECONDS:
+        """Write the state, if the last line is old enough; a wait at once."""
+        if progress.waiting:
+            self._write(heartbeat_line(progress))
+        elif self._clock() - self._last >= HEARTBEAT_SECONDS:
             self._last = self._clock()
             self._write(heartbeat_line(progress))
 
@@ -87,7 +92,14 @@ class Bar:
         self._drawn: RichProgress | None = None
 
     def update(self, progress: Progress) -> None:
-        """Draw the newest state."""
+        """Draw the newest state; a wait is a line of its own, which stays."""
+        if progress.waiting:
+            self.close()
+            with self._terminal():
+                file = self._file or sys.stdout
+                file.write(f"{heartbeat_line(progress)}\n")
+                file.flush()
+            return
         with self._terminal():
             if self._drawn is None:
                 self._drawn = _rich_progress(self._file)

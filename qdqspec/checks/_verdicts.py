@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from qdqspec.errors import QdqspecError
 from qdqspec.types import Evidence, Outcome, Section, Verdict
 from qdqspec.units import count_text, plain
 
+_LONGEST = 400  # characters of a line of an error's text
 WIDTH = 79  # a headline is a summary line of pytest and a heading of reports
 
 
@@ -26,6 +28,30 @@ def verdict(
         sections=sections,
         numbers=finite,
         advice="" if outcome == "pass" else advice,
+    )
+
+
+def raised(error: Exception) -> Verdict:
+    """The verdict of a check that could not be judged because its data, its metric or the backend raised."""
+    ours = isinstance(error, QdqspecError)
+    what = error.what if isinstance(error, QdqspecError) else f"{type(error).__name__}: {error}"
+    text = "\n".join(plain(line, _LONGEST) for line in str(error).splitlines() if line.strip())
+    return verdict(
+        "fail",
+        f"not judged: {plain(what, _LONGEST)}",
+        Section(title="Error", text=text if ours else f"{type(error).__name__}: {text}"),
+        advice=(error.cure or "") if isinstance(error, QdqspecError) else "",
+    )
+
+
+def timed_out(limit: str, known: Verdict | None = None) -> Verdict:
+    """The verdict of a check that was not decided within the run's time limit; ``known`` is what it was by then."""
+    return verdict(
+        "inconclusive",
+        f"not decided within the time limit of {limit}",
+        *(() if known is None else (Section(title="Known by then", text=known.headline), *known.sections)),
+        numbers={} if known is None else known.numbers,
+        advice="Run it again, which goes on where this run stopped, or raise --qdq-time-limit.",
     )
 
 

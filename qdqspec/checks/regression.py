@@ -190,9 +190,12 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
     said = {
         "missing": "no baseline of this check on this device",
         "unlike": f"the baseline is not compared with: {plain(found.reason, 100)}",
+        "damaged": f"damaged baseline {plain(found.file.rpartition('/')[2], 30)}: {plain(found.reason, 100)}",
         "off": "baselines are off in this run",
     }.get(found.state, found.reason)
     advice = f"Measure on this device and commit what is written: {found.command}"
+    if found.state == "damaged":
+        advice = f"{found.command[:1].upper()}{found.command[1:]}."
     if found.state == "off":
         advice = "Run without --qdq-baseline=off."
     rows = (
@@ -206,7 +209,7 @@ def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
         Section(title="Baseline", headers=("what", "value"), rows=tuple(row for row in rows if row[1])),
         advice=advice,
     )
-    return replace(judged, command=found.command)
+    return replace(judged, command="" if found.state == "damaged" else found.command)
 
 
 check = RegressionCheck()

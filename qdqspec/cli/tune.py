@@ -14,6 +14,7 @@ from qdqspec import registry
 from qdqspec.cases import find_cases
 from qdqspec.cli.words import (
     FINE,
+    IMPOSSIBLE,
     WANTING,
     add_verb,
     complain,
@@ -25,10 +26,11 @@ from qdqspec.cli.words import (
     values,
     writable_folder,
 )
-from qdqspec.config import Settings, find_folder
-from qdqspec.errors import BackendUnavailableError, ConfigError
+from qdqspec.config import Settings, find_folder, note_owner, other_owner
+from qdqspec.errors import BackendUnavailableError, ConfigError, OutputError, QdqspecError
+from qdqspec.files import RESULT, explained
 from qdqspec.progress import Bar, Display, Heartbeat
-from qdqspec.types import Case, CaseRecord, CheckResult, RunRecord
+from qdqspec.types import Case, CheckResult, RunRecord
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -91,7 +93,7 @@ def _positive(number: type[int] | type[float]) -> Any:
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Tune every case; 1 where a check of a spec fails."""
+    """Tune every case; 1 where a check of a spec fails, 2 where one could not be judged."""
     bare = Path(arguments.what).suffix == ".onnx"
     settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if bare else "case")
     if arguments.output is not None:
@@ -104,8 +106,11 @@ def tune(arguments: argparse.Namespace) -> int:
     with closing(Session(settings)) as session:
         if settings.mode == "plan":
             return _print_plans(cases, session)
-        record = _run(cases, session)
+        is_whole = _run(cases, session)
+        record = session.record()
     _report(record, settings, as_json=arguments.json)
+    if not is_whole:
+        return IMPOSSIBLE
     failed = [r for case in record.cases for r in case.results if _is_wanting(r, settings)]
     return WANTING if failed else FINE
 
@@ -151,6 +156,21 @@ def _prepare_output(cases: list[Case], settings: Settings) -> None:
             refuse_input_as_output(folder / name, [case.model])
         if settings.mode != "plan":
             writable_folder(folder)
+            if settings.layout != "spec/case":
+                _claim_named(folder, case)
+
+
+def _claim_named(folder: Path, case: Case) -> None:
+    """Take a folder named with ``-o``; raise `OutputError` where it holds the results of another model."""
+    other = other_owner(folder, case)
+    if other is not None and any((folder / name).exists() for name in (RESULT, "trials.jsonl", "tuned.onnx")):
+        raise OutputError(
+            f"this folder holds the results of another model or spec ({other})",
+            where=folder,
+            cure="choose another folder with -o, or remove this one",
+        )
+    with explained("the output folder", folder, "choose another with -o"):
+        note_owner(folder, case)
 
 
 def _refuse_unknown_formats(settings: Settings) -> None:
@@ -168,9 +188,12 @@ def _print_plans(cases: list[Case], session: Session) -> int:
     return FINE
 
 
-def _run(cases: list[Case], session: Session) -> RunRecord:
-    """Judge the checks of each case; where there are none, search and measure."""
-    extra = []
+def _run(cases: list[Case], session: Session) -> bool:
+    """Judge the checks of each case, or search and measure where there are none; whether all could be judged.
+
+    An error of a check is printed, and is in the record; the others are judged all the same.
+    """
+    errors: list[str] = []
     for case in cases:
         found = session.availability(case)
         if not found.usable:
@@ -180,15 +203,15 @@ def _run(cases: list[Case], session: Session) -> RunRecord:
             )
         with _watched(session):
             for check in case.checks:
-                session.judge(case, check)
+                try:
+                    session.judge(case, check)
+                except QdqspecError as error:
+                    errors.append(str(error))
             if not case.checks:
-                session.search(case)
-                evidence = session.evidence(case, frozenset({"latency", "parity"}))
-                extra.append(CaseRecord(evidence=evidence))
-    record = session.record()
-    known = {entry.evidence.case.name for entry in record.cases}
-    added = tuple(entry for entry in extra if entry.evidence.case.name not in known)
-    return replace(record, cases=record.cases + added)
+                session.evidence(case, frozenset({"latency", "parity"}))
+    for text in dict.fromkeys(errors):
+        complain(f"qdqspec: {text}")
+    return not errors
 
 
 @contextmanager

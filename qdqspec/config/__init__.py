@@ -5,7 +5,7 @@ of backends. What must hold of a model is set in specs, never here.
 """
 
 from qdqspec.config.declared import BackendOption, BackendOptions, options_of
-from qdqspec.config.folders import claim_folder, find_folder
+from qdqspec.config.folders import claim_folder, find_folder, note_owner, other_owner
 from qdqspec.config.layers import Setting, find_root, list_settings, load_settings
 from qdqspec.config.options import OPTIONS, Option, add_options, flags_given
 from qdqspec.config.settings import Settings
@@ -24,5 +24,7 @@ __all__ = [
     "flags_given",
     "list_settings",
     "load_settings",
+    "note_owner",
     "options_of",
+    "other_owner",
 ]

@@ -1,7 +1,8 @@
-"""Which folder of a run's output belongs to which spec. May import floor 0.
+"""Which folder of a run's output belongs to which spec.
 
-It is ``<spec>/<case>``. Where specs of one name stand in several folders, whoever came first keeps it, as a note in
-``<spec>/`` says, and another one has ``<spec>.<its folder>/<case>``: results of two specs never meet.
+It is ``<spec>/<case>``. Where several folders have specs of one name, the spec that ran first keeps it, as a note in
+``<spec>/`` states, and another one has ``<spec>.<its folder>/<case>``: results of two specs never meet. A folder
+that is named on the command line has the note in itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,19 @@ def find_folder(settings: Settings, case: Case) -> Path:
 def claim_folder(settings: Settings, case: Case) -> Path:
     """The same for who is about to write there: from now on the folder is this spec's own."""
     return _folder(settings, case, claim=True)
+
+
+def other_owner(folder: Path, case: Case) -> str | None:
+    """The spec or model that a named output folder belongs to, as its note states; ``None`` where it is this one's."""
+    note = _read(folder)
+    if note is None or _is_same(note, _note(case, folder)):
+        return None
+    return str(note.get("spec") or note.get("model"))
+
+
+def note_owner(folder: Path, case: Case) -> None:
+    """Note in a named output folder whose results it holds. Raises ``OSError``."""
+    replace_file(folder / _NOTE, json.dumps(_note(case, folder), indent=1) + "\n")
 
 
 def _folder(settings: Settings, case: Case, *, claim: bool) -> Path:

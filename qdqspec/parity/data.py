@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from qdqspec.parity.random_inputs import random_feeds
 from qdqspec.parity.shapes import InputSpec
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Inputs, InputShape
+from qdqspec.units import count_text
 
 __all__ = ["Dataset", "Feeds", "open_data", "random_feeds", "shaped_by_data"]
 
@@ -56,12 +57,14 @@ class Feeds(Protocol):
 class Dataset:
     """Samples of one .npz file, or of a folder of them in order of name.
 
-    ``len`` counts feeds, ``samples`` the samples in them. ``labels`` are those samples' labels, in order. ``unused``
-    are arrays for inputs that are fixed to a value.
+    ``len`` counts feeds, ``samples`` the samples, and ``batch`` how many make a feed; the last feed is filled up with
+    the first samples again. ``labels`` are the samples' labels, in order. ``unused`` are arrays for inputs that are
+    fixed to a value.
     """
 
     path: Path
     samples: int
+    batch: int
     labels: Array | None
     notes: tuple[str, ...]
     random: bool = False
@@ -118,8 +121,8 @@ def open_data(path: Path, inputs: Mapping[str, InputSpec], *, fixed: Collection[
 
     An .npz file has one array per model input, its first axis the samples, and may have ``labels``; a folder
     of such files is read in order of name. A sample is shaped like the input without its first axis, and
-    then as many samples as the batch are stacked (what is left over is dropped, too few are repeated, and
-    ``notes`` says so), or it is shaped like the whole input. Arrays for inputs that are ``fixed`` are not read. Raises
+    then as many samples as the batch are stacked (samples from the beginning fill up the last batch, and ``notes``
+    says so), or it is shaped like the whole input. Arrays for inputs that are ``fixed`` are not read. Raises
     `DataError` for anything else; NaN and infinity are found while the samples are read.
     """
     files = [read_members(file) for file in _files(path)]
@@ -131,16 +134,27 @@ def open_data(path: Path, inputs: Mapping[str, InputSpec], *, fixed: Collection[
     if not columns:
         raise DataError("the model has no inputs, so it needs no data", where=path)
     rows, feeds = _count(path, columns)
-    used = feeds * columns[0].group
+    batch = columns[0].group
     return Dataset(
         path=path,
-        samples=used,
-        labels=_labels(path, files, inputs, rows, used),
-        notes=(*_batch_notes(path, columns, rows, used), *(n for c in columns for n in c.notes())),
+        samples=rows,
+        batch=batch,
+        labels=_labels(path, files, inputs, rows),
+        notes=(*_batch_notes(path, rows, batch), *(n for c in columns for n in c.notes())),
         unused=tuple(name for name in fixed if any(name in members for members in files)),
         _columns=columns,
         _feeds=feeds,
     )
+
+
+def doubts(data: Dataset) -> Iterator[str]:
+    """Why ranges taken from this data may not be those of real inputs. Reads an input up to its first other value."""
+    if data.samples == 1:
+        yield "it is a single sample, and ranges taken from one sample clip others"
+    for column in data._columns:  # noqa: SLF001 - of this module
+        value = column.only_value()
+        if value is not None:
+            yield f"every value of '{column.name}' is {value:g}, so that no range can be taken from it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,12 +174,28 @@ class _Column:
     def rows(self) -> int:
         return sum(member.shape[0] for member in self.members)
 
+    @property
+    def count(self) -> int:
+        return -(-self.rows // self.group)
+
     def feeds(self) -> Iterator[Array]:
-        rows: Iterator[Array] = chain.from_iterable(self._rows(member) for member in self.members)
-        if self.rows < self.group:
-            rows = cycle(rows)
+        """The feeds; where the samples do not fill the last one, they begin again."""
+        every = (self._rows(member) for member in chain.from_iterable(repeat(self.members)))
+        rows = islice(chain.from_iterable(every), self.count * self.group)
         while group := tuple(islice(rows, self.group)):
             yield np.stack(group) if self.stacked else group[0]
+
+    def only_value(self) -> float | None:
+        """The value of an input in floating point that holds no other; ``None`` where values differ."""
+        if not np.issubdtype(self.spec.dtype, np.floating) or not self.spec.shape:
+            return None
+        rows = chain.from_iterable(member.rows() for member in self.members)
+        seen: Array | None = None
+        for row in rows:
+            seen = row.flat[:1] if seen is None else seen
+            if row.size == 0 or not bool((row == seen).all()):
+                return None
+        return None if seen is None else float(seen[0])
 
     def notes(self) -> Iterator[str]:
         for dtype in sorted({str(m.dtype) for m in self.members if m.dtype != self.spec.dtype}):
@@ -252,7 +282,7 @@ def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
     if not all(counts.values()):
         empty = next(name for name, rows in counts.items() if not rows)
         raise DataError(f"array '{empty}' has no samples", where=path, cure="give it at least one")
-    feeds = {max(column.rows // column.group, 1) for column in columns}
+    feeds = {column.count for column in columns}
     same_kind = len({column.rows for column in columns if column.stacked}) <= 1
     if len(feeds) > 1 or not same_kind:
         raise DataError(
@@ -264,9 +294,9 @@ def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
 
 
 def _labels(
-    path: Path, files: list[dict[str, Member]], inputs: Mapping[str, InputSpec], rows: int, used: int
+    path: Path, files: list[dict[str, Member]], inputs: Mapping[str, InputSpec], rows: int
 ) -> Array | None:
-    """The labels of the samples used: fewer or, where samples are repeated, more than the file has."""
+    """The labels, one a sample."""
     members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
     if not members:
         return None
@@ -281,15 +311,15 @@ def _labels(
         raise DataError(
             f"{LABELS} take {size:,} bytes, more than {_MOST_LABELS:,}", where=path, cure="use fewer samples"
         )
-    found = np.array(list(chain.from_iterable(member.rows() for member in members)))
-    return found[np.arange(used) % rows]
+    return np.array(list(chain.from_iterable(member.rows() for member in members)))
 
 
-def _batch_notes(path: Path, columns: tuple[_Column, ...], rows: int, used: int) -> Iterator[str]:
-    if used > rows:
-        yield f"{path.name}: {rows} samples are repeated to fill a batch of {columns[0].group}"
-    elif used < rows:
-        yield f"{path.name}: the last {rows - used} of {rows} samples do not fill a batch and are not used"
+def _batch_notes(path: Path, rows: int, batch: int) -> Iterator[str]:
+    if rest := rows % batch:
+        yield (
+            f"{path.name}: {count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
+            f"{count_text(batch - rest, 'repeated sample')}, which no metric counts"
+        )
 
 
 def _listed(counts: Mapping[str, int]) -> str:

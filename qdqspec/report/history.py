@@ -13,6 +13,7 @@ _STATES = {
     "written": "written by this run",
     "missing": "none for this device",
     "unlike": "not compared with",
+    "damaged": "damaged",
 }
 
 

@@ -8,11 +8,11 @@ from qdqspec.types import RunRecord
 
 
 def write_results(record: RunRecord) -> None:
-    """Write each case's result into its folder; a case without a folder has left nothing to stand beside.
+    """Write each case's result into its folder, which is made where an error came before anything else.
 
     Raises `OutputError` where a folder cannot be written.
     """
     for case in record.cases:
         folder = case.evidence.output
-        if folder is not None and folder.is_dir():
-            write_whole(folder / RESULT, json_text(case_to_json(case)), what="the result")
+        if folder is not None and (folder.is_dir() or case.results):
+            write_whole(folder / RESULT, json_text(case_to_json(case)), what="the result", make_folder=True)

@@ -12,10 +12,10 @@ share: the backend, the cache, the device's lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
@@ -24,27 +24,26 @@ from qdqspec import __version__
 from qdqspec.backends.base import Availability, BuildOptions
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
+from qdqspec.checks._verdicts import raised as raised_verdict
+from qdqspec.checks._verdicts import timed_out
 from qdqspec.checks.base import Check
 from qdqspec.checks.parity import ParityParams
 from qdqspec.config import Settings
-from qdqspec.errors import BackendUnavailableError, ConfigError
+from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measure.isolate import Isolated
-from qdqspec.measure.lock import DeviceLock
+from qdqspec.measure.lock import DeviceLock, log_wait
 from qdqspec.measure.store import Store
 from qdqspec.placement.import_qdq import import_placement
-from qdqspec.placement.space import SchemeSpace
-from qdqspec.regions.forecast import forecast_tuning
-from qdqspec.regions.inspect import forecast_line
 from qdqspec.registry import resolve
-from qdqspec.session.confirm import most_builds
 from qdqspec.session.culprits import MOST, culprits_of
 from qdqspec.session.parity import SideBySide
+from qdqspec.session.planning import plan_text
 from qdqspec.session.probes import Prober, read_probe
 from qdqspec.session.result import Result
 from qdqspec.session.scores import joined_metrics
 from qdqspec.session.study import AnyStrategy, Study
-from qdqspec.session.tuning import Workbench, trials_of
+from qdqspec.session.tuning import Workbench
 from qdqspec.session.work import CaseWork
 from qdqspec.spec.inline import Asked, AskedWithStrategy, PathLike, inline_case
 from qdqspec.types import (
@@ -62,7 +61,7 @@ from qdqspec.types import (
     Region,
     RunRecord,
     SearchResult,
-    TuneRules,
+    Verdict,
 )
 from qdqspec.units import seconds_text
 
@@ -93,6 +92,8 @@ class Session:
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._results: dict[_Key, dict[str, CheckResult]] = {}
+        self._raised: dict[_Key, set[str]] = {}  # the checks whose result is an error
+        self._needs: dict[_Key, set[EvidenceKind]] = {}  # what was asked of a case
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
 
     def availability(self, case: Case) -> Availability:
@@ -119,7 +120,7 @@ class Session:
         """
         case = self._asked(model, asked)
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
-        record = replace(self.record(), cases=(CaseRecord(evidence=evidence),))
+        record = self._run_record([CaseRecord(evidence=evidence)])
         return Result(record=record, kept=self.work(case).finder.kept, given=self.model(case))
 
     def find_culprits(
@@ -222,6 +223,7 @@ class Session:
         """What is known of a case, with the parts asked for measured."""
         work = self.work(case)
         search = work.search
+        self._needs.setdefault(_key(case), set()).update(needs)
         return Evidence(
             case=case,
             backend=self.backend.name,
@@ -245,52 +247,56 @@ class Session:
         )
 
     def judge(self, case: Case, check: CheckSpec) -> CheckResult:
-        """Measure what the check needs, judge it, and enter the verdict into the record."""
+        """Measure what the check needs, judge it, and enter the verdict into the record.
+
+        An error is entered as a failed check, and raised.
+        """
         judged = self._results.setdefault(_key(case), {})
-        if check.id not in judged:
-            kind = cast("Check", resolve("check", check.kind))
-            self.work(case).require(check)
-            self.work(case).look_into(check)
-            verdict = kind.judge(check.params, self.evidence(case, kind.needs))
-            judged[check.id] = CheckResult(
-                id=check.id, kind=check.kind, severity=check.severity, verdict=verdict
-            )
+        raised = self._raised.setdefault(_key(case), set())
+        if check.id not in judged or check.id in raised:
+            try:
+                verdict = self._verdict(case, check)
+            except Exception as error:
+                raised.add(check.id)
+                judged[check.id] = _result(check, raised_verdict(error))
+                raise
+            raised.discard(check.id)
+            judged[check.id] = _result(check, verdict)
         return judged[check.id]
+
+    def _verdict(self, case: Case, check: CheckSpec) -> Verdict:
+        """What a check comes to; what the time limit of the run leaves undecided is inconclusive."""
+        kind, work = cast("Check", resolve("check", check.kind)), self.work(case)
+        limit = seconds_text(self.settings.time_limit or 0.0)
+        if self._seconds_left() == 0 and not work.finder.is_found:
+            return timed_out(limit)
+        work.require(check)
+        work.look_into(check)
+        verdict = kind.judge(check.params, self.evidence(case, kind.needs))
+        if verdict.outcome == "fail" and work.finder.is_cut_short:
+            return timed_out(limit, verdict)
+        return verdict
 
     def plan(self, case: Case) -> str:
         """What a search would try and what it would cost at most, without building anything."""
-        prepared, rules = self.work(case).bench.prepared, case.tune
-        space = prepared.candidates
-        pairs = space.resolve(space.everything()).pairs
-        builds, confirming = trials_of(rules, space), most_builds(pareto=rules.objective == "pareto")
-        said = (
-            f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
-            f"up to {pairs} Q/DQ pairs; at most {builds} builds and {confirming} to confirm; "
-            f"{_forecast(space, rules)}"
-        )
-        if rules.accuracy is None:
-            return said
-        prepared.scores.require(rules.accuracy.metric)
-        return (
-            f"{said}; {rules.accuracy.key} on {prepared.scores.samples} samples, of the reference and of each "
-            "candidate that has won its races"
-        )
+        return plan_text(self.work(case).bench.prepared, case.tune)
 
     def output(self, case: Case) -> Path:
         """The folder of the case's files."""
         return self.work(case).bench.output
 
     def record(self) -> RunRecord:
-        """Everything judged so far, with all evidence that was gathered on the way."""
-        started, clock = self._started
-        cases = tuple(
-            CaseRecord(
-                evidence=self._gathered(self._works[key].bench.case, judged), results=tuple(judged.values())
-            )
-            for key, judged in self._results.items()
-            if judged
+        """Every case that was judged or searched so far, with all evidence that was gathered for it."""
+        return self._run_record(
+            CaseRecord(evidence=self._gathered(key), results=tuple(self._results.get(key, {}).values()))
+            for key, work in self._works.items()
+            if self._results.get(key) or work.finder.is_found
         )
-        return RunRecord(version=__version__, started=started, seconds=time.monotonic() - clock, cases=cases)
+
+    def _run_record(self, cases: Iterable[CaseRecord]) -> RunRecord:
+        started, clock = self._started
+        found = tuple(cases)
+        return RunRecord(version=__version__, started=started, seconds=time.monotonic() - clock, cases=found)
 
     def renewals(self) -> tuple[Renewal, ...]:
         """Baseline entries that ``update`` asked for and that were measured; whoever owns the run writes them."""
@@ -308,11 +314,21 @@ class Session:
     ) -> None:
         self.close()
 
-    def _gathered(self, case: Case, judged: dict[str, CheckResult]) -> Evidence:
+    def _gathered(self, key: _Key) -> Evidence:
+        """What is known of a case. Nothing is searched or measured for what was never found or has raised."""
+        work, raised = self._works[key], self._raised.get(key, set())
+        if not work.finder.is_found:
+            return work.unsearched
         needs: set[EvidenceKind] = {"latency"}  # the summary shows it, and the search has measured it anyway
-        for result in judged.values():
-            needs |= cast("Check", resolve("check", result.kind)).needs
-        return self.evidence(case, frozenset(needs))
+        needs |= self._needs.get(key, set())
+        for result in self._results.get(key, {}).values():
+            needs |= cast("Check", resolve("check", result.kind)).needs if result.id not in raised else set()
+        try:
+            return self.evidence(work.bench.case, frozenset(needs))
+        except QdqspecError:
+            if not raised:
+                raise
+            return self.evidence(work.bench.case, frozenset())
 
     @cached_property
     def _device(self) -> DeviceKey:
@@ -323,15 +339,17 @@ class Session:
         key = _key(case)
         if key not in self._works:
             case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
-            self._works[key] = CaseWork(case, self._workbench(), self._store, self._device)
+            self._works[key] = CaseWork(case, self._workbench(case.name), self._store, self._device)
         return self._works[key]
 
-    def _workbench(self) -> Workbench:
+    def _workbench(self, name: str = "") -> Workbench:
+        report = partial(self._report_wait, name)
         return Workbench(
             backend=self.backend,
             options=self._options,
             settings=self.settings,
-            exclusive=lambda: DeviceLock(f"{self.settings.device}-{self._device.key}"),
+            exclusive=lambda: DeviceLock(f"{self.settings.device}-{self._device.key}", report=report),
+            report_wait=report,
             watch=self._tell,
             seconds_left=self._seconds_left,
         )
@@ -345,13 +363,15 @@ class Session:
         if self.watch is not None:
             self.watch(progress)
 
+    def _report_wait(self, name: str, text: str) -> None:
+        if self.watch is None:
+            log_wait(f"{name}: {text}")
+        else:
+            self.watch(Progress(case=name, phase="waiting", done=0, total=0, waiting=text))
 
-def _forecast(space: SchemeSpace, rules: TuneRules) -> str:
-    """How long the search may take, told without building anything, and what ends it sooner."""
-    guessed = forecast_line(forecast_tuning(space.model, trials_of(rules, space)))
-    if rules.minutes is None:
-        return guessed
-    return f"{guessed}; ended after {seconds_text(60 * rules.minutes)}"
+
+def _result(check: CheckSpec, verdict: Verdict) -> CheckResult:
+    return CheckResult(id=check.id, kind=check.kind, severity=check.severity, verdict=verdict)
 
 
 def _key(case: Case) -> _Key:

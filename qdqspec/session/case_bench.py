@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-
-from filelock import FileLock
 
 from qdqspec import __version__
 from qdqspec.backends.base import Array, Engine
@@ -18,7 +15,7 @@ from qdqspec.graph.model import Model
 from qdqspec.measure.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
-from qdqspec.session.files import REFERENCE, BuildLogs, make_folder
+from qdqspec.session.files import REFERENCE, BuildLogs
 from qdqspec.session.given import Specialized, given_model
 from qdqspec.session.half import ROLE, half_reference, note_half
 from qdqspec.session.kept import data_digest, key_of
@@ -131,11 +128,8 @@ class CaseBench:
         return said, data_digest(self.case.inputs.evaluation)
 
     def alone(self) -> AbstractContextManager[object]:
-        """One run in the folder. Workers of one test run wait for each other, and find the work done."""
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            make_folder(self.output)
-            return FileLock(self.output / ".lock", thread_local=False)
-        return RunLock(self.output)
+        """One run in the folder; a later one waits and finds the work done."""
+        return RunLock(self.output, self._given_bench.report_wait)
 
     def tuning(self, journal: BuildLogs, make: MakeStrategy, name: str) -> Tuning:
         """The search of this case by a strategy, to be stepped through."""

@@ -5,6 +5,7 @@ Part of the session.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,13 +33,23 @@ from qdqspec.units import metric_text
 
 
 class Finder:
-    """Finds the winner of a case once. ``latency`` is what was measured of it on the way, if anything."""
+    """Finds the winner of a case once. ``latency`` is what was measured of it during the search, if anything.
 
-    def __init__(self, bench: CaseBench, store: Store) -> None:
+    ``validate`` raises where what the checks will need cannot be used; it is called before a search begins.
+    """
+
+    def __init__(self, bench: CaseBench, store: Store, validate: Callable[[], None] = lambda: None) -> None:
         self.bench = bench
         self.store = store
         self.latency: LatencyEvidence | None = None
+        self.is_cut_short = False  # the search was ended by the time limit of the run
+        self._validate = validate
         self._failure: QdqspecError | None = None
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is a result: asking for `kept` costs nothing then."""
+        return "kept" in self.__dict__
 
     @cached_property
     def kept(self) -> Kept:
@@ -100,6 +111,7 @@ class Finder:
 
     def _tuned(self) -> Kept:
         refuse_own(self.bench.output, (REFERENCE, MODEL, RAW_MODEL), self.bench.given)  # before the work
+        self._validate()
         with open_journal(
             self.bench.output, self.bench.journal_header, self.bench.prepared.warnings
         ) as journal:
@@ -118,8 +130,8 @@ class Finder:
         write_results(bench.prepared, result, raw_winner, folder, target)
         patterns = folder / PATTERNS
         write_patterns(bench.prepared, result, tuned.intervals, patterns, target, bench.device.key)
-        cut_short = bench.work.seconds_left() == 0  # by the run's time limit: such a search is not kept
-        if bench.settings.no_cache or cut_short:
+        self.is_cut_short = bench.work.seconds_left() == 0  # such a search is not kept
+        if bench.settings.no_cache or self.is_cut_short:
             return Kept(result=result, folder=folder, raw_winner=raw_winner)
         about = {
             "case": bench.case.name,

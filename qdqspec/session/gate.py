@@ -117,7 +117,7 @@ class Gatekeeper:
         """The entry of a name, and why it must not be compared with."""
         try:
             baseline = read_baseline(file)
-        except StateError as error:
+        except StateError as error:  # `damaged_baselines` has refused it, unless it is written anew
             return None, error.what
         if baseline is None:
             return None, ""
@@ -202,8 +202,26 @@ class Gatekeeper:
         return shlex.join([*words, f"--qdq-update={update}"])
 
     def _shown(self, file: Path) -> str:
-        spec = self._case.spec
-        return file.relative_to(spec.parent).as_posix() if spec is not None else file.name
+        return _shown(self._case, file)
+
+
+def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict[str, RegressionEvidence]:
+    """The case's entries where its baseline file is damaged: a failure in every mode, until the file is renewed."""
+    file = baseline_file(case, device)
+    if file is None or settings.update in ("changed", "all") or settings.baseline == "off":
+        return {}
+    try:
+        read_baseline(file)
+    except StateError as error:
+        found = RegressionEvidence(
+            state="damaged",
+            file=_shown(case, file),
+            command=error.cure or "",
+            reason=error.what,
+            required=True,
+        )
+        return {check.params.evidence_key: found for check in case.checks if check.kind == "regression"}
+    return {}
 
 
 def conditions_of(
@@ -255,6 +273,10 @@ def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
 def clock_of(latency: LatencyEvidence) -> Clock:
     """The clock that the samples are really of: wall time where thread CPU time was not taken."""
     return latency.clock if latency.samples["tuned"].cpu_ms else "wall"
+
+
+def _shown(case: Case, file: Path) -> str:
+    return file.relative_to(case.spec.parent).as_posix() if case.spec is not None else file.name
 
 
 def _times(samples: Samples, builds: int) -> RoleTimes:

@@ -99,12 +99,6 @@ def _hold(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> Non
     """Have would-be winners scored, and the least that they must reach known from the reference's score."""
     scores = prepared.scores
     reference = scores.of_reference(rules.metric, rules.output)
-    if not math.isfinite(reference.value):
-        raise DataError(
-            f"metric '{rules.metric}' gave {reference.value} for the model itself, and nothing can be held to that",
-            where=prepared.case.inputs.evaluation,
-            cure="look at its outputs and labels, or hold the search to another metric",
-        )
     admission.least = rules.least(reference.value)
     admission.scores[NO_PLACEMENT.digest] = reference.value
 

@@ -18,7 +18,7 @@ from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measure.profiles import Load
-from qdqspec.parity.data import Dataset, open_data, random_feeds
+from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
@@ -116,7 +116,12 @@ class Prepared:
     def calibration(self) -> Dataset | None:
         """The calibration data, or ``None`` where the case names none."""
         path = self.case.inputs.calibration
-        return None if path is None else self._opened(path)
+        if path is None:
+            return None
+        data = self._opened(path)
+        for doubt in doubts(data):
+            self.note_once(f"calibration data {path.name}: {doubt}")
+        return data
 
     @cached_property
     def evaluation(self) -> Dataset | None:
@@ -135,7 +140,9 @@ class Prepared:
     def scores(self) -> Scores:
         """Task metrics on the evaluation data."""
         build = partial(self._backend.build, options=self._options)
-        return Scores(self.case, require_path(self.given), lambda: self.evaluation, build)
+        return Scores(
+            self.case, require_path(self.given), lambda: self.evaluation, build, note=self.note_once
+        )
 
     def feeds(self) -> Iterator[Feed]:
         """Calibration inputs: the user's, or seeded random ones with a warning that they prove little."""

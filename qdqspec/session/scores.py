@@ -5,9 +5,11 @@ Data and metrics are looked at before anything is built, so that a wrong word co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 
 from qdqspec.backends.base import Array, Engine
@@ -16,12 +18,14 @@ from qdqspec.parity.data import Dataset
 from qdqspec.parity.metrics import Score, evaluate, require_metric
 from qdqspec.spec.problems import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
+from qdqspec.units import count_text
 
 
 class Scores:
     """Scores engines by the metrics of a case: its caller's own, and those that are built in.
 
-    ``reference`` is the user's model, ``open_data`` gives the evaluation data or ``None``, ``build`` an engine.
+    ``reference`` is the user's model, ``open_data`` gives the evaluation data or ``None``, ``build`` an engine;
+    ``note`` takes what the user should know.
     """
 
     def __init__(
@@ -30,12 +34,14 @@ class Scores:
         reference: Path,
         open_data: Callable[[], Dataset | None],
         build: Callable[[Path], Engine],
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._case = case
         self._reference = reference
         self._open_data = open_data
         self._build = build
-        self._known: dict[tuple[Path, str, str | None], Score] = {}
+        self._note = note
+        self._known: dict[tuple[Path, str, str | None], Score | QdqspecError] = {}
 
     def require(self, metric: str, *, line: int | None = None) -> None:
         """Raise `QdqspecError` where a metric cannot be taken; ``line`` is where the spec asks for it."""
@@ -62,24 +68,66 @@ class Scores:
         """Run an engine on all samples. Raises as `evaluate` does, and `BackendError` where it does not run."""
         self.require(metric)
         assert self._data is not None
-        outputs = (engine.run(feed) for feed in self._data)
         try:
-            return evaluate(metric, outputs, self._labels, output=output, own=self._case.metrics)
+            outputs, samples = self._outputs(engine, output)
+            labels = self._labels[:samples]
+            return evaluate(metric, outputs, labels, output=output, own=self._case.metrics)
         except DataError as error:
             raise DataError(error.what, where=error.where or self._data.path, cure=error.cure) from error
 
+    def _outputs(self, engine: Engine, output: str | None) -> tuple[Iterator[Mapping[str, Array]], int]:
+        """Outputs feed by feed, and of how many samples; without those that only fill up the last batch.
+
+        Where an output is not divided by samples, these cannot be told apart: then the last batch is not scored.
+        """
+        data = self._data
+        assert data is not None
+        runs = map(engine.run, data)
+        rest = data.samples % data.batch
+        if rest == 0:
+            return runs, data.samples
+        first = next(runs)
+        used = [first[output]] if output in first else [*first.values()]
+        every = chain([first], runs)
+        if all(value.ndim and len(value) == data.batch for value in used):
+            return _first_samples(every, data.samples, data.batch), data.samples
+        if data.samples < data.batch:
+            raise DataError(
+                f"{count_text(data.samples, 'sample')} do not fill a batch of {data.batch}, and the outputs are not "
+                "divided by samples",
+                cure="give at least as many samples as the batch has",
+            )
+        self._note(
+            f"the last {count_text(rest, 'sample')} of {data.samples} do not fill a batch of {data.batch} and are not "
+            "scored: the outputs are not divided by samples"
+        )
+        return islice(every, data.samples // data.batch), data.samples - rest
+
     def of_file(self, path: Path, metric: str, output: str | None = None) -> Score:
-        """Build a model and score it; each file once."""
+        """Build a model and score it; each file once, and what it raised is raised again."""
         key = path, metric, output
         if key not in self._known:
             self.require(metric)
-            with closing(self._build(path)) as engine:
-                self._known[key] = self.of_engine(engine, metric, output)
-        return self._known[key]
+            try:
+                with closing(self._build(path)) as engine:
+                    self._known[key] = self.of_engine(engine, metric, output)
+            except QdqspecError as error:
+                self._known[key] = error
+        found = self._known[key]
+        if isinstance(found, QdqspecError):
+            raise found
+        return found
 
     def of_reference(self, metric: str, output: str | None = None) -> Score:
-        """The score of the user's own model."""
-        return self.of_file(self._reference, metric, output)
+        """The score of the user's own model; raises `DataError` where it is not finite."""
+        score = self.of_file(self._reference, metric, output)
+        if not math.isfinite(score.value):
+            raise DataError(
+                f"metric '{metric}' gave {score.value} for the model itself, and nothing can be held to that",
+                where=self._case.inputs.evaluation,
+                cure="look at its outputs and labels, or use another metric",
+            )
+        return score
 
     @cached_property
     def _data(self) -> Dataset | None:
@@ -101,6 +149,18 @@ class Scores:
     def _place(self, line: int | None) -> str:
         where = self._case.spec or self._case.model
         return f"{where}:{line}" if line is not None and self._case.spec else str(where)
+
+
+def _first_samples(
+    outputs: Iterable[Mapping[str, Array]], samples: int, batch: int
+) -> Iterator[Mapping[str, Array]]:
+    """The outputs of so many samples: of the last batch those that are not repeated."""
+    for number, found in enumerate(outputs):
+        left = min(batch, samples - number * batch)
+        yield {
+            name: value[:left] if value.ndim and len(value) == batch else value
+            for name, value in found.items()
+        }
 
 
 def accuracy_evidence(metric: str, reference: Score, tuned: Score) -> AccuracyEvidence:

@@ -19,6 +19,7 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import Settings
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measure.bench import Bench
+from qdqspec.measure.lock import log_wait
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import resolve
@@ -77,6 +78,7 @@ class Workbench:
     exclusive: Callable[[], AbstractContextManager[object]]
     watch: Watch | None
     seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
+    report_wait: Callable[[str], None] = log_wait
 
     @property
     def jobs(self) -> int:

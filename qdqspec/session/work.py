@@ -15,7 +15,7 @@ from qdqspec.placement.survival import check_survival
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.culprits import culprits_of
 from qdqspec.session.finder import Finder
-from qdqspec.session.gate import Gate, Gatekeeper, conditions_of
+from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
 from qdqspec.session.parity import compare_models
 from qdqspec.session.prepare import require_path
 from qdqspec.session.scores import accuracy_evidence
@@ -26,6 +26,7 @@ from qdqspec.types import (
     CheckSpec,
     CulpritEvidence,
     DeviceKey,
+    Evidence,
     Finding,
     LatencyEvidence,
     LintTarget,
@@ -48,7 +49,7 @@ class CaseWork:
 
     def __init__(self, case: Case, bench: Workbench, store: Store, device: DeviceKey) -> None:
         self.bench = CaseBench(case, bench, device)
-        self.finder = Finder(self.bench, store)
+        self.finder = Finder(self.bench, store, self.validate)
         self.store = store
         self.culprits: CulpritEvidence | None = None
         self.parity_search: dict[str, ParitySearch] = {}
@@ -57,6 +58,25 @@ class CaseWork:
     def search(self) -> SearchResult:
         """What the search came to."""
         return self.finder.kept.result
+
+    @property
+    def unsearched(self) -> Evidence:
+        """The case without a search: an error came first, or the time limit."""
+        bench = self.bench
+        try:
+            sha256 = bench.given.sha256
+        except QdqspecError:  # the error of the check states it
+            sha256 = ""
+        return Evidence(
+            case=bench.case,
+            backend=bench.backend.name,
+            target=bench.target,
+            device=bench.device,
+            model_sha256=sha256,
+            regression=self.gate.evidence if "gate" in self.__dict__ else {},
+            output=None if bench.settings.mode == "plan" else bench.output,
+            warnings=self.warnings,
+        )
 
     @property
     def latency(self) -> LatencyEvidence | None:
@@ -78,11 +98,14 @@ class CaseWork:
         return compare_models(self.bench, tuned)
 
     def look_into(self, check: CheckSpec) -> None:
-        """Find out what a check of parity wants to know beside the comparison, once.
+        """Gather what a check needs of its own, once; raise where its metric fails on the tuned model.
 
         Where quantization has a part in a failure, that is the pairs that cost most; where the data breaks nothing and
         a search is asked for, it is an input that does. Both stay with the case.
         """
+        if check.kind == "accuracy":
+            own = check.params
+            self.bench.prepared.scores.of_file(self.finder.tuned_path, own.metric, own.output)
         if check.kind != "parity":
             return
         params, outputs = check.params, self.parity.outputs
@@ -96,6 +119,16 @@ class CaseWork:
             found = search_parity(self.bench, self.finder.tuned_path, params, check.id)
             self.parity_search[params.evidence_key] = found
 
+    def validate(self) -> None:
+        """Raise where evaluation data, labels or a metric of a check cannot be used: before a search, not after it."""
+        checks = [check for check in self.bench.case.checks if check.kind == "accuracy"]
+        for check in checks:
+            self.require(check)
+        evaluation = self.bench.prepared.evaluation
+        if evaluation is not None and not checks:  # a metric of the reference has read all of it
+            for _ in evaluation:
+                pass
+
     def require(self, check: CheckSpec) -> None:
         """Raise where a check could never be judged: before a search, and not after it."""
         if check.kind == "accuracy":
@@ -107,7 +140,7 @@ class CaseWork:
     def accuracy(self) -> dict[str, AccuracyEvidence]:
         """The task metrics that the case's checks name, for reference and tuned model.
 
-        What cannot be taken of the reference is left out; `require` tells the check that wants it.
+        A metric that raises is left out; `require` and `look_into` raise it for the check that asks for it.
         """
         scores, found = self.bench.prepared.scores, {}
         for check in self.bench.case.checks:
@@ -115,9 +148,9 @@ class CaseWork:
                 metric, output = check.params.metric, check.params.output
                 try:
                     reference = scores.of_reference(metric, output)
+                    tuned = scores.of_file(self.finder.tuned_path, metric, output)
                 except QdqspecError:
                     continue
-                tuned = scores.of_file(self.finder.tuned_path, metric, output)
                 found[check.params.evidence_key] = accuracy_evidence(metric, reference, tuned)
         return found
 
@@ -138,7 +171,10 @@ class CaseWork:
 
     @cached_property
     def gate(self) -> Gate:
-        """The case beside its committed baseline; empty in a run without timing."""
+        """The case beside its committed baseline; in a run without timing, only whether that is damaged."""
+        damaged = damaged_baselines(self.bench.case, self.bench.settings, self.bench.device)
+        if damaged:
+            return Gate(evidence=damaged)
         latency = self.latency
         if latency is None:
             return Gate()

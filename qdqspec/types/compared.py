@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from qdqspec.types.measured import Interval
 
-BaselineState: TypeAlias = Literal["compared", "written", "missing", "unlike", "off"]
+BaselineState: TypeAlias = Literal["compared", "written", "missing", "unlike", "damaged", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

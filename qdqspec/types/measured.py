@@ -221,7 +221,10 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a search is, for progress bars and heartbeat lines. ``best`` is the ratio to the reference."""
+    """How far a search is, for progress bars and heartbeat lines. ``best`` is the ratio to the reference.
+
+    ``waiting`` states what the run waits for; nothing else is known then.
+    """
 
     case: str
     phase: str
@@ -234,3 +237,4 @@ class Progress:
     failed: int = 0
     seconds: float = 0.0
     seconds_left: float | None = None
+    waiting: str = ""

@@ -71,11 +71,17 @@ class FakeSession:
 
     def search(self, case):
         self._call("search", case.id)
+        self._know(case)
         return self._evidence(case).search
 
     def evidence(self, case, needs):
         self._call("evidence", case.id, ",".join(sorted(needs)))
+        self._know(case)
         return self._evidence(case)
+
+    def _know(self, case):
+        self.cases[case.name] = case
+        self.results.setdefault(case.name, {})
 
     def judge(self, case, check):
         self._call("judge", f"{case.id}::{check.id}", case.inputs.calibration or "-", case.model.name)

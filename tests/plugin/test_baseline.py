@@ -102,6 +102,20 @@ def test_a_stale_baseline_passes_and_warns(kept):
     result.stdout.fnmatch_lines([f"warning: a::default: *is stale*pytest {ITEM}*--qdq-update=changed"])
 
 
+@pytest.mark.parametrize("ci", [None, "true"])
+def test_a_damaged_baseline_fails_in_every_mode(kept, monkeypatch, ci):
+    if ci:
+        monkeypatch.setenv("CI", ci)
+    kept.file.write_text(kept.file.read_text()[:-200])
+    for mode in ("run", "measure", "verify"):
+        result = kept.runpytest_inprocess("specs", f"--qdq-mode={mode}", "--qdq-baseline=warn")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(["damaged baseline fake.json: *", "*__baselines__/a/fake.json*"])
+        result.stdout.fnmatch_lines(
+            ["Restore it from version control*--qdq-update=changed.", "*regression FAIL*"]
+        )
+
+
 def test_off_compares_nothing(kept):
     slow_down_the_past(kept.file, 1.5)
     result = kept.runpytest_inprocess("specs", "-rs", "--qdq-baseline=off")

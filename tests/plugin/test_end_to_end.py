@@ -64,6 +64,23 @@ def test_plan_builds_nothing(real):
     assert not (real.path / "reports").exists()
 
 
+def test_a_fixture_leaves_the_results_that_a_check_leaves(real):
+    (real.path / "test_case.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.qdq('specs/a.qdq.yaml::default')\n"
+        "def test_case(qdq_tuned):\n"
+        "    assert qdq_tuned.total >= 1\n"
+    )
+    result = real.runpytest_subprocess("test_case.py", "--qdq-backend=fake")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["a::default *", "Models and measurements: reports"])
+    written = json.loads((real.path / "reports" / "a" / "default" / "result.json").read_text())
+    assert written["tuned"]["median_ms"] > 0
+    explained = real.run("qdqspec", "explain", "specs/a.qdq.yaml::default")
+    assert explained.ret == 0
+    explained.stdout.fnmatch_lines(["*reference*tuned*"])
+
+
 def test_fixtures_of_a_real_case(real):
     (real.path / "test_case.py").write_text(
         "def test_case(qdq_case):\n"
@@ -85,7 +102,6 @@ inputs:
 tune: {trials: 2}
 checks:
   - {kind: accuracy, metric: mean_rank, max_drop: 1}
-  - {kind: accuracy, metric: mean_rang, min: 0, id: unknown}
   - {kind: accuracy, metric: top3, min: 97%, id: top3}
 """
 
@@ -110,13 +126,17 @@ def test_a_metric_of_a_fixture_judges_a_real_model(real, models):
     for name in ("calibration", "evaluation"):
         shutil.copy(models.parent / "data" / f"digits_{name}.npz", real.path / "specs" / f"{name}.npz")
     (real.path / "specs" / "a.qdq.yaml").write_text(ACCURACY)
+    wrong = "  - {kind: accuracy, metric: mean_rang, min: 0, id: unknown}\n"
+    (real.path / "specs" / "wrong.qdq.yaml").write_text(ACCURACY.replace("trials: 2", "trials: 1") + wrong)
     (real.path / "conftest.py").write_text(MEAN_RANK)
     result = real.runpytest_subprocess("specs", "--qdq-json=record.json")
-    result.assert_outcomes(passed=2, failed=1)
+    result.assert_outcomes(passed=2, failed=3)
+    assert not (real.path / "reports" / "wrong" / "default" / "tuned.onnx").exists()  # nothing was searched
     result.stdout.fnmatch_lines(
         [
-            "*a.qdq.yaml:10: unknown metric 'mean_rang' (did you mean 'mean_rank'?)",
+            "*wrong.qdq.yaml:11: unknown metric 'mean_rang' (did you mean 'mean_rank'?)",
             "*known: mean_rank, top1, top5, miou; define it in a fixture qdq_metrics of a conftest.py*",
+            "wrong::default*3 FAIL*",
         ]
     )
     accuracy = json.loads((real.path / "record.json").read_text())["cases"][0]["accuracy"]

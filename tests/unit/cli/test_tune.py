@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,30 @@ def test_a_spec_is_judged_case_by_case(verb, fake, tmp_path):
     assert (tmp_path / "out" / "b8").is_dir()
 
 
+def test_another_models_results_are_not_overwritten(verb, models, tmp_path):
+    shutil.copy(models / "digits_resnet.onnx", tmp_path / "a.onnx")
+    (tmp_path / "other").mkdir()
+    shutil.copy(models / "digits_resnet.onnx", tmp_path / "other" / "a.onnx")
+    words = ("-o", "out", "--trials", "1", "--backend", "fake")
+    assert verb("tune", "a.onnx", *words).code == 0
+    before = (tmp_path / "out" / "result.json").read_bytes()
+    refused = verb("tune", "other/a.onnx", *words)
+    assert refused.code == 2
+    assert "out: this folder holds the results of another model or spec (../a.onnx)" in refused.err
+    assert "choose another folder with -o, or remove this one" in refused.err
+    assert (tmp_path / "out" / "result.json").read_bytes() == before
+    assert verb("tune", "a.onnx", *words).code == 0  # its own are renewed
+
+
+def test_results_of_a_spec_are_not_overwritten_by_another_spec(verb, fake, tmp_path):
+    (tmp_path / "b.qdq.yaml").write_text(SPEC.replace("m.onnx", "n.onnx"))
+    assert verb("tune", "a.qdq.yaml", "-o", "out").code == 0
+    (tmp_path / "out" / "b1" / "tuned.onnx").touch()
+    refused = verb("tune", "b.qdq.yaml", "-o", "out")
+    assert refused.code == 2
+    assert "another model or spec (../../a.qdq.yaml)" in refused.err
+
+
 def test_one_case_of_a_spec(verb, fake, tmp_path):
     assert verb("tune", "a.qdq.yaml::b8").code == 0
     assert all("b8::" in line for line in calls(tmp_path)[:-1])
@@ -103,7 +128,7 @@ def test_a_bare_model_is_searched_and_measured(verb, fake, tmp_path):
     result = verb("tune", "m.onnx", "-o", "out")
     assert result.code == 0
     assert "m::default" in result.out
-    assert calls(tmp_path) == ["search default", "evidence default latency,parity", "close"]
+    assert calls(tmp_path) == ["evidence default latency,parity", "close"]
 
 
 def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqspec.errors import DataError
-from qdqspec.parity.data import Dataset, open_data
+from qdqspec.parity.data import Dataset, doubts, open_data
 from qdqspec.parity.npz import read_members
 from qdqspec.parity.shapes import InputSpec
 
@@ -54,20 +54,46 @@ def test_samples_shaped_like_the_whole_input_are_given_as_they_are(saved: Callab
     np.testing.assert_array_equal(together(data), images(4))
 
 
-def test_samples_are_stacked_to_the_batch_and_what_is_left_over_is_said(saved: Callable[..., Path]) -> None:
+def test_the_last_batch_is_filled_up_from_the_beginning(saved: Callable[..., Path]) -> None:
     data = open_data(saved(x=images(7), labels=np.arange(7)), batch_of(3))
-    assert (len(data), data.samples) == (2, 6)
-    np.testing.assert_array_equal(together(data), images(6))
-    np.testing.assert_array_equal(data.require_labels(), np.arange(6))
-    assert data.notes == ("data.npz: the last 1 of 7 samples do not fill a batch and are not used",)
+    assert (len(data), data.samples, data.batch) == (3, 7, 3)
+    np.testing.assert_array_equal(together(data), images(7)[[0, 1, 2, 3, 4, 5, 6, 0, 1]])
+    np.testing.assert_array_equal(data.require_labels(), np.arange(7))
+    (note,) = data.notes
+    assert note.startswith(
+        "data.npz: 7 samples do not fill batches of 3: the last one is filled up with 2 repeated"
+    )
 
 
-def test_too_few_samples_for_a_batch_are_repeated_and_it_is_said(saved: Callable[..., Path]) -> None:
+def test_too_few_samples_for_a_batch_are_repeated(saved: Callable[..., Path]) -> None:
     data = open_data(saved(x=images(2), labels=np.arange(2)), batch_of(5))
-    assert len(data) == 1
+    assert (len(data), data.samples) == (1, 2)
     np.testing.assert_array_equal(together(data), images(2)[[0, 1, 0, 1, 0]])
-    np.testing.assert_array_equal(data.require_labels(), [0, 1, 0, 1, 0])
-    assert data.notes == ("data.npz: 2 samples are repeated to fill a batch of 5",)
+    np.testing.assert_array_equal(data.require_labels(), [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x": np.zeros((3, 2, 3))}, ["every value of 'x' is 0, so that no range"]),
+        ({"x": np.full((3, 2, 3), 0.5)}, ["every value of 'x' is 0.5"]),
+        ({"x": images(1)}, ["it is a single sample"]),
+        ({"x": images(2)}, []),
+    ],
+    ids=["zeros", "constant", "single", "sound"],
+)
+def test_doubtful_calibration_data_is_reported(
+    saved: Callable[..., Path], arrays: dict[str, np.ndarray], said: list[str]
+) -> None:
+    found = list(doubts(open_data(saved(**arrays), IMAGE)))
+    assert len(found) == len(said)
+    assert all(text.startswith(part) for text, part in zip(found, said, strict=True))
+
+
+def test_an_input_of_integers_may_be_all_zeros(saved: Callable[..., Path]) -> None:
+    """Token types and masks often are."""
+    inputs = {"ids": InputSpec(dtype=np.dtype(np.int64), shape=(1, 4))}
+    assert list(doubts(open_data(saved(ids=np.zeros((2, 4), np.int64)), inputs))) == []
 
 
 def test_a_folder_is_read_in_order_of_name_and_batches_span_files(tmp_path: Path) -> None:

@@ -16,7 +16,15 @@ from qdqspec.baseline.store import update_baseline
 from qdqspec.checks.regression import check as regression_check
 from qdqspec.config import Settings
 from qdqspec.measure.change import ratio_interval, ratio_times
-from qdqspec.session.gate import CLOSE_BUILDS, CLOSE_ROUNDS, FIRST_BUILDS, FIRST_ROUNDS, Gate, Gatekeeper
+from qdqspec.session.gate import (
+    CLOSE_BUILDS,
+    CLOSE_ROUNDS,
+    FIRST_BUILDS,
+    FIRST_ROUNDS,
+    Gate,
+    Gatekeeper,
+    damaged_baselines,
+)
 from qdqspec.types import (
     Case,
     CheckSpec,
@@ -163,6 +171,36 @@ def test_off_reads_and_times_nothing(bench: Bench) -> None:
     machine = Machine()
     assert only(bench.gate(machine, baseline="off")).state == "off"
     assert machine.asked == []
+
+
+@pytest.mark.parametrize("policy", ["warn", "require"])
+@pytest.mark.parametrize("update", [None, "new"])
+def test_a_damaged_baseline_fails_and_names_the_file(bench: Bench, policy: str, update: str | None) -> None:
+    bench.renew(Machine())
+    bench.file.write_text("damaged")
+    settings = Settings(root=bench.root, baseline=policy, update=update)
+    (found,) = damaged_baselines(bench.case, settings, DEVICE).values()
+    assert (found.state, found.required) == ("damaged", True)
+    evidence = Evidence(
+        case=bench.case,
+        backend="fake",
+        target="fake",
+        device=DEVICE,
+        model_sha256="0",
+        regression={"regression": found},
+    )
+    verdict = regression_check.judge(bench.case.checks[0].params, evidence)
+    assert verdict.outcome == "fail"
+    assert "sample-device.json" in verdict.headline
+    assert "--qdq-update=changed" in verdict.advice
+    assert verdict.command == ""
+
+
+@pytest.mark.parametrize("words", [{"update": "changed"}, {"update": "all"}, {"baseline": "off"}])
+def test_a_damaged_baseline_may_be_renewed_or_left_out(bench: Bench, words: dict[str, str]) -> None:
+    bench.renew(Machine())
+    bench.file.write_text("damaged")
+    assert damaged_baselines(bench.case, Settings(root=bench.root, **words), DEVICE) == {}
 
 
 def test_a_baseline_is_taken_closely_and_kept_raw(bench: Bench) -> None:

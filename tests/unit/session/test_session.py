@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -743,6 +745,37 @@ def test_a_folder_in_use_is_named(open_session: Open, case: Case, monkeypatch: p
         first.search(case)
     assert errors[0].where == str(first.output(case))
     assert not second.search(case).unchanged
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from qdqspec.measure.lock import RunLock
+with RunLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_run_waits_for_the_first_and_takes_its_result(open_session: Open, case: Case) -> None:
+    first, second = open_session(), open_session()
+    found = first.search(case)
+    words = [sys.executable, "-c", HOLDER, str(first.output(case))]
+    waits: list[Progress] = []
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+
+        def watch(progress: Progress) -> None:
+            waits.append(progress)
+            holder.kill()  # as if it had ended
+
+        second.watch = watch
+        taken = second.search(case)
+    assert [f"(process {holder.pid}, since " in wait.waiting for wait in waits] == [True]
+    assert waits[0].case == case.name
+    assert taken.provenance.source == "cached"
+    assert taken.winner == found.winner
 
 
 def test_the_output_may_not_be_the_users_own_folder_of_models(

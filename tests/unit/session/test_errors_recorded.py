@@ -1,0 +1,241 @@
+"""A check that raises is in the record, and what cannot be used is found before a search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from chains import chain_model
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.errors import DataError, QdqspecError
+from qdqspec.report.record import record_from_json, record_to_json
+from qdqspec.report.result import write_results
+from qdqspec.report.tables import summary_table
+from qdqspec.session import Session
+from qdqspec.testing.records import params_of
+from qdqspec.types import Case, CheckSpec, Inputs, RunRecord, TuneRules
+
+Open = Callable[..., Session]
+QUIET = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
+
+
+def checked(kind: str, **params: object) -> CheckSpec:
+    return CheckSpec(id=kind, kind=kind, params=params_of(kind, **params), line=5)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """A model with four evaluation samples, and a check of accuracy beside one of size."""
+    onnx.save(chain_model(), tmp_path / "chain.onnx")
+    images = np.random.default_rng(1).normal(size=(4, 8, 12, 12)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=images, labels=np.full(4, 7_000_000))
+    return Case(
+        id="default",
+        model=tmp_path / "chain.onnx",
+        spec=tmp_path / "a.qdq.yaml",
+        inputs=Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz"),
+        tune=TuneRules(trials=2),
+        checks=(checked("size", max_ratio=2.0), checked("accuracy", metric="mine", min=0.0)),
+    )
+
+
+@pytest.fixture
+def open_session(tmp_path: Path) -> Iterator[Open]:
+    sessions: list[Session] = []
+
+    def open_it(**settings) -> Session:
+        session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
+        session._options = BuildOptions(extra=QUIET)
+        sessions.append(session)
+        return session
+
+    yield open_it
+    for session in sessions:
+        session.close()
+
+
+class Fails:
+    """A metric that raises from its ``first`` call on."""
+
+    def __init__(self, first: int) -> None:
+        self.left = first - 1
+
+    def __call__(self, outputs, labels) -> float:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyError("boxes")
+        return 1.0
+
+
+def judge_all(session: Session, case: Case) -> RunRecord:
+    for check in case.checks:
+        try:
+            session.judge(case, check)
+        except QdqspecError:
+            continue
+    return session.record()
+
+
+def is_searched(session: Session) -> bool:
+    return session.record().cases[0].evidence.search is not None
+
+
+def test_a_metric_that_raises_on_the_tuned_model_is_in_table_record_and_result(
+    open_session: Open, case: Case
+) -> None:
+    session = open_session(metrics={"mine": Fails(2)})
+    record = judge_all(session, case)
+    (entry,) = record.cases
+    size, accuracy = entry.results
+    assert (size.verdict.outcome, accuracy.verdict.outcome) == ("pass", "fail")
+    assert accuracy.verdict.headline == "not judged: metric 'mine' raised KeyError: 'boxes'"
+    assert entry.evidence.search is not None
+    assert entry.evidence.latency is not None
+    assert "accuracy FAIL, 1 passed" in summary_table(record)
+    write_results(record)
+    written = json.loads((session.output(case) / "result.json").read_text())
+    assert written["checks"][1]["verdict"] == "fail"
+    assert "KeyError" in written["checks"][1]["sections"][0]["text"]
+    again = record_from_json(record_to_json(record)).cases[0].results[1].verdict
+    assert again.headline == accuracy.verdict.headline
+
+
+def test_another_metric_of_the_case_is_judged_all_the_same(open_session: Open, case: Case) -> None:
+    fine = replace(checked("accuracy", metric="fine", min=0.0), id="fine")
+    case = replace(case, checks=(*case.checks, fine))
+    session = open_session(metrics={"mine": Fails(2), "fine": lambda *_: 0.5})
+    judge_all(session, case)
+    assert session.judge(case, fine).verdict.numbers["tuned"] == 0.5
+
+
+def test_an_error_is_no_verdict_for_good(open_session: Open, case: Case) -> None:
+    case = replace(case, checks=case.checks[1:], metrics={"mine": Fails(2)})
+    session = open_session()
+    with pytest.raises(DataError):
+        session.judge(case, case.checks[0])
+    with pytest.raises(DataError):  # it is the same error, and is not taken for a verdict
+        session.judge(case, case.checks[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"metric": "mine"}, "raised KeyError"),
+        ({"metric": "unknown"}, "unknown metric 'unknown'"),
+        ({"metric": "top1"}, "label 7000000 is no class"),
+    ],
+)
+def test_a_metric_is_tried_on_the_reference_before_the_search(
+    open_session: Open, case: Case, change: dict[str, str], problem: str
+) -> None:
+    """Whichever check comes first."""
+    case = replace(case, checks=(case.checks[0], checked("accuracy", min=0.0, **change)))
+    session = open_session(metrics={"mine": Fails(1)})
+    with pytest.raises(QdqspecError, match=problem):
+        session.judge(case, case.checks[0])
+    assert not is_searched(session)
+    assert "size FAIL" in summary_table(session.record())
+
+
+def test_a_metric_that_is_not_finite_is_found_before_the_search(open_session: Open, case: Case) -> None:
+    session = open_session(metrics={"mine": lambda *_: float("nan")})
+    with pytest.raises(DataError, match="gave nan for the model itself"):
+        session.judge(case, case.checks[0])
+    assert not is_searched(session)
+
+
+def test_evaluation_data_is_read_before_the_search(open_session: Open, case: Case, tmp_path: Path) -> None:
+    bad = np.random.default_rng(1).normal(size=(4, 8, 12, 12)).astype(np.float32)
+    bad[3, 0, 0, 0] = np.nan
+    np.savez(tmp_path / "bad.npz", x=bad)
+    inputs = replace(case.inputs, evaluation=tmp_path / "bad.npz")
+    case = replace(case, inputs=inputs, checks=case.checks[:1])
+    session = open_session()
+    with pytest.raises(DataError, match="holds NaN"):
+        session.judge(case, case.checks[0])
+    assert not is_searched(session)
+    write_results(session.record())
+    written = json.loads((session.output(case) / "result.json").read_text())
+    assert written["checks"][0]["headline"].startswith("not judged: array 'x' holds NaN")
+
+
+def test_a_model_that_cannot_be_read_has_a_row(open_session: Open, case: Case) -> None:
+    case.model.write_bytes(b"no model")
+    session = open_session()
+    record = judge_all(session, case)
+    assert "2 FAIL" in summary_table(record) or "size FAIL, accuracy FAIL" in summary_table(record)
+
+
+def test_what_was_searched_is_in_the_record_without_any_check(open_session: Open, case: Case) -> None:
+    session = open_session(metrics={"mine": lambda *_: 1.0})
+    session.search(case)
+    (entry,) = session.record().cases
+    assert entry.results == ()
+    write_results(session.record())
+    assert json.loads((session.output(case) / "result.json").read_text())["search"] is not None
+
+
+# ---- samples that do not fill a batch -----------------------------------------------------------
+
+
+def batched(case: Case, tmp_path: Path, samples: int) -> Case:
+    proto = chain_model()
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 3
+    del proto.graph.value_info[:]
+    onnx.save(proto, case.model)
+    images = np.random.default_rng(1).normal(size=(samples, 8, 12, 12)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=images, labels=np.arange(samples))
+    return case
+
+
+def test_samples_that_do_not_fill_a_batch_are_scored_once(
+    open_session: Open, case: Case, tmp_path: Path
+) -> None:
+    seen = []
+
+    def mine(outputs, labels) -> float:
+        seen.append(({name: len(value) for name, value in outputs.items()}, labels.tolist()))
+        return 1.0
+
+    case = batched(case, tmp_path, 4)
+    result = open_session(metrics={"mine": mine}).judge(case, case.checks[1])
+    assert result.verdict.numbers["samples"] == 4
+    for lengths, labels in seen:
+        assert set(lengths.values()) == {4}
+        assert labels == [0, 1, 2, 3]
+
+
+# ---- the time limit of a run --------------------------------------------------------------------
+
+
+def test_what_is_not_begun_within_the_time_limit_is_inconclusive(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(time_limit=100.0, metrics={"mine": lambda *_: 1.0})
+    monkeypatch.setattr(Session, "_seconds_left", lambda _: 0.0)
+    result = session.judge(case, case.checks[0])
+    assert result.verdict.outcome == "inconclusive"
+    assert result.verdict.headline == "not decided within the time limit of 1 min 40 s"
+    assert not is_searched(session)
+    assert "size inconclusive" in summary_table(session.record())
+
+
+def test_a_search_that_the_limit_ended_proves_what_passes_and_nothing_that_fails(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = replace(case, checks=(checked("size", max_ratio=2.0), checked("speedup", min=50.0)))
+    session = open_session(time_limit=100.0)
+    left = iter([100.0, 1.0])
+    monkeypatch.setattr(Session, "_seconds_left", lambda _: next(left, 0.0))
+    assert session.judge(case, case.checks[0]).verdict.outcome == "pass"
+    late = session.judge(case, case.checks[1]).verdict
+    assert late.outcome == "inconclusive"
+    assert late.headline == "not decided within the time limit of 1 min 40 s"
+    assert "asked 50.00x" in late.sections[0].text
