@@ -29,6 +29,7 @@ def load_settings(
     root: Path,
     *,
     flags: Mapping[str, object] | None = None,
+    configured: Mapping[str, object] | None = None,
     prefix: str = "--qdq-",
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -36,19 +37,20 @@ def load_settings(
 ) -> Settings:
     """Settings from flags, then environment, then ``pyproject.toml`` of ``root``, then defaults.
 
-    ``flags`` holds unparsed values by key. Relative paths of flags and environment start at ``cwd``
-    (default: the current folder), those of the file at ``root``. Raises `ConfigError` naming the place of
-    an unknown key or a value that does not fit.
+    ``flags`` holds unparsed values by key; ``configured`` those flags that a file gave, such as pytest's ``addopts``.
+    Relative paths of flags and environment start at ``cwd`` (default: the current folder), the file's at ``root``.
+    Raises `ConfigError` naming the place of an unknown key or a value that does not fit.
     """
     here = cwd or Path.cwd()
     layers = (
         _from_file(root / "pyproject.toml"),
         _from_environment(os.environ if environ is None else environ),
+        [(key, value, f"{prefix}{BY_KEY[key].name} of addopts") for key, value in (configured or {}).items()],
         [(key, value, f"{prefix}{BY_KEY[key].name}") for key, value in (flags or {}).items()],
     )
-    _refuse_native_code((*layers[0], *layers[1]))
+    _refuse_native_code(entry for layer in layers[:-1] for entry in layer)
     found: dict[str, Setting] = {}
-    for number, (layer, base) in enumerate(zip(layers, (root, here, here), strict=True)):
+    for number, (layer, base) in enumerate(zip(layers, (root, here, here, here), strict=True)):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(BY_KEY[key], value, origin, base), origin=origin)
             if key == "backend_option":

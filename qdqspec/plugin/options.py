@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from qdqspec.config import Settings, add_options, flags_given, load_settings
+from qdqspec.config.options import BY_KEY, COMMAND_LINE
 from qdqspec.errors import ConfigError
+from qdqspec.plugin._compat import is_worker
 
+_GUARDED = ("backend_option", *sorted(COMMAND_LINE))
 _SETTINGS = pytest.StashKey[Settings]()
 
 MARKERS = (
@@ -37,10 +42,31 @@ def asked_for(config: pytest.Config) -> bool:
 def settings_of(config: pytest.Config) -> Settings:
     """The settings of this run. Reads environment and ``pyproject.toml`` on first use; may raise `ConfigError`."""
     if _SETTINGS not in config.stash:
+        flags, configured = _by_origin(config)
         config.stash[_SETTINGS] = load_settings(
-            config.rootpath, flags=flags_given(vars(config.option)), cwd=config.invocation_params.dir
+            config.rootpath, flags=flags, configured=configured, cwd=config.invocation_params.dir
         )
     return config.stash[_SETTINGS]
+
+
+def _by_origin(config: pytest.Config) -> tuple[dict[str, object], dict[str, object]]:
+    """The options of the command line, and those that can load native code and come from ``addopts``.
+
+    In a worker of pytest-xdist all are the controller's, which has looked at them.
+    """
+    flags, configured = flags_given(vars(config.option)), {}
+    for key in _GUARDED if not is_worker(config) else ():
+        values = flags.get(key)
+        written = _written(f"--qdq-{BY_KEY[key].name}", list(map(str, config.invocation_params.args)))
+        if values is not None and not written.issuperset(values if isinstance(values, list) else [values]):
+            configured[key] = flags.pop(key)
+    return flags, configured
+
+
+def _written(option: str, words: list[str]) -> set[object]:
+    """The values that an option has in words of the command line."""
+    own = {word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}=")}
+    return {*own, *(value for word, value in pairwise(words) if word == option)}
 
 
 def refuse_wrong_options(config: pytest.Config) -> None:

@@ -31,6 +31,32 @@ def test_a_wrong_option_is_refused_at_once(project, option, message):
     assert "Traceback" not in result.stderr.str()
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--qdq-plugin=evil.so",
+        "--qdq-trtexec-args=--dynamicPlugins=evil.so",
+        "--qdq-backend-option=onnxruntime.plugins=evil.so",
+    ],
+)
+@pytest.mark.parametrize("place", ["file", "variable"])
+def test_addopts_name_no_native_code(project, monkeypatch, option, place):
+    if place == "file":
+        (project.path / "pyproject.toml").write_text(f'[tool.pytest]\naddopts = ["{option}"]\n')
+    else:
+        monkeypatch.setenv("PYTEST_ADDOPTS", option)
+    result = project.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*of addopts: *command line*"])
+
+
+def test_addopts_may_hold_options_that_files_may_hold(project):
+    (project.path / "pyproject.toml").write_text(
+        '[tool.pytest]\naddopts = ["--qdq-backend-option=fake.seed=3", "--qdq-threads=3"]\n'
+    )
+    project.run().stdout.fnmatch_lines(["qdqspec: onnxruntime, 3 threads*"])
+
+
 def test_the_file_is_read(project):
     with (project.path / "pyproject.toml").open("a") as file:
         file.write('[tool.qdqspec]\nthreads = 3\ncache_dir = "kept"\n')
