@@ -172,6 +172,13 @@ def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> lis
 def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engine]:
     """Reference and tuned model, and how the run found it beside its committed baseline."""
     result, notes = _result(folder)
+    if result.get("search") is None and not (folder / "tuned.onnx").is_file():
+        first = next((check["headline"] for check in result["checks"]), "it was not run to its end")
+        raise StateError(
+            f"nothing was searched for this case: {first}",
+            where=folder,
+            cure="correct that, and run it again",
+        )
     reference, tuned = _two_engines(result, folder, inputs, settings)
     return [reference, replace(tuned, notes=(*tuned.notes, *notes))]
 

@@ -24,6 +24,7 @@ from qdqspec.files import remove_partial, unwritable
 from qdqspec.temporary import shared_folder
 
 _POLL = 0.5  # seconds
+_SINCE = "%Y-%m-%d %H:%M:%S"  # local time
 _REPEAT = 60.0  # seconds until the same wait is reported again
 _RUN = (
     "PYTEST_XDIST_TESTRUNUID"  # equal in the workers of one test run, which wait for each other all the time
@@ -58,15 +59,16 @@ class _Waiting:
                 seconds = _POLL
                 self._tell(what)
         if self._lock.lock_counter == 1:
-            own = {
-                "pid": os.getpid(),
-                "since": f"{datetime.now(UTC).astimezone():%Y-%m-%d %H:%M:%S}",
-                "run": os.environ.get(_RUN, ""),
-            }
-            self._note.write_text(json.dumps(own), encoding="utf-8")
+            since = datetime.now(UTC).astimezone()
+            own = {"pid": os.getpid(), "since": f"{since:{_SINCE}}", "run": os.environ.get(_RUN, "")}
+            with contextlib.suppress(OSError):  # a full disk is reported by what is written next
+                self._note.write_text(json.dumps(own), encoding="utf-8")
 
     def release(self) -> None:
         """Give the lock to the next one."""
+        if self._lock.lock_counter == 1:
+            with contextlib.suppress(OSError):
+                self._note.unlink()
         self._lock.release()
 
     @property
@@ -77,7 +79,7 @@ class _Waiting:
             pid, since = int(note["pid"]), datetime.fromisoformat(note["since"])
         except (ValueError, KeyError, TypeError):
             return "another process"
-        return f"process {pid}, since {since:%Y-%m-%d %H:%M:%S}"
+        return f"process {pid}, since {since:{_SINCE}}"
 
     def _tell(self, what: str) -> None:
         now, own = time.monotonic(), os.environ.get(_RUN)

@@ -29,6 +29,7 @@ from qdqspec.checks._verdicts import timed_out
 from qdqspec.checks.base import Check
 from qdqspec.checks.parity import ParityParams
 from qdqspec.config import Settings
+from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measure.isolate import Isolated
@@ -85,6 +86,8 @@ class Session:
         **overrides: Any,
     ) -> None:
         self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
+        for option in self.settings.backend_option:
+            check_option(option, "backend_option", command_line=True)
         self.watch = watch
         self.metrics = joined_metrics(metrics or {})
         self.backend = Isolated(self.settings.backend)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from qdqspec.plugin.run import fulfils
@@ -174,3 +176,19 @@ def test_severity_warn_fails_where_warnings_are_errors(project, bare):
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["speed-up 1.02 < 1.10 asked for", "*an error by filterwarnings*"])
     assert "Traceback" not in result.stdout.str()
+
+
+def test_what_the_time_limit_leaves_undecided_is_inconclusive(pytester, models, monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    (pytester.path / "pyproject.toml").write_text("[tool.pytest]\nstrict = true\n")
+    shutil.copy(models / "digits_resnet.onnx", pytester.path)
+    (pytester.path / "a.qdq.yaml").write_text(
+        "qdqspec: 1\nmodel: digits_resnet.onnx\nchecks: [{kind: size, max_ratio: 2}, {kind: speedup, min: 1.1}]\n"
+    )
+    options = ("a.qdq.yaml", "--qdq-backend=fake", "--qdq-time-limit=0s", "-rs")
+    result = pytester.runpytest_inprocess(*options)
+    result.assert_outcomes(skipped=2)
+    result.stdout.fnmatch_lines(["a::default *size inconclusive, speedup inconclusive"])
+    result.stdout.fnmatch_lines(["SKIPPED*inconclusive: not decided within the time limit of 0.0 s"])
+    assert not (pytester.path / "reports" / "a" / "default" / "tuned.onnx").exists()
+    pytester.runpytest_inprocess(*options, "--qdq-require=conclusive").assert_outcomes(failed=2)

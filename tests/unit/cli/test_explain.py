@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -55,6 +56,19 @@ def test_other_engines(verb, golden):
         "explain/mobilenet.txt",
         verb("explain", SAMPLES / "trt8-mobilenetv2-qat.graph.json", "--layers", "5").out,
     )
+
+
+def test_a_case_that_was_never_searched_says_why(verb, tmp_path):
+    case = faster_case()
+    evidence = replace(case.evidence, search=None, latency=None, pairs=())
+    failed = replace(
+        case.results[0], verdict=replace(case.results[0].verdict, headline="not judged: no labels")
+    )
+    record = case_to_json(replace(case, evidence=evidence, results=(failed,)))
+    (tmp_path / "result.json").write_text(json.dumps(record))
+    result = verb("explain", tmp_path)
+    assert result.code == 2
+    assert "nothing was searched for this case: not judged: no labels" in result.err
 
 
 def test_as_json(verb):

@@ -13,7 +13,7 @@ import pytest
 from chains import chain_model
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.errors import DataError, QdqspecError
+from qdqspec.errors import ConfigError, DataError, QdqspecError
 from qdqspec.report.record import record_from_json, record_to_json
 from qdqspec.report.result import write_results
 from qdqspec.report.tables import summary_table
@@ -179,6 +179,19 @@ def test_what_was_searched_is_in_the_record_without_any_check(open_session: Open
     assert entry.results == ()
     write_results(session.record())
     assert json.loads((session.output(case) / "result.json").read_text())["search"] is not None
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("fake.sed=1", "did you mean 'fake.seed'"),
+        ("fak.seed=1", "did you mean 'fake'"),
+        ("fake.seed", "does not fit"),
+    ],
+)
+def test_an_option_that_no_backend_declares_is_refused_from_python_too(option: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Session(backend="fake", backend_option=(option,))
 
 
 # ---- samples that do not fill a batch -----------------------------------------------------------
