@@ -9,6 +9,7 @@ scope for a case; the session remembers what it did, so asking again costs nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -106,21 +107,21 @@ def qdq_regions(qdq_session: Session, _qdq_the_case: Case) -> tuple[Region, ...]
 @pytest.fixture
 def qdq_tuned(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> SearchResult:
     """What the search for the case came to. Searches, unless a winner is known."""
-    with shown(pytestconfig, qdq_session):
+    with _recorded(pytestconfig, qdq_session):
         return qdq_session.search(_qdq_the_case)
 
 
 @pytest.fixture
 def qdq_parity(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> ParityEvidence:
     """How close the tuned model is to the reference."""
-    with shown(pytestconfig, qdq_session):
+    with _recorded(pytestconfig, qdq_session):
         return _present(qdq_session.evidence(_qdq_the_case, frozenset({"parity"})).parity)
 
 
 @pytest.fixture
 def qdq_latency(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> LatencyEvidence:
     """The final measurement of the tuned model beside the reference."""
-    with shown(pytestconfig, qdq_session):
+    with _recorded(pytestconfig, qdq_session):
         return _present(qdq_session.evidence(_qdq_the_case, frozenset({"latency"})).latency)
 
 
@@ -191,7 +192,7 @@ class CaseView:
     @property
     def search(self) -> SearchResult:
         """What the search came to."""
-        with shown(self._pytest_config, self.session):
+        with _recorded(self._pytest_config, self.session):
             return self.session.search(self.case)
 
     @property
@@ -200,8 +201,14 @@ class CaseView:
         return self._gather("latency", "parity", "placement", "size")
 
     def _gather(self, *needs: EvidenceKind) -> Evidence:
-        with shown(self._pytest_config, self.session):
+        with _recorded(self._pytest_config, self.session):
             return self.session.evidence(self.case, frozenset(needs))
+
+
+def _recorded(config: pytest.Config, session: Session) -> AbstractContextManager[None]:
+    """Show what the session does in the block, and have what it finds in the table and in ``result.json``."""
+    note_session(config, session)
+    return shown(config, session)
 
 
 def _one_case(reference: str, config: pytest.Config) -> Case:

@@ -72,7 +72,10 @@ def test_every_model_breaks_the_backend(project, fault, stage):
     """The reference too, so nothing can be judged: one clear message each check, and no traceback."""
     result, record = run(project, f"{fault}={stage}")
     result.assert_outcomes(failed=2)
-    assert record is None
+    (case,) = record["cases"]
+    assert case["search"] is None
+    assert [check["verdict"] for check in case["checks"]] == ["fail", "fail"]
+    assert all(check["headline"].startswith("not judged: ") for check in case["checks"])
     out = result.stdout.str()
     assert "Traceback" not in out
     result.stdout.fnmatch_lines([SAID[fault]])
