@@ -1,6 +1,6 @@
 """How far a search is, in one line or as a live bar. Imports rich only when it draws.
 
-May import floor 0. Drawing happens inside the callback, between two measurements and never from a
+Drawing happens inside the callback, between two measurements and never from a
 thread of its own: a redraw in the middle of a timed run would be measured too.
 """
 
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 class Heartbeat:
-    """Writes one line a minute, however many updates arrive, so that nobody takes the job for dead."""
+    """Writes one line a minute, however many updates arrive, so that the job does not look dead."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
@@ -73,7 +73,7 @@ class Heartbeat:
             self._write(heartbeat_line(progress))
 
     def close(self) -> None:
-        """Nothing stands on the terminal, so nothing is to be taken away."""
+        """There is nothing on the terminal to erase."""
 
 
 class Bar:

@@ -1,4 +1,4 @@
-"""Pieces that several checks' verdicts share. May import floor 0."""
+"""Parts that the verdicts of several checks share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the tuned model as fast, beside its reference, as the committed baseline says? May import floor 0, pydantic."""
+"""Is the tuned model as fast, beside its reference, as in the committed baseline?"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def find_folder(settings: Settings, case: Case) -> Path:
 
 
 def claim_folder(settings: Settings, case: Case) -> Path:
-    """The same for who is about to write there: from now on the folder is this spec's own."""
+    """The same before files are written there: from now on the folder is this spec's own."""
     return _folder(settings, case, claim=True)
 
 
@@ -90,7 +90,7 @@ def _is_same(note: Mapping[str, object], mine: Mapping[str, object]) -> bool:
 
 
 def _is_gone(note: Mapping[str, object], output: Path) -> bool:
-    """Whether nothing stands any more where the owner stood: it was renamed, or deleted."""
+    """Whether the owner is not there any more: it was renamed, or deleted."""
     return not (output / str(note.get("spec") or note.get("model"))).exists()
 
 
@@ -105,7 +105,7 @@ def _read(folder: Path) -> dict[str, object] | None:
 def _claimed(folder: Path, mine: Mapping[str, object], output: Path) -> bool:
     """Write the note, unless another process has just written one of another spec.
 
-    Where it cannot be written, the results cannot either, and that will be said.
+    Where it cannot be written, the results cannot either, and writing them reports that.
     """
     text = json.dumps(mine, indent=1) + "\n"
     with suppress(OSError):

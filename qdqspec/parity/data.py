@@ -1,6 +1,6 @@
-"""Sample inputs from .npz files; `random_feeds` stands in where there are none.
+"""Sample inputs from .npz files, or random ones (`random_feeds`) where there are none.
 
-May import floors 0 and 1, and numpy. Samples are streamed: one feed is in memory at a time.
+Samples are streamed: one feed is in memory at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LABELS = "labels"  # the one array of a data file that is no model input
 class Feeds(Protocol):
     """Inputs for a model, one feed a run; may be gone through as often as one likes.
 
-    ``random`` is true where nothing real stands behind them: parity then proves little, and callers say so.
+    ``random`` is true where they were drawn and not recorded: parity then proves little, and callers report that.
     """
 
     @property

@@ -3,7 +3,7 @@
 ``qdq_session``, ``qdq_backend``, ``qdq_calibration``, ``qdq_metrics`` and ``qdq_model`` decide what the checks
 of specs judge; the others show what was found. Those about one case are function-scoped, because pytest has no
 scope for a case; the session remembers what it did, so asking again costs nothing. On a plain test,
-``@pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")`` says which case they are about.
+``@pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")`` names the case they are about.
 """
 
 from __future__ import annotations

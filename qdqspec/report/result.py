@@ -1,4 +1,4 @@
-"""Writes ``result.json`` beside a case's models. May import floor 0 and this room."""
+"""Writes ``result.json`` beside a case's models."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The pipeline: a session tunes, measures and judges cases, and remembers what it found.
 
-It is the only room that knows all of floors 1 to 5. The way of a case:
+The pipeline of a case:
 
     model > regions > space of placements > search (build, race, confirm) > winner
           > latency, parity, accuracy, size, survival, lint > evidence > checks > record
@@ -302,7 +302,7 @@ class Session:
         return RunRecord(version=__version__, started=started, seconds=time.monotonic() - clock, cases=found)
 
     def renewals(self) -> tuple[Renewal, ...]:
-        """Baseline entries that ``update`` asked for and that were measured; whoever owns the run writes them."""
+        """Baseline entries that ``update`` asked for and that were measured; the caller writes them."""
         return tuple(renewal for work in self._works.values() for renewal in work.renewals)
 
     def close(self) -> None:
@@ -386,6 +386,6 @@ def _key(case: Case) -> _Key:
     asked = repr((case.inputs, case.patterns, case.regions, case.quantize, case.tune))
     try:
         written = case.model.stat()
-    except OSError:  # told when the model is loaded
+    except OSError:  # reported when the model is loaded
         return str(case.spec), case.name, str(case.model), 0, 0, asked
     return str(case.spec), case.name, str(case.model), written.st_mtime_ns, written.st_size, asked

@@ -50,7 +50,7 @@ class Look:
 class Gatekeeper:
     """Compares one case with its baseline, or measures what is to become the baseline.
 
-    ``first`` is what the session has measured already; ``measure`` takes more. ``note`` is told what the user
+    ``first`` is what the session has measured already; ``measure`` takes more. ``note`` takes what the user
     should know.
     """
 
@@ -84,7 +84,7 @@ class Gatekeeper:
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
 
     def _told(self, name: str, allowed: float) -> RegressionEvidence:
-        """What became of an entry, with what stands elsewhere."""
+        """What became of an entry, with the figures of other devices."""
         found, file = self._entry(name, allowed), baseline_file(self._case, self._device)
         if file is None or found.state == "off":
             return found
@@ -133,7 +133,7 @@ class Gatekeeper:
         return look(known, first, self._closely, allowed)
 
     def _closely(self) -> LatencyEvidence:
-        """The closer measurement, taken once; none is needed where the reference itself is shipped."""
+        """The closer measurement, taken once; none is needed where the reference itself is selected."""
         if self._close is None:
             alone = ratio_times(self._first).alone
             self._close = self._first if alone else self._measure(CLOSE_BUILDS, CLOSE_ROUNDS)
@@ -285,10 +285,10 @@ def _times(samples: Samples, builds: int) -> RoleTimes:
 
 
 def _rounded(builds: Builds) -> Builds:
-    """To the nanosecond: more digits say nothing and fill the diff."""
+    """To the nanosecond: more digits mean nothing and fill the diff."""
     return tuple(tuple(round(value, 6) for value in build) for build in builds)
 
 
 def _moved(change: Change, allowed: float) -> bool:
-    """Whether a baseline says something else than this run."""
+    """Whether a baseline differs from this run."""
     return judge_change(change, allowed) != "pass" or is_stale(change, allowed)

@@ -78,7 +78,7 @@ class Scores:
     def _outputs(self, engine: Engine, output: str | None) -> tuple[Iterator[Mapping[str, Array]], int]:
         """Outputs feed by feed, and of how many samples; without those that only fill up the last batch.
 
-        Where an output is not divided by samples, these cannot be told apart: then the last batch is not scored.
+        Where an output is not divided by samples, they cannot be cut off: then the last batch is not scored.
         """
         data = self._data
         assert data is not None
@@ -164,7 +164,7 @@ def _first_samples(
 
 
 def accuracy_evidence(metric: str, reference: Score, tuned: Score) -> AccuracyEvidence:
-    """Two scores side by side; sample by sample, where the metric tells."""
+    """Two scores side by side; sample by sample, where the metric has them."""
     lost = gained = None
     if reference.right is not None and tuned.right is not None:
         lost = int((reference.right & ~tuned.right).sum())
