@@ -61,7 +61,8 @@ def judge(
     left = zip((node for node in model.nodes if node.name not in gone), folded.model.nodes, strict=True)
     reasons = {ours.name: words.reason(theirs) for ours, theirs in left if not ours.is_marker}
     reasons |= {name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in gone}
-    outputs = {name: why or ("" if rules.outputs else NOT_ASKED) for name, why in asked.outputs()}
+    offered = {name for name, why in words.outputs() if not why}
+    outputs = {name: "" if name in offered else why or NOT_ASKED for name, why in asked.outputs()}
     return Judged(backend=backend, note=note, reasons=reasons, outputs=outputs)
 
 
@@ -73,7 +74,6 @@ class _Words:
     ) -> None:
         self._model = model
         self._can = capabilities
-        self._asks = rules.outputs
         self._space = SchemeSpace(model, capabilities, rules=rules)
         self._finder = UnitFinder(model, capabilities, rules, format_choices(rules, capabilities))
         self._of_shapes = made_of_shapes(model)
@@ -99,7 +99,8 @@ class _Words:
             return f"it holds {self._type(tensor)}"
         if maker.name not in self._space.unit_of:
             return next(self._reasons(maker))
-        return self._unseen(tensor) or f"{maker.op_type}: the backend runs it with a float output only"
+        head = self._model.by_name[self._space.unit_of[maker.name]]
+        return self._unseen(tensor, head) or f"{maker.op_type}: the backend runs it with a float output only"
 
     def _reasons(self, node: Node) -> Iterator[str]:
         op_type = node.op_type
@@ -122,7 +123,7 @@ class _Words:
             yield f"{op_type}: the backend runs it in floating point only"
         yield from (f"{op_type}: {why}" for why in self._operands(node))
         made = self._finder.chain(node)[-1].outputs
-        yield from (f"{op_type}: {why}" for tensor in made if tensor and (why := self._unseen(tensor)))
+        yield from (f"{op_type}: {why}" for tensor in made if tensor and (why := self._unseen(tensor, node)))
         yield f"{op_type}: {self._rest(node)}"
 
     @cached_property
@@ -149,8 +150,8 @@ class _Words:
         elif not all(self._finder.has_range(node, index) for index in constants):
             yield "a constant that it reads is empty, infinite or no number, so it has no scale"
 
-    def _unseen(self, tensor: str) -> str:
-        """Why a tensor cannot be made integer for all who see it; empty where it can."""
+    def _unseen(self, tensor: str, head: Node) -> str:
+        """Why a tensor that an operator makes cannot be integer for all that read it; empty where it can."""
         ends = self._model.ends(tensor)
         if not is_float(self._model, tensor):
             return f"what it makes is of {self._type(tensor)}"
@@ -162,7 +163,7 @@ class _Words:
             return "it makes an output of a body of If, Loop or Scan"
         if not all(reads_data(self._model, end) for end in ends if not end.is_output):
             return "what it makes is read as a bound, a scale or a shape"
-        if any(end.is_output for end in ends) and not self._asks:
+        if any(end.is_output for end in ends) and not self._finder.may_end(head):
             return f"it makes a graph output, and {NOT_ASKED}"
         return ""
 

@@ -12,7 +12,15 @@ import numpy as np
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.graph.model import Model, Node
-from qdqspec.graph.ops import NEVER, data_inputs, is_default, is_float, made_of_shapes, reads_data
+from qdqspec.graph.ops import (
+    NEVER,
+    WEIGHT_INPUT,
+    data_inputs,
+    is_default,
+    is_float,
+    made_of_shapes,
+    reads_data,
+)
 from qdqspec.placement.forms import Form, FormatChoice
 from qdqspec.placement.ops import bias_input, channel_axis, dynamic_misfit, summed_axis, weight_input
 from qdqspec.quantize.formats import BIAS_FORMAT, number_format
@@ -207,7 +215,7 @@ class UnitFinder:
         if not edges or not self._of_shapes.isdisjoint(node.outputs):
             return None
         chain = tuple(self.chain(node))
-        outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t))
+        outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t, node))
         return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
 
     def has_range(self, node: Node, index: int) -> bool:
@@ -298,11 +306,22 @@ class UnitFinder:
         seen_outside = node.outputs[0] in self._model.outputs or node.outputs[0] in self._model.captured
         return self._model.by_name[ends[0].node] if len(ends) == 1 and not seen_outside else None
 
-    def _can_quantize(self, tensor: str) -> bool:
+    def _can_quantize(self, tensor: str, head: Node) -> bool:
         """Whether a tensor can be made integer where it is made: all who see it must be able to take that."""
         ends = self._model.ends(tensor) if tensor else ()
-        read = bool(ends) and all(self._takes_integers(end) for end in ends)
+        read = bool(ends) and all(self._takes_integers(end, head) for end in ends)
         return read and tensor not in self._model.captured and is_float(self._model, tensor)
 
-    def _takes_integers(self, end: Consumer) -> bool:
-        return self._outputs if end.is_output else reads_data(self._model, end)
+    def _takes_integers(self, end: Consumer, head: Node) -> bool:
+        return self.may_end(head) if end.is_output else reads_data(self._model, end)
+
+    def may_end(self, head: Node) -> bool:
+        """Whether a graph output may be quantized that this operator makes, with what fuses into it.
+
+        Where the rules leave it open: if it is weighted and no integer kernel gives floats. A Conv that ends a model
+        would run in floating point otherwise, and often takes most of the time.
+        """
+        if self._outputs != "auto":
+            return self._outputs
+        kinds = {kind for choice in self._choices for kind in self._kinds(head, choice)}
+        return head.op_type in WEIGHT_INPUT and "in-only" not in kinds

@@ -208,7 +208,21 @@ class CaseWork:
             *self._drift_warning(),
             *self._rough_warning(),
             *self._broken_warning(),
+            *self._output_warning(),
             *self.store.warnings,
+        )
+
+    def _output_warning(self) -> tuple[str, ...]:
+        """Which graph outputs hold rounded values, where the spec leaves that to the search."""
+        if self.bench.case.quantize.outputs != "auto" or "kept" not in self.finder.__dict__:
+            return ()
+        sites = (pair.site for pair in self.finder.pairs)
+        names = sorted(site.tensor for site in sites if any(end.is_output for end in site.consumers))
+        if not names:
+            return ()
+        said = f"graph output {', '.join(names)} is quantized, so that the operator that makes it runs in integers"
+        return (
+            f"{said}: its values are rounded; `quantize: {{outputs: false}}` keeps outputs in floating point",
         )
 
     def _drift_warning(self) -> tuple[str, ...]:

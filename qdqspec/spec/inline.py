@@ -41,7 +41,7 @@ class Asked(TypedDict, total=False):
     calibrate: Literal["max", "percentile", "entropy", "mse"]
     weights: Literal["per-channel", "per-tensor"]
     activations: str
-    outputs: bool
+    outputs: bool | Literal["auto"]
     calibration: PathLike
     scales: PathLike
     evaluation: PathLike

@@ -98,7 +98,11 @@ class QuantizeSection(Section):
     activations: Activations = Field(
         default="auto", description="Format of activations; auto asks the backend."
     )
-    outputs: bool = Field(default=False, description="Whether graph outputs may be quantized as well.")
+    outputs: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Whether graph outputs may be quantized as well; auto: where a weighted operator that makes one "
+        "cannot run in integers otherwise.",
+    )
 
     def rules(self) -> QuantizeRules:
         """As a frozen record."""

@@ -84,14 +84,15 @@ class QuantizeRules:
 
     ``format`` is one format, or several between which the search may choose block by block: ``int8+int4``.
 
-    With ``outputs``, graph outputs may be quantized where a quantized operator makes them.
+    ``outputs`` says whether graph outputs may be quantized where a quantized operator makes them; with ``auto``, where
+    a weighted operator makes one that the backend cannot run in integers otherwise.
     """
 
     format: str = "int8"
     calibration: Literal["max", "percentile", "entropy", "mse"] = "max"
     weights: Literal["per-channel", "per-tensor"] = "per-channel"
     activations: str = "auto"
-    outputs: bool = False
+    outputs: bool | Literal["auto"] = "auto"
 
     @property
     def formats(self) -> tuple[str, ...]:

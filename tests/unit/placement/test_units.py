@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import onnx.parser
 import pytest
@@ -10,6 +12,7 @@ from onnx import TensorProto, numpy_helper
 from qdqspec.backends.onnxruntime import backend
 from qdqspec.graph.model import Model
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.types import QuantizeRules
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
 
@@ -24,8 +27,8 @@ def model_of(text: str) -> Model:
     return Model(proto)
 
 
-def space_of(model: Model) -> SchemeSpace:
-    return SchemeSpace(model, backend().capabilities())
+def space_of(model: Model, rules: QuantizeRules | None = None) -> SchemeSpace:
+    return SchemeSpace(model, backend().capabilities(), rules=rules)
 
 
 def test_integer_tensors_are_not_offered() -> None:
@@ -53,10 +56,33 @@ def test_shape_inputs_and_indices_are_not_offered() -> None:
     assert {"x", "c", "f"} <= offered
 
 
-def test_outputs_of_the_graph_are_never_made_integer() -> None:
-    space = space_of(model_of("g (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = Conv(x, w) }"))
-    assert "y" not in space.tensors
-    assert all("y" not in unit.outputs for unit in space.units)
+CONV_LAST = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w)  y = Relu(a) }"
+OTHERS_LAST = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { a = Conv(x, w)  y = Sigmoid(a) }"
+
+
+@pytest.mark.parametrize(
+    ("text", "outputs", "is_offered"),
+    [
+        (CONV_LAST, "auto", True),  # it would run in floating point otherwise
+        (OTHERS_LAST, "auto", False),
+        (CONV_LAST, False, False),
+        (OTHERS_LAST, True, True),
+    ],
+)
+def test_a_graph_output_is_offered_where_a_convolution_makes_it_or_where_asked_for(
+    text: str, outputs: bool | Literal["auto"], is_offered: bool
+) -> None:
+    space = space_of(model_of(text), rules=QuantizeRules(outputs=outputs))
+    assert ("y" in space.tensors) == is_offered
+    assert any("y" in unit.outputs for unit in space.units) == is_offered
+
+
+def test_an_output_of_an_operator_that_can_give_floats_is_not_offered() -> None:
+    text = "g (float[1,4,6,6] x) => (float[1,4,6,6] y) { y = MatMul(x, m) }"
+    model = model_of(text)
+    model.proto.graph.initializer.append(numpy_helper.from_array(np.ones((6, 6), np.float32), "m"))
+    (unit,) = space_of(Model(model.proto)).units
+    assert (unit.labels, unit.outputs) == (("fp", "in-only"), ())
 
 
 def test_an_output_that_is_read_inside_too_stays_float_where_it_is_made() -> None:
@@ -69,7 +95,7 @@ def test_an_output_that_is_read_inside_too_stays_float_where_it_is_made() -> Non
       y = Relu(c)
     }
     """
-    space = space_of(model_of(text))
+    space = space_of(model_of(text), rules=QuantizeRules(outputs=False))
     assert set(space.by_id) == {"b"}  # a Conv of this backend is quantized on both sides or not at all
 
 

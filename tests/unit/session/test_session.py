@@ -483,7 +483,7 @@ def test_verify_times_nothing(open_session: Open, case: Case) -> None:
 def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
     session = open_session(mode="plan")
     built = count_builds(session)
-    assert "3 units" in session.plan(case)
+    assert "4 units" in session.plan(case)
     assert "at most 6 builds" in session.plan(case)
     assert re.search(r"tuning may take [\d.]+ s to [\d.]+ s: 6 builds, guessed from", session.plan(case))
     assert "and 12 to confirm" in session.plan(case)
