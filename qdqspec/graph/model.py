@@ -210,6 +210,11 @@ class Model:
         return tuple(external_files(self.proto, self.path)) if self.path else ()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of how the model came to be; nothing of a model as it was read."""
+        return ()
+
+    @property
     def user_files(self) -> tuple[Path, ...]:
         """The user's files that the model comes from, which nothing may be written to."""
         return (*(() if self.path is None else (self.path,)), *self.external_files())
@@ -325,7 +330,7 @@ def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:
 def _inferred(model: Model) -> onnx.ModelProto:
     """Shape inference on a copy without big weights, so that it costs no memory and knows no 2 GB limit."""
     light = onnx.ModelProto()
-    light.CopyFrom(_without_weights(model.proto))
+    light.CopyFrom(without_weights(model.proto))
     light.functions.extend(meanings(light))
     try:
         return shape_inference.infer_shapes(light, data_prop=True)
@@ -333,7 +338,7 @@ def _inferred(model: Model) -> onnx.ModelProto:
         return light
 
 
-def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with big initializers turned into typed inputs."""
     light = onnx.ModelProto()
     for field in proto.DESCRIPTOR.fields:

@@ -11,12 +11,14 @@ from pathlib import Path
 from qdqspec import __version__
 from qdqspec.backends.base import Array, Engine
 from qdqspec.config import claim_folder, find_folder
+from qdqspec.errors import QdqspecError
+from qdqspec.graph.declared import unconfirmed_outputs
 from qdqspec.graph.model import Model
 from qdqspec.measure.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.session.files import REFERENCE, BuildLogs
-from qdqspec.session.given import Specialized, given_model
+from qdqspec.session.given import OwnCopy, fixed_in, given_model, with_true_outputs
 from qdqspec.session.half import ROLE, half_reference, note_half
 from qdqspec.session.kept import data_digest, key_of
 from qdqspec.session.prepare import Prepared, require_path
@@ -24,6 +26,10 @@ from qdqspec.session.timing import BUILDS, ROUNDS, time_files
 from qdqspec.session.tuning import MakeStrategy, Tuning, Workbench
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
+
+_DECLARES = (
+    "onnxruntime"  # the backend that holds a run to declared shapes, where it is given the outputs' memory
+)
 
 
 class CaseBench:
@@ -38,18 +44,31 @@ class CaseBench:
 
     @cached_property
     def given(self) -> Model:
-        """The model that is tuned: the user's, or a copy with the inputs fixed that the case gives a value."""
-        return given_model(self.case.model, self.case.inputs.values)
+        """The model that is tuned: the user's, or a copy, with inputs fixed or declared outputs corrected."""
+        model = given_model(self.case.model, self.case.inputs.values)
+        if self.settings.mode == "plan" or self.backend.name != _DECLARES or not unconfirmed_outputs(model):
+            return model
+        try:
+            return with_true_outputs(model, self._run_once(model))
+        except QdqspecError:  # raised again where the model is run for its own sake
+            return model
+
+    def _run_once(self, model: Model) -> Mapping[str, Array]:
+        inputs = shaped_by_data(model, self.case.inputs)
+        options = replace(self._given_bench.options, profiles=shape_profiles(model, inputs))
+        trial = Prepared(replace(self.case, inputs=inputs), model, self.backend, options, self.settings.seed)
+        with closing(self.backend.build(require_path(model), options)) as engine:
+            return engine.run(trial.sample)
 
     @property
     def fixed(self) -> Mapping[str, Array]:
         """What the user's own model is fed beside the data: the inputs that the case gives a value."""
-        return self.given.fixed if isinstance(self.given, Specialized) else {}
+        return fixed_in(self.given)
 
     @property
     def reference(self) -> Path:
         """A file of the reference that is there after the session: the user's, or that of the results."""
-        return self.output / REFERENCE if self.fixed else require_path(self.given)
+        return self.output / REFERENCE if isinstance(self.given, OwnCopy) else require_path(self.given)
 
     @cached_property
     def _shaped(self) -> Case:

@@ -1,12 +1,15 @@
-"""The model that a case tunes: the user's, or a copy of it with inputs fixed to a value. Part of the session."""
+"""The model that a case tunes: the user's, or a changed copy of it. Part of the session."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import onnx
+
 from qdqspec.backends.base import Array
+from qdqspec.graph.declared import contradictions, redeclared
 from qdqspec.graph.fixed import fix_inputs, fixed_arrays
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
@@ -14,20 +17,25 @@ from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import FixedValue
 
 
-class Specialized(Model):
-    """A copy of a user's model without the inputs ``fixed``; its file is there as long as the copy is.
+class OwnCopy(Model):
+    """A changed copy of a user's model; its file is there as long as the copy is. Messages name the user's file."""
 
-    Messages name the user's file. The hash is over the user's model and the values.
-    """
-
-    def __init__(self, origin: Model, fixed: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        origin: Model,
+        proto: onnx.ModelProto,
+        *,
+        sha256: str,
+        fixed: Mapping[str, Array] | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
         self.origin = origin
-        self.fixed = dict(fixed)
+        self.fixed = dict(fixed or {})
+        self._notes = tuple(notes)
         self._folder = TemporaryFolder()
         path = self._folder.path / (origin.path.name if origin.path else "model.onnx")
-        save_model(fix_inputs(origin, fixed), path, base=None if origin.path is None else origin.path.parent)
-        copy = load_model(path)
-        super().__init__(copy.proto, path=path, sha256=_digest(origin, fixed))
+        save_model(proto, path, base=None if origin.path is None else origin.path.parent)
+        super().__init__(load_model(path).proto, path=path, sha256=sha256)
 
     @property
     def where(self) -> str:
@@ -35,15 +43,46 @@ class Specialized(Model):
         return self.origin.where
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was changed."""
+        return (*self.origin.notes, *self._notes)
+
+    @property
     def user_files(self) -> tuple[Path, ...]:
-        """The files of the user's model."""
+        """The files of the user's model, and the copy."""
         return (*self.origin.user_files, *super().user_files)
 
 
 def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
-    """The user's model, with these inputs fixed. Raises `SpecError` where a value is none that the input can have."""
+    """The user's model, with these inputs fixed. Raises `SpecError` where a value is none that the input can have.
+
+    The hash of a model with fixed inputs is over the user's model and the values.
+    """
     loaded = load_model(path)
-    return Specialized(loaded, fixed_arrays(loaded, values)) if values else loaded
+    if not values:
+        return loaded
+    fixed = fixed_arrays(loaded, values)
+    return OwnCopy(loaded, fix_inputs(loaded, fixed), sha256=_digest(loaded, fixed), fixed=fixed)
+
+
+def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
+    """The model, or a copy where the declared shape of an output is not the one that a run gave."""
+    shapes = {name: value.shape for name, value in outputs.items() if hasattr(value, "shape")}
+    wrong = contradictions(model, shapes)
+    if not wrong:
+        return model
+    return OwnCopy(
+        model,
+        redeclared(model.proto, {name: shapes[name] for name in wrong}),
+        sha256=model.sha256,
+        fixed=fixed_in(model),
+        notes=[f"output '{name}': {why}; corrected on the copy that is tuned" for name, why in wrong.items()],
+    )
+
+
+def fixed_in(model: Model) -> Mapping[str, Array]:
+    """The inputs that a copy has fixed; none of the user's own model."""
+    return model.fixed if isinstance(model, OwnCopy) else {}
 
 
 def _digest(origin: Model, fixed: Mapping[str, Array]) -> str:

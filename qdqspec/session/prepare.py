@@ -48,7 +48,7 @@ class Prepared:
     def __init__(self, case: Case, given: Model, backend: Backend, options: BuildOptions, seed: int) -> None:
         self.case = case
         self.given = given
-        self.warnings = list(cautions(given))
+        self.warnings = [*cautions(given), *given.notes]
         self._backend = backend
         self._options = options
         self._seed = seed
