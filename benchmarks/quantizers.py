@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import onnx
 import onnxruntime as ort
 from independent import Feed, open_session, reason_of
 from onnxruntime.quantization import (
@@ -24,10 +25,21 @@ from onnxruntime.quantization import (
 )
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
-from qdqspec.backends import _cpu
+from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.protos import all_graphs
 
-SATURATES = _cpu.detect().saturates
+SATURATES = bool(backend().capabilities().reduce_range)
 FATAL = 4
+QUANTIZED = frozenset(
+    {
+        "ConvInteger",
+        "DequantizeLinear",
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "MatMulInteger",
+        "QGemm",
+    }
+)
 
 
 class _Reader(CalibrationDataReader):
@@ -84,7 +96,12 @@ def _written(model: Path, output: Path, quantize: Callable[[Path], None]) -> str
             except Exception as error:  # noqa: BLE001 - the reason is the result
                 why = why or reason_of(error)
             else:
-                why = ""
+                why = "" if _is_quantized(output) else "it quantized nothing"
                 break
     prepared.unlink(missing_ok=True)
     return why
+
+
+def _is_quantized(path: Path) -> bool:
+    graphs = all_graphs(onnx.load(path, load_external_data=False).graph)
+    return any(node.op_type in QUANTIZED for graph in graphs for node in graph.node)
