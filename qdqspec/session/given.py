@@ -11,6 +11,7 @@ import onnx
 from qdqspec.backends.base import Array
 from qdqspec.graph.declared import contradictions, redeclared
 from qdqspec.graph.fixed import fix_inputs, fixed_arrays
+from qdqspec.graph.functions import inlined
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.temporary import TemporaryFolder
@@ -58,11 +59,20 @@ def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
 
     The hash of a model with fixed inputs is over the user's model and the values.
     """
-    loaded = load_model(path)
+    loaded = _without_calls(load_model(path))
     if not values:
         return loaded
     fixed = fixed_arrays(loaded, values)
     return OwnCopy(loaded, fix_inputs(loaded, fixed), sha256=_digest(loaded, fixed), fixed=fixed)
+
+
+def _without_calls(model: Model) -> Model:
+    proto = inlined(model.proto)
+    if proto is model.proto:
+        return model
+    gone = len(model.proto.functions) - len(proto.functions)
+    notes = [f"{gone} local functions are inlined on the copy that is tuned"]
+    return OwnCopy(model, proto, sha256=model.sha256, notes=notes)
 
 
 def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:

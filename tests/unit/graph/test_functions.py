@@ -1,0 +1,63 @@
+"""Local functions in place of their calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from qdqspec.graph.functions import inlined
+from qdqspec.graph.model import Model
+from qdqspec.session.given import given_model
+
+TEXT = """<ir_version: 8, opset_import: ["": 17, "my": 1]>
+g (float[n,4] x, bool c) => (float[n,4] y) <float[4] w = {1.0, 2.0, 3.0, 4.0}> {
+  [call_a] a = my.f<alpha = 0.5>(x)
+  [call_b] b = my.f<alpha = 0.25>(a)
+  v = If (c) < then_branch = yes () => (t) { t = my.f<alpha = 0.125>(b) }, else_branch = no () => (e) { e = Neg(b) } >
+  y = Mul(v, w)
+}
+<domain: "my", opset_import: ["": 17, "my": 1]> f <alpha>(x) => (y) {
+  [leak] t = LeakyRelu<alpha: float = @alpha>(x)
+  [inner] y = my.h(t)
+}
+<domain: "my", opset_import: ["": 17]> h (x) => (y) { [sig] s = Sigmoid(x)  y = Mul(x, s) }"""
+
+
+def run(proto: onnx.ModelProto) -> np.ndarray:
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.float32([[1, -2, 3, -4]])
+    return session.run(None, {"x": x, "c": np.array(True)})[0]
+
+
+def test_calls_are_replaced_with_unique_names_in_bodies_too() -> None:
+    proto = onnx.parser.parse_model(TEXT)
+    flat = inlined(proto)
+    onnx.checker.check_model(flat, full_check=True)
+    assert not flat.functions
+    names = [node.name for node in Model(flat).nodes]
+    assert len(names) == len(set(names))
+    assert [node.name for node in Model(inlined(proto)).nodes] == names
+    assert flat.graph.initializer == proto.graph.initializer
+    np.testing.assert_array_equal(run(flat), run(proto))
+
+
+def test_a_definition_of_an_operator_of_a_runtime_stays() -> None:
+    proto = onnx.parser.parse_model(TEXT.replace('"my"', '"trt"').replace("my.", "trt."))
+    assert inlined(proto) is proto
+
+
+def test_a_model_without_functions_is_itself() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
+    )
+    assert inlined(proto) is proto
+
+
+def test_a_case_tunes_the_copy_and_notes_it(tmp_path: Path) -> None:
+    onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "calls.onnx")
+    model = given_model(tmp_path / "calls.onnx", {})
+    assert model.notes == ("2 local functions are inlined on the copy that is tuned",)
+    assert model.where == str(tmp_path / "calls.onnx")
