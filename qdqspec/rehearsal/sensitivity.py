@@ -27,7 +27,7 @@ from qdqspec.types import Label, Placement, Site
 
 SEGMENTS = 6
 FIRST = 2  # samples that every pair is measured on
-MOST_NOISE = 0.99  # pairs that make this share of their segment's noise are measured on all samples
+MOST_NOISE = 0.95  # pairs that make this share of their segment's noise are measured on all samples
 
 Floats = npt.NDArray[np.float64]
 

@@ -76,7 +76,7 @@ def test_pairs_with_little_noise_are_measured_on_fewer_samples(model: Model) -> 
     few, noise = found.samples == sensitivity.FIRST, found.noise.max(axis=1)
     assert set(found.samples) == {2, 5}
     assert noise[few].max() < noise[~few].max()
-    assert noise[few].sum() < 0.05 * noise.sum()
+    assert noise[few].sum() < 0.15 * noise.sum()
 
 
 def test_noise_of_several_pairs_is_about_the_sum(model: Model) -> None:
