@@ -26,7 +26,7 @@ from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measure.race import SCREEN, WARMUP, Entrant, both_of, race
 from qdqspec.measure.room import HasRoom, has_room
-from qdqspec.measure.stats import build_deviation, drift, inverse, ratio_intervals
+from qdqspec.measure.stats import build_deviation, drift, inverse
 from qdqspec.measure.together import Together, joined
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
@@ -220,10 +220,7 @@ class Bench:
         broken = {digest: self._reason(error) for digest, error in found.failures.items()}
         if why := broken.get(roles["reference"].digest):
             raise BackendError(f"the reference model could not be built and run again: {why}")
-        ratios = ratio_intervals(
-            {digest: [b.on(self.clock) for b in engines] for digest, engines in timed.items()},
-            roles["reference"].digest,
-        )
+        ratios = found.ratios(roles["reference"].digest, self.clock)
         present = {role: p.digest for role, p in roles.items() if p.digest in timed}
         return LatencyEvidence(
             clock=self.clock,

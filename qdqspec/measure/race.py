@@ -110,8 +110,16 @@ class Turn:
         return cls(warmup=warmup, runs=runs)
 
     def sample(self, engine: Engine) -> Samples:
-        """Take one sample; take it again where somebody else had the processor meanwhile."""
-        sample = median_sample(engine.time(self.runs, warmup=self.warmup))
+        """Take one sample; take it again where another process had the processor meanwhile."""
+        return self._undisturbed(median_sample(engine.time(self.runs, warmup=self.warmup)), engine)
+
+    def both(self, engine: Engine) -> tuple[Samples, Samples]:
+        """The first run of a turn, which finds the caches as another model left them, and the sample of the turn."""
+        taken = engine.time(self.warmup + self.runs)
+        steady = median_sample(_part(taken, slice(self.warmup, None)))
+        return _part(taken, slice(1)), self._undisturbed(steady, engine)
+
+    def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
         for _ in range(RETAKES):
             if not _disturbed(sample):
                 break
@@ -129,6 +137,14 @@ def _disturbed(sample: Samples) -> bool:
 def settle(engine: Engine, clock: Clock) -> Turn:
     """Run an engine until it is warm, and say how its turns should last."""
     return Turn.lasting(engine.time(SCREEN, warmup=WARMUP).median_ms(clock))
+
+
+def _part(samples: Samples, which: slice) -> Samples:
+    """Some of the runs."""
+    profiles = tuple(_part(profile, which) for profile in samples.profiles)
+    return Samples(
+        wall_ms=samples.wall_ms[which], cpu_ms=samples.cpu_ms[which], notes=samples.notes, profiles=profiles
+    )
 
 
 def median_sample(samples: Samples) -> Samples:

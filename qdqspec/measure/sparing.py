@@ -107,7 +107,7 @@ def _beside_first(
                 pairs.pop(name, None)
     typical = joined([pair.anchor for group in pairs.values() for pair in group])
     samples = {name: [_told(pair, typical) for pair in group] for name, group in pairs.items()}
-    return Together(samples, failures)
+    return Together(samples, failures=failures)
 
 
 def _warm(engine: Engine, clock: Clock) -> _Take:

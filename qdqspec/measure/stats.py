@@ -185,6 +185,31 @@ def ratio_intervals(roles: Mapping[str, Sequence[Sequence[float]]], base: str) -
     }
 
 
+def enclosed_ratios(
+    steady: Mapping[str, Sequence[Sequence[float]]],
+    first: Mapping[str, Sequence[Sequence[float]]],
+    base: str,
+) -> dict[str, Interval]:
+    """Every role's time over the base role's, between two conditions of the caches.
+
+    ``steady`` are times of runs in a row, ``first`` those of the first run after another model ran, each as
+    `ratio_intervals` takes them. A caller's program is between the two, so the estimate is their geometric mean, and
+    the interval encloses the intervals of both. Without ``first`` it is that of ``steady``.
+    """
+    found = ratio_intervals(steady, base)
+    if not first:
+        return found
+    cold = ratio_intervals(first, base)
+    return {
+        role: Interval(
+            median=math.sqrt(found[role].median * cold[role].median),
+            low=min(found[role].low, cold[role].low),
+            high=max(found[role].high, cold[role].high),
+        )
+        for role in found
+    }
+
+
 def _interval(side: Sequence[float], base: Sequence[float], reach: float) -> Interval:
     difference = float(np.mean(side) - np.mean(base))
     half = reach * math.sqrt(1 / len(side) + 1 / len(base))

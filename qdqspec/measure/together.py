@@ -19,8 +19,8 @@ from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measure.race import Turn, settle
 from qdqspec.measure.room import HasRoom, NoRoomError, has_room, is_want_of_room
-from qdqspec.measure.stats import trimmed_error
-from qdqspec.types import Clock, Samples
+from qdqspec.measure.stats import enclosed_ratios, trimmed_error
+from qdqspec.types import Clock, Interval, Samples
 
 FEWEST = 6  # rounds below which nothing is said of how well a level is known
 ENOUGH = 0.0025  # standard error of a build's level, a quarter of the least difference that counts
@@ -30,10 +30,22 @@ Opener: TypeAlias = Callable[[], Engine]
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Samples of each group's builds, and why a group has none: one that fails once is out."""
+    """Samples of each group's builds, and why a group has none: one that fails once is out.
+
+    ``first`` holds, in the same order, the first run of each turn; it is empty where these were not taken.
+    """
 
     samples: dict[str, list[Samples]] = field(default_factory=dict)
+    first: dict[str, list[Samples]] = field(default_factory=dict)
     failures: dict[str, QdqspecError] = field(default_factory=dict)
+
+    def ratios(self, base: str, clock: Clock) -> dict[str, Interval]:
+        """Every group's time over that of the ``base`` group; see `enclosed_ratios`."""
+        steady, first = (
+            {name: [build.on(clock) for build in builds] for name, builds in taken.items()}
+            for taken in (self.samples, self.first)
+        )
+        return enclosed_ratios(steady, first, base)
 
 
 def time_together(
@@ -68,13 +80,14 @@ def time_together(
             except (BackendError, PlacementError) as error:
                 _fail(result, name, error)
                 del to_come[name]
-        result.samples.update(
-            {
-                name: [Samples() for _ in openers]
-                for name, openers in groups.items()
-                if name not in result.failures
-            }
-        )
+        for kind in (result.samples, result.first):
+            kind.update(
+                {
+                    name: [Samples() for _ in openers]
+                    for name, openers in groups.items()
+                    if name not in result.failures
+                }
+            )
         with exclusive():
             _take(engines, rounds, clock, random, result)
     return result
@@ -134,10 +147,15 @@ def _take(
                 if number == 0:
                     turns[name, index] = settle(engine, clock)
                 else:
-                    result.samples[name][index] += turns[name, index].sample(engine)
+                    first, sample = turns[name, index].both(engine)
+                    result.first[name][index] += first
+                    result.samples[name][index] += sample
             except BackendError as error:
                 _fail(result, name, error)
-                del result.samples[name]  # it ran before and fails now: no result for this placement
+                del (
+                    result.samples[name],
+                    result.first[name],
+                )  # it ran before and fails now: no result for this placement
 
 
 def _are_known(result: Together, clock: Clock) -> bool:

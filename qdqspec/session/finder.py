@@ -161,6 +161,7 @@ class Finder:
         """A search takes minutes and gives another model: in CI it runs only on request."""
         if not self.bench.settings.in_ci:
             self._note(f"{finding}; it was tuned again")
+            self.bench.work.report_wait(f"{finding}: tuning again")  # before the minutes that it takes
             return False
         if not is_usable:
             raise StateError(

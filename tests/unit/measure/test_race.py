@@ -234,3 +234,19 @@ def test_a_long_run_is_not_taken_again() -> None:
     engine = Disturbed(9, cpu_ms=300.0)
     assert Turn.lasting(300.0).sample(cast("Engine", engine)).wall_ms == (600.0,)
     assert engine.calls == 1
+
+
+def test_a_turn_has_its_first_run_and_those_after_the_warm_up() -> None:
+    """The first one found the caches as another model left them."""
+
+    class Cooling:
+        def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+            times = (9.0, 5.0, 4.0, 3.0, 2.0, 1.0)[warmup : warmup + runs]
+            own = Samples(wall_ms=times, cpu_ms=tuple(0.9 * time for time in times))
+            return Samples(wall_ms=own.wall_ms, cpu_ms=own.cpu_ms, notes=("a note",), profiles=(own,))
+
+    first, steady = Turn(warmup=3, runs=3).both(cast("Engine", Cooling()))
+    assert (first.wall_ms, first.cpu_ms) == ((9.0,), (0.9 * 9.0,))
+    assert first.profiles[0].wall_ms == (9.0,)
+    assert steady.wall_ms == (2.0,)
+    assert steady.profiles[0].cpu_ms == (0.9 * 2.0,)

@@ -14,6 +14,7 @@ from qdqspec.measure.stats import (
     EXACT_LIMIT,
     build_deviation,
     drift,
+    enclosed_ratios,
     inverse,
     log_ratios,
     pooled_deviation,
@@ -222,3 +223,16 @@ def test_drift_is_told_from_rounds_and_not_from_single_builds() -> None:
     assert drift(builds) == pytest.approx(0.08, abs=0.02)
     assert abs(drift([rng.lognormal(0, 0.01, 30) for _ in range(3)])) < 0.02
     assert drift([[1.0], [2.0]]) == 0
+
+
+def test_a_ratio_between_two_conditions_encloses_the_intervals_of_both() -> None:
+    random = np.random.default_rng(4)
+    steady = rounds(random, {"reference": 10.0, "tuned": 6.0}, 3)
+    first = rounds(random, {"reference": 11.0, "tuned": 7.0}, 3)
+    apart = [ratio_intervals(times, "reference")["tuned"] for times in (steady, first)]
+    found = enclosed_ratios(steady, first, "reference")
+    assert found["tuned"].median == pytest.approx(math.sqrt(apart[0].median * apart[1].median))
+    assert found["tuned"].low == min(one.low for one in apart)
+    assert found["tuned"].high == max(one.high for one in apart)
+    assert found["reference"] == Interval(median=1, low=1, high=1)
+    assert enclosed_ratios(steady, {}, "reference") == ratio_intervals(steady, "reference")

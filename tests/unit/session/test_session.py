@@ -373,9 +373,12 @@ def found_again(session: Session, case: Case) -> tuple[str, str]:
 
 def test_a_cached_winner_that_is_slower_twice_is_tuned_again(open_session: Open, case: Case) -> None:
     open_session().search(case)
-    source, warnings = found_again(with_tuned_scaled(open_session(), 3), case)
+    session, lines = with_tuned_scaled(open_session(), 3), []
+    session.watch = lambda progress: lines.append(progress.waiting)
+    source, warnings = found_again(session, case)
     assert source == "measured"
     assert "slower than the reference in two measurements: " in warnings
+    assert [line for line in lines if line.endswith(": tuning again")] == [lines[0]], "before the search"
     assert "it was tuned again" in warnings
 
 
