@@ -106,7 +106,7 @@ def options_of(backend: object) -> BackendOptions:
     return declared if isinstance(declared, BackendOptions) else BackendOptions(backend=name)
 
 
-def check_option(text: str, origin: str, *, command_line: bool) -> None:
+def check_option(text: str, origin: str, *, command_line: bool, prefix: str = "--qdq-") -> None:
     """Raise `ConfigError` where ``BACKEND.WORD=VALUE`` is not declared, not readable, or not allowed there."""
     name, _, value = text.partition("=")
     backend, _, word = name.partition(".")
@@ -114,7 +114,7 @@ def check_option(text: str, origin: str, *, command_line: bool) -> None:
         declared = options_of(backend)
         option = declared.option(word)
         if not command_line and not option.in_files:
-            flag = f"--qdq-{option.flag}" if option.flag else f"--qdq-backend-option={name}=..."
+            flag = f"{prefix}{option.flag or f'backend-option={name}=...'}"
             raise ConfigError(
                 f"{name} is accepted from the command line only: native code loads or reads what it names",
                 cure=f"give {flag} on the command line",

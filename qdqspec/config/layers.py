@@ -48,13 +48,13 @@ def load_settings(
         [(key, value, f"{prefix}{BY_KEY[key].name} of addopts") for key, value in (configured or {}).items()],
         [(key, value, f"{prefix}{BY_KEY[key].name}") for key, value in (flags or {}).items()],
     )
-    _refuse_native_code(entry for layer in layers[:-1] for entry in layer)
+    _refuse_native_code((entry for layer in layers[:-1] for entry in layer), prefix)
     found: dict[str, Setting] = {}
     for number, (layer, base) in enumerate(zip(layers, (root, here, here, here), strict=True)):
         for key, value, origin in layer:
             found[key] = Setting(name=key, value=_parsed(BY_KEY[key], value, origin, base), origin=origin)
             if key == "backend_option":
-                _check_backend_options(found[key], command_line=number == len(layers) - 1)
+                _check_backend_options(found[key], prefix, command_line=number == len(layers) - 1)
     in_ci = (os.environ if environ is None else environ).get("CI", "").lower() not in ("", "false")
     if in_ci:
         _refuse_update(found)
@@ -67,20 +67,20 @@ def load_settings(
     return settings
 
 
-def _refuse_native_code(quiet: Iterable[tuple[str, object, str]]) -> None:
+def _refuse_native_code(quiet: Iterable[tuple[str, object, str]], prefix: str) -> None:
     """The command line must show what is loaded; a file or variable may come with a repository."""
     for key, _, origin in quiet:
         if key in COMMAND_LINE:
             raise ConfigError(
-                f"{origin}: {NATIVE_CODE}", cure=f"give --qdq-{BY_KEY[key].name} on the command line"
+                f"{origin}: {NATIVE_CODE}", cure=f"give {prefix}{BY_KEY[key].name} on the command line"
             )
 
 
-def _check_backend_options(given: Setting, *, command_line: bool) -> None:
+def _check_backend_options(given: Setting, prefix: str, *, command_line: bool) -> None:
     """Check each option against what its backend declares. Imports the backends that are named."""
     assert isinstance(given.value, tuple)
     for text in given.value:
-        check_option(text, given.origin, command_line=command_line)
+        check_option(text, given.origin, command_line=command_line, prefix=prefix)
 
 
 def _refuse_update(found: Mapping[str, Setting]) -> None:

@@ -236,6 +236,13 @@ def test_only_what_a_backend_declares_is_accepted(tmp_path, word, said):
     assert caught.value.cure
 
 
+@pytest.mark.parametrize("line", ["plugin = ['a.so']", "backend-option = ['onnxruntime.plugins=a.so']"])
+def test_the_cure_names_the_option_as_the_command_has_it(tmp_path, line):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(project(tmp_path, f"[tool.qdqspec]\n{line}\n"), environ={}, prefix="--")
+    assert caught.value.cure == "give --plugin on the command line"
+
+
 def test_an_unknown_option_lists_the_known_ones(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_settings(tmp_path, flags={"backend_option": ["onnxruntime.level=all"]}, environ={})
