@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from qdqspec.types import Interval, Site
+from qdqspec.types import EXACT_DB, Interval, Site
 
 _SPACES = re.compile(r"(\s+)")
 _SHARE = re.compile(r"top\d+|miou")
@@ -96,10 +96,10 @@ def metric_text(metric: str, value: float, more: int = 0) -> str:
 
 
 def db_text(decibel: float) -> str:
-    """Decibels; ``exact`` where there is no noise at all."""
+    """Decibels; ``exact`` where the outputs are equal (200 dB and more)."""
     if math.isnan(decibel):
         return "not a number"
-    return "exact" if decibel == math.inf else f"{decibel:.1f}"
+    return "exact" if decibel >= EXACT_DB else f"{decibel:.1f}"
 
 
 def size_text(size_bytes: float) -> str:

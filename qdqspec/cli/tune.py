@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from qdqspec import registry
 from qdqspec.cases import find_cases
@@ -31,6 +32,7 @@ from qdqspec.errors import BackendUnavailableError, ConfigError, OutputError, Qd
 from qdqspec.files import RESULT, explained
 from qdqspec.progress import Bar, Display, Heartbeat
 from qdqspec.types import Case, CheckResult, RunRecord
+from qdqspec.units import fraction
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -79,6 +81,18 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument("--preset", choices=("quick", "default", "extensive"), help="Size of the search.")
     parser.add_argument("--trials", type=_positive(int), metavar="N", help="At most so many builds.")
     parser.add_argument("--minutes", type=_positive(float), metavar="M", help="At most so long.")
+    parser.add_argument(
+        "--min-sqnr-db",
+        type=_sqnr_limit,
+        metavar="DB|none",
+        help="Smallest SQNR of what is selected (default: 20 without a task metric); none lifts the limit.",
+    )
+    parser.add_argument(
+        "--min-gain",
+        type=_gain,
+        metavar="SHARE",
+        help="Share of the time that what is selected is proved to save, as 0.02 or 2%% (default: 2%%).",
+    )
 
 
 def _positive(number: type[int] | type[float]) -> Any:
@@ -90,6 +104,28 @@ def _positive(number: type[int] | type[float]) -> Any:
 
     parse.__name__ = number.__name__  # what argparse calls it in its message
     return parse
+
+
+def _sqnr_limit(text: str) -> float | Literal["none"]:
+    if text == "none":
+        return "none"
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither a number of decibels nor none")
+    return value
+
+
+def _gain(text: str) -> float:
+    try:
+        value = float(str(fraction(text)))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no share such as 2% or 0.02")
+    return value
 
 
 def tune(arguments: argparse.Namespace) -> int:
@@ -129,7 +165,8 @@ def _as_asked(case: Case, arguments: argparse.Namespace) -> Case:
     """The case with what the command line says above its spec."""
     if arguments.strategy is not None and arguments.strategy not in registry.names("strategy"):
         registry.resolve("strategy", arguments.strategy)  # raises, with the nearest name
-    words = {word: getattr(arguments, word) for word in ("strategy", "preset", "trials", "minutes")}
+    asked = ("strategy", "preset", "trials", "minutes", "min_sqnr_db", "min_gain")
+    words = {word: getattr(arguments, word) for word in asked}
     tuning = replace(case.tune, **{word: value for word, value in words.items() if value is not None})
     inputs, quantize = case.inputs, case.quantize
     if arguments.calibration is not None:
@@ -191,16 +228,17 @@ def _print_plans(cases: list[Case], session: Session) -> int:
 def _run(cases: list[Case], session: Session) -> bool:
     """Judge the checks of each case, or search and measure where there are none; whether all could be judged.
 
-    An error of a check is printed, and is in the record; the others are judged all the same.
+    An error of a check is printed, and is in the record, as is a case that cannot run here; the others are judged all
+    the same.
     """
     errors: list[str] = []
     for case in cases:
         found = session.availability(case)
         if not found.usable:
-            raise BackendUnavailableError(
-                f"backend {session.settings.backend} is not usable here: {found.why}",
-                cure=found.install or None,
-            )
+            reason = f"backend {session.settings.backend} is not usable here: {found.why}"
+            session.skip(case, f"{reason}; {found.install}" if found.install else reason)
+            errors.append(str(BackendUnavailableError(reason, cure=found.install or None)))
+            continue
         with _watched(session):
             for check in case.checks:
                 try:

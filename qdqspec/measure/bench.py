@@ -1,7 +1,6 @@
 """Builds, races and confirms candidates. The only place where a search meets a clock.
 
-May import floors 0 to 2 and this room. It is given a backend (normally an isolated one), a way to write a
-placement to a model file, and the inputs to time with; it knows nothing of how placements are chosen.
+It is given a backend (normally an isolated one), a way to write a placement to a file, and inputs to time with.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ NOISE_ROUNDS = 12
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # no difference below one per cent counts
-
 
 Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
 
@@ -72,7 +70,7 @@ class Built:
 class Bench:
     """Keeps the incumbent's engine open and races every challenger against it.
 
-    With ``admission`` every candidate's accuracy is taken too, and who is not accurate enough cannot win.
+    With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win.
     ``feeds`` are inputs of one shape profile, or loads of several. ``extract`` writes the placed pairs with the
     nodes named alone, and gives inputs for them. ``folder`` is where the candidates are written, and is not named
     in what is recorded. ``jobs`` is how many builds that wait for no measurement are made at a time; where ``room``
@@ -168,7 +166,7 @@ class Bench:
                     with self._exclusive():
                         return self._parts.measure(trial, engine, profile=built.profile)
                 if self._admission is not None:
-                    trial = self._admission.heard(trial, engine)
+                    trial = self._admission.measured(trial, engine)
                 if not built.timed:
                     return trial
                 before = self._incumbent
@@ -236,14 +234,16 @@ class Bench:
         )
 
     def admits(self, placement: Placement) -> bool:
-        """Whether a placement is accurate enough to be shipped; scores it where that was not done before."""
+        """Whether a placement is accurate enough on all data; measures what is not known of it."""
+        self.confirm(placement)
+        return self._admission is None or self._admission.admits(placement)
+
+    def confirm(self, placement: Placement) -> None:
+        """Measure a placement's accuracy on all data, once. Raises `BackendError` where it does not run."""
         admission = self._admission
-        if admission is None or admission.score is None or not placement.sites:
-            return True
-        if placement.digest not in admission.scores:
+        if admission is not None and placement.sites and not admission.is_known(placement):
             with closing(self._open(placement)) as engine:
-                admission.scores[placement.digest] = admission.score(engine)
-        return admission.admits(placement)
+                admission.confirm(placement, engine)
 
     def close(self) -> None:
         """Free the engines that are kept."""

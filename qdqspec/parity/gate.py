@@ -1,22 +1,25 @@
-"""How accurate a candidate is, cheaply, while a search goes on. May import floors 0 to 2 and this room.
+"""The SQNR of a candidate: on a few samples while a search runs, on all data before it is selected.
 
-The reference's outputs on a few samples are kept; a candidate is run on the same samples.
+Of the few samples the reference's outputs are kept; all data is run through both models, sample by sample.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
 import numpy as np
 
-from qdqspec.backends.base import Array
+from qdqspec.backends.base import Array, Engine
 from qdqspec.parity.compare import sqnr_db
+from qdqspec.types import EXACT_DB
 
 SAMPLES = 8
-MOST_DB = 200.0  # what equal outputs count as: JSON has no infinity
+MOST_DB = EXACT_DB  # equal outputs count as a finite number: JSON has no infinity
 
 
 class Runs(Protocol):
@@ -39,23 +42,39 @@ class OutputGate:
         return len(self._pairs)
 
     def __call__(self, engine: Runs) -> float:
-        """Run an engine on the samples; an output that is not finite or of another shape is worst of all."""
+        """Run an engine on the samples; an output that is not finite or of another shape counts as -200 dB."""
         return min(self.by_output(engine).values(), default=MOST_DB)
 
     def by_output(self, engine: Runs) -> dict[str, float]:
         """The same for each output of floats."""
-        signal: dict[str, float] = {}
-        noise: dict[str, float] = {}
-        for feed, expected in self._pairs:
-            seen = engine.run(feed)
-            for name, values in expected.items():
-                if np.issubdtype(values.dtype, np.floating):
-                    power, error = _powers(values, seen.get(name))
-                    signal[name] = signal.get(name, 0.0) + power
-                    noise[name] = noise.get(name, 0.0) + error
-        return {
-            name: float(np.clip(sqnr_db(signal[name], noise[name]), -MOST_DB, MOST_DB)) for name in signal
-        }
+        return _by_output((expected, engine.run(feed)) for feed, expected in self._pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class AllData:
+    """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with."""
+
+    feeds: Iterable[Mapping[str, Array]]
+    reference: Callable[[], Engine]
+
+    def __call__(self, engine: Runs) -> float:
+        """Run both on every sample; nothing is kept."""
+        with closing(self.reference()) as reference:
+            found = _by_output((reference.run(feed), engine.run(feed)) for feed in self.feeds)
+        return min(found.values(), default=MOST_DB)
+
+
+def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> dict[str, float]:
+    """The SQNR of each output of floats, over all (reference, candidate) outputs."""
+    signal: dict[str, float] = {}
+    noise: dict[str, float] = {}
+    for expected, seen in runs:
+        for name, values in expected.items():
+            if np.issubdtype(values.dtype, np.floating):
+                power, error = _powers(values, seen.get(name))
+                signal[name] = signal.get(name, 0.0) + power
+                noise[name] = noise.get(name, 0.0) + error
+    return {name: float(np.clip(sqnr_db(signal[name], noise[name]), -MOST_DB, MOST_DB)) for name in signal}
 
 
 def _powers(expected: Array, seen: Array | None) -> tuple[float, float]:

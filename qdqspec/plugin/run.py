@@ -87,6 +87,7 @@ def _require_device(case: Case, session: Session, backend: str, settings: Settin
         return
     reason = f"backend {backend} is not usable here: {found.why}"
     reason += f"; {found.install}" if found.install else ""
+    session.skip(case, reason)
     if "device" in settings.require:
         raise CheckFailed(f"{reason}\n\nIt fails because of --qdq-require=device.")
     pytest.skip(reason)

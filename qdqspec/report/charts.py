@@ -8,6 +8,7 @@ from qdqspec.report.svg import Step, Strip, convergence, distributions
 from qdqspec.report.svg_forest import Row, forest
 from qdqspec.report.svg_front import Spot, front
 from qdqspec.types import (
+    EXACT_DB,
     NOT_CANDIDATES,
     BaselineFigure,
     FrontPoint,
@@ -50,8 +51,12 @@ def _step(trial: Trial) -> Step:
 
 
 def front_chart(search: SearchResult) -> str:
-    """Latency against accuracy where the search was for both; empty where the front is one point."""
-    if len(search.front) < 2:
+    """Latency against accuracy where the search was for both; empty where the front is one point.
+
+    Points without any error, as the reference, are left out: their SQNR is infinite.
+    """
+    points = [point for point in search.front if point.sqnr_db < EXACT_DB]
+    if not points:
         return ""
     ahead = {point.placement for point in search.front}
     behind = [
@@ -59,10 +64,11 @@ def front_chart(search: SearchResult) -> str:
         for trial in search.trials
         if trial.ratio is not None
         and trial.sqnr_db is not None
+        and trial.sqnr_db < EXACT_DB
         and trial.phase not in NOT_CANDIDATES
         and trial.placement.digest not in ahead
     ]
-    return front([*behind, *(_point(point, search.winner.digest) for point in search.front)])
+    return front([*behind, *(_point(point, search.winner.digest) for point in points)])
 
 
 def _trial_title(trial: Trial) -> str:
@@ -79,7 +85,7 @@ def _point(point: FrontPoint, winner: str) -> Spot:
         point.ratio.high,
         point.sqnr_db,
         "kept" if shipped else "front",
-        f"{title}{', shipped' if shipped else ''}",
+        f"{title}{', selected' if shipped else ''}",
     )
 
 

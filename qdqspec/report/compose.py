@@ -45,6 +45,8 @@ def part_from_case(record: CaseRecord) -> CasePart:
     return CasePart(
         schema_version=SCHEMA_VERSION,
         case=found.case.name,
+        status=found.status,
+        reason=redact.text(found.reason),
         id=found.case.id,
         spec=spec_path(found.case),
         title=found.case.title,
@@ -139,6 +141,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
         blocks=search.blocks,
         unchanged=search.unchanged,
         reason=redact.text(search.reason),
+        limits=search.limits,
         front=search.front,
         accuracy=search.accuracy,
         provenance=search.provenance,

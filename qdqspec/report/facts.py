@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qdqspec.report.fit import MAX_ROWS
-from qdqspec.report.tables import columns_of, is_unchanged, provenance_text
+from qdqspec.report.status import limit_text
+from qdqspec.report.tables import columns_of, provenance_text
 from qdqspec.types import (
     AccuracyBound,
     CaseRecord,
@@ -84,8 +85,8 @@ def summary(record: RunRecord) -> Table:
 def gain_line(case: CaseRecord) -> str:
     """What came of the case, in one sentence."""
     found = case.evidence
-    if is_unchanged(case):
-        return f"Unchanged: {plain(found.search.reason, LONG)}."  # type: ignore[union-attr]  # is_unchanged is false without a search
+    if found.status in ("unchanged", "skipped"):
+        return f"{found.status.capitalize()}: {plain(found.reason, LONG)}."
     latency = found.latency
     if latency is None or "tuned" not in latency.samples:
         return "No latency was measured."
@@ -185,8 +186,13 @@ def parity_table(found: Evidence) -> Table | None:
             (*row, *(step.get(out.name, "") for step in steps))
             for row, out in zip(rows, outputs, strict=True)
         )
+    limit = (
+        ""
+        if found.search is None
+        else f"; SQNR limit: {limit_text(found.search.limits).replace('(', '').replace(')', '')}"
+    )
     return Table(
-        f"Parity with the reference ({parity.samples} samples of {plain(parity.data)} data)",
+        f"Parity with the reference ({parity.samples} samples of {plain(parity.data)} data{limit})",
         headers,
         rows,
         frozenset(range(1, len(headers))),
@@ -220,7 +226,7 @@ def front_table(found: Evidence) -> Table | None:
     rows = tuple(
         (
             plain(point.placement, 20)
-            + (" (shipped)" if point.placement == found.search.winner.digest else ""),
+            + (" (selected)" if point.placement == found.search.winner.digest else ""),
             str(point.pairs),
             ratio_text(point.ratio.median),
             interval_text(point.ratio),
@@ -260,11 +266,14 @@ def verdict_word(result: CheckResult) -> str:
 def case_facts(case: CaseRecord) -> tuple[tuple[str, str], ...]:
     """Names and values worth knowing of a case: device, model, search, size."""
     found = case.evidence
+    model = plain(found.case.model.name)
+    if found.skipped:
+        return ("target", plain(found.target)), ("model", model)
     facts = [
         ("target", plain(found.target)),
         ("device", plain(found.device.key)),
         *((plain(name, 60), plain(value, 120)) for name, value in sorted(found.device.details.items())),
-        ("model", f"{plain(found.case.model.name)} (sha256 {plain(found.model_sha256[:12])})"),
+        ("model", f"{model} (sha256 {plain(found.model_sha256[:12])})"),
     ]
     reference, tuned = found.size_bytes.get("reference"), found.size_bytes.get("tuned")
     if reference and tuned:
@@ -300,5 +309,5 @@ def _bound_facts(bound: AccuracyBound | None) -> list[tuple[str, str]]:
         metric_text(bound.metric, value) for value in (bound.least, bound.reference, bound.shipped)
     )
     scored = f"{count_text(bound.scored, 'candidate')} scored on {count_text(bound.samples, 'sample')}"
-    said = f"at least {least} (reference {reference}), shipped {shipped}; {scored}"
+    said = f"at least {least} (reference {reference}), selected {shipped}; {scored}"
     return [(f"held to {plain(bound.metric, 40)}", said)]

@@ -1,9 +1,9 @@
 """How a record is written: each class is one JSON object of `result.json` or of the run record.
 
-May import floor 0 and pydantic. Reading ignores unknown keys, so that a newer minor version's records
-stay readable; ``schema_version`` changes where an old reader would misunderstand. Numbers that JSON
-lacks are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``: an SQNR of ``"Infinity"`` means
-that the outputs are equal. No absolute path, user or host name is ever written.
+Reading ignores unknown keys, so that a newer minor version's records stay readable; ``schema_version`` changes where
+an old reader would misunderstand. Numbers that JSON lacks are the strings ``"Infinity"``, ``"-Infinity"`` and
+``"NaN"``: an SQNR of ``"Infinity"`` of an output means that it is equal. ``parity.sqnr_db``, that of the whole model,
+is always a number: 200 where all outputs are equal. No absolute path, user or host name is ever written.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from qdqspec.types import (
     Race,
     RegressionEvidence,
     Samples,
+    SearchLimits,
     Section,
     Severity,
+    Status,
     TensorParity,
 )
 
@@ -123,6 +125,7 @@ class SearchPart(Part):
     blocks: int
     unchanged: bool
     reason: str
+    limits: SearchLimits = SearchLimits()
     front: tuple[FrontPoint, ...] = ()
     accuracy: AccuracyBound | None = None
     provenance: Provenance
@@ -177,11 +180,13 @@ class CheckPart(Part):
 class CasePart(Part):
     """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type.
 
-    ``regression`` is what became of each entry of the committed baseline.
+    ``regression`` is what became of each entry of the committed baseline. ``reason`` explains ``status``.
     """
 
     schema_version: Literal[1]
     case: str
+    status: Status = "tuned"
+    reason: str = ""
     id: str
     spec: str | None
     title: str

@@ -41,6 +41,7 @@ def case_from_part(part: CasePart) -> CaseRecord:
         size_bytes=part.size_bytes,
         node_ops={node: op_type for op_type, nodes in part.ops.items() for node in nodes},
         warnings=part.warnings,
+        skipped=part.reason if part.status == "skipped" else "",
     )
     return CaseRecord(evidence=evidence, results=tuple(_check(check) for check in part.checks))
 
@@ -66,6 +67,7 @@ def _search(part: CasePart) -> SearchResult | None:
         trials=tuple(_trial(trial) for trial in trials.list),
         unchanged=search.unchanged,
         reason=search.reason,
+        limits=search.limits,
         front=search.front,
         accuracy=search.accuracy,
         strategy=search.strategy,

@@ -10,14 +10,13 @@ from html import escape
 from qdqspec.report.svg import WIDTH, frame, px, ticks, words
 
 _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 230, 58, 16, 18, 40
-_EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A candidate: its time over the reference's with bounds, its SQNR in dB (infinite where nothing differs).
+    """A candidate: its time over the reference's with bounds, its SQNR in dB (finite).
 
-    ``style`` is a CSS class: ``kept`` for what is shipped, ``front`` for others on the front, ``dropped`` behind it.
+    ``style`` is a CSS class: ``kept`` for what is selected, ``front`` for others on the front, ``dropped`` behind it.
     """
 
     ratio: float
@@ -30,31 +29,26 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class _Plane:
-    """Maps ratios and decibels to pixels; what is exact lies on a line of its own above all others."""
+    """Maps ratios and decibels to pixels."""
 
     left: float
     right: float
     bottom: float
     top: float
-    has_exact: bool
 
     @classmethod
     def around(cls, spots: Sequence[Spot]) -> _Plane:
-        finite = [spot.sqnr_db for spot in spots if math.isfinite(spot.sqnr_db)] or [0.0]
+        levels = [spot.sqnr_db for spot in spots]
         low, high = min(spot.ratio for spot in spots), max([1.0, *(spot.ratio for spot in spots)])
-        wide, tall = (high - low) * 0.08 or 0.05, (max(finite) - min(finite)) * 0.12 or 1.0
-        has_exact = len(finite) < len(spots)
-        return cls(max(0.0, low - wide), high + wide, min(finite) - tall, max(finite) + tall, has_exact)
+        wide, tall = (high - low) * 0.08 or 0.05, (max(levels) - min(levels)) * 0.12 or 1.0
+        return cls(max(0.0, low - wide), high + wide, min(levels) - tall, max(levels) + tall)
 
     def x(self, ratio: float) -> float:
         share = (min(max(ratio, self.left), self.right) - self.left) / (self.right - self.left)
         return _LEFT + (WIDTH - _LEFT - _RIGHT) * share
 
     def y(self, sqnr_db: float) -> float:
-        if not math.isfinite(sqnr_db):
-            return _TOP if sqnr_db > 0 else _HEIGHT - _BOTTOM
-        first = _TOP + (24 if self.has_exact else 0)
-        return first + (_HEIGHT - _BOTTOM - first) * (self.top - sqnr_db) / (self.top - self.bottom)
+        return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (self.top - sqnr_db) / (self.top - self.bottom)
 
 
 def front(spots: Sequence[Spot]) -> str:
@@ -63,7 +57,7 @@ def front(spots: Sequence[Spot]) -> str:
     ahead = sorted((s for s in spots if s.style != "dropped"), key=lambda s: (s.ratio, -s.sqnr_db))
     parts = [*_grid(plane), _line(ahead, plane)]
     parts += [_spot(spot, plane) for spot in (*(s for s in spots if s.style == "dropped"), *ahead)]
-    said = ", ".join(f"{spot.ratio:.3f} at {_db(spot.sqnr_db)}" for spot in ahead)
+    said = ", ".join(f"{spot.ratio:.3f} at {spot.sqnr_db:.1f} dB" for spot in ahead)
     return frame(_HEIGHT, f"Time over the reference's against SQNR, the front: {said}", parts)
 
 
@@ -71,8 +65,6 @@ def _grid(plane: _Plane) -> list[str]:
     parts = []
     for level in ticks(plane.bottom, plane.top):
         parts += _level(plane.y(level), f"{level:g}")
-    if plane.has_exact:
-        parts += _level(plane.y(math.inf), _EXACT)
     for tick in ticks(plane.left, plane.right):
         x, style = plane.x(tick), "grid one" if math.isclose(tick, 1) else "grid"
         parts.append(f'<line class="{style}" x1="{px(x)}" x2="{px(x)}" y1="6" y2="{_HEIGHT - _BOTTOM}"/>')
@@ -107,7 +99,3 @@ def _spot(spot: Spot, plane: _Plane) -> str:
     radius = 5.5 if spot.style == "kept" else 4
     title = f"<title>{escape(spot.title)}</title>"
     return f'{bar}<circle class="mark {spot.style}" cx="{px(x)}" cy="{y}" r="{radius:g}">{title}</circle>'
-
-
-def _db(value: float) -> str:
-    return f"{value:.1f} dB" if math.isfinite(value) else _EXACT

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from tabulate import SEPARATING_LINE, tabulate
 
 from qdqspec.report.names import distinct_names
-from qdqspec.types import CaseRecord, RunRecord, SearchResult
+from qdqspec.report.status import below_limit, status_lines
+from qdqspec.types import EXACT_DB, CaseRecord, RunRecord, SearchResult
 from qdqspec.units import db_text, interval_text, ms_text, plain, ratio_text
 
 _NAME_WIDTH = 44
@@ -62,10 +63,12 @@ def grid(cases: Sequence[CaseRecord], columns: Sequence[Column]) -> str:
 
 def _footer(record: RunRecord) -> str:
     devices = {
-        f"{plain(case.evidence.target)} on {plain(case.evidence.device.key)}": None for case in record.cases
+        f"{plain(case.evidence.target)} on {plain(case.evidence.device.key)}": None
+        for case in record.cases
+        if not case.evidence.skipped
     }
     clocks = {case.evidence.latency.clock: None for case in record.cases if case.evidence.latency}
-    first = "; ".join(devices)
+    first = "; ".join(devices) or "No case ran"
     if clocks:
         first += f", medians on the {' and '.join(clocks)} clock with 95 % intervals"
     if any(case.evidence.latency and case.evidence.latency.profiles for case in record.cases):
@@ -75,7 +78,8 @@ def _footer(record: RunRecord) -> str:
         for name, case in zip(distinct_names(record.cases), record.cases, strict=True)
         if (said := provenance_text(case))
     ]
-    return "\n".join([first, *([f"Not measured in this run: {', '.join(older)}"] if older else [])])
+    old = [f"Not measured in this run: {', '.join(older)}"] if older else []
+    return "\n".join([first, *old, *status_lines(record)])
 
 
 def _wide(text: str) -> int:
@@ -103,16 +107,10 @@ def median_text(role: str) -> Callable[[CaseRecord], str]:
     return cell
 
 
-def is_unchanged(case: CaseRecord) -> bool:
-    """Whether the reference itself is selected."""
-    search = case.evidence.search
-    return search is not None and search.unchanged
-
-
 def speedup_text(case: CaseRecord) -> str:
-    """The factor with its interval, or ``unchanged``."""
-    if is_unchanged(case):
-        return "unchanged"
+    """The factor with its interval, ``unchanged``, or ``skipped``."""
+    if case.evidence.status in ("unchanged", "skipped"):
+        return case.evidence.status
     latency = case.evidence.latency
     if latency is None or "tuned" not in latency.samples:
         return ""
@@ -120,9 +118,13 @@ def speedup_text(case: CaseRecord) -> str:
 
 
 def sqnr_text(case: CaseRecord) -> str:
-    """The worst output's SQNR in dB."""
-    parity = case.evidence.parity
-    return "" if parity is None or not parity.outputs else db_text(parity.sqnr_db)
+    """The worst output's SQNR in dB; where that is below the limit, with it: ``7.9 < 20``."""
+    parity, limit = case.evidence.parity, below_limit(case)
+    if parity is None or not parity.outputs:
+        return ""
+    if parity.sqnr_db >= EXACT_DB and not all(output.matches for output in parity.outputs):
+        return "not equal"
+    return db_text(parity.sqnr_db) if limit is None else f"{db_text(parity.sqnr_db)} < {limit:g}"
 
 
 def accuracy_text(case: CaseRecord) -> str:
@@ -175,10 +177,10 @@ def provenance_text(case: CaseRecord) -> str:
 
 _COLUMNS = (
     Column("backend", backend_text, "left", rank=4),
-    Column("ref ms", median_text("reference"), rank=1),
-    Column("tuned ms", median_text("tuned"), rank=1),
+    Column("ref ms", median_text("reference"), rank=2),
+    Column("tuned ms", median_text("tuned"), rank=2),
     Column("speed-up", speedup_text, "left"),
-    Column("SQNR dB", sqnr_text, rank=2),
+    Column("SQNR dB", sqnr_text, rank=1),
     Column("accuracy", accuracy_text, rank=3),
     Column("built", trials_text, rank=6),
     Column("pairs", pairs_text, rank=5),

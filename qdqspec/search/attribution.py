@@ -5,8 +5,9 @@ operator's time under each label is read off with the least bias. P2 composes th
 block, with the cost of crossing between float and integer counted less and more, builds these, and learns
 from their profiles. P3 draws further ones from the doubts of this cost model and of a Bayesian surrogate
 that learns from measured totals, as long as one is expected to gain what can be told from the noise of builds. P4
-flips single blocks and small groups of neighbours out of their class. Where accuracy counts too, each block is
-heard alone between P2 and P3, and labellings that trade latency for accuracy are built. May import floors 0 to 3.
+flips single blocks and small groups of neighbours out of their class. Once a candidate is
+below the accuracy limit, a sensitivity analysis of the blocks follows P2, and labellings that trade latency for
+accuracy are built.
 """
 
 from __future__ import annotations
@@ -91,27 +92,33 @@ class Attribution(Stepwise):
         costs.learn(profiled)
         if blocks:
             yield from self._compose(space, costs)
-            yield from self._heed(space, costs)
+            yield from self._apply_accuracy(space, costs)
             yield from self._explore(space, costs)
-            if self._must_listen:
-                yield from self._heed(space, costs)
+            if self._must_analyse:
+                yield from self._apply_accuracy(space, costs)
                 yield from self._explore(space, costs)
             yield from self._refine(space, costs)
 
     @property
-    def _must_listen(self) -> bool:
-        """Whether noise stands in the way of some placement, and nobody knows yet which block makes it."""
-        return self._noise is None and (self._setup.pareto or self._least_db is not None)
+    def _must_analyse(self) -> bool:
+        """Whether the sensitivity analysis is due: for a front, or once a candidate was below the error limit."""
+        return self._noise is None and (self._setup.pareto or self._is_limited)
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether any candidate had a lower SQNR than is worth building; while none had, no analysis is needed."""
+        least = self._least_db
+        return least is not None and any(t.sqnr_db is not None and t.sqnr_db < least for t in self._measured)
 
     @property
     def _least_db(self) -> float | None:
         """The SQNR worth building: as asked for, and as candidates with too low a score have taught."""
         return max((db for db in (self._setup.min_sqnr_db, self._bar.aim_db) if db is not None), default=None)
 
-    def _heed(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """Where accuracy counts: hear what noise each block makes, and trade it for time."""
-        if self._must_listen:
-            yield from self._listen(space, costs)
+    def _apply_accuracy(self, space: SchemeSpace, costs: CostModel) -> Steps:
+        """Where accuracy limits the choice: measure each block's quantization error, and trade error for time."""
+        if self._must_analyse:
+            yield from self._sensitivity_analysis(space, costs)
             if self._setup.min_accuracy is not None:
                 yield from self._approach(space, costs)
             yield from self._trade(space, costs)
@@ -129,8 +136,8 @@ class Attribution(Stepwise):
             if winless == PATIENCE or not trials or self._is_proved:
                 return
 
-    def _listen(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """Quantize each block alone in each format, untimed, to hear what noise it makes; and take all together."""
+    def _sensitivity_analysis(self, space: SchemeSpace, costs: CostModel) -> Steps:
+        """Sensitivity analysis: the SQNR with one block quantized, for each block and format, and with all; untimed."""
         alone = [
             {
                 name: self._placed(space, costs, _single(costs, block.index, code))
@@ -213,7 +220,7 @@ class Attribution(Stepwise):
         for trial in self._measured:
             surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
         winless = 0
-        while winless < SURROGATE_PATIENCE and not self._must_listen:
+        while winless < SURROGATE_PATIENCE and not self._must_analyse:
             proposal = self._drawn(space, costs, surrogate)
             if proposal is None:
                 return
@@ -237,7 +244,7 @@ class Attribution(Stepwise):
                 codes = costs.draw(self._random, heat=1 + number / HEATING)  # hotter while nothing new comes
             else:
                 codes = surrogate.propose(incumbent, self._random)
-            codes = self._quietened(costs, codes)
+            codes = self._meet_sqnr_target(costs, codes)
             placement = self._placed(space, costs, codes)
             is_worth_it = surrogate.expected_gain(codes, best) >= self.eps
             if is_worth_it and self.is_new(placement) and self._accurate(codes):
@@ -245,8 +252,8 @@ class Attribution(Stepwise):
                 return placement
         return None
 
-    def _quietened(self, costs: CostModel, codes: Codes) -> Codes:
-        """What is left of a labelling when its noisiest blocks have made way for the accuracy asked for."""
+    def _meet_sqnr_target(self, costs: CostModel, codes: Codes) -> Codes:
+        """The labelling with its noisiest blocks in float, as many as the SQNR target takes."""
         if self._least_db is None or self._noise is None:
             return codes
         return noisiest_first(codes, _offered(costs), self._noise, self._least_db)

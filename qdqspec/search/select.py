@@ -1,19 +1,22 @@
-"""Who is confirmed, and what is shipped. Pure; may import floors 0 to 3.
+"""Which placements are confirmed, and which one is selected. Pure.
 
-Never ship what is not better than the reference: leaving the model alone is a result.
+A placement that is not proved better than the reference is never selected: an unchanged model is a result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Trial
+from qdqspec.units import percent_text
+
+EXAMINED = 6  # race winners, and fastest candidates, whose accuracy is measured on all data at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is shipped, under which role it was confirmed, and why."""
+    """What is selected, under which role it was confirmed, and why."""
 
     role: str
     placement: Placement
@@ -25,22 +28,26 @@ def finalists(
     trials: Sequence[Trial],
     everything: Placement,
     *,
-    min_sqnr_db: float | None = None,
-    min_accuracy: float | None = None,
+    fits: Callable[[Trial], bool] = lambda _: True,
+    admits: Callable[[Placement], bool] = lambda _: True,
 ) -> dict[str, Placement]:
     """The roles to confirm: reference, winner, runner-up, and everything quantized.
 
-    Winner and runner-up reach what accuracy is asked for, as far as that is known of them; everything quantized is
-    there for comparison, though the search may have ended before it, unless it was seen to fail.
+    Winner and runner-up are accurate enough: ``fits`` is what is known of a trial, ``admits`` measures a placement and
+    is asked of a few, the last race winner and the fastest first, none slower than the reference. Everything quantized
+    is confirmed for comparison, though the search may have ended before it, unless it failed.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
-    champions = [t for t in trials if t.ok and t.incumbent]
-    sound = (t for t in good if t.number > 0 and reaches(t, min_sqnr_db, min_accuracy))
-    ranked = sorted(sound, key=lambda t: t.ratio if t.ratio is not None else float("inf"))
-    roles = {"reference": trials[0].placement, "winner": champions[-1].placement}
-    others = [t.placement for t in ranked if t.placement.digest not in {p.digest for p in roles.values()}]
-    if others:
-        roles["runner-up"] = others[0]
+    champions = [t for t in trials if t.ok and t.incumbent and (not t.placement.sites or fits(t))]
+    faster = [t for t in good if t.ratio is not None and t.ratio < 1 and t.placement.sites and fits(t)]
+    ranked = sorted(faster, key=lambda t: t.ratio or 0.0)
+    roles = {"reference": trials[0].placement}
+    last = (t.placement for t in champions[: -EXAMINED - 1 : -1])
+    roles["winner"] = next((p for p in last if not p.sites or admits(p)), roles["reference"])
+    others = [t.placement for t in ranked if t.placement != roles["winner"]]
+    runner_up = next(filter(admits, others[:EXAMINED]), None)
+    if runner_up is not None:
+        roles["runner-up"] = runner_up
     failed = {t.placement.digest for t in trials if not t.ok and not t.subgraph}
     if everything.sites and everything.digest not in failed:
         roles["everything"] = everything
@@ -79,27 +86,27 @@ def choose(
     ratios: Mapping[str, Interval],
     *,
     barred: Collection[str] = (),
-    unheard: Collection[str] = (),
+    min_gain: float = 0.0,
+    shortfall: str = "",
     ended_by: str = "",
 ) -> Choice:
-    """The simplest placement inside the best interval, if it is proved faster than the reference.
+    """The simplest placement inside the best interval, if its gain is proved.
 
-    Simplest means fewest activation pairs. Proved means that the whole 95 % interval lies below one.
-    ``barred`` are digests of placements that are not accurate enough, ``unheard`` of those that nobody knows that
-    of, though it is asked for: they are there for comparison. ``ended_by`` is the limit that ended the
-    search before it was done; it is part of the reason of an unchanged model.
+    Simplest means fewest activation pairs. Proved means that the slow end of the 95 % interval of its time over the
+    reference's lies below ``1 - min_gain``. ``barred`` are digests of placements that are not accurate enough.
+    Parts of the reason of an unchanged model are ``shortfall``, what faster candidates lacked in accuracy, and
+    ``ended_by``, the limit that ended the search before it was done.
     """
     reference = roles["reference"]
     proved = {
         role: ratio
         for role, ratio in ratios.items()
-        if ratio.high < 1 and roles[role].digest not in (reference.digest, *barred, *unheard)
+        if ratio.high < 1 - min_gain and roles[role].digest not in (reference.digest, *barred)
     }
     if not proved:
-        lacks = dict.fromkeys(unheard, "how accurate it is was not heard")
-        reason = _why_not(roles, ratios, lacks | dict.fromkeys(barred, "is not accurate enough"))
-        if ended_by:
-            reason += f"; the search ended at {ended_by}, before it was done"
+        ended = f"the search ended at {ended_by}, before it was done" if ended_by else ""
+        rivals = _rivals(roles, ratios, barred, min_gain) or ([] if shortfall else [_NOTHING])
+        reason = "; ".join(part for part in (shortfall, *rivals, ended) if part)
         return Choice(role="reference", placement=reference, unchanged=True, reason=reason)
     best = min(proved, key=lambda role: proved[role].median)
     inside = [role for role in proved if proved[role].median <= proved[best].high]
@@ -111,13 +118,30 @@ def choose(
     return Choice(role=role, placement=roles[role], unchanged=False, reason=reason)
 
 
-def _why_not(roles: Mapping[str, Placement], ratios: Mapping[str, Interval], lacks: Mapping[str, str]) -> str:
+_NOTHING = "no placement was faster than the reference in any race"
+
+
+def _rivals(
+    roles: Mapping[str, Placement], ratios: Mapping[str, Interval], barred: Collection[str], min_gain: float
+) -> list[str]:
+    """Why the fastest confirmed placement is not selected, and the fastest that is accurate enough."""
     reference = roles["reference"].digest
-    rivals = {role: ratio for role, ratio in ratios.items() if roles[role].digest != reference}
-    if not rivals:
-        return "no placement was faster than the reference in any race"
-    role = min(rivals, key=lambda name: rivals[name].median)
-    best = rivals[role]
-    took = f"{best.median:.3f} of the reference's time [{best.low:.3f}, {best.high:.3f}]"
-    lacking = lacks.get(roles[role].digest)
-    return f"the best ({role}) took {took}" + (f", but {lacking}" if lacking else "")
+    rivals = sorted(
+        (role for role in ratios if roles[role].digest != reference), key=lambda role: ratios[role].median
+    )
+    accurate = [role for role in rivals if roles[role].digest not in barred]
+    reasons = []
+    for role in dict.fromkeys((*rivals[:1], *accurate[:1])):
+        ratio = ratios[role]
+        took = f"{role} took {ratio.median:.3f} of the reference's time [{ratio.low:.3f}, {ratio.high:.3f}]"
+        if role not in accurate:
+            reasons.append(f"{took}, but is not accurate enough")
+        else:
+            reasons.append(took if ratio.median >= 1 else f"{took}: {_gain_text(ratio, min_gain)}")
+    return reasons
+
+
+def _gain_text(ratio: Interval, min_gain: float) -> str:
+    gain, low, high = (percent_text(1 - value) for value in (ratio.median, ratio.high, ratio.low))
+    asked = f"the {100 * min_gain:g} % of tune.min_gain" if min_gain else "a gain"
+    return f"a gain of {gain} (95 %: {low} to {high}) does not prove {asked}"

@@ -45,7 +45,7 @@ from qdqspec.session.result import Result
 from qdqspec.session.scores import joined_metrics
 from qdqspec.session.study import AnyStrategy, Study
 from qdqspec.session.tuning import Workbench
-from qdqspec.session.work import CaseWork
+from qdqspec.session.work import CaseWork, skipped_record
 from qdqspec.spec.inline import Asked, AskedWithStrategy, PathLike, inline_case
 from qdqspec.types import (
     Case,
@@ -97,6 +97,7 @@ class Session:
         self._results: dict[_Key, dict[str, CheckResult]] = {}
         self._raised: dict[_Key, set[str]] = {}  # the checks whose result is an error
         self._needs: dict[_Key, set[EvidenceKind]] = {}  # what was asked of a case
+        self._skipped: dict[_Key, CaseRecord] = {}
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
 
     def availability(self, case: Case) -> Availability:
@@ -275,10 +276,14 @@ class Session:
             return timed_out(limit)
         work.require(check)
         work.look_into(check)
-        verdict = kind.judge(check.params, self.evidence(case, kind.needs))
+        verdict = kind.judge(check.params, self.evidence(case, kind.needs | {"parity"}))
         if verdict.outcome == "fail" and work.finder.is_cut_short:
             return timed_out(limit, verdict)
         return verdict
+
+    def skip(self, case: Case, why: str) -> None:
+        """Enter a case that cannot run here into the record, with the reason."""
+        self._skipped[_key(case)] = skipped_record(case, self.settings.backend, why)
 
     def plan(self, case: Case) -> str:
         """What a search would try and what it would cost at most, without building anything."""
@@ -289,12 +294,13 @@ class Session:
         return self.work(case).bench.output
 
     def record(self) -> RunRecord:
-        """Every case that was judged or searched so far, with all evidence that was gathered for it."""
-        return self._run_record(
+        """Every case that was judged, searched or skipped so far, with all evidence that was gathered for it."""
+        found = (
             CaseRecord(evidence=self._gathered(key), results=tuple(self._results.get(key, {}).values()))
             for key, work in self._works.items()
             if self._results.get(key) or work.finder.is_found
         )
+        return self._run_record((*found, *self._skipped.values()))
 
     def _run_record(self, cases: Iterable[CaseRecord]) -> RunRecord:
         started, clock = self._started
@@ -322,7 +328,7 @@ class Session:
         work, raised = self._works[key], self._raised.get(key, set())
         if not work.finder.is_found:
             return work.unsearched
-        needs: set[EvidenceKind] = {"latency"}  # the summary shows it, and the search has measured it anyway
+        needs: set[EvidenceKind] = {"latency", "parity"}  # of every case, whatever its checks
         needs |= self._needs.get(key, set())
         for result in self._results.get(key, {}).values():
             needs |= cast("Check", resolve("check", result.kind)).needs if result.id not in raised else set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import cached_property
@@ -115,10 +115,13 @@ class CaseBench:
 
     @property
     def _data(self) -> tuple[str, ...]:
-        """What the numbers of pairs come from."""
-        inputs = self.case.inputs
+        """What the numbers of pairs come from, and the data that an SQNR limit is measured on."""
+        inputs, tune = self.case.inputs, self.case.tune
         scales = (f"scales {data_digest(inputs.scales)}",) if inputs.scales is not None else ()
-        return data_digest(inputs.calibration), *scales
+        measures_db = tune.objective == "pareto" or tune.limits.min_sqnr_db is not None
+        decides = inputs.evaluation is not None and measures_db
+        evaluation = (f"evaluation {data_digest(inputs.evaluation)}",) if decides else ()
+        return data_digest(inputs.calibration), *scales, *evaluation
 
     @property
     def journal_header(self) -> dict[str, object]:
@@ -171,11 +174,3 @@ class CaseBench:
     def engine(self, path: Path) -> AbstractContextManager[Engine]:
         """A model file, built to be run; closed at the end of the block."""
         return closing(self.backend.build(path, self.work.options))
-
-    def comparison_data(self) -> tuple[Iterable[Mapping[str, Array]], str]:
-        """Inputs to compare outputs on, and what they are: the best data there is."""
-        if self.prepared.evaluation is not None:
-            return self.prepared.evaluation, "evaluation"
-        if self.prepared.calibration is not None:
-            return self.prepared.calibration, "calibration"
-        return self.prepared.feeds(), "random"

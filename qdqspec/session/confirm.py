@@ -1,4 +1,4 @@
-"""What a finished search ships: finalists built afresh, timed together, and chosen among. Part of the session."""
+"""Confirmation of a finished search: finalists are built afresh and timed together, and one is selected."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from qdqspec.errors import BackendError
 from qdqspec.measure.bench import CONFIRM_BUILDS, Bench
 from qdqspec.measure.stats import inverse
-from qdqspec.search.select import Choice, choose, finalists, front_of
+from qdqspec.search.select import Choice, choose, finalists, front_of, reaches
 from qdqspec.session.held import Held
-from qdqspec.types import FrontPoint, LatencyEvidence, Placement, Trial
+from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
 
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a front that are built afresh and timed together
@@ -46,23 +46,22 @@ def confirm(
     ended_by: str = "",
     beside: Mapping[str, Placement] | None = None,
 ) -> Confirmed:
-    """Build the finalists afresh, time them together, and choose; who would be shipped is scored before.
+    """Build the finalists afresh, time them together, and choose one that keeps the limits on all data.
 
-    What stands ``beside`` them, by role, is timed as well and never chosen.
+    Placements ``beside`` them, by role, are timed as well and never chosen.
     ``ended_by`` is the limit that ended the search, where one did. Raises `BackendError` where the reference does
     not build again.
     """
-    roles = finalists(trials, everything, min_sqnr_db=held.min_sqnr_db, min_accuracy=held.min_accuracy)
-    front = _front_roles(trials, roles, held) if pareto else {}
-    measured = bench.compare({**roles, **front, **(beside or {}), "tuned": roles["winner"]})
-    barred = {t.placement.digest for t in trials if not t.subgraph and not held.reaches(t)}
-    is_heard = any(t.placement == everything and not t.subgraph for t in trials)
-    unheard = {everything.digest} if held.min_sqnr_db is not None and not is_heard else set[str]()
-    choice = _chosen(roles, measured, bench, barred, unheard, ended_by)
-    points = _front(trials, {**roles, **front}, measured, bench, held) if pareto else ()
-    scored = tuple(_scored(trial, held) for trial in trials)
-    if choice.unchanged and (lacked := held.in_the_way(scored)):
-        choice = replace(choice, reason=f"{lacked}; {choice.reason}")
+    roles = finalists(trials, everything, fits=held.reaches, admits=lambda each: _admitted(each, bench))
+    members = _front_roles(trials, roles, held) if pareto else {}
+    measured = bench.compare({**roles, **members, **(beside or {}), "tuned": roles["winner"]})
+    points: tuple[FrontPoint, ...] = ()
+    among = roles
+    if pareto:
+        points = _front(trials, {**roles, **members}, measured, bench, held)
+        ahead = {point.placement for point in points}
+        among = {role: p for role, p in {**roles, **members}.items() if p.digest in ahead}
+    choice = _chosen(trials, among, measured, bench, held, ended_by)
     return Confirmed(
         choice=choice,
         latency=renamed(measured, choice.role, tuple(beside or ())),
@@ -71,29 +70,39 @@ def confirm(
             (role, _scored(_line(number, role, placement, measured), held))
             for number, (role, placement) in enumerate(roles.items(), len(trials))
         ),
-        trials=scored,
+        trials=tuple(_scored(trial, held) for trial in trials),
     )
 
 
 def _chosen(
+    trials: Sequence[Trial],
     roles: Mapping[str, Placement],
     measured: LatencyEvidence,
     bench: Bench,
-    barred: set[str],
-    unheard: set[str],
+    held: Held,
     ended_by: str,
 ) -> Choice:
-    """The choice among those that are accurate enough; of whom that is not known, it is found out."""
+    """The choice among placements that are accurate enough on all data; that of each choice is measured first."""
     ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
+    barred = {t.placement.digest for t in trials if not t.subgraph and not held.reaches(t)}
     while True:
-        choice = choose(roles, ratios, barred=barred, unheard=unheard, ended_by=ended_by)
+        shortfall = held.shortfall([_scored(trial, held) for trial in trials])
+        choice = choose(
+            roles,
+            ratios,
+            barred=barred,
+            min_gain=held.limits.min_gain,
+            shortfall=shortfall,
+            ended_by=ended_by,
+        )
         if choice.unchanged or _admitted(choice.placement, bench):
-            return choice
+            refused = held.refused(trials)
+            return replace(choice, reason=f"{choice.reason}; {refused}") if refused else choice
         barred.add(choice.placement.digest)
 
 
 def _admitted(placement: Placement, bench: Bench) -> bool:
-    """Whether a placement is accurate enough; one that cannot be scored is not."""
+    """Whether a placement is accurate enough on all data; one that cannot be measured is not."""
     try:
         return bench.admits(placement)
     except BackendError:
@@ -101,9 +110,9 @@ def _admitted(placement: Placement, bench: Bench) -> bool:
 
 
 def _front_roles(trials: Sequence[Trial], roles: Mapping[str, Placement], held: Held) -> dict[str, Placement]:
-    """The placements of the front that are no finalists already."""
+    """The placements of the front that are no finalists already, those below an SQNR limit too."""
     known = {placement.digest for placement in roles.values()}
-    fit = [trial for trial in trials if held.reaches(trial)]
+    fit = [trial for trial in trials if reaches(trial, None, held.min_accuracy)]
     members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
     return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
 
@@ -115,31 +124,47 @@ def _front(
     bench: Bench,
     held: Held,
 ) -> tuple[FrontPoint, ...]:
-    """What remains of the front once its members were built afresh, timed together, and scored."""
-    heard = {t.placement.digest: t for t in trials if t.ok and t.sqnr_db is not None}
+    """The front of freshly built placements, by time and by SQNR on all data, fastest first.
+
+    The reference is always its last point. A placement that fails the task metric is no point.
+    """
+    searched = {t.placement.digest for t in trials if t.ok and t.sqnr_db is not None}
     timed = {
         placement.digest: (measured.ratios[role], placement)
         for role, placement in roles.items()
-        if role in measured.ratios and placement.digest in heard and held.reaches(heard[placement.digest])
+        if role in measured.ratios and measured.ratios[role].median < 1 and placement.digest in searched
     }
     points: list[FrontPoint] = []
-    for digest, (ratio, placement) in sorted(timed.items(), key=lambda item: item[1][0].median):
-        sqnr_db = heard[digest].sqnr_db or 0.0
-        if (not points or sqnr_db > points[-1].sqnr_db) and _admitted(placement, bench):
-            points.append(
-                FrontPoint(
-                    placement=digest,
-                    pairs=placement.pairs,
-                    ratio=ratio,
-                    sqnr_db=sqnr_db,
-                    accuracy=held.score(placement),
-                )
-            )
-    return tuple(points)
+    for ratio, placement in sorted(timed.values(), key=lambda each: each[0].median):
+        sqnr_db = _confirmed_db(placement, bench, held)
+        if sqnr_db is not None and (not points or sqnr_db > points[-1].sqnr_db):
+            points.append(_point(placement, ratio, sqnr_db, held))
+    reference = roles["reference"]
+    return (*points, _point(reference, measured.ratios["reference"], EXACT_DB, held))
+
+
+def _confirmed_db(placement: Placement, bench: Bench, held: Held) -> float | None:
+    """The SQNR on all data; ``None`` where it cannot be measured, or a task metric is below its limit."""
+    try:
+        bench.confirm(placement)
+    except BackendError:
+        return None
+    score, least = held.score(placement), held.min_accuracy
+    return None if least is not None and score is not None and score < least else held.confirmed_db(placement)
+
+
+def _point(placement: Placement, ratio: Interval, sqnr_db: float, held: Held) -> FrontPoint:
+    return FrontPoint(
+        placement=placement.digest,
+        pairs=placement.pairs,
+        ratio=ratio,
+        sqnr_db=sqnr_db,
+        accuracy=held.score(placement),
+    )
 
 
 def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:
-    """The same measurement with ``tuned`` standing for what is shipped."""
+    """The same measurement with role ``tuned`` for what is selected."""
     names = {"tuned": role, "reference": "reference"} | {
         name: name
         for name in ("runner-up", "everything", *beside)

@@ -51,7 +51,7 @@ def culprits_of(
 ) -> CulpritEvidence:
     """As `find_culprits`, of pairs placed in the model of a case, measured on the best data there is."""
     left = [limit for limit in (seconds, bench.work.seconds_left()) if limit is not None]
-    feeds, data = bench.comparison_data()
+    feeds, data = bench.prepared.comparison_data()
     return find_culprits(
         bench.given,
         pairs,

@@ -171,7 +171,7 @@ def write_patterns(
 
     What was built of parts of the model says nothing of the whole, and what was not accurate enough is no start.
     """
-    least_db = prepared.case.tune.min_sqnr_db
+    least_db = prepared.case.tune.limits.min_sqnr_db
     least = None if result.accuracy is None else result.accuracy.least
     fit = [trial for trial in result.trials if not trial.subgraph and reaches(trial, least_db, least)]
     winner, built = result.winner, {trial.placement.digest for trial in result.trials if not trial.subgraph}

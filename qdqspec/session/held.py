@@ -1,7 +1,7 @@
-"""What accuracy a search is held to: a smallest SQNR, a task metric, or both. Part of the session.
+"""The accuracy constraints of a search: a smallest SQNR, a task metric, or both. Part of the session.
 
-The SQNR on a few calibration samples is told of every candidate; the metric is taken on all evaluation data, of the
-reference once and of each candidate that has won its races.
+The SQNR of every candidate is measured on a few calibration samples. On all data, evaluation data where there is some,
+the metric is measured of each candidate that has won its races, and the SQNR of those that may be selected.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, DataError
 from qdqspec.measure.admission import Admission
-from qdqspec.parity.gate import OutputGate
+from qdqspec.parity.gate import SAMPLES, AllData, OutputGate
 from qdqspec.search.select import reaches
 from qdqspec.session.prepare import Prepared, require_path
-from qdqspec.types import AccuracyBound, AccuracyRules, Placement, Trial
+from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 from qdqspec.units import count_text, metric_text, ratio_text
 
 NO_PLACEMENT = Placement(sites=frozenset())
@@ -25,28 +26,46 @@ NO_PLACEMENT = Placement(sites=frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A case's constraints with the reference scored, and who they admit. Nobody is heard where none is asked for."""
+    """A case's constraints with the reference scored. Without ``admission`` nothing is measured and all is admitted.
 
-    min_sqnr_db: float | None
-    rules: AccuracyRules | None
-    samples: int
-    admission: Admission | None
+    ``data`` names the data that decides about the SQNR: "evaluation", "calibration" or "random".
+    """
+
+    limits: SearchLimits
+    rules: AccuracyRules | None = None
+    samples: int = 0
+    admission: Admission | None = None
+    data: str = ""
+
+    @property
+    def min_sqnr_db(self) -> float | None:
+        """The smallest SQNR that can win."""
+        return self.limits.min_sqnr_db
 
     @property
     def min_accuracy(self) -> float | None:
         """The smallest value of the metric that can win."""
         return None if self.rules is None or self.admission is None else self.admission.least
 
+    def sqnr_db(self, trial: Trial) -> float | None:
+        """The SQNR of a trial: on all data where that was measured, else on a few samples."""
+        known = {} if self.admission is None else self.admission.confirmed_db
+        return known.get(trial.placement.digest, trial.sqnr_db)
+
     def reaches(self, trial: Trial) -> bool:
         """Whether a trial is accurate enough, as far as is known."""
-        return reaches(trial, self.min_sqnr_db, self.min_accuracy)
+        return reaches(replace(trial, sqnr_db=self.sqnr_db(trial)), self.min_sqnr_db, self.min_accuracy)
+
+    def confirmed_db(self, placement: Placement) -> float | None:
+        """A placement's SQNR on all data, where that is known."""
+        return None if self.admission is None else self.admission.confirmed_db.get(placement.digest)
 
     def score(self, placement: Placement) -> float | None:
         """A placement's value of the metric, where that is known."""
         return None if self.admission is None else self.admission.scores.get(placement.digest)
 
-    def bound(self, shipped: Placement) -> AccuracyBound | None:
-        """What the metric came to, once it is known what is shipped."""
+    def bound(self, selected: Placement) -> AccuracyBound | None:
+        """The values of the metric, once it is known which placement is selected."""
         if self.rules is None or self.admission is None or self.admission.least is None:
             return None
         scores = self.admission.scores
@@ -56,43 +75,71 @@ class Held:
             metric=self.rules.key,
             least=self.admission.least,
             reference=reference,
-            shipped=scores.get(shipped.digest, reference),
+            shipped=scores.get(selected.digest, reference),
             best=max(others, default=None),
             scored=len(others),
             samples=self.samples,
         )
 
-    def in_the_way(self, trials: Sequence[Trial]) -> str:
-        """What candidates that were faster than the reference lacked; empty where accuracy stood in nobody's way."""
+    def shortfall(self, trials: Sequence[Trial]) -> str:
+        """What candidates that were faster than the reference lacked in accuracy; empty where none lacked any."""
         fast = [t for t in trials if t.ok and not t.subgraph and t.ratio is not None and t.ratio < 1]
         lost = [trial for trial in fast if not self.reaches(trial)]
         if not lost:
             return ""
         scored = [trial for trial in lost if trial.accuracy is not None]
-        best = max(scored or lost, key=lambda t: (t.accuracy or 0.0, t.sqnr_db or 0.0))
-        reached = f"the best of them reached {self._said(best, best.accuracy, best.sqnr_db)}"
-        wanted = self._said(best, self.min_accuracy, self.min_sqnr_db)
+        best = max(scored or lost, key=lambda t: (t.accuracy or 0.0, self.sqnr_db(t) or 0.0))
+        wanted = self._text(best, self.min_accuracy, self.min_sqnr_db)
+        reached = self._text(best, best.accuracy, self.sqnr_db(best))
         return (
-            f"{count_text(len(lost), 'faster candidate')} did not keep {wanted}; {reached}, "
-            f"in {ratio_text(best.ratio or 1.0)} of the reference's time"
+            f"{count_text(len(lost), 'faster candidate')} did not keep {wanted}{self._origin(best)}; "
+            f"the best of them reached {reached}, in {ratio_text(best.ratio or 1.0)} of the reference's time"
         )
 
-    def _said(self, trial: Trial, accuracy: float | None, sqnr_db: float | None) -> str:
+    def refused(self, trials: Sequence[Trial]) -> str:
+        """Candidates that kept the SQNR limit on the samples of the search and not on all data; empty for none."""
+        least = self.min_sqnr_db
+        if least is None or self.admission is None:
+            return ""
+        known = self.admission.confirmed_db
+        found = {
+            t.placement.digest: known[t.placement.digest]
+            for t in trials
+            if t.sqnr_db is not None and t.sqnr_db >= least > known.get(t.placement.digest, math.inf)
+        }
+        if not found:
+            return ""
+        return (
+            f"{count_text(len(found), 'candidate')} reached {least:g} dB on a few calibration samples and "
+            f"{max(found.values()):.1f} dB at most on all {self.data} data"
+        )
+
+    def _text(self, trial: Trial, accuracy: float | None, sqnr_db: float | None) -> str:
         if self.rules is not None and trial.accuracy is not None and accuracy is not None:
             return f"{self.rules.key} {metric_text(self.rules.metric, accuracy)}"
         return "an SQNR" if sqnr_db is None else f"{sqnr_db:.1f} dB"
 
+    def _origin(self, trial: Trial) -> str:
+        by_metric = self.rules is not None and trial.accuracy is not None
+        return " (the default limit)" if self.limits.source == "default" and not by_metric else ""
+
 
 def held_of(prepared: Prepared, backend: Backend, options: BuildOptions) -> Held:
-    """What a case's search is held to; builds and runs the reference where anything is."""
-    asked = prepared.case.tune
-    if asked.objective != "pareto" and asked.min_sqnr_db is None and asked.accuracy is None:
-        return Held(None, None, 0, None)
-    with closing(backend.build(require_path(prepared.given), options)) as reference:
-        admission = Admission(OutputGate(reference, prepared.feeds()), asked.min_sqnr_db)
+    """The constraints of a case's search; builds and runs the reference where there are any."""
+    asked, limits = prepared.case.tune, prepared.case.tune.limits
+    measures_db = asked.objective == "pareto" or limits.min_sqnr_db is not None
+    if not measures_db and asked.accuracy is None:
+        return Held(limits)
+    build = partial(backend.build, require_path(prepared.given), options)
+    feeds, data = prepared.comparison_data()
+    with closing(build()) as reference:
+        admission = Admission(OutputGate(reference, prepared.feeds()), limits.min_sqnr_db)
+    admission.confirms_sqnr = measures_db
+    if data == "evaluation" or len(feeds) > SAMPLES:
+        admission.all_data = AllData(feeds, build)
     if asked.accuracy is not None:
         _hold(admission, prepared, asked.accuracy)
-    return Held(asked.min_sqnr_db, asked.accuracy, prepared.scores.samples, admission)
+    return Held(limits, asked.accuracy, prepared.scores.samples, admission, data)
 
 
 def _hold(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> None:

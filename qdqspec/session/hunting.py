@@ -56,7 +56,7 @@ class _Hunter:
         self._bench = bench
         self._params = params
         self._asked = asked
-        feeds, _ = bench.comparison_data()
+        feeds, _ = bench.prepared.comparison_data()
         self._samples = list(islice(feeds, _SAMPLES))
         self._domains = input_domains(
             bench.given,
@@ -126,7 +126,7 @@ class _Hunter:
 
 def _calibrated(bench: CaseBench) -> Iterable[Mapping[str, Array]]:
     """What activations were calibrated on, where that is known; else the data to compare on."""
-    return bench.prepared.calibration or bench.comparison_data()[0]
+    return bench.prepared.calibration or bench.prepared.comparison_data()[0]
 
 
 def _command(bench: CaseBench, tuned: Path, file: Path) -> str:

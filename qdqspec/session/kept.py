@@ -17,7 +17,16 @@ from typing import Any
 
 from qdqspec.measure.journal import placement_from_json, placement_to_json, trial_from_json, trial_to_json
 from qdqspec.measure.store import Store, cache_key
-from qdqspec.types import AccuracyBound, Case, FrontPoint, Interval, Placement, Provenance, SearchResult
+from qdqspec.types import (
+    AccuracyBound,
+    Case,
+    FrontPoint,
+    Interval,
+    Placement,
+    Provenance,
+    SearchLimits,
+    SearchResult,
+)
 
 STATE_VERSION = 6  # raised when what an entry means changes, so that old ones are not taken
 _CONCLUSIONS = (
@@ -104,7 +113,7 @@ def keep(
         conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
         # Whole: everything quantized is confirmed, and may be shipped, where the search ended before building it.
         conclusions |= {"winner": placement_to_json(result.winner), "raw_winner": raw_winner.digest}
-        conclusions |= {"front": _plain(result.front), "accuracy": _plain(result.accuracy)}
+        conclusions |= {name: _plain(getattr(result, name)) for name in ("front", "accuracy", "limits")}
         conclusions["about"] = dict(about)
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         for name in _FILES:
@@ -141,6 +150,7 @@ def _recalled(store: Store, folder: Path) -> Kept:
         provenance=Provenance(source="cached", age_seconds=store.age_seconds(folder)),
         front=tuple(FrontPoint(**{**point, "ratio": Interval(**point["ratio"])}) for point in said["front"]),
         accuracy=None if said["accuracy"] is None else AccuracyBound(**said["accuracy"]),
+        limits=SearchLimits(**said["limits"]),
         **{name: said[name] for name in _CONCLUSIONS},
     )
     return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])

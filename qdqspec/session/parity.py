@@ -32,14 +32,20 @@ class SideBySide:
     """
 
     def __init__(
-        self, work: Workbench, reference: Path, tuned: Path, fixed: Mapping[str, Array] | None = None
+        self,
+        work: Workbench,
+        reference: Path,
+        tuned: Path,
+        fixed: Mapping[str, Array] | None = None,
+        *,
+        divided: bool = True,
     ) -> None:
-        self.undivided = ""
+        self.undivided = "" if divided else "no check of parity asks for it"
         self._fixed = dict(fixed or {})
         self._opened = ExitStack()
         self._reference = self._engine(lambda: work.backend.build(reference, work.options))
         self._tuned = self._engine(lambda: work.backend.build(tuned, work.options))
-        self._arithmetic = None if tuned == reference else self._unfused(work, tuned)
+        self._arithmetic = self._unfused(work, tuned) if divided and tuned != reference else None
 
     def run(self, feeds: Mapping[str, Array]) -> Run:
         """The outputs for one input; raises `BackendError` where a model does not run on it."""
@@ -150,14 +156,15 @@ def unfused(options: BuildOptions) -> BuildOptions:
     return replace(options, extra={**options.extra, OPTIMIZATION: AS_DEFINED})
 
 
-def compare_models(bench: CaseBench, tuned: Path) -> ParityEvidence:
+def compare_models(bench: CaseBench, tuned: Path, *, divided: bool = True) -> ParityEvidence:
     """Outputs of a model that takes the same inputs against those of the model given, on the best data there is.
 
-    The model given is the user's own file, fed the values of the inputs that the case fixes.
+    The model given is the user's own file, fed the values of the inputs that the case fixes. ``divided`` also compares
+    both with the Q/DQ arithmetic as ONNX defines it.
     """
-    feeds, kind = bench.comparison_data()
+    feeds, kind = bench.prepared.comparison_data()
     reference = bench.case.model.absolute() if bench.fixed else require_path(bench.given)
-    with SideBySide(bench.work, reference, tuned, bench.fixed) as models:
+    with SideBySide(bench.work, reference, tuned, bench.fixed, divided=divided) as models:
         compared = compare_outputs(models.runs(feeds), kind, questions(bench.case))
         return replace(compared, undivided=models.undivided)
 

@@ -152,6 +152,13 @@ class Prepared:
         shapes = {name: spec.shape for name, spec in self.inputs.items()}
         return iter(random_feeds(self.given, shapes, self._seed, RANDOM_SAMPLES))
 
+    def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
+        """The best data to compare outputs on, and what it is."""
+        for data, kind in ((self.evaluation, "evaluation"), (self.calibration, "calibration")):
+            if data is not None:
+                return data, kind
+        return list(self.feeds()), "random"
+
     @cached_property
     def sample(self) -> dict[str, Array]:
         """One input, in the shapes of the first profile."""

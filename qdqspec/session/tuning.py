@@ -178,6 +178,7 @@ class Tuning:
             patterns=len({region.pattern for region in prepared.regions}),
             front=confirmed.front,
             accuracy=self._held.bound(choice.placement),
+            limits=self._held.limits,
         )
 
     def rest(self) -> None:

@@ -23,6 +23,7 @@ from qdqspec.session.tuning import Workbench
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
+    CaseRecord,
     CheckSpec,
     CulpritEvidence,
     DeviceKey,
@@ -38,9 +39,6 @@ from qdqspec.types import (
 )
 
 DRIFT = 0.05  # share of time from which a change of speed is reported
-ROUGH_DB = (
-    10.0  # below this an output's error is a third of the output and more: said where nothing judges it
-)
 CULPRIT_SECONDS = 30.0  # what looking for them may take when a check has failed
 
 
@@ -90,8 +88,13 @@ class CaseWork:
 
     @cached_property
     def parity(self) -> ParityEvidence:
-        """Outputs of the tuned model against the reference's, on evaluation data where there is some."""
-        return self.parity_with(self.finder.tuned_path)
+        """Outputs of the tuned model against the reference's, on evaluation data where there is some.
+
+        Quantization and runtime are told apart where a check of parity may need it, and where nothing is checked.
+        """
+        checks = self.bench.case.checks
+        divided = not checks or any(check.kind == "parity" for check in checks)
+        return compare_models(self.bench, self.finder.tuned_path, divided=divided)
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
         """Outputs of another model that takes the same inputs against those of the model given."""
@@ -206,8 +209,7 @@ class CaseWork:
         return (
             *own,
             *self._drift_warning(),
-            *self._rough_warning(),
-            *self._broken_warning(),
+            *self._limit_warning(),
             *self._output_warning(),
             *self.store.warnings,
         )
@@ -232,28 +234,22 @@ class CaseWork:
         changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
         return (f"{changed}: trust the ratio, not the milliseconds",)
 
-    def _rough_warning(self) -> tuple[str, ...]:
+    def _limit_warning(self) -> tuple[str, ...]:
+        """A selected model is below the limit where its scheme was asked for, or data or runtime changed since."""
         parity: ParityEvidence | None = self.__dict__.get("parity")
-        rules, kinds = self.bench.case.tune, {check.kind for check in self.bench.case.checks}
-        watched = (
-            rules.min_sqnr_db is not None or rules.accuracy is not None or kinds & {"parity", "accuracy"}
-        )
-        if parity is None or watched or parity.sqnr_db >= ROUGH_DB:
-            return ()
-        found = f"the tuned model's worst output has an SQNR of {parity.sqnr_db:.1f} dB ({parity.data} data)"
-        return (
-            f"{found}, and nothing asks for more: set tune.min_sqnr_db or tune.accuracy, or check parity",
-        )
-
-    def _broken_warning(self) -> tuple[str, ...]:
-        """The search hears a few samples of each candidate, and nobody asked for more of what is shipped."""
-        parity: ParityEvidence | None = self.__dict__.get("parity")
-        least = self.bench.case.tune.min_sqnr_db
+        least = self.bench.case.tune.limits.min_sqnr_db
         if parity is None or least is None or parity.sqnr_db >= least:
             return ()
-        kept = f"tune.min_sqnr_db: the search kept {least:.1f} dB on a few calibration samples"
         found = f"on all {parity.data} data the tuned model has {parity.sqnr_db:.1f} dB"
-        return (f"{kept}; {found}: ask for more, or calibrate on data more like it",)
+        return (f"{found}, below the limit of {least:g} dB (tune.min_sqnr_db)",)
+
+
+def skipped_record(case: Case, backend: str, why: str) -> CaseRecord:
+    """The record of a case that cannot run on this machine: nothing is known of it but the reason."""
+    evidence = Evidence(
+        case=case, backend=backend, target=backend, device=DeviceKey(key=""), model_sha256="", skipped=why
+    )
+    return CaseRecord(evidence=evidence)
 
 
 def _size(path: Path, model: Model | None = None) -> int:

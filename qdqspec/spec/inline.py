@@ -59,8 +59,9 @@ class Asked(TypedDict, total=False):
     trials: int
     minutes: float
     objective: Literal["latency", "pareto"]
-    min_sqnr_db: float
+    min_sqnr_db: float | Literal["none"]
     accuracy: Mapping[str, str | float]
+    min_gain: float | str
     clock: Literal["auto", "cpu", "wall"]
     float16: bool
     start_from: Sequence[PathLike]
@@ -102,7 +103,7 @@ _PLACES = {
     **{
         word: ("tune", word)
         for word in (
-            "strategy", "preset", "trials", "minutes", "objective", "min_sqnr_db", "accuracy", "clock",
+            "strategy", "preset", "trials", "minutes", "objective", "min_sqnr_db", "accuracy", "min_gain", "clock",
             "float16", "start_from",
         )
     },

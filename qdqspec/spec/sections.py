@@ -6,6 +6,7 @@ are the same, and a test holds them together. May import floor 0 and pydantic.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Literal, Self, TypeAlias
 
@@ -136,6 +137,22 @@ def _minutes(value: object) -> object:
 Minutes: TypeAlias = Annotated[Positive, BeforeValidator(_minutes, json_schema_input_type=Positive | str)]
 
 
+def _sqnr_limit(value: object) -> object:
+    """A number of decibels, or ``none``; one error where it is neither."""
+    if value == "none" or (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ):
+        return value
+    raise PydanticCustomError(
+        "sqnr_limit", "'min_sqnr_db' should be a finite number or none, not {text}", {"text": str(value)}
+    )
+
+
+SqnrLimit: TypeAlias = Annotated[
+    float | Literal["none"], BeforeValidator(_sqnr_limit, json_schema_input_type=float | Literal["none"])
+]
+
+
 class AccuracySection(Section):
     """What a task metric must keep in the search; the keys are those of the check ``accuracy``."""
 
@@ -173,11 +190,16 @@ class TuneSection(Section):
     objective: Literal["latency", "pareto"] = Field(
         default="latency", description="The fastest, or the front of latency and accuracy."
     )
-    min_sqnr_db: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        default=None, description="Accuracy constraint inside the search, in dB."
+    min_sqnr_db: SqnrLimit | None = Field(
+        default=None,
+        description="Smallest SQNR of what is selected, in dB; without this and accuracy: 20; none lifts it.",
     )
     accuracy: AccuracySection | None = Field(
         default=None, description="Accuracy constraint inside the search, by a metric on inputs.evaluation."
+    )
+    min_gain: Annotated[Fraction, Field(ge=0, lt=1)] = Field(
+        default=0.02,
+        description="Share of the reference's time that the selected model is proved to save: 0.02 or 2%.",
     )
     clock: Literal["auto", "cpu", "wall"] = Field(default="auto", description="The clock that decides.")
     float16: bool | None = Field(
@@ -198,6 +220,7 @@ class TuneSection(Section):
             objective=self.objective,
             min_sqnr_db=self.min_sqnr_db,
             accuracy=None if self.accuracy is None else self.accuracy.rules(),
+            min_gain=self.min_gain,
             clock=self.clock,
             float16=self.float16,
             start_from=self.start_from,

@@ -7,6 +7,7 @@ evidence is all that was measured of a case, a verdict is what a check makes of 
 from __future__ import annotations
 
 from qdqspec.types.asked import (
+    DEFAULT_MIN_SQNR_DB,
     SLACK,
     TRIALS,
     AccuracyRules,
@@ -19,6 +20,7 @@ from qdqspec.types.asked import (
     PatternRules,
     QuantizeRules,
     RegionRules,
+    SearchLimits,
     ShapeProfile,
     SkipRules,
     TuneRules,
@@ -50,6 +52,7 @@ from qdqspec.types.measured import (
     Trial,
 )
 from qdqspec.types.parity import (
+    EXACT_DB,
     Culprit,
     CulpritEvidence,
     ParityEvidence,
@@ -74,12 +77,15 @@ from qdqspec.types.words import (
     Outcome,
     RegionType,
     Severity,
+    Status,
     format_of,
     kind_of,
     label_of,
 )
 
 __all__ = [
+    "DEFAULT_MIN_SQNR_DB",
+    "EXACT_DB",
     "HALVES",
     "LABELS",
     "NOT_CANDIDATES",
@@ -136,12 +142,14 @@ __all__ = [
     "Rehearsed",
     "RunRecord",
     "Samples",
+    "SearchLimits",
     "SearchResult",
     "Section",
     "Severity",
     "ShapeProfile",
     "Site",
     "SkipRules",
+    "Status",
     "SurvivalEvidence",
     "TensorParity",
     "TopK",

@@ -16,6 +16,7 @@ Metric: TypeAlias = Callable[[Mapping[str, Any], Any], float]
 FixedValue: TypeAlias = bool | int | float | tuple[Any, ...]  # a number, or nested rows of them
 
 SLACK = 1e-9  # by which a metric may miss its limit
+DEFAULT_MIN_SQNR_DB = 20.0  # below it outputs change visibly: at 13 dB most texts of a text recognizer do
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 
 
@@ -127,19 +128,54 @@ class AccuracyRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLimits:
+    """What a selected model meets: the SQNR of its worst output, and the share of time that it is proved to save.
+
+    ``source`` is where the SQNR limit comes from: the ``default``, as ``given``, lifted by ``none``, or absent as a
+    task ``metric`` is the constraint.
+    """
+
+    min_sqnr_db: float | None = DEFAULT_MIN_SQNR_DB
+    source: Literal["default", "given", "none", "metric"] = "default"
+    min_gain: float = 0.02
+
+    @property
+    def marked_db(self) -> float | None:
+        """The SQNR below which tables mark a model: the limit; the default where that was lifted."""
+        return DEFAULT_MIN_SQNR_DB if self.source == "none" else self.min_sqnr_db
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuneRules:
-    """The search: strategy, budget (whichever is reached first), objective and gating clock."""
+    """The search: strategy, budget (whichever is reached first), objective, constraints and gating clock.
+
+    Without ``min_sqnr_db`` and ``accuracy``, `DEFAULT_MIN_SQNR_DB` holds; ``"none"`` lifts that limit. What is selected
+    is proved to take less than ``1 - min_gain`` of the reference's time.
+    """
 
     strategy: str = "attribution"
     preset: Literal["quick", "default", "extensive"] = "default"
     trials: int | None = None
     minutes: float | None = None
     objective: Literal["latency", "pareto"] = "latency"
-    min_sqnr_db: float | None = None
+    min_sqnr_db: float | Literal["none"] | None = None
     accuracy: AccuracyRules | None = None
+    min_gain: float = 0.02
     clock: Literal["auto", "cpu", "wall"] = "auto"
     float16: bool | None = None  # whether the model in float16 is timed beside it; else as the backend has it
     start_from: tuple[Path, ...] = ()
+
+    @property
+    def limits(self) -> SearchLimits:
+        """The constraints in force."""
+        asked = self.min_sqnr_db
+        if asked is not None and asked != "none":
+            return SearchLimits(min_sqnr_db=asked, source="given", min_gain=self.min_gain)
+        if self.accuracy is not None:
+            return SearchLimits(min_sqnr_db=None, source="metric", min_gain=self.min_gain)
+        if asked == "none":
+            return SearchLimits(min_sqnr_db=None, source="none", min_gain=self.min_gain)
+        return SearchLimits(min_sqnr_db=DEFAULT_MIN_SQNR_DB, source="default", min_gain=self.min_gain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from qdqspec.types.compared import RegressionEvidence
 from qdqspec.types.measured import DeviceKey, Interval, Provenance, Samples, SearchResult
 from qdqspec.types.parity import CulpritEvidence, ParityEvidence, ParitySearch
 from qdqspec.types.placed import Site
-from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer
+from qdqspec.types.words import Clock, FindingSeverity, LintTarget, Optimizer, Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that is known of a case when its checks judge it. Parts nobody asked for are ``None``."""
+    """All that is known of a case when its checks judge it. Parts that were not asked for are ``None``.
+
+    ``skipped`` is why the case could not run here; nothing else is known of it then.
+    """
 
     case: Case
     backend: str
@@ -192,6 +195,21 @@ class Evidence:
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()
+    skipped: str = ""
+
+    @property
+    def status(self) -> Status:
+        """What became of the case."""
+        if self.skipped:
+            return "skipped"
+        if self.search is None:
+            return "not run"
+        return "unchanged" if self.search.unchanged else "tuned"
+
+    @property
+    def reason(self) -> str:
+        """Why the case has its status."""
+        return self.skipped or (self.search.reason if self.search is not None else "")
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from qdqspec.types.asked import SearchLimits
 from qdqspec.types.placed import Placement
 from qdqspec.types.words import Clock
 
@@ -201,6 +202,7 @@ class SearchResult:
     patterns: int
     front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy both: fastest first
     accuracy: AccuracyBound | None = None  # where a task metric was a constraint
+    limits: SearchLimits = field(default_factory=SearchLimits)
     provenance: Provenance = Provenance()
 
     @property

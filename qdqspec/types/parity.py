@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from qdqspec.types.placed import Site
 
+EXACT_DB = 200.0  # the SQNR of equal outputs as a finite number
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParity:
@@ -66,8 +68,9 @@ class ParityEvidence:
 
     @property
     def sqnr_db(self) -> float:
-        """The worst output's SQNR in dB."""
-        return min((o.sqnr_db for o in self.outputs), default=float("inf"))
+        """The worst output's SQNR in dB, a finite number: 200 where all outputs are equal."""
+        worst = min((o.sqnr_db for o in self.outputs), default=EXACT_DB)
+        return max(-EXACT_DB, min(EXACT_DB, worst))
 
     @property
     def cosine(self) -> float:

@@ -8,6 +8,7 @@ Kind: TypeAlias = Literal["fp", "in+out", "in-only", "weight-only", "activation-
 Label: TypeAlias = str  # a kind; in another than the case's first format with that before it: "int4:in-only"
 Clock: TypeAlias = Literal["cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
+Status: TypeAlias = Literal["tuned", "unchanged", "skipped", "not run"]  # of a case
 Severity: TypeAlias = Literal["error", "warn"]
 EvidenceKind: TypeAlias = Literal[
     "latency", "parity", "accuracy", "placement", "size", "survival", "regression", "lint"

@@ -47,6 +47,7 @@ class FakeSession:
         self.backend = SimpleNamespace(target="onnxruntime-cpu")
         self.results = {}
         self.cases = {}
+        self.skipped = {}
 
     def _call(self, *words):
         with (HERE / "calls.txt").open("a") as file:
@@ -148,7 +149,14 @@ class FakeSession:
             CaseRecord(evidence=self._evidence(case), results=tuple(self.results[name].values()))
             for name, case in self.cases.items()
         )
+        cases += tuple(self.skipped.values())
         return RunRecord(version="0.1.0", started="2026-01-01T00:00:00Z", seconds=1.0, cases=cases)
+
+    def skip(self, case, why):
+        evidence = Evidence(
+            case=case, backend="fake", target="fake", device=DeviceKey(key=""), model_sha256="", skipped=why
+        )
+        self.skipped[case.name] = CaseRecord(evidence=evidence)
 
     def renewals(self):
         return ()

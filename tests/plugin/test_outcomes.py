@@ -70,6 +70,13 @@ def test_a_missing_backend_is_a_skip_that_says_how_to_get_it(project):
     result.stdout.fnmatch_lines(
         ["SKIPPED*backend onnxruntime is not usable here: no runtime found; pip install runtime"]
     )
+    result.stdout.re_match_lines(
+        [
+            r"=+ quantized models =+",
+            r"a::int8-b1 +skipped$",
+            r"a::int8-b1 skipped: backend onnxruntime is not usable here: no runtime found; pip install runtime$",
+        ]
+    )
     assert project.calls() == []
 
 

@@ -7,7 +7,6 @@ import io
 import math
 from collections import Counter
 
-from qdqspec.report.tables import is_unchanged
 from qdqspec.types import CaseRecord, LatencyEvidence, RunRecord
 from qdqspec.units import plain
 
@@ -22,7 +21,8 @@ _COLUMNS = (
     "speedup",
     "speedup_low",
     "speedup_high",
-    "unchanged",
+    "status",
+    "reason",
     "sqnr_db",
     "cosine",
     "max_abs",
@@ -74,6 +74,8 @@ def _row(case: CaseRecord) -> dict[str, object]:
         "case": found.case.id,
         "backend": found.target,
         "device": found.device.key,
+        "status": found.status,
+        "reason": found.reason,
         **(_latency(found.latency) if found.latency else {}),
         **_quality(case),
         **_search(case),
@@ -115,7 +117,6 @@ def _search(case: CaseRecord) -> dict[str, object]:
     if search is None:
         return {}
     return {
-        "unchanged": "yes" if is_unchanged(case) else "no",
         "trials_built": search.built,
         "trials_failed": search.failed,
         "search_seconds": search.seconds,

@@ -12,7 +12,7 @@ from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
 from qdqspec.report.style import PAGE
-from qdqspec.report.tables import is_unchanged, provenance_text
+from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, Evidence, RunRecord
 from qdqspec.units import count_text, plain, ratio_text
 
@@ -133,8 +133,8 @@ def _heading(case: CaseRecord, name: str) -> str:
 
 
 def _gain(case: CaseRecord) -> str:
-    if is_unchanged(case):
-        return '<div class="gain alone">unchanged</div>'
+    if case.evidence.status in ("unchanged", "skipped"):
+        return f'<div class="gain alone">{case.evidence.status}</div>'
     latency = case.evidence.latency
     if latency is None or "tuned" not in latency.samples:
         return ""

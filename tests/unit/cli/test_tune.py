@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -147,11 +148,16 @@ def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):
         "fp8",
         "--calibration",
         "c.npz",
+        "--min-sqnr-db",
+        "none",
+        "--min-gain",
+        "5%",
     ]
     result = verb("tune", "a.qdq.yaml::b1", "--mode", "plan", "--strategy", "attribution", *words)
     assert result.out == "a::b1: a plan\n"
     (case,) = cases
     assert (case.tune.trials, case.tune.minutes, case.tune.preset) == (3, 0.5, "quick")
+    assert (case.tune.min_sqnr_db, case.tune.min_gain) == ("none", 0.05)
     assert case.quantize.format == "fp8"
     assert case.inputs.calibration == Path.cwd() / "c.npz"
 
@@ -257,6 +263,26 @@ def test_a_missing_backend_is_impossible(verb, fake, monkeypatch):
     result = verb("tune", "m.onnx")
     assert result.code == 2
     assert "backend onnxruntime is not usable here: no GPU\n  buy one" in result.err
+    assert re.search(r"m::default +skipped", result.out)
+    assert "m::default skipped: backend onnxruntime is not usable here: no GPU; buy one" in result.out
+
+
+def test_a_case_that_cannot_run_here_does_not_keep_others_from_running(verb, fake, monkeypatch, tmp_path):
+    from qdqspec.backends.base import Availability
+    from qdqspec.session import Session
+
+    missing = Availability(usable=False, why="no int8", install="")
+    monkeypatch.setattr(
+        Session,
+        "availability",
+        lambda self, case: missing if case.id == "b1" else Availability(usable=True),
+    )
+    result = verb("tune", "a.qdq.yaml", "--json", "--report", "out.csv")
+    assert result.code == 2
+    assert "is not usable here: no int8" in result.err
+    status = {case["id"]: case["status"] for case in json.loads(result.out)["cases"]}
+    assert status == {"b1": "skipped", "b8": "tuned"}
+    assert "no int8" in (tmp_path / "out.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -270,6 +296,8 @@ def test_a_missing_backend_is_impossible(verb, fake, monkeypatch):
         (["m.onnx", "-o", "pyproject.toml"], "the output folder cannot be written to"),
         (["m.onnx", "--trials", "0"], "it must be more than 0"),
         (["m.onnx", "--minutes", "x"], "invalid float value: 'x'"),
+        (["m.onnx", "--min-sqnr-db", "off"], "'off' is neither a number of decibels nor none"),
+        (["m.onnx", "--min-gain", "100%"], "'100%' is no share such as 2% or 0.02"),
     ],
 )
 def test_what_cannot_be_done_is_told_before_anything_is_measured(verb, fake, words, message):

@@ -114,7 +114,8 @@ def test_a_missing_output_is_a_result_with_a_reason() -> None:
     evidence = compare_outputs([({"y": f32(1), "z": f32(1)}, {"y": f32(1)})], "random")
     assert [output.matches for output in evidence.outputs] == [True, False]
     assert evidence.outputs[1].note == "the tuned model does not give this output"
-    assert evidence.sqnr_db == -math.inf
+    assert evidence.outputs[1].sqnr_db == -math.inf
+    assert evidence.sqnr_db == -200.0
     assert (evidence.samples, evidence.data) == (1, "random")
 
 
@@ -206,7 +207,7 @@ def test_polygraphy_gives_difference_and_cosine(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(
             comparator, name, lambda *a, _func=func, _name=name, **k: called.append(_name) or _func(*a, **k)
         )
-    parity_of((f32(1, 2), f32(1, 2)))
+    parity_of((f32(1, 2), f32(1, 3)))
     assert sorted(called) == ["CosineSimilarityCompareFunc", "SimpleCompareFunc"]
 
 
@@ -233,3 +234,9 @@ def test_what_is_typically_masked_is_remembered() -> None:
     typical = typical_of([{"y": f32(1, -np.inf), "z": f32(1, 1)}])
     assert (typical["y"].finite, typical["z"].finite) == (False, True)
     assert typical["y"].power == 1
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0), (0.1, 0.2, 0.3)])
+def test_equal_outputs_have_a_cosine_of_exactly_one(values: tuple[float, ...]) -> None:
+    same = compare_outputs([({"y": f32(*values)}, {"y": f32(*values)})], "random")
+    assert (same.cosine, same.max_abs, same.sqnr_db) == (1.0, 0.0, 200.0)

@@ -23,15 +23,15 @@ def drawn(text: str, label: str) -> str:
     return next(svg for svg in re.findall(r"<svg .*?</svg>", text) if f'aria-label="{label}' in svg)
 
 
-def test_the_front_is_drawn_with_what_is_shipped_and_what_lies_behind() -> None:
+def test_the_front_is_drawn_with_what_is_selected_and_what_lies_behind() -> None:
     search = cached_case().evidence.search
     assert search is not None
     svg = drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against SQNR")
     assert svg.count('class="mark kept"') == 1
-    assert svg.count('class="mark front"') == len(search.front) - 1
+    assert svg.count('class="mark front"') == len(search.front) - 2, "the reference is left out"
     assert svg.count('class="mark dropped"') == sum(trial.sqnr_db is not None for trial in search.trials)
-    assert ">exact<" in svg
-    assert "9 pairs: 0.64 of reference, 28.2 dB, shipped" in svg
+    assert "exact" not in svg
+    assert "9 pairs: 0.64 of reference, 28.2 dB, selected" in svg
 
 
 def test_better_is_left_and_up() -> None:
@@ -50,7 +50,7 @@ def test_better_is_left_and_up() -> None:
 FIGURES = st.floats(1e-3, 1e3)
 
 
-@given(st.lists(st.tuples(FIGURES, st.floats(-1e3, 1e3) | st.just(float("inf"))), min_size=2, max_size=8))
+@given(st.lists(st.tuples(FIGURES, st.floats(-200, 199)), min_size=2, max_size=8))
 def test_any_front_stays_in_its_picture(points: list[tuple[float, float]]) -> None:
     search = cached_case().evidence.search
     assert search is not None

@@ -77,12 +77,13 @@ def test_a_narrow_table_keeps_what_matters(width: int) -> None:
     table = summary_table(sample_run(), width=width).splitlines()[:5]
     assert max(map(len, table)) <= width
     assert all(word in table[2] for word in ("squeezenet::default", "1.74x", "latency FAIL"))
+    assert ("31.4" in table[2]) == (width > 66)
 
 
 def test_a_table_of_odd_names_is_one_printable_line_a_case() -> None:
     lines = summary_table(hostile_run()).splitlines()
     assert all(line.isprintable() for line in lines)
-    assert len(lines) == 4  # heads, rule, one case, footer
+    assert len(lines) == 6  # heads, rule, one case, device, limit, reason
 
 
 def test_a_table_of_nothing_says_so() -> None:
@@ -171,7 +172,8 @@ def test_markdown_of_a_name_has_no_markup_left() -> None:
 def test_csv_rows_are_read_back_as_numbers_and_never_as_formulas() -> None:
     rows = list(csv.DictReader(io.StringIO(csv_format.render(sample_run()))))
     assert [float(row["speedup"]) for row in rows] == [1.7421, 1.0, 1.5748]
-    assert [row["unchanged"] for row in rows] == ["no", "yes", "no"]
+    assert [row["status"] for row in rows] == ["tuned", "unchanged", "tuned"]
+    assert rows[1]["reason"] == "no candidate was faster than the reference in its race"
     assert [row["provenance"] for row in rows] == ["measured", "measured", "cached (2 h)"]
     (hostile,) = csv.DictReader(io.StringIO(csv_format.render(hostile_run())))
     assert hostile["backend"].startswith("'=")

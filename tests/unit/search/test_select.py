@@ -112,7 +112,10 @@ def test_not_proved_faster_is_unchanged() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.99), "everything": ratio(1.4)}
     chosen = choose(ROLES, ratios)
     assert (chosen.role, chosen.placement, chosen.unchanged) == ("reference", REFERENCE, True)
-    assert chosen.reason == "the best (winner) took 0.990 of the reference's time [0.970, 1.010]"
+    assert chosen.reason == (
+        "winner took 0.990 of the reference's time [0.970, 1.010]: "
+        "a gain of +1.0 % (95 %: -1.0 % to +3.0 %) does not prove a gain"
+    )
 
 
 def test_a_reference_that_won_is_no_rival_of_itself() -> None:
@@ -124,7 +127,7 @@ def test_a_reference_that_won_is_no_rival_of_itself() -> None:
 
 def test_even_a_rival_without_any_noise_is_named() -> None:
     chosen = choose(ROLES, {"reference": ONE, "winner": ratio(1.25, reach=0.0)})
-    assert chosen.reason == "the best (winner) took 1.250 of the reference's time [1.250, 1.250]"
+    assert chosen.reason == "winner took 1.250 of the reference's time [1.250, 1.250]"
 
 
 def test_nothing_but_the_reference() -> None:
@@ -147,8 +150,26 @@ def test_what_is_fast_but_not_accurate_enough_is_told_as_that() -> None:
     chosen = choose(ROLES, ratios, barred={ALL.digest})
     assert chosen.unchanged
     assert chosen.reason == (
-        "the best (everything) took 0.400 of the reference's time [0.380, 0.420], but is not accurate enough"
+        "everything took 0.400 of the reference's time [0.380, 0.420], but is not accurate enough; "
+        "winner took 0.990 of the reference's time [0.970, 1.010]: "
+        "a gain of +1.0 % (95 %: -1.0 % to +3.0 %) does not prove a gain"
     )
+
+
+def test_a_gain_below_min_gain_is_unchanged_with_the_gain() -> None:
+    ratios = {"reference": ONE, "winner": ratio(0.97, reach=0.015)}
+    assert not choose(ROLES, ratios, min_gain=0.01).unchanged
+    chosen = choose(ROLES, ratios, min_gain=0.02)
+    assert chosen.unchanged
+    assert chosen.reason.endswith(
+        "a gain of +3.0 % (95 %: +1.5 % to +4.5 %) does not prove the 2 % of tune.min_gain"
+    )
+
+
+def test_the_simplest_is_chosen_among_those_that_prove_the_gain() -> None:
+    ratios = {"reference": ONE, "winner": ratio(0.95, reach=0.02), "runner-up": ratio(0.965, reach=0.03)}
+    assert choose(ROLES, ratios).role == "runner-up"
+    assert choose(ROLES, ratios, min_gain=0.02).role == "winner"
 
 
 def test_what_is_shipped_needs_no_excuse() -> None:
@@ -185,7 +206,7 @@ def test_what_a_metric_refused_is_no_finalist() -> None:
         replace(trial(2, MANY, 0.8, won=True), accuracy=0.95),
         trial(3, ALL, 0.9),
     ]
-    roles = finalists(trials, ALL, min_accuracy=0.9)
+    roles = finalists(trials, ALL, fits=lambda each: reaches(each, None, 0.9))
     assert roles == {"reference": REFERENCE, "winner": MANY, "runner-up": ALL, "everything": ALL}
 
 
@@ -200,5 +221,36 @@ def test_that_only_inaccurate_ones_were_faster_is_said() -> None:
     ratios = {"reference": ONE, "winner": ratio(0.5), "runner-up": ratio(0.99)}
     chosen = choose(ROLES, ratios, barred={MANY.digest})
     assert chosen.unchanged
-    assert chosen.reason.startswith("the best (winner) took 0.500")
-    assert chosen.reason.endswith(", but is not accurate enough")
+    assert chosen.reason.startswith(
+        "winner took 0.500 of the reference's time [0.480, 0.520], but is not accurate"
+    )
+    assert "runner-up took 0.990" in chosen.reason
+
+
+def test_finalists_are_those_that_are_accurate_enough_on_all_data() -> None:
+    """Asked of race winners from the last on, then of the fastest, and of no more than are needed."""
+    other, asked = placement(3), []
+    trials = [
+        trial(0, REFERENCE, 1.0, won=True),
+        trial(1, FEW, 0.9, won=True),
+        trial(2, MANY, 0.8, won=True),
+        trial(3, other, 0.7),
+        trial(4, placement(4), 0.95),
+    ]
+
+    def admits(each: Placement) -> bool:
+        asked.append(each)
+        return each in (FEW, placement(4))
+
+    roles = finalists(trials, ALL, admits=admits)
+    assert (roles["winner"], roles["runner-up"], roles["everything"]) == (FEW, placement(4), ALL)
+    assert asked[:2] == [MANY, FEW]
+    assert set(asked) == {MANY, FEW, other, placement(4)}
+
+
+def test_where_none_is_accurate_enough_on_all_data_the_reference_is_the_winner() -> None:
+    trials = [trial(0, REFERENCE, 1.0, won=True), trial(1, FEW, 0.8, won=True), trial(2, MANY, 0.9)]
+    assert finalists(trials, REFERENCE, admits=lambda _: False) == {
+        "reference": REFERENCE,
+        "winner": REFERENCE,
+    }

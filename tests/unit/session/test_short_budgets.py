@@ -80,13 +80,15 @@ def test_shipped_unsearched_it_has_no_layers_and_takes_no_others(case: Case) -> 
     assert {row.partition(",")[0] for row in rows} == {"reference"}
 
 
-def test_unheard_it_is_not_shipped_where_an_sqnr_is_asked_for(case: Case) -> None:
-    result, confirmed = searched(replace(case, tune=replace(case.tune, min_sqnr_db=5.0)))
+@pytest.mark.parametrize(("least", "unchanged"), [(5.0, False), (90.0, True)])
+def test_unsearched_its_sqnr_is_measured_before_it_is_selected(
+    case: Case, least: float, unchanged: bool
+) -> None:
+    result, confirmed = searched(replace(case, tune=replace(case.tune, min_sqnr_db=least)))
     assert confirmed["everything"]["ratio"] < 0.95
-    assert result.unchanged
-    assert (
-        "], but how accurate it is was not heard; the search ended at its limit of 1 build" in result.reason
-    )
+    assert result.unchanged == unchanged
+    ended = "], but is not accurate enough; the search ended at its limit of 1 build" in result.reason
+    assert ended == unchanged
 
 
 class PartOnly:
@@ -108,7 +110,7 @@ class PartOnly:
 
 
 def test_nor_where_only_a_part_with_its_pairs_was_built(case: Case) -> None:
-    asked = replace(case, tune=replace(case.tune, trials=3, min_sqnr_db=5.0))
+    asked = replace(case, tune=replace(case.tune, trials=3, min_sqnr_db=90.0))
     quiet = ("fake.run_noise=0.005", "fake.wall_noise=0.01", "fake.build_noise=0.002", "fake.integer=0.8")
     with (
         Session(backend="fake", root=case.model.parent, backend_option=quiet) as session,

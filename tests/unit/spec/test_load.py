@@ -259,7 +259,15 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
         (HEAD + CHECKS + "tune: {minutes: -1}\n", "5:17: 'minutes' should be greater than 0, not -1"),
         (HEAD + CHECKS + "tune: {minutes: 10x}\n", "5:17: '10x' is not a duration such as 90s, 10m or 1h"),
         (HEAD + CHECKS + "tune: {minutes: .inf}\n", "5:17: 'minutes' should be a finite number, not inf"),
-        (HEAD + CHECKS + "tune: {min_sqnr_db: .nan}\n", "5:21: 'min_sqnr_db' should be a finite number"),
+        (
+            HEAD + CHECKS + "tune: {min_sqnr_db: .nan}\n",
+            "5:21: 'min_sqnr_db' should be a finite number or none",
+        ),
+        (
+            HEAD + CHECKS + "tune: {min_sqnr_db: off}\n",
+            "5:21: 'min_sqnr_db' should be a finite number or none, not off",
+        ),
+        (HEAD + CHECKS + "tune: {min_gain: 100%}\n", "5:18: 'min_gain' should be less than 1"),
         (HEAD + CHECKS + "tune: {strategy: atribution}\n", "5:18: unknown strategy 'atribution'"),
         (HEAD + CHECKS + "quantize: {format: fp9}\n", "5:20: 'fp9' is not a value of 'format'"),
         (HEAD + CHECKS + "quantize: {format: [int8, fp9]}\n", "5:27: 'fp9' is not a value of 'format'"),

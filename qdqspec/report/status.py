@@ -1,0 +1,56 @@
+"""What stands beneath the summary table: the accuracy limits, and why cases are unchanged or skipped."""
+
+from __future__ import annotations
+
+from qdqspec.report.names import distinct_names
+from qdqspec.types import CaseRecord, RunRecord, SearchLimits
+from qdqspec.units import db_text, plain
+
+_SHOWN = 4  # names of cases under one limit
+_WIDTH = 44
+
+
+def status_lines(record: RunRecord) -> list[str]:
+    """The SQNR limit, by case where cases differ in it; then a line for each case that is unchanged or skipped."""
+    names = [plain(name, _WIDTH) for name in distinct_names(record.cases)]
+    limits: dict[str, list[str]] = {}
+    for name, case in zip(names, record.cases, strict=True):
+        if case.evidence.search is not None:
+            limits.setdefault(limit_text(case.evidence.search.limits), []).append(name)
+    lines = [f"SQNR limit: {_by_case(limits)}"] if limits else []
+    for name, case in zip(names, record.cases, strict=True):
+        found = case.evidence
+        if found.status in ("unchanged", "skipped"):
+            lines.append(f"{name} {found.status}: {plain(found.reason)}")
+        elif (mark := below_limit(case)) is not None:
+            sqnr_db = found.parity.sqnr_db if found.parity is not None else 0.0
+            lines.append(f"{name}: its SQNR of {db_text(sqnr_db)} dB is below {mark:g} dB")
+    return lines
+
+
+def below_limit(case: CaseRecord) -> float | None:
+    """The SQNR limit that a tuned model is below, also the default one where that was lifted; ``None`` for none."""
+    parity, search = case.evidence.parity, case.evidence.search
+    marked = None if search is None else search.limits.marked_db
+    return marked if parity is not None and marked is not None and parity.sqnr_db < marked else None
+
+
+def limit_text(limits: SearchLimits) -> str:
+    """``20 dB by default``, as the constraint of a search is named in tables and reports."""
+    if limits.min_sqnr_db is not None:
+        origin = "by default" if limits.source == "default" else "(tune.min_sqnr_db)"
+        return f"{limits.min_sqnr_db:g} dB {origin}"
+    return (
+        "none (tune.accuracy is the constraint)" if limits.source == "metric" else "none (min_sqnr_db: none)"
+    )
+
+
+def _by_case(limits: dict[str, list[str]]) -> str:
+    if len(limits) == 1:
+        return next(iter(limits))
+    return "; ".join(f"{text}: {_some(names)}" for text, names in limits.items())
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"

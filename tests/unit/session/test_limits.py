@@ -1,0 +1,124 @@
+"""What a selected model meets unless told otherwise: an SQNR on all data, and a gain that is proved."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.report.record import record_to_json
+from qdqspec.report.tables import summary_table
+from qdqspec.session import Session
+from qdqspec.types import Case, Inputs, RunRecord, TuneRules
+
+TEXT = """<ir_version: 8, opset_import: ["": 19]> net (float[1,8,24,24] x) => (float[1,8,24,24] y) {
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  y = Conv<pads = [1, 1, 1, 1]>(b, w) }"""
+QUIET = ("fake.run_noise=0.002", "fake.wall_noise=0.002", "fake.build_noise=0.001", "fake.integer=0.8")
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    """Two convolutions; its evaluation data is as its calibration data."""
+    proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
+    weights = lots.normal(0, 0.2, (8, 8, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    images = lots.normal(size=(3, 8, 24, 24)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=images)
+    np.savez(tmp_path / "small.npz", x=images / 1000)  # its values vanish on a grid for the others
+    return Case(
+        id="default",
+        model=tmp_path / "net.onnx",
+        inputs=Inputs(calibration=tmp_path / "data.npz", evaluation=tmp_path / "data.npz"),
+        tune=TuneRules(trials=4),
+    )
+
+
+def on_small_data(case: Case, **tune: Any) -> Case:
+    """The case with evaluation data on which no quantized candidate is accurate."""
+    inputs = replace(case.inputs, evaluation=case.model.parent / "small.npz")
+    return replace(case, inputs=inputs, tune=replace(case.tune, **tune))
+
+
+def tuned(case: Case, *words: str) -> RunRecord:
+    """The record of the case, tuned."""
+    with Session(backend="fake", root=case.model.parent, backend_option=(*QUIET, *words)) as session:
+        return session.tune(case).record
+
+
+def test_what_keeps_the_default_limit_is_selected(case: Case) -> None:
+    record = tuned(case)
+    (found,) = (one.evidence for one in record.cases)
+    assert found.status == "tuned"
+    assert found.parity is not None
+    assert found.parity.sqnr_db >= 20
+    assert "SQNR limit: 20 dB by default" in summary_table(record)
+
+
+def test_what_is_accurate_on_the_searchs_samples_only_is_not_selected(case: Case) -> None:
+    record = tuned(on_small_data(case))
+    (found,) = (one.evidence for one in record.cases)
+    assert found.status == "unchanged"
+    assert "did not keep 20.0 dB (the default limit)" in found.reason
+    assert "reached 20 dB on a few calibration samples and" in found.reason
+    assert "dB at most on all evaluation data" in found.reason
+    table = summary_table(record)
+    assert f"default unchanged: {found.reason}" in table
+    (row,) = (line for line in table.splitlines() if "unchanged" in line and "unchanged:" not in line)
+    assert "exact" in row
+    data = json.loads(json.dumps(record_to_json(record), allow_nan=False))["cases"][0]
+    assert (data["status"], data["reason"]) == ("unchanged", found.reason)
+    assert data["parity"] == {**data["parity"], "sqnr_db": 200.0, "cosine": 1.0, "max_abs": 0.0}
+
+
+def test_none_lifts_the_limit_and_the_table_marks_the_model(case: Case) -> None:
+    record = tuned(on_small_data(case, min_sqnr_db="none"))
+    (found,) = (one.evidence for one in record.cases)
+    assert found.status == "tuned"
+    assert found.parity is not None
+    assert found.parity.sqnr_db < 20
+    table = summary_table(record)
+    assert f"{found.parity.sqnr_db:.1f} < 20" in table
+    assert "SQNR limit: none (min_sqnr_db: none)" in table
+    assert f"its SQNR of {found.parity.sqnr_db:.1f} dB is below 20 dB" in table
+
+
+def test_other_evaluation_data_is_another_search(case: Case) -> None:
+    assert tuned(case).cases[0].evidence.status == "tuned"
+    assert tuned(on_small_data(case)).cases[0].evidence.status == "unchanged"
+
+
+def test_a_gain_below_the_one_asked_for_is_unchanged_with_the_gain(case: Case) -> None:
+    (found,) = (one.evidence for one in tuned(replace(case, tune=replace(case.tune, min_gain=0.9))).cases)
+    assert found.status == "unchanged"
+    assert "does not prove the 90 % of tune.min_gain" in found.reason
+
+
+@pytest.mark.parametrize("min_sqnr_db", [None, 30.0, "none"])
+def test_of_a_front_a_member_is_selected_that_keeps_the_limit(case: Case, min_sqnr_db: Any) -> None:
+    rules = replace(case.tune, trials=8, objective="pareto", min_sqnr_db=min_sqnr_db)
+    found = tuned(replace(case, tune=rules)).cases[0].evidence
+    assert found.search is not None
+    assert found.parity is not None
+    members = {point.placement: point for point in found.search.front}
+    selected = members[found.search.winner.digest]
+    assert selected.sqnr_db == pytest.approx(found.parity.sqnr_db, abs=0.01)
+    assert selected.sqnr_db >= (found.search.limits.min_sqnr_db or 0)
+    assert [point.sqnr_db for point in found.search.front][-1] == 200.0
+
+
+def test_a_front_may_have_points_below_the_limit(case: Case) -> None:
+    rules = replace(case.tune, trials=8, objective="pareto", min_sqnr_db=60.0)
+    found = tuned(replace(case, tune=rules)).cases[0].evidence
+    assert found.search is not None
+    assert found.search.unchanged
+    assert [point.sqnr_db < 60 for point in found.search.front] == [True] * (len(found.search.front) - 1) + [
+        False
+    ]
+    assert len(found.search.front) > 1
