@@ -31,9 +31,6 @@ ROOT = Path(__file__).parents[1]
 TESTS = (
     "tests/contracts/test_backends.py",
     "tests/unit/backends/test_ort_overflow.py",
-    "tests/unit/session/test_parity.py::test_weights_lose_accuracy_in_the_runtime_only_where_its_products_saturate",
-    "tests/unit/session/test_parity.py::test_a_runtime_that_saturates_is_told_from_quantization",
-    "tests/unit/session/test_parity.py::test_pairs_are_computed_as_onnx_defines_them",
 )
 TIMED = "times or threads or profile or layers"  # judged by the clock, or by what a profile contains
 _A53 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
