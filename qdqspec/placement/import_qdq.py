@@ -93,7 +93,7 @@ def _unsayable(pair: FoundPair) -> str:
     if pair.ends and not _consumers(pair):
         return "makes a graph output of a constant, which no site names: the output is float after `apply`"
     if pair.hidden and not pair.ends:
-        return "is read in a body of If, Loop or Scan only, which no site names"
+        return "is read only in bodies whose nodes no site names"
     return _unknown_numbers(pair.numbers)
 
 
