@@ -59,7 +59,7 @@ def add_verbs(verbs: Verbs) -> None:
         "--data",
         type=Path,
         metavar="NPZ",
-        help="Inputs for --culprits (default: those of the spec, else random).",
+        help="Inputs to run the models with (default: those of the spec, else random).",
     )
     parser.add_argument(
         "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."

@@ -15,6 +15,7 @@ from onnx import version_converter
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.protos import copy_model, is_external, refill
+from qdqspec.graph.scopes import bodies_of
 
 _SMALL = 1024  # elements: constants an operator's adapter may want to look into (axes, shapes, bounds)
 IR_WITH_FREE_INITIALIZERS = 4  # before it, every initializer had to be a graph input as well
@@ -68,17 +69,24 @@ def _with_weights_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _put_back(original: onnx.ModelProto, raised: onnx.ModelProto) -> None:
     """Undo what the converter changed beside the operators."""
-    known = {t.name for t in original.graph.initializer}
-    added = [t for t in raised.graph.initializer if t.name not in known]
-    refill(raised.graph.initializer, [*original.graph.initializer, *added])
-    refill(raised.graph.input, original.graph.input)
-    refill(raised.graph.output, original.graph.output)
-    refill(raised.graph.value_info, original.graph.value_info)
-    refill(raised.graph.metadata_props, original.graph.metadata_props)
     refill(raised.metadata_props, original.metadata_props)
     refill(raised.functions, original.functions)
-    before = {n.output[0]: n for n in original.graph.node if n.output}
-    for node in raised.graph.node:
+    _put_back_graph(original.graph, raised.graph)
+
+
+def _put_back_graph(original: onnx.GraphProto, raised: onnx.GraphProto) -> None:
+    known = {t.name for t in original.initializer}
+    added = [t for t in raised.initializer if t.name not in known]
+    refill(raised.initializer, [*original.initializer, *added])
+    refill(raised.input, original.input)
+    refill(raised.output, original.output)
+    refill(raised.value_info, original.value_info)
+    refill(raised.metadata_props, original.metadata_props)
+    before = {n.output[0]: n for n in original.node if n.output}
+    for node in raised.node:
         source = before.get(node.output[0]) if node.output else None
         if source is not None and source.op_type == node.op_type:
             refill(node.metadata_props, source.metadata_props)
+            bodies = dict(bodies_of(source))
+            for name, graph in bodies_of(node):
+                _put_back_graph(bodies[name], graph)

@@ -6,7 +6,8 @@ It knows no runtime: the caller hands in what runs a model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -22,6 +23,7 @@ from qdqspec.graph.wire import Parts
 from qdqspec.quantize.histogram import Histogram, entropy_range, mse_range, percentile_range
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, as_real
+from qdqspec.units import count_text
 
 Array: TypeAlias = npt.NDArray[np.generic]
 Feed: TypeAlias = Mapping[str, Array]
@@ -67,8 +69,8 @@ def calibrate(
     for number, tensors in unbounded.items():
         note(f"not finite in calibration sample {number}, so left in floating point: {_quoted(tensors)}")
     seen = {*spans}.union(*unbounded.values())
-    for why, tensors in _by_body(model, watch.wanted - seen, seen).items():
-        note(f"{why}, so left in floating point: {_quoted(tensors)}")
+    for line in _without_values(model, watch.wanted - seen, seen):
+        note(line)
     if method == "max":
         return spans
     histograms = {t: Histogram(spans[t]) for t in spans.keys() - _answers(model) if _has_tails(spans[t])}
@@ -151,18 +153,21 @@ def _spans(watch: _Watch, feeds: Iterable[Feed]) -> tuple[dict[str, TensorRange]
     return spans, by_sample
 
 
-def _by_body(model: Model, missing: Iterable[str], seen: Iterable[str]) -> dict[str, list[str]]:
-    """Tensors without a value, by the reason: an outermost body that never ran, or that nothing computed them."""
-    homes, found = find_scopes(model.proto).of_tensor, dict[str, list[str]]()
+def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:
+    """A line for each outermost body that never ran, and one for the tensors that nothing computed elsewhere."""
+    homes, idle, others = find_scopes(model.proto).of_tensor, Counter[str](), []
     ran = {scope for tensor in seen if tensor in homes for scope in homes[tensor][0].chain}
     for tensor in sorted(missing):
         around = homes[tensor][0].chain if tensor in homes else ()
-        idle = next((scope.path for scope in around if scope.path and scope not in ran), "")
-        why = (
-            f"the calibration data never runs '{idle}'" if idle else "never produced by the calibration data"
-        )
-        found.setdefault(why, []).append(tensor)
-    return found
+        body = next((scope.path for scope in around if scope.path and scope not in ran), "")
+        if body:
+            idle[body] += 1
+        else:
+            others.append(tensor)
+    for body, count in idle.items():
+        yield f"the calibration data never runs '{body}': {count_text(count, 'tensor')} left in floating point"
+    if others:
+        yield f"never produced by the calibration data, so left in floating point: {_quoted(others)}"
 
 
 def _span(value: Array) -> TensorRange | None:

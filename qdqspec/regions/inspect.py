@@ -13,12 +13,13 @@ from qdqspec.regions.forecast import Forecast
 from qdqspec.regions.inspection import Inspection, Judged, PatternCount, inspect_model
 from qdqspec.regions.repeats import Run, runs_of
 from qdqspec.types import Region
-from qdqspec.units import seconds_text
+from qdqspec.units import plain, seconds_text
 
 __all__ = ["Inspection", "Judged", "PatternCount", "inspect_model", "render_text", "to_json"]
 
 SCHEMA_VERSION = 1
 _WIDE = 72  # characters of a pattern in a line
+_NAME = 60  # characters of the name of a body in a line; the JSON has all of it
 _BAR = 30  # characters of the longest bar
 
 
@@ -139,7 +140,7 @@ def _bodies(inspection: Inspection, most: int) -> str:
             body.kind,
             body.nodes,
             sum(r.type == "LEAF" for r in body.regions),
-            _end(body.name),
+            plain(body.name, _NAME),
             _body_text(body),
         )
         for body in inspection.bodies[:most]
@@ -151,11 +152,6 @@ def _bodies(inspection: Inspection, most: int) -> str:
     functions = any(not body.placed for body in inspection.bodies)
     note = " (nothing is placed in local functions)" if functions else ""
     return f"Bodies of If, Loop and Scan{note}\n{table}{rest}"
-
-
-def _end(path: str) -> str:
-    """The end of a path, which tells it from others."""
-    return path if len(path) <= _WIDE else f"...{path[3 - _WIDE :]}"
 
 
 def _body_text(body: Body) -> str:

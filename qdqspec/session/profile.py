@@ -12,9 +12,9 @@ import numpy as np
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
 from qdqspec.graph.model import load_model
 from qdqspec.measure.race import settle
-from qdqspec.parity.data import shaped_by_data
+from qdqspec.parity.data import open_data, shaped_by_data
 from qdqspec.parity.random_inputs import random_feeds
-from qdqspec.parity.shapes import resolve_shapes
+from qdqspec.parity.shapes import input_specs, resolve_shapes
 from qdqspec.types import Clock, Inputs, InputShape, LayerTime, Samples, ShapeProfile
 
 ROUNDS = 12
@@ -38,9 +38,10 @@ def profile_models(
     clock: Clock,
     seed: int = 0,
 ) -> dict[str, Profiled]:
-    """Profile models with the same inputs: seeded random ones, shaped as ``inputs`` say or their data tells.
+    """Profile models with the same inputs: the first sample of the data of ``inputs``, or seeded random ones.
 
-    Raises `BackendError` where one does not build.
+    Which branch of an If runs, and how many turns a Loop takes, depends on the values. Raises
+    `BackendError` where one does not build.
     """
     random = np.random.default_rng(seed)
     with ExitStack() as opened:
@@ -66,7 +67,10 @@ def profile_models(
 def _feeds(path: Path, inputs: Inputs, seed: int) -> dict[str, Array]:
     model = load_model(path)
     shapes = resolve_shapes(model, shaped_by_data(model, inputs))
-    return dict(next(iter(random_feeds(model, shapes, seed, 1))))
+    data = inputs.calibration or inputs.evaluation
+    if data is None:
+        return dict(next(iter(random_feeds(model, shapes, seed, 1))))
+    return dict(next(iter(open_data(data, input_specs(model, shapes), fixed=inputs.values))))
 
 
 @contextmanager

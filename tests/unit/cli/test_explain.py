@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -259,3 +260,19 @@ def test_dynamic_dimensions_are_given_on_the_command_line(verb, tmp_path):
     assert result.code == 0
     assert "relu" in result.out
     assert verb("explain", "net.onnx", "--shapes", "z:2x5").code == 2
+
+
+def test_a_model_is_profiled_with_the_values_of_the_data(verb, tmp_path):
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> net (float[batch,steps] x, int64 rate) => (float[batch,steps] y)
+        <int64 wide = {16000}> {
+          is_wide = Equal(rate, wide)
+          [choice] y = If (is_wide) <then_branch = t () => (float[batch,steps] p) { [wide] p = Relu(x) },
+                            else_branch = e () => (float[batch,steps] q) { [narrow] q = Sigmoid(x) }> }"""
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((3, 5), np.float32), rate=np.full(3, 16000))
+    result = verb("explain", "net.onnx", "--data", "data.npz")
+    assert result.code == 0, result.err
+    assert "choice/then_branch/wide" in result.out
+    assert "narrow" not in result.out

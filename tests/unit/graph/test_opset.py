@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.opset import opset_of, raise_opset
@@ -80,3 +81,40 @@ def test_a_failure_says_from_to_and_why() -> None:
     proto.graph.node[0].op_type = "NoSuchOperator"
     with pytest.raises(ModelError, match=r"from 7 to 13: .*NoSuchOperator"):
         raise_opset(proto, 13)
+
+
+BRANCHES = """g (float[1,4,8,8] x, bool c) => (float[1,4] y) {
+    [choice] y = If (c) <
+        then_branch = t () => (float[1,4] p) {
+            [conv] q = Conv(x, w) r = Relu(q) s = ReduceSum<axes = [2,3]>(r) p = Squeeze<axes = [2,3]>(s)
+        },
+        else_branch = e () => (float[1,4] p) {
+            s = ReduceSum<axes = [2,3], keepdims = 0>(x) p = Softmax<axis = 1>(s)
+        }
+    >
+}"""
+
+
+def test_bodies_are_raised_and_otherwise_the_same() -> None:
+    proto = parsed(BRANCHES, 11)
+    (branch, _) = (a.g for a in proto.graph.node[0].attribute)
+    random = np.random.default_rng(0)
+    branch.initializer.append(
+        numpy_helper.from_array(random.normal(size=(4, 4, 1, 1)).astype(np.float32), "w")
+    )
+    branch.value_info.add().CopyFrom(onnx.helper.make_tensor_value_info("q", 1, [1, 4, 8, 8]))
+    branch.initializer[0].doc_string = "trained"
+    branch.node[0].metadata_props.add(key="scope", value="block")
+    raised = raise_opset(proto, 13)
+    onnx.checker.check_model(raised, full_check=True)
+    (after, _) = (a.g for a in raised.graph.node[0].attribute)
+    assert [len(n.input) for n in after.node if n.op_type in ("ReduceSum", "Squeeze")] == [2, 2]
+    assert after.initializer[0] == branch.initializer[0]
+    assert after.value_info == branch.value_info
+    assert after.node[0] == branch.node[0]
+    feeds = {"x": random.normal(size=(1, 4, 8, 8)).astype(np.float32)}
+    for choice in (True, False):
+        one, other = (
+            ReferenceEvaluator(m).run(None, {**feeds, "c": np.array(choice)}) for m in (proto, raised)
+        )
+        np.testing.assert_allclose(one[0], other[0], rtol=1e-6)

@@ -168,8 +168,7 @@ def test_a_tensor_of_an_untaken_branch_is_left_out_with_a_note() -> None:
     notes: list[str] = []
     found = calibrate(model, ["y", "inner_else"], feeds_of([7]), "max", run_on_cpu, note=notes.append)
     assert found == {"y": TensorRange(0, 7)}
-    assert len(notes) == 1
-    assert "inner_else" in notes[0]
+    assert notes == ["the calibration data never runs 'If#0/else_branch': 1 tensor left in floating point"]
 
 
 def test_integer_tensors_are_left_out_silently() -> None:
@@ -220,9 +219,7 @@ def test_ranges_in_bodies_are_over_all_samples_and_a_branch_never_taken_is_named
     found = calibrate(model, wanted, lambda: iter(samples), "entropy", run_on_cpu, note=notes.append)
     assert found.keys() == {"gate/then_branch/u", "t"}
     assert found["gate/then_branch/u"].low < -1
-    assert notes == [
-        "the calibration data never runs 'gate/else_branch', so left in floating point: 'e', 'gate/else_branch/u'"
-    ]
+    assert notes == ["the calibration data never runs 'gate/else_branch': 2 tensors left in floating point"]
     both = [*samples, {"x": np.float32([-5]), "c": np.array(False)}]
     found = calibrate(model, wanted, lambda: iter(both), "max", run_on_cpu, note=notes.append)
     assert found["gate/then_branch/u"] == TensorRange(-2, 3)

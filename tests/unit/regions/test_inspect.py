@@ -198,3 +198,18 @@ def test_bodies_are_listed_and_nothing_is_placed_in_functions(nested):
     placed = {body["name"]: body["placed"] for body in to_json(found)["bodies"]}
     assert [name for name, is_placed in placed.items() if not is_placed] == ["local:twice"]
     assert "and 4 more" in render_text(found, lines=1)
+
+
+def test_long_names_of_bodies_are_cut_in_the_middle_and_whole_in_the_json():
+    renamed = Model(onnx.parser.parse_model(NESTED.replace("[choose]", f"[{'deep_' * 20}choose]")))
+    regions = find_regions(renamed)
+    bodies = find_bodies(renamed, regions, find_regions)
+    found = inspect_model(renamed, regions, judged(renamed, "Conv"), bodies=bodies)
+    table = render_text(found).partition("Bodies of If, Loop and Scan")[2].partition("\n\n")[0]
+    names = [line.split()[3] for line in table.splitlines()[3:] if line.startswith("body")]
+    assert max(map(len, names)) == 60
+    for body, name in zip(bodies, names, strict=False):
+        head, tail = name.split("...")
+        assert body.name.startswith(head)
+        assert body.name.endswith(tail)
+    assert {body["name"] for body in to_json(found)["bodies"]} == {body.name for body in bodies}
