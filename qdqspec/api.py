@@ -139,7 +139,7 @@ def compare(before: RunRecord | PathLike, after: RunRecord | PathLike) -> Compar
 
 
 def render(record: RunRecord, path: PathLike) -> Path:
-    """Write a report; the suffix chooses its format. Raises `ConfigError` for one that nobody knows."""
+    """Write a report; the suffix chooses its format. Raises `ConfigError` for an unknown one."""
     target = _path(path)
     write_report(record, target)
     return target

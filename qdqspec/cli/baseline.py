@@ -1,4 +1,4 @@
-"""Verb ``baseline``: what is committed, whether it is sound, and what nobody asks for any more.
+"""Verb ``baseline``: what is committed, whether it is sound, and which entries no check uses any more.
 
 It opens specs and baselines only. Baselines are written by ``pytest --qdq-update``, never here; ``prune``
 removes entries.

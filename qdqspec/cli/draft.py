@@ -1,6 +1,6 @@
 """The spec that ``init`` writes: what a model has, what a backend can do with it, and the rest as comments.
 
-Text only; whoever calls has looked at the model.
+Text only; the caller has inspected the model.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from qdqspec.regions.inspection import Judged
 
 _IMAGE, _SEQUENCE, _OTHER = 224, 128, 16  # guesses for dimensions that a model leaves open
-_REASONS = 3  # that are told of what stays float
+_REASONS = 3  # shown for what stays float
 _OF_COURSE = re.compile("^Constant:|quantized together with|folded into|from shapes or constants")
 
 
@@ -143,7 +143,7 @@ def _input(model: Model, name: str) -> InputDraft:
 
 
 def _outside(model: Model, settings: Settings) -> Iterator[str]:
-    """What to say where specs may not name the model without being told."""
+    """What to say where specs may not name the model without an option."""
     assert model.path is not None
     allowed = (settings.root, *settings.allow_path)
     if not any(model.path.resolve().is_relative_to(folder.resolve()) for folder in allowed):

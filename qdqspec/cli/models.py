@@ -121,7 +121,7 @@ def judged(model: Model, settings: Settings) -> Judged:
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
     here = backend.probe(options)
-    note = "" if here.usable else f"{here.why}; told from what is known of it"
+    note = "" if here.usable else f"{here.why}; from what is known of it"
     return judge(model, backend.capabilities(options), backend=backend.name, note=note)
 
 

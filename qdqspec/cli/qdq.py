@@ -1,4 +1,4 @@
-"""Verbs about the Q/DQ that stands in models: ``import``, ``diff`` and ``fold``. None writes to an input."""
+"""Verbs about the Q/DQ in models: ``import``, ``diff`` and ``fold``. None writes to an input."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "fold",
         fold,
-        does="Fold constants and drop what nobody reads, but never QuantizeLinear, DequantizeLinear, "
+        does="Fold constants and drop what no node reads, but never QuantizeLinear, DequantizeLinear, "
         "DynamicQuantizeLinear or an operator of another domain.",
         example="qdqspec fold model.qdq.onnx -o folded.onnx",
     )

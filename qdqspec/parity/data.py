@@ -140,7 +140,7 @@ def open_data(path: Path, inputs: Mapping[str, InputSpec], *, fixed: Collection[
         samples=rows,
         batch=batch,
         labels=_labels(path, files, inputs, rows),
-        notes=(*_batch_notes(path, rows, batch), *(n for c in columns for n in c.notes())),
+        notes=(*_batch_notes(rows, batch), *(n for c in columns for n in c.notes())),
         unused=tuple(name for name in fixed if any(name in members for members in files)),
         _columns=columns,
         _feeds=feeds,
@@ -314,10 +314,10 @@ def _labels(
     return np.array(list(chain.from_iterable(member.rows() for member in members)))
 
 
-def _batch_notes(path: Path, rows: int, batch: int) -> Iterator[str]:
+def _batch_notes(rows: int, batch: int) -> Iterator[str]:
     if rest := rows % batch:
         yield (
-            f"{path.name}: {count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
+            f"{count_text(rows, 'sample')} do not fill batches of {batch}: the last one is filled up with "
             f"{count_text(batch - rest, 'repeated sample')}, which no metric counts"
         )
 

@@ -16,7 +16,7 @@ from qdqspec.graph.trt import DOMAIN
 from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.match import Matcher, positions
 from qdqspec.placement.scheme import params_of
-from qdqspec.placement.strip import RELU_INSERTED, TakenApart, listed, take_apart
+from qdqspec.placement.strip import NOT_REMOVED, RELU_INSERTED, TakenApart, listed, take_apart
 from qdqspec.quantize.formats import format_stored_as
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
@@ -176,7 +176,7 @@ def _losses(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[Plac
 
 
 def _left(apart: TakenApart) -> Iterator[str]:
-    yield from (note for note in apart.notes if note.startswith("left alone"))
+    yield from (note for note in apart.notes if note.startswith(NOT_REMOVED))
     if apart.found.revival.relus:
         yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
     other = [node.name for node in apart.found.model.nodes if _is_integer_kernel(node.op_type)]

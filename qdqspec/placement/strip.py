@@ -30,11 +30,12 @@ from qdqspec.placement.recognize import Recognition, recognize
 from qdqspec.placement.restore import within_reach
 
 RELU_INSERTED = "a Relu was inserted"  # how a note of it begins
+NOT_REMOVED = "not removed"  # how a note of Q/DQ that is kept begins
 
 
 @dataclass(frozen=True, slots=True)
 class Stripped:
-    """A model without Q/DQ, and what a reader should know: what was left alone, what could not be restored."""
+    """A model without Q/DQ, and what a reader should know: what was not removed, what could not be restored."""
 
     proto: onnx.ModelProto
     notes: tuple[str, ...] = ()
@@ -211,7 +212,7 @@ class _Stripping:
     def notes(self) -> Iterator[str]:
         """What a reader should know."""
         for reason, nodes in self.found.left.items():
-            yield f"left alone, {listed(nodes)}: {reason}"
+            yield f"{NOT_REMOVED}, {listed(nodes)}: {reason}"
         for graph in self._bodies_with_pairs():
             yield f"not stripped, Q/DQ in '{graph}': a function, or a body of another operator than If, Loop, Scan"
         if self.found.weights.restored:

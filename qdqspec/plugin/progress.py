@@ -21,7 +21,7 @@ _DISPLAY = pytest.StashKey[Display | None]()
 
 @contextmanager
 def shown(config: pytest.Config, session: Any) -> Iterator[None]:
-    """Show what ``session`` reports while the block runs. A session that is watched already is left alone."""
+    """Show what ``session`` reports while the block runs. A session that already has an observer keeps it."""
     display = _display(config)
     if display is None or getattr(session, "watch", display) is not None:
         yield

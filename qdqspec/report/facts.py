@@ -189,7 +189,7 @@ def parity_table(found: Evidence) -> Table | None:
     limit = (
         ""
         if found.search is None
-        else f"; SQNR limit: {limit_text(found.search.limits).replace('(', '').replace(')', '')}"
+        else f"; SQNR limit: {limit_text(found.search.limits).replace(' (', ', ').rstrip(')')}"
     )
     return Table(
         f"Parity with the reference ({parity.samples} samples of {plain(parity.data)} data{limit})",

@@ -93,7 +93,7 @@ class Prepared:
         )
         groups = build.groups(self.sample)
         if not groups:
-            self.warnings.append(f"{self._backend.name} tells no kernels: regions follow structure instead")
+            self.warnings.append(f"{self._backend.name} reports no kernels: regions follow structure instead")
         return groups
 
     @cached_property
@@ -132,6 +132,8 @@ class Prepared:
     def _opened(self, path: Path) -> Dataset:
         values = self.case.inputs.values
         data = open_data(path, self.inputs, fixed=values)
+        for note in data.notes:
+            self.note_once(f"{path.name}: {note}")
         for name in data.unused:
             self.note_once(f"{path.name}: array '{name}' is not used: the input is fixed to {values[name]}")
         return data
@@ -260,7 +262,7 @@ class Prepared:
             if allowed
             else "the spec's patterns leave nothing"
         )
-        return f"nothing in it can be quantized: {by} (qdqspec inspect tells why, operator by operator)"
+        return f"nothing in it can be quantized: {by} (qdqspec inspect shows why, operator by operator)"
 
     def _warn_formats(self) -> None:
         """Say which of several formats the search does not choose among, and why."""

@@ -90,7 +90,8 @@ class CaseWork:
     def parity(self) -> ParityEvidence:
         """Outputs of the tuned model against the reference's, on evaluation data where there is some.
 
-        Quantization and runtime are told apart where a check of parity may need it, and where nothing is checked.
+        The errors of quantization and of the runtime are measured separately where a check of parity may need it, and
+        where nothing is checked.
         """
         checks = self.bench.case.checks
         divided = not checks or any(check.kind == "parity" for check in checks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_a_fixture_leaves_the_results_that_a_check_leaves(real):
     result.stdout.fnmatch_lines(["a::default *", "Models and measurements: reports"])
     written = json.loads((real.path / "reports" / "a" / "default" / "result.json").read_text())
     assert written["tuned"]["median_ms"] > 0
-    explained = real.run("qdqspec", "explain", "specs/a.qdq.yaml::default")
+    explained = real.run(sys.executable, "-m", "qdqspec", "explain", "specs/a.qdq.yaml::default")
     assert explained.ret == 0
     explained.stdout.fnmatch_lines(["*reference*tuned*"])
 

@@ -60,9 +60,7 @@ def test_the_last_batch_is_filled_up_from_the_beginning(saved: Callable[..., Pat
     np.testing.assert_array_equal(together(data), images(7)[[0, 1, 2, 3, 4, 5, 6, 0, 1]])
     np.testing.assert_array_equal(data.require_labels(), np.arange(7))
     (note,) = data.notes
-    assert note.startswith(
-        "data.npz: 7 samples do not fill batches of 3: the last one is filled up with 2 repeated"
-    )
+    assert note.startswith("7 samples do not fill batches of 3: the last one is filled up with 2 repeated")
 
 
 def test_too_few_samples_for_a_batch_are_repeated(saved: Callable[..., Path]) -> None:

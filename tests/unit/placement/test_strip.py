@@ -130,7 +130,7 @@ def test_a_quantizer_whose_integers_are_an_output_is_left_alone_and_said() -> No
     )
     stripped = strip_qdq(model)
     assert lines(stripped) == ["q = QuantizeLinear(x, s, z)", "y = Neg(x)"]
-    assert stripped.notes == ("left alone, 1: 'QuantizeLinear#0': has an integer output that others read",)
+    assert stripped.notes == ("not removed, 1: 'QuantizeLinear#0': has an integer output that others read",)
 
 
 def test_a_dequantizer_of_a_graph_input_is_left_alone_and_said() -> None:
@@ -140,7 +140,7 @@ def test_a_dequantizer_of_a_graph_input_is_left_alone_and_said() -> None:
     stripped = strip_qdq(model)
     assert len(lines(stripped)) == 2
     assert stripped.notes == (
-        "left alone, 1: 'DequantizeLinear#0': reads what no QuantizeLinear made, but a graph input",
+        "not removed, 1: 'DequantizeLinear#0': reads what no QuantizeLinear made, but a graph input",
     )
 
 

@@ -225,6 +225,22 @@ def test_samples_that_do_not_fill_a_batch_are_scored_once(
         assert labels == [0, 1, 2, 3]
 
 
+def test_notes_about_the_data_are_warnings_of_the_case(
+    open_session: Open, case: Case, tmp_path: Path
+) -> None:
+    case = batched(case, tmp_path, 4)
+    images = np.random.default_rng(1).integers(0, 255, size=(4, 8, 12, 12), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=images, labels=np.arange(4))
+    session = open_session(metrics={"mine": lambda *_: 1.0})
+    session.judge(case, case.checks[1])
+    warnings = session.record().cases[0].evidence.warnings
+    filled_up, unscaled = (warning for warning in warnings if warning.startswith("data.npz"))
+    assert filled_up.startswith(
+        "data.npz: 4 samples do not fill batches of 3: the last one is filled up with 2"
+    )
+    assert unscaled == "data.npz: array 'x' is uint8 and is given to the model as float32, unscaled"
+
+
 # ---- the time limit of a run --------------------------------------------------------------------
 
 
