@@ -125,7 +125,6 @@ BODIES = (
         name="only-a-function",
         oddity="all computing is in a function",
         make=_all_in_a_function,
-        outcome="nothing",
     ),
     OddModel(
         name="custom-operator",
