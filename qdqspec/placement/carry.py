@@ -31,6 +31,7 @@ class _Numbers(NamedTuple):
 def schemes_of(placement: Placement, regions: Sequence[Region], model: Model) -> dict[str, Scheme]:
     """The scheme of every leaf, by region id; leaves that stay float have an empty one.
 
+    A pair that makes an output of a body of If, Loop or Scan is in no scheme, since no region has that output.
     Raises `PlacementError` where a site names a node that is in no region.
     """
     return schemes_in(Frames(model, regions), placement)
@@ -48,9 +49,10 @@ def schemes_in(frames: Frames, placement: Placement) -> dict[str, Scheme]:
 
 
 def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
-    """Where a site stands: at each edge, and at the output of its maker where the tensor leaves it whole."""
+    """The places of a site: each edge, and the output of its maker where the tensor leaves it whole."""
     model = frames.model
-    readers = {end for end in site.consumers if not end.is_output}
+    nodes = {end for end in site.consumers if not end.is_output}
+    readers = {end for end in nodes if end.node not in model.by_name or not model.by_name[end.node].is_marker}
     for end in readers:
         yield frames.place(end)
     maker = model.producer.get(site.tensor)
@@ -58,7 +60,7 @@ def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
         return
     frame = frames.of(frames.leaf_of[maker.name])
     slot = frame.position[maker.name], maker.outputs.index(site.tensor)
-    if len(readers) < len(site.consumers):
+    if len(nodes) < len(site.consumers):
         yield frame.region.id, Place("result", *slot)
     if readers and site.tensor in frame.region.outputs and readers == set(model.consumers[site.tensor]):
         yield frame.region.id, Place("out", *slot)
