@@ -33,6 +33,7 @@ DEVICE_HOLDER = HOLDER.replace(
 @pytest.fixture(autouse=True)
 def no_wait_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_REPORTED", {})
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # workers of one test run wait in silence
 
 
 @contextmanager
