@@ -760,7 +760,10 @@ with RunLock(Path(sys.argv[1])):
 """
 
 
-def test_a_second_run_waits_for_the_first_and_takes_its_result(open_session: Open, case: Case) -> None:
+def test_a_second_run_waits_for_the_first_and_takes_its_result(
+    open_session: Open, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # workers of one run wait in silence
     first, second = open_session(), open_session()
     found = first.search(case)
     words = [sys.executable, "-c", HOLDER, str(first.output(case))]
