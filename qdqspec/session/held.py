@@ -1,7 +1,7 @@
 """The accuracy constraints of a search: a smallest SQNR, a task metric, or both. Part of the session.
 
-The SQNR of every candidate is measured on a few calibration samples. On all data, evaluation data where there is some,
-the metric is measured of each candidate that has won its races, and the SQNR of those that may be selected.
+Evaluation data decides where there is some, else calibration data. The SQNR of every candidate is measured on its first
+samples; on all of it, the metric of each candidate that has won its races, and the SQNR of those that may be selected.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Held:
         if not found:
             return ""
         return (
-            f"{count_text(len(found), 'candidate')} reached {least:g} dB on a few calibration samples and "
+            f"{count_text(len(found), 'candidate')} reached {least:g} dB on the first {SAMPLES} samples and "
             f"{max(found.values()):.1f} dB at most on all {self.data} data"
         )
 
@@ -133,9 +133,9 @@ def held_of(prepared: Prepared, backend: Backend, options: BuildOptions) -> Held
     build = partial(backend.build, require_path(prepared.given), options)
     feeds, data = prepared.comparison_data()
     with closing(build()) as reference:
-        admission = Admission(OutputGate(reference, prepared.feeds()), limits.min_sqnr_db)
+        admission = Admission(OutputGate(reference, feeds), limits.min_sqnr_db)
     admission.confirms_sqnr = measures_db
-    if data == "evaluation" or len(feeds) > SAMPLES:
+    if len(feeds) > SAMPLES:
         admission.all_data = AllData(feeds, build)
     if asked.accuracy is not None:
         _hold(admission, prepared, asked.accuracy)

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.parity.gate import SAMPLES
 from qdqspec.report.record import record_to_json
 from qdqspec.report.tables import summary_table
 from qdqspec.session import Session
@@ -32,6 +33,8 @@ def case(tmp_path: Path) -> Case:
     images = lots.normal(size=(3, 8, 24, 24)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=images)
     np.savez(tmp_path / "small.npz", x=images / 1000)  # its values vanish on a grid for the others
+    usual = np.concatenate([images] * 3)[:SAMPLES]
+    np.savez(tmp_path / "late.npz", x=np.concatenate([usual, 100 * images]))  # beyond the calibrated ranges
     return Case(
         id="default",
         model=tmp_path / "net.onnx",
@@ -40,9 +43,9 @@ def case(tmp_path: Path) -> Case:
     )
 
 
-def on_small_data(case: Case, **tune: Any) -> Case:
-    """The case with evaluation data on which no quantized candidate is accurate."""
-    inputs = replace(case.inputs, evaluation=case.model.parent / "small.npz")
+def on_small_data(case: Case, name: str = "small", **tune: Any) -> Case:
+    """The case with evaluation data on which no quantized candidate is accurate; ``late``: after the first samples."""
+    inputs = replace(case.inputs, evaluation=case.model.parent / f"{name}.npz")
     return replace(case, inputs=inputs, tune=replace(case.tune, **tune))
 
 
@@ -62,11 +65,11 @@ def test_what_keeps_the_default_limit_is_selected(case: Case) -> None:
 
 
 def test_what_is_accurate_on_the_searchs_samples_only_is_not_selected(case: Case) -> None:
-    record = tuned(on_small_data(case))
+    record = tuned(on_small_data(case, "late"))
     (found,) = (one.evidence for one in record.cases)
     assert found.status == "unchanged"
     assert "did not keep 20.0 dB (the default limit)" in found.reason
-    assert "reached 20 dB on a few calibration samples and" in found.reason
+    assert "reached 20 dB on the first 8 samples and" in found.reason
     assert "dB at most on all evaluation data" in found.reason
     table = summary_table(record)
     assert f"default unchanged: {found.reason}" in table
@@ -87,6 +90,13 @@ def test_none_lifts_the_limit_and_the_table_marks_the_model(case: Case) -> None:
     assert f"{found.parity.sqnr_db:.1f} < 20" in table
     assert "SQNR limit: none (min_sqnr_db: none)" in table
     assert f"its SQNR of {found.parity.sqnr_db:.1f} dB is below 20 dB" in table
+
+
+def test_what_the_first_samples_refuse_is_not_examined_on_all_data(case: Case) -> None:
+    (found,) = (one.evidence for one in tuned(on_small_data(case)).cases)
+    assert found.status == "unchanged"
+    assert "did not keep 20.0 dB (the default limit)" in found.reason
+    assert "at most on all evaluation data" not in found.reason
 
 
 def test_other_evaluation_data_is_another_search(case: Case) -> None:
