@@ -44,7 +44,7 @@ class Scope:
         return (*(() if self.parent is None else self.parent.chain), self)
 
     def unique(self, tensor: str) -> str:
-        """The unique name of a tensor that a node of this graph reads or makes; one nobody defines keeps its name."""
+        """The unique name of a tensor that a node of this graph reads or makes; an undefined one keeps its name."""
         scope: Scope | None = self
         while scope is not None:
             if tensor in scope.tensors:

@@ -44,7 +44,7 @@ class _Waiting:
 
     def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         self.path = path
-        self._note = path.with_name(f"{path.name}.owner")  # beside it: Windows lets nobody read a locked file
+        self._note = path.with_name(f"{path.name}.owner")  # Windows cannot read a locked file
         self._lock = FileLock(path, thread_local=False)
         self._report = report
 
