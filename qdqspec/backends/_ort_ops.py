@@ -1,6 +1,6 @@
 """Which operators ONNX Runtime's CPU provider runs in integers. A table; may import floor 0 only.
 
-Read off the optimized graphs of single-operator models under ONNX Runtime 1.31.1 (uint8 asymmetric
+Read off the optimized graphs of single-operator models under ONNX Runtime 1.31.1 and 1.32.0 (uint8 asymmetric
 activations, int8 weights) and verified entry by entry against whatever version is installed in
 ``tests/unit/backends/test_ort_ops.py``. Conditions that an operator type cannot express:
 
@@ -10,7 +10,8 @@ activations, int8 weights) and verified entry by entry against whatever version 
   of a one-dimensional constant ONNX Runtime turns into a Gemm. Gemm does not check that the bias scale is
   the product of the other two: a wrong one gives wrong numbers, silently.
 - With a Relu or Clip right behind, and more behind that, both give integers or run in float.
-- Per-channel weights of MatMul must be two-dimensional, with the axis last; others fail when run.
+- Per-channel weights of MatMul must be two-dimensional, with the axis last; others fail when run, or run in
+  float from 1.32 on where the result is quantized.
 - Operators that move values, and MaxPool, need equal scale and zero point on both sides; Resize only
   in ``nearest`` mode, MaxPool from opset 12, which every model with pairs has.
 - A batch normalization between a quantized Conv and its Q stops the fusion: fold it beforehand.

@@ -1,7 +1,7 @@
 """Numbers that ONNX Runtime's CPU provider refuses, or computes wrongly or slowly with.
 
-May import floors 0 to 2, numpy, onnx and this room. Everything here was measured with ONNX Runtime 1.31.1 on x86-64,
-and is verified against the installed version in ``tests/unit/lint/test_onnxruntime.py``.
+Everything here was measured with ONNX Runtime 1.31.1 and 1.32.0 on x86-64, and is verified
+against the installed version in ``tests/unit/lint/test_onnxruntime.py``.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from collections.abc import Iterator
 
 import numpy as np
 from onnx import TensorProto
+from packaging.version import Version
 
 from qdqspec.backends._ort_ops import BLOCKED_AXES, LABELS
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.view import View, type_name
 
-_MEASURED = "measured, ONNX Runtime 1.31.1"
+_MEASURED = "measured, ONNX Runtime 1.31.1 and 1.32.0"
+_MEASURED_BEFORE = "measured, ONNX Runtime 1.31.1"
+_LEAVES_MISFITS = "1.32"  # the version that no longer fuses pairs which its integer kernels do not take
 _SCALAR_ONLY = frozenset({"Add", "AveragePool", "Mul"})
 _LARGEST_OF_SEVEN_BITS = 64
 _NO_KERNEL = frozenset({TensorProto.FLOAT4E2M1, TensorProto.INT2, TensorProto.UINT2})
@@ -67,7 +70,16 @@ def bias_scales(view: View) -> Iterator[Hit]:
     source=_MEASURED,
 )
 def matmul_channels(view: View) -> Iterator[Hit]:
-    """Several scales, without blocks, on a weight of another rank than 2 or along another axis than the last."""
+    """Several scales, without blocks, on a weight of another rank than 2 or along another axis than the last.
+
+    From 1.32 on, a MatMul whose result is quantized runs in float instead (ORT014).
+    """
+    for node, hit in _odd_channels(view):
+        if not (_leaves_misfits(view) and view.only_quantized(node.outputs[0])):
+            yield hit
+
+
+def _odd_channels(view: View) -> Iterator[tuple[Node, Hit]]:
     for node in view.operators:
         dequantizer = view.weight_dequantizer(node) if node.op_type == "MatMul" else None
         if dequantizer is None or view.dequantizer(node.inputs[0]) is None:
@@ -76,7 +88,14 @@ def matmul_channels(view: View) -> Iterator[Hit]:
         rank = len(view.model.constants[view.stored_weight(dequantizer) or ""].dims)
         several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
         if several and (rank != 2 or numbers.axis % rank != 1):
-            yield Hit(node.name, f"has a weight of {rank} dimensions with scales along axis {numbers.axis}")
+            yield (
+                node,
+                Hit(node.name, f"has a weight of {rank} dimensions with scales along axis {numbers.axis}"),
+            )
+
+
+def _leaves_misfits(view: View) -> bool:
+    return view.version is None or view.version >= Version(_LEAVES_MISFITS)
 
 
 @rule(
@@ -84,7 +103,8 @@ def matmul_channels(view: View) -> Iterator[Hit]:
     "refused",
     "A scale or zero point has one dimension where the integer kernel takes a scalar",
     cure="give it shape []; qdqspec writes scalars",
-    source=f'{_MEASURED}: "Scale and Zero-point must be a scalar"',
+    until=_LEAVES_MISFITS,
+    source=f'{_MEASURED_BEFORE}: "Scale and Zero-point must be a scalar"',
 )
 def scalars(view: View) -> Iterator[Hit]:
     """A pair of shape [1] around an Add, Mul or AveragePool that becomes one of ONNX Runtime's integer kernels."""
@@ -123,7 +143,8 @@ def no_kernel(view: View) -> Iterator[Hit]:
     "refused",
     "8-bit floats around an operator that has an integer kernel: the optimized graph is invalid",
     cure="choose int8 or uint8",
-    source=f"{_MEASURED}: ONNX Runtime puts in its integer kernel without looking at the type",
+    until=_LEAVES_MISFITS,
+    source=f"{_MEASURED_BEFORE}: ONNX Runtime puts in its integer kernel without looking at the type",
 )
 def eight_bit_floats(view: View) -> Iterator[Hit]:
     """An operator that has an integer kernel and reads only such tensors, and what it makes is quantized if need be."""
@@ -142,6 +163,24 @@ def eight_bit_floats(view: View) -> Iterator[Hit]:
 
 
 _MOVED_ALONE = frozenset({"MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+
+@rule(
+    "ORT014",
+    "slow",
+    "A pair does not fit the integer kernel of its operator, which runs in float",
+    since=_LEAVES_MISFITS,
+    cure="choose int8 or uint8, scalars of shape [] around Add, Mul and AveragePool, and for the weight of a MatMul "
+    "one scale or two dimensions with the channels last",
+    source="measured, ONNX Runtime 1.32.0; versions before it refuse such models (ORT002, ORT004, ORT006)",
+)
+def misfits(view: View) -> Iterator[Hit]:
+    """What earlier versions put into an integer kernel that does not take it."""
+    yield from scalars(view)
+    yield from eight_bit_floats(view)
+    for node, hit in _odd_channels(view):
+        if view.only_quantized(node.outputs[0]):
+            yield hit
 
 
 @rule(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from packaging.version import Version
+
 from qdqspec.lint.view import View
 from qdqspec.types import FindingSeverity, LintTarget
 
@@ -26,7 +28,10 @@ Find: TypeAlias = Callable[[View], Iterator[Hit]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing a target does not take or does not do well. Ids never change their meaning, and none is used again."""
+    """One thing a target does not take or does not do well. Ids never change their meaning, and none is used again.
+
+    It holds for versions of the target's runtime from ``since``, where that is not empty, and before ``until``.
+    """
 
     id: str
     severity: FindingSeverity
@@ -35,6 +40,15 @@ class Rule:
     source: str
     targets: tuple[LintTarget, ...]
     find: Find
+    since: str = ""
+    until: str = ""
+
+    def holds_for(self, runtime: Version | None) -> bool:
+        """Whether it holds for a version of the runtime; where that is not known, for the newest."""
+        if runtime is None:
+            return not self.until
+        is_old = self.since and runtime < Version(self.since)
+        return not (is_old or (self.until and runtime >= Version(self.until)))
 
 
 _RULES: dict[str, Rule] = {}
@@ -47,6 +61,8 @@ def rule(
     *,
     cure: str,
     source: str,
+    since: str = "",
+    until: str = "",
 ) -> Callable[[Find], Find]:
     """Register a function as the rule of that id; ``TRT`` ones are for TensorRT, ``ORT`` ones for ONNX Runtime."""
 
@@ -55,7 +71,15 @@ def rule(
             raise ValueError(f"two lint rules are called {name}")
         targets = TENSORRT if name.startswith("TRT") else ONNXRUNTIME
         _RULES[name] = Rule(
-            id=name, severity=severity, title=title, cure=cure, source=source, targets=targets, find=find
+            id=name,
+            severity=severity,
+            title=title,
+            cure=cure,
+            source=source,
+            targets=targets,
+            find=find,
+            since=since,
+            until=until,
         )
         return find
 

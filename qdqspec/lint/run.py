@@ -57,6 +57,8 @@ def _without_functions(model: Model) -> Model:
 
 def _findings(view: View) -> Iterator[Finding]:
     for rule in rules_for(view.target):
+        if not rule.holds_for(view.version):
+            continue
         for hit in rule.find(view):
             yield Finding(
                 id=rule.id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from qdqspec.lint import rules_for
+from qdqspec.lint import Rule, rules_for
 from qdqspec.types import Finding, LintTarget
 from qdqspec.units import count_text, plain
 
@@ -32,6 +32,12 @@ def _counts(findings: Iterable[Finding]) -> str:
     return ", ".join(parts) or "nothing found"
 
 
+def _range(rule: Rule) -> str:
+    """The versions that a rule holds for, as the page says it."""
+    bounds = (f"from {rule.since}" if rule.since else "", f"before {rule.until}" if rule.until else "")
+    return "".join(f", {bound}" for bound in bounds if bound)
+
+
 def render_rules() -> str:
     """Every rule as a Markdown page."""
     lines = [
@@ -52,7 +58,7 @@ def render_rules() -> str:
                 f"{rule.title}.",
                 "",
                 f"- severity: {severity}",
-                f"- targets: {', '.join(rule.targets)}",
+                f"- targets: {', '.join(rule.targets)}{_range(rule)}",
                 f"- cure: {rule.cure}",
                 f"- source: {rule.source}",
             ]

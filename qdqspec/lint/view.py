@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
+from packaging.version import Version
 
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default
@@ -59,6 +61,17 @@ class Numbers:
         return same_zeros and np.array_equal(self.scale, other.scale)
 
 
+@cache
+def _version_of(target: LintTarget) -> Version | None:
+    """The version of a target that is judged: the installed one of ONNX Runtime; ``None`` where it is not known."""
+    if not target.startswith("onnxruntime"):
+        return None
+    try:
+        return Version(version("onnxruntime"))
+    except PackageNotFoundError:  # another package of ONNX Runtime, such as that for GPUs
+        return None
+
+
 class View:
     """Questions that several rules ask of one model."""
 
@@ -66,6 +79,7 @@ class View:
         self.model = model
         self.target = target
         self.capability = capability
+        self.version = _version_of(target)  # of the target's runtime; None where it is not known
         self._numbers: dict[str, Numbers] = {}
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import ml_dtypes
@@ -11,6 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
+from packaging.version import Version
 
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
@@ -86,23 +88,11 @@ REFUSED: dict[str, tuple[Case, Case, Callable[[Model], bool]]] = {
         ("float[2,4,16] x", QX + DM + "y = MatMul(a, v)", {}),
         runs,
     ),
-    "ORT004": (
-        (ROWS, QX + "n = Neg(x) " + two("d", "n") + "t = Add(a, d) " + two("o", "t") + "y = Neg(o)",
-         {"s": np.full(1, 0.05, F32), "zu": np.full(1, 128, np.uint8)}),
-        (ROWS, QX + "n = Neg(x) " + two("d", "n") + "t = Add(a, d) " + two("o", "t") + "y = Neg(o)", {}),
-        runs,
-    ),
     "ORT005": (
         (ROWS, "v = DequantizeLinear<axis = 0, block_size = 16>(h, t)  y = MatMul(x, v)",
          {"h": np.ones((16, 16)).astype(ml_dtypes.float4_e2m1fn), "t": np.ones((1, 16), F32), "opset": np.array(23)}),
         (ROWS, "v = DequantizeLinear<axis = 0, block_size = 16>(h, t)  y = MatMul(x, v)",
          {"h": np.ones((16, 16), np.int8).astype(ml_dtypes.int4), "t": np.ones((1, 16), F32), "opset": np.array(23)}),
-        runs,
-    ),
-    "ORT006": (
-        (ROWS, QX + "v = DequantizeLinear(h, s)  y = MatMul(a, v)",
-         {"h": np.ones((16, 16)).astype(ml_dtypes.float8_e4m3fn), "zu": np.zeros((), ml_dtypes.float8_e4m3fn)}),
-        (ROWS, QX + "y = Tanh(a)", {"zu": np.zeros((), ml_dtypes.float8_e4m3fn)}),
         runs,
     ),
     "ORT008": (
@@ -116,6 +106,27 @@ REFUSED: dict[str, tuple[Case, Case, Callable[[Model], bool]]] = {
         runs,
     ),
 }  # fmt: skip
+
+# rule: (a model that breaks it, a model that does not); versions that do not fuse the first one have ORT014 instead
+MISFITS: dict[str, tuple[Case, Case]] = {
+    "ORT004": (
+        (ROWS, QX + "n = Neg(x) " + two("d", "n") + "t = Add(a, d) " + two("o", "t") + "y = Neg(o)",
+         {"s": np.full(1, 0.05, F32), "zu": np.full(1, 128, np.uint8)}),
+        (ROWS, QX + "n = Neg(x) " + two("d", "n") + "t = Add(a, d) " + two("o", "t") + "y = Neg(o)", {}),
+    ),
+    "ORT006": (
+        (ROWS, QX + "v = DequantizeLinear(h, s)  y = MatMul(a, v)",
+         {"h": np.ones((16, 16)).astype(ml_dtypes.float8_e4m3fn), "zu": np.zeros((), ml_dtypes.float8_e4m3fn)}),
+        (ROWS, QX + "y = Tanh(a)", {"zu": np.zeros((), ml_dtypes.float8_e4m3fn)}),
+    ),
+    "ORT002": (
+        ("float[2,4,16] x",
+         QX + "v = DequantizeLinear<axis = 2>(m3, ws, wz)  t = MatMul(a, v) " + two("o", "t") + "y = Neg(o)",
+         {"m3": np.ones((2, 16, 16), np.int8)}),
+        ("float[2,4,16] x", QX + DM + "t = MatMul(a, v) " + two("o", "t") + "y = Neg(o)", {}),
+    ),
+}  # fmt: skip
+LEAVES_MISFITS = Version(version("onnxruntime")) >= Version("1.32")
 
 # rule: (a model that breaks it, a model that does not, the kernel that only the second one has)
 SLOW: dict[str, tuple[Case, Case, str]] = {
@@ -198,6 +209,23 @@ def test_what_is_refused_does_not_run_right(parsed: Callable[..., Model], name: 
     assert holds(made(parsed, good))
 
 
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_misfit_is_refused_or_runs_in_float(parsed: Callable[..., Model], name: str) -> None:
+    bad, good = (made(parsed, case) for case in MISFITS[name])
+    assert ids(bad) & {name, "ORT014"} == {"ORT014" if LEAVES_MISFITS else name}
+    assert runs(bad) == LEAVES_MISFITS
+    assert not ids(good) & {name, "ORT014"}
+    assert runs(good)
+
+
+def test_rules_hold_for_ranges_of_versions() -> None:
+    known = {rule.id: rule for rule in rules_for("onnxruntime-cpu")}
+    for name, old, new in (("ORT004", True, False), ("ORT014", False, True), ("ORT005", True, True)):
+        assert known[name].holds_for(Version("1.31.1")) == old
+        assert known[name].holds_for(Version("1.32.0")) == new
+        assert known[name].holds_for(None) == new  # a version that is not known counts as the newest
+
+
 @pytest.mark.parametrize("name", SLOW)
 def test_what_is_slow_lacks_the_kernel(parsed: Callable[..., Model], name: str, tmp_path: Path) -> None:
     bad, good, kernel = SLOW[name]
@@ -275,5 +303,5 @@ def test_saturation_is_said_once_and_only_of_eight_bits(parsed: Callable[..., Mo
 
 def test_every_rule_is_tried() -> None:
     elsewhere = {"ORT013", "ORT026"}
-    tried = REFUSED.keys() | SLOW.keys() | EXTRA.keys() | elsewhere
+    tried = {"ORT014"} | REFUSED.keys() | MISFITS.keys() | SLOW.keys() | EXTRA.keys() | elsewhere
     assert {rule.id for rule in rules_for() if rule.targets == ONNXRUNTIME} == tried
