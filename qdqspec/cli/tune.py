@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from qdqspec import registry
 from qdqspec.cases import find_cases
+from qdqspec.cli.asked import add_words, case_as_asked
 from qdqspec.cli.words import (
     FINE,
     IMPOSSIBLE,
@@ -23,8 +22,6 @@ from qdqspec.cli.words import (
     say,
     say_json,
     settings_from,
-    shapes,
-    values,
     writable_folder,
 )
 from qdqspec.config import Settings, find_folder, note_owner, other_owner
@@ -32,7 +29,6 @@ from qdqspec.errors import BackendUnavailableError, ConfigError, OutputError, Qd
 from qdqspec.files import RESULT, explained
 from qdqspec.progress import Bar, Display, Heartbeat
 from qdqspec.types import Case, CheckResult, RunRecord
-from qdqspec.units import fraction
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -58,74 +54,7 @@ def add_verbs(verbs: Verbs) -> None:
     )
     parser.add_argument("what", metavar="SPEC|MODEL", help="A spec, one case of it (file::case), or a model.")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="Where to put models and results.")
-    parser.add_argument("--quant", metavar="FORMAT", help="Number format (default of a model: int8).")
-    parser.add_argument(
-        "--calibration", type=Path, metavar="NPZ", help="Data to take activation ranges from."
-    )
-    parser.add_argument(
-        "--shapes",
-        type=shapes,
-        metavar="NAME:1x3x224x224",
-        help="Shapes of inputs whose dimensions are dynamic; several with commas.",
-    )
-    parser.add_argument(
-        "--values",
-        type=values,
-        metavar="NAME:16000",
-        help="Inputs fixed to a number, true or false, which the tuned model does not have; several with commas.",
-    )
-    parser.add_argument(
-        "--scales", type=Path, metavar="FILE", help="Ranges known already: a calibration cache, or JSON."
-    )
-    parser.add_argument("--strategy", metavar="NAME", help="Search strategy (default: attribution).")
-    parser.add_argument("--preset", choices=("quick", "default", "extensive"), help="Size of the search.")
-    parser.add_argument("--trials", type=_positive(int), metavar="N", help="At most so many builds.")
-    parser.add_argument("--minutes", type=_positive(float), metavar="M", help="At most so long.")
-    parser.add_argument(
-        "--min-sqnr-db",
-        type=_sqnr_limit,
-        metavar="DB|none",
-        help="Smallest SQNR of what is selected (default: 20 without a task metric); none lifts the limit.",
-    )
-    parser.add_argument(
-        "--min-gain",
-        type=_gain,
-        metavar="SHARE",
-        help="Share of the time that what is selected is proved to save, as 0.02 or 2%% (default: 2%%).",
-    )
-
-
-def _positive(number: type[int] | type[float]) -> Any:
-    def parse(text: str) -> float:
-        value = number(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError("it must be more than 0")
-        return value
-
-    parse.__name__ = number.__name__  # what argparse calls it in its message
-    return parse
-
-
-def _sqnr_limit(text: str) -> float | Literal["none"]:
-    if text == "none":
-        return "none"
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"'{text}' is neither a number of decibels nor none")
-    return value
-
-
-def _gain(text: str) -> float:
-    try:
-        value = float(str(fraction(text)))
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no share such as 2% or 0.02")
-    return value
+    add_words(parser)
 
 
 def tune(arguments: argparse.Namespace) -> int:
@@ -134,7 +63,7 @@ def tune(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if bare else "case")
     if arguments.output is not None:
         settings = replace(settings, output=arguments.output.absolute())
-    cases = [_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
+    cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
     _prepare_output(cases, settings)
     _refuse_unknown_formats(settings)
     from qdqspec.session import Session
@@ -159,31 +88,6 @@ def _cases(what: str, settings: Settings, *, bare: bool) -> tuple[Case, ...]:
             "specs in Python are collected by pytest only", where=what, cure=f"run: pytest {what}"
         )
     return find_cases(what, settings, Path.cwd())
-
-
-def _as_asked(case: Case, arguments: argparse.Namespace) -> Case:
-    """The case with what the command line says above its spec."""
-    if arguments.strategy is not None and arguments.strategy not in registry.names("strategy"):
-        registry.resolve("strategy", arguments.strategy)  # raises, with the nearest name
-    asked = ("strategy", "preset", "trials", "minutes", "min_sqnr_db", "min_gain")
-    words = {word: getattr(arguments, word) for word in asked}
-    tuning = replace(case.tune, **{word: value for word, value in words.items() if value is not None})
-    inputs, quantize = case.inputs, case.quantize
-    if arguments.calibration is not None:
-        inputs = replace(inputs, calibration=arguments.calibration.absolute())
-    if arguments.scales is not None:
-        inputs = replace(inputs, scales=arguments.scales.absolute())
-    if arguments.shapes is not None:
-        from qdqspec.spec.inline import inline_case
-
-        inputs = replace(
-            inputs, profiles=inline_case(case.model, {"shapes": arguments.shapes}).inputs.profiles
-        )
-    if arguments.values is not None:
-        inputs = replace(inputs, values={**inputs.values, **arguments.values})
-    if arguments.quant is not None:
-        quantize = replace(quantize, format=arguments.quant)
-    return replace(case, tune=tuning, inputs=inputs, quantize=quantize)
 
 
 def _prepare_output(cases: list[Case], settings: Settings) -> None:

@@ -139,6 +139,15 @@ def _scalar(text: str) -> bool | int | float:
     return int(text) if re.fullmatch(r"[+-]?[0-9]+", text) else float(text)
 
 
+def number(text: str) -> int | float | str:
+    """A number where the text is one; other text, such as ``1%``, ``90s`` or ``none``, as it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return int(text) if re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII) else value
+
+
 def inputs_given(inputs: Inputs, *, shapes: dict[str, list[int]] | None, data: Path | None) -> Inputs:
     """The inputs of a case with what the command line says of them: ``--shapes``, and ``--data`` to compare on."""
     from qdqspec.types import InputShape, ShapeProfile

@@ -43,7 +43,7 @@ OPTIONS: tuple[Option, ...] = (
         name="backend",
         parse=values.backend,
         metavar="NAME",
-        help="Who runs the models (default: onnxruntime).",
+        help="Inference backend (default: onnxruntime).",
     ),
     Option(
         name="mode",

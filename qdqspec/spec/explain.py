@@ -1,9 +1,9 @@
-"""Says in the words of a spec what pydantic found. May import floor 0 and pydantic."""
+"""Describes in the words of a spec what pydantic found."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -50,19 +50,30 @@ def findings(error: ValidationError, model: type[BaseModel], data: object) -> It
         yield _finding(details, model, data)
 
 
-def error_without_file(error: ValidationError, model: type[BaseModel], data: object) -> SpecError:
-    """All problems of a spec built in Python as one error; the first line is complete in itself."""
+def error_without_file(
+    error: ValidationError,
+    model: type[BaseModel],
+    data: object,
+    *,
+    where: str | None = None,
+    name: Callable[[Loc], str | None] | None = None,
+) -> SpecError:
+    """All problems of a spec that is in no file as one error; the first line is complete in itself.
+
+    ``name`` gives the caller's word for a place, ``None`` where there is none.
+    """
     found = list(findings(error, model, data))
     rows = []
     for finding in found[:MAX_PROBLEMS]:
         hint = f" ({finding.hint})" if finding.hint else ""
-        rows.append(plain(f"{_dotted(finding.loc)}: {finding.message}", MAX_MESSAGE) + hint)
+        place = (name and name(finding.loc)) or _dotted(finding.loc)
+        rows.append(plain(f"{place}: {finding.message}", MAX_MESSAGE) + hint)
         rows += [f"   {finding.note}"] if finding.note else []
     if len(found) > 1:
         rows[0] += f" (first of {len(found)} problems)"
     if len(found) > MAX_PROBLEMS:
         rows.append(f"and {len(found) - MAX_PROBLEMS} more")
-    return SpecError("\n".join(rows), where=f"{model.__name__}(...)")
+    return SpecError("\n".join(rows), where=where)
 
 
 def _finding(details: ErrorDetails, model: type[BaseModel], data: object) -> Finding:

@@ -1,24 +1,26 @@
-"""A case from words in Python, with the validation of a spec file. May import floor 0 and pydantic.
+"""A case from words in Python or of the command line, with the validation of a spec file.
 
-``tune("model.onnx", trials=30, deny=["Softmax"])`` says what a spec says in its sections; a case made so has
+``tune("model.onnx", trials=30, deny=["Softmax"])`` asks what a spec asks in its sections; a case made so has
 no checks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import chain
 from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, ValidationError
 
 from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean
-from qdqspec.spec.evaluation import require_evaluation
 from qdqspec.spec.explain import error_without_file
 from qdqspec.spec.fields import Section
 from qdqspec.spec.inputs import InputsSection
+from qdqspec.spec.locate import Loc
 from qdqspec.spec.place import SpecPath
 from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
 from qdqspec.types import Case, Metric
@@ -28,12 +30,13 @@ Shape: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 
 
 class Asked(TypedDict, total=False):
-    """What may be said of a model. Paths are relative to the working directory.
+    """What may be asked of a model. Paths are relative to the working directory.
 
     ``regions`` is ``structure``, ``names``, ``fusion``, or groups of node names (wildcards as in a spec), one a
     region; ``graph`` is layer information that says what ``fusion`` joins. ``name`` is the case's id, and its folder
-    below ``reports/<model>/``. ``values`` are numbers, lists or arrays. ``metrics`` are task metrics of the caller's
-    own by the name that ``accuracy`` or a spec gives them; no spec holds them, so that it holds no code.
+    below ``reports/<model>/``. ``values`` are numbers, lists or arrays. ``metric``, ``min``, ``max_drop`` are keys of
+    ``accuracy``. ``metrics`` are task metrics of the caller's own by the name that ``metric`` or a spec gives them; no
+    spec holds them, so that it holds no code.
     """
 
     name: str
@@ -61,6 +64,9 @@ class Asked(TypedDict, total=False):
     objective: Literal["latency", "pareto"]
     min_sqnr_db: float | Literal["none"]
     accuracy: Mapping[str, str | float]
+    metric: str
+    min: float | str
+    max_drop: float | str
     min_gain: float | str
     clock: Literal["auto", "cpu", "wall"]
     float16: bool
@@ -87,7 +93,8 @@ class BareSpec(Section):
     tune: TuneSection = TuneSection()
 
 
-# Where each word stands in a spec.
+_ACCURACY = ("metric", "min", "max_drop")
+# The place of each word in a spec.
 _PLACES = {
     "name": ("name",),
     "batch": ("batch",),
@@ -107,6 +114,7 @@ _PLACES = {
             "float16", "start_from",
         )
     },
+    **{word: ("tune", "accuracy", word) for word in _ACCURACY},
 }  # fmt: skip
 
 
@@ -115,13 +123,48 @@ def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
 
     Raises `ConfigError` for an unknown word, `SpecError` with everything else that is wrong.
     """
-    data: dict[str, Any] = {"model": os.fspath(model)}
+    return _case_of(_validated({"model": os.fspath(model)}, asked, str))
+
+
+def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str], str] = str) -> Case:
+    """A case with what is asked in place of what its spec asks; values and limits of the metric are added to its own.
+
+    ``written`` is how the caller writes a word, for messages. Raises as `inline_case`.
+    """
+    own: dict[str, Any] = {"model": str(case.model)}
+    if case.inputs.evaluation is not None:
+        _put(own, ("inputs", "evaluation"), case.inputs.evaluation)
+    if case.tune.accuracy is not None:
+        limits = {name: value for name, value in asdict(case.tune.accuracy).items() if value is not None}
+        _put(own, ("tune", "accuracy"), limits)
+    found = _case_of(_validated(own, asked, written))
+    fields: dict[str, dict[str, Any]] = {}
+    for word in asked:
+        section, field = _field(_PLACES[word])
+        fields.setdefault(section, {})[field] = getattr(getattr(found, section), field)
+    if "values" in asked:
+        fields["inputs"]["values"] = {**case.inputs.values, **found.inputs.values}
+    changed = {section: replace(getattr(case, section), **new) for section, new in fields.items()}
+    return replace(case, **changed)
+
+
+def _field(place: tuple[str, ...]) -> tuple[str, str]:
+    """The record of a case, and its field, that a place of a spec fills."""
+    section = place[0]
+    field = place[1] if section == "tune" else place[-1]
+    return section, "profiles" if field == "shapes" else field
+
+
+def _validated(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> BareSpec:
+    """The spec of ``data`` and the words above it."""
     for word, value in asked.items():
         if word not in _PLACES:
             known = sorted(_PLACES)
             raise ConfigError(
                 f"unknown word '{word}'{did_you_mean(word, known)}", cure=f"known: {', '.join(known)}"
             )
+        if word in _ACCURACY and "accuracy" in asked:
+            raise ConfigError(f"accuracy and {word} are both given", cure=f"write {word} inside accuracy")
         if word == "regions" and not isinstance(value, str):
             _put(data, ("regions", "manual"), [list(group) for group in value])
             value = "manual"
@@ -130,9 +173,28 @@ def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
         _put(data, _PLACES[word], value)
     try:
         bare = BareSpec.model_validate(data)
-        require_evaluation(bare.inputs, bare.tune)
     except ValidationError as error:
-        raise error_without_file(error, BareSpec, data) from None
+        name = partial(_word_at, asked=asked, written=written)
+        raise error_without_file(error, BareSpec, data, name=name) from None
+    if bare.tune.accuracy is not None and bare.inputs.evaluation is None:
+        word = written(next(word for word in (*_ACCURACY, "accuracy") if word in asked))
+        raise ConfigError(
+            f"{word}: a task metric is measured on evaluation data, and none is given",
+            cure=f"add {written('evaluation')}: an .npz with the model's inputs and 'labels'",
+        )
+    return bare
+
+
+def _word_at(loc: Loc, *, asked: Mapping[str, Any], written: Callable[[str], str]) -> str | None:
+    """The word that gave what is at a place of the spec, as the caller writes it."""
+    places = {word: _PLACES[word] for word in asked}
+    exact = (word for word, place in places.items() if loc[: len(place)] == place)
+    below = (word for word, place in places.items() if place[: len(loc)] == loc)
+    word = next(chain(exact, below), None)
+    return None if word is None else written(word)
+
+
+def _case_of(bare: BareSpec) -> Case:
     return Case(
         id=bare.name,
         model=bare.model,
@@ -145,7 +207,7 @@ def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
 
 
 def _put(data: dict[str, Any], place: Sequence[str], value: object) -> None:
-    """Set a value deep inside, making the tables on the way."""
+    """Set a value deep inside, making the tables above it."""
     for key in place[:-1]:
         data = data.setdefault(key, {})
     data[place[-1]] = os.fspath(value) if isinstance(value, os.PathLike) else value

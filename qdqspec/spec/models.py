@@ -80,7 +80,7 @@ class Spec(Section):
         except ValidationError as error:
             if isinstance(info.context, Place) and info.context.from_file:
                 raise
-            raise error_without_file(error, cls, value) from None
+            raise error_without_file(error, cls, value, where=f"{cls.__name__}(...)") from None
 
     @classmethod
     def relative_to(cls, base: Path, **keys: Any) -> Self:

@@ -171,7 +171,9 @@ class AccuracySection(Section):
     @model_validator(mode="after")
     def _holds_something(self) -> Self:
         if self.min is None and self.max_drop is None:
-            raise PydanticCustomError("accuracy", "nothing to keep: give at least one of min, max_drop")
+            raise PydanticCustomError(
+                "accuracy", "no limit of the metric is given: add min, max_drop or both"
+            )
         refuse_more_than_all(self.metric, min=self.min, max_drop=self.max_drop)
         return self
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec.cli.asked import WORDS
 from qdqspec.errors import DataError
-from qdqspec.types import Progress
+from qdqspec.spec.inline import AskedWithStrategy, inline_case
+from qdqspec.types import AccuracyRules, Progress
 
 SPEC = """\
 qdqspec: 1
@@ -162,6 +164,83 @@ def test_the_command_line_is_above_the_spec(verb, fake, monkeypatch):
     assert case.inputs.calibration == Path.cwd() / "c.npz"
 
 
+@pytest.fixture
+def planned(fake, monkeypatch):
+    """The cases that ``--mode plan`` was asked for."""
+    cases = []
+    from qdqspec.session import Session
+
+    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    return cases
+
+
+@pytest.mark.parametrize("drop", ["1%", "0.01"])
+def test_constraints_are_those_of_a_spec_and_of_python(verb, planned, tmp_path, drop):
+    words = [
+        "--evaluation",
+        "e.npz",
+        "--metric",
+        "top5",
+        "--max-drop",
+        drop,
+        "--min",
+        "90%",
+        "--objective",
+        "pareto",
+    ]
+    lists = [
+        "--deny",
+        "Softmax",
+        "--deny",
+        "Gemm > Relu",
+        "--allow",
+        "Conv",
+        "--exclude",
+        "/a/*",
+        "--include",
+        "/b/*",
+    ]
+    assert verb("tune", "m.onnx", "--mode", "plan", *words, *lists, "--start-from", "p.yaml").code == 0
+    (tmp_path / "b.qdq.yaml").write_text("""\
+qdqspec: 1
+model: m.onnx
+inputs: {evaluation: e.npz}
+patterns: {deny: [Softmax, Gemm > Relu], allow: [Conv], nodes: {exclude: ["/a/*"], include: ["/b/*"]}}
+tune: {objective: pareto, accuracy: {metric: top5, max_drop: 0.01, min: 90%}, start_from: [p.yaml]}
+checks: [{kind: speedup, min: 1.0}]
+""")
+    assert verb("tune", "b.qdq.yaml", "--mode", "plan").code == 0
+    asked = inline_case(
+        "m.onnx",
+        {
+            "evaluation": "e.npz", "metric": "top5", "max_drop": "1%", "min": 0.9, "objective": "pareto",
+            "deny": ["Softmax", "Gemm > Relu"], "allow": ["Conv"], "exclude": ["/a/*"], "include": ["/b/*"],
+            "start_from": ["p.yaml"],
+        },
+    )  # fmt: skip
+    line, spec = planned
+    for case in (line, spec):
+        assert (case.inputs, case.patterns, case.tune) == (asked.inputs, asked.patterns, asked.tune)
+
+
+def test_limits_of_a_metric_are_added_to_those_of_the_spec(verb, planned, tmp_path):
+    (tmp_path / "b.qdq.yaml").write_text("""\
+qdqspec: 1
+model: m.onnx
+inputs: {evaluation: e.npz}
+tune: {accuracy: {metric: mine, max_drop: 0.5, output: y}, trials: 7}
+checks: [{kind: speedup, min: 1.0}]
+""")
+    assert verb("tune", "b.qdq.yaml", "--mode", "plan", "--max-drop", "0.25", "--min", "3").code == 0
+    (case,) = planned
+    assert case.tune.accuracy == AccuracyRules(metric="mine", min=3.0, max_drop=0.25, output="y")
+    assert case.tune.trials == 7
+
+
+def test_every_option_is_a_word_of_python():
+    assert {word.name for word in WORDS} <= set(AskedWithStrategy.__annotations__)
+
+
 def test_shapes_are_said_as_trtexec_takes_them(verb, fake, monkeypatch):
     cases = []
     from qdqspec.session import Session
@@ -294,10 +373,30 @@ def test_a_case_that_cannot_run_here_does_not_keep_others_from_running(verb, fak
         (["m.onnx", "--strategy", "attribute"], "unknown strategy 'attribute' (did you mean 'attribution'?)"),
         (["m.onnx", "--report", "r.xyz"], "no report format is known"),
         (["m.onnx", "-o", "pyproject.toml"], "the output folder cannot be written to"),
-        (["m.onnx", "--trials", "0"], "it must be more than 0"),
-        (["m.onnx", "--minutes", "x"], "invalid float value: 'x'"),
-        (["m.onnx", "--min-sqnr-db", "off"], "'off' is neither a number of decibels nor none"),
-        (["m.onnx", "--min-gain", "100%"], "'100%' is no share such as 2% or 0.02"),
+        (["m.onnx", "--trials", "0"], "--trials: 'trials' should be greater than or equal to 1, not 0"),
+        (["m.onnx", "--minutes", "x"], "--minutes: 'x' is not a duration such as 90s, 10m or 1h"),
+        (
+            ["m.onnx", "--min-sqnr-db", "off"],
+            "--min-sqnr-db: 'min_sqnr_db' should be a finite number or none",
+        ),
+        (["m.onnx", "--min-gain", "100%"], "--min-gain: 'min_gain' should be less than 1"),
+        (["m.onnx", "--objective", "fast"], "--objective: 'fast' is not a value of 'objective'"),
+        (
+            ["m.onnx", "--max-drop", "1%"],
+            "--max-drop: a task metric is measured on evaluation data, and none is given",
+        ),
+        (["m.onnx", "--max-drop", "1%"], "add --evaluation: an .npz with the model's inputs and 'labels'"),
+        (
+            ["m.onnx", "--metric", "top1", "--evaluation", "e.npz"],
+            "--metric: no limit of the metric is given: add min",
+        ),
+        (["m.onnx", "--min", "97", "--evaluation", "e.npz"], "--min: top1 is a share"),
+        (["m.onnx", "--max-drop", "-1%", "--evaluation", "e.npz"], "--max-drop: expected one argument"),
+        (
+            ["m.onnx", "--max-drop=-1%", "--evaluation", "e.npz"],
+            "--max-drop: 'max_drop' should be greater than or equal",
+        ),
+        (["a.qdq.yaml", "--metric", "top5"], "--metric: no limit of the metric is given"),
     ],
 )
 def test_what_cannot_be_done_is_told_before_anything_is_measured(verb, fake, words, message):

@@ -487,7 +487,7 @@ def test_a_search_is_held_to_a_metric_by_the_keys_of_the_check(write: Write) -> 
     ("tune", "problem"),
     [
         ("{max_drop: 1%}", "4:18: 'tune.accuracy' needs inputs.evaluation, which is not given"),
-        ("{metric: top1}", "nothing to keep: give at least one of min, max_drop"),
+        ("{metric: top1}", "no limit of the metric is given: add min, max_drop or both"),
         ("{max_drop: -1%}", "'max_drop' should be greater than or equal to 0"),
         ("{min: high}", "'min' should be a number, not 'high'"),
         ("{min: 9x%}", "'9x%' is not a percentage such as 5%"),

@@ -1,0 +1,130 @@
+"""The options of ``tune`` that ask what a spec asks in its sections, and the case that they make of a spec or a model.
+
+An option is the word of `qdqspec.tune` with dashes; its value is validated as the key of a spec is.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qdqspec.cli.words import number, shapes, values
+from qdqspec.types import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """An option. ``read`` makes a spec's value of the text; ``many`` options may be repeated."""
+
+    name: str
+    metavar: str
+    help: str
+    read: Callable[[str], object] = str
+    many: bool = False
+
+    @property
+    def flag(self) -> str:
+        """``--min-sqnr-db``."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+WORDS = (
+    Word(name="quant", metavar="FORMAT", help="Number format (default of a model: int8)."),
+    Word(name="calibration", metavar="NPZ", help="Data to take activation ranges from."),
+    Word(
+        name="evaluation",
+        metavar="NPZ",
+        help="Data that accuracy is measured on: inputs, and 'labels' where --metric, --min or --max-drop is given.",
+    ),
+    Word(
+        name="shapes",
+        metavar="NAME:1x3x224x224",
+        help="Shapes of inputs whose dimensions are dynamic; several with commas.",
+        read=shapes,
+    ),
+    Word(
+        name="values",
+        metavar="NAME:16000",
+        help="Inputs fixed to a number, true or false, which the tuned model does not have; several with commas.",
+        read=values,
+    ),
+    Word(name="scales", metavar="FILE", help="Ranges known already: a calibration cache, or JSON."),
+    Word(name="strategy", metavar="NAME", help="Search strategy (default: attribution)."),
+    Word(name="preset", metavar="quick|default|extensive", help="Size of the search."),
+    Word(name="trials", metavar="N", help="At most so many builds.", read=number),
+    Word(name="minutes", metavar="M", help="At most so long: minutes, or 90s, 10m, 1h.", read=number),
+    Word(
+        name="objective",
+        metavar="latency|pareto",
+        help="latency: the fastest that meets the limits (default); pareto: the front of latency and accuracy too.",
+    ),
+    Word(
+        name="min_sqnr_db",
+        metavar="DB|none",
+        help="Smallest SQNR of what is selected (default: 20 without a task metric); none lifts the limit.",
+        read=number,
+    ),
+    Word(name="metric", metavar="NAME", help="Metric of --min and --max-drop: top1, top5 or miou (default: top1)."),
+    Word(
+        name="min",
+        metavar="VALUE",
+        help="Smallest value of the task metric of what is selected, as 0.97 or 97%.",
+        read=number,
+    ),
+    Word(
+        name="max_drop",
+        metavar="VALUE",
+        help="Largest loss of the task metric against the reference, as 0.01 or 1%.",
+        read=number,
+    ),
+    Word(
+        name="min_gain",
+        metavar="SHARE",
+        help="Share of the time that what is selected is proved to save, as 0.02 or 2% (default: 2%).",
+        read=number,
+    ),
+    Word(
+        name="allow", metavar="PATTERN", help="Quantize only what matches, as 'Conv > Relu'. Repeatable.", many=True
+    ),
+    Word(name="deny", metavar="PATTERN", help="Do not quantize what matches. Repeatable.", many=True),
+    Word(
+        name="include", metavar="GLOB", help="Quantize only nodes of these names, as '/body/*'. Repeatable.", many=True
+    ),
+    Word(name="exclude", metavar="GLOB", help="Do not quantize nodes of these names. Repeatable.", many=True),
+    Word(
+        name="start_from",
+        metavar="FILE",
+        help="Where the search starts: a pattern cache, journal, scheme or Q/DQ model. Repeatable.",
+        many=True,
+    ),
+)  # fmt: skip
+
+
+def add_words(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    for word in WORDS:
+        parser.add_argument(
+            word.flag,
+            dest=word.name,
+            metavar=word.metavar,
+            type=word.read,
+            help=word.help.replace("%", "%%"),
+            action="append" if word.many else "store",
+        )
+
+
+def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
+    """The case with what the command line asks in place of what its spec asks.
+
+    Raises `SpecError`, in the words of the command line, where that is not valid.
+    """
+    given: dict[str, Any] = {word.name: getattr(arguments, word.name) for word in WORDS}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if not asked:
+        return case
+    from qdqspec.spec.inline import with_words
+
+    flags = {word.name: word.flag for word in WORDS}
+    return with_words(case, asked, written=lambda name: flags.get(name, name))
