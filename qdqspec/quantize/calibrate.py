@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -27,7 +27,7 @@ from qdqspec.units import count_text
 
 Array: TypeAlias = npt.NDArray[np.generic]
 Feed: TypeAlias = Mapping[str, Array]
-Method: TypeAlias = Literal["max", "percentile", "entropy", "mse"]
+Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
 
 # Takes a model and returns what runs it: feed in, outputs by name out. The model comes from
 # `observe`; references to external data stay relative to the folder of the original.
@@ -57,28 +57,45 @@ def calibrate(
 ) -> dict[str, TensorRange]:
     """Return the range of each tensor over all feeds.
 
-    ``feeds`` is called once for ``max``, twice for the other methods (range first, then a histogram of
-    fixed size a tensor), and its samples are never kept. The range of a tensor in a body of If, Loop or Scan is over
-    all iterations. Left out are integer tensors, those that no feed ever produced, as in a branch never taken, and
-    those that held NaN or infinity, as masked scores do; ``note`` gets the latter two. What the
-    model answers with is never clipped: its outputs, both sides of a Softmax, the output of a Sigmoid and the like.
-    Raises `DataError` when there is no sample.
+    ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
+    the other methods (range first, then a histogram of fixed size a tensor), and its samples are never kept. The range
+    of a tensor in a body of If, Loop or Scan is over all iterations. Left out are integer tensors, those that no feed
+    ever produced, as in a branch never taken, and those that held NaN or infinity, as masked scores do; ``note`` gets
+    the latter two. What the model answers with is never clipped: its outputs, both sides of a Softmax, the output of a
+    Sigmoid and the like. Raises `DataError` when there is no sample.
     """
+    return calibrate_with(model, tensors, feeds, (method,), run, note=note)[method]
+
+
+def calibrate_with(
+    model: Model,
+    tensors: Iterable[str],
+    feeds: Callable[[], Iterable[Feed]],
+    methods: Collection[Method],
+    run: OutputRunner,
+    *,
+    note: Callable[[str], None] = _log.warning,
+) -> dict[Method, dict[str, TensorRange]]:
+    """As `calibrate`, by several methods: the inputs are gone through twice however many there are."""
     watch = _Watch.over(model, tensors, run)
-    spans, unbounded = _spans(watch, feeds())
-    for number, tensors in unbounded.items():
-        note(f"not finite in calibration sample {number}, so left in floating point: {_quoted(tensors)}")
+    spans, means, unbounded = _spans(watch, feeds())
+    for number, unusable in unbounded.items():
+        note(f"not finite in calibration sample {number}, so left in floating point: {_quoted(unusable)}")
     seen = {*spans}.union(*unbounded.values())
     for line in _without_values(model, watch.wanted - seen, seen):
         note(line)
-    if method == "max":
-        return spans
-    histograms = {t: Histogram(spans[t]) for t in spans.keys() - _answers(model) if _has_tails(spans[t])}
-    for values in map(watch.values, feeds()):
-        for tensor in histograms.keys() & values.keys():
-            histograms[tensor].add(values[tensor])
-    choose = _FROM_HISTOGRAM[method]
-    return spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
+    found: dict[Method, dict[str, TensorRange]] = {"max": spans}
+    clipped = spans.keys() - _answers(model)
+    found["mean"] = spans | {tensor: means[tensor] for tensor in clipped}
+    if _FROM_HISTOGRAM.keys() & set(methods):
+        histograms = {tensor: Histogram(spans[tensor]) for tensor in clipped if _has_tails(spans[tensor])}
+        for values in map(watch.values, feeds()):
+            for tensor in histograms.keys() & values.keys():
+                histograms[tensor].add(values[tensor])
+        for method in _FROM_HISTOGRAM.keys() & set(methods):
+            choose = _FROM_HISTOGRAM[method]
+            found[method] = spans | {tensor: choose(histogram) for tensor, histogram in histograms.items()}
+    return {method: found[method] for method in methods}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +146,13 @@ def _is_float(value: Array) -> bool:
     return value.size > 0 and np.issubdtype(value.dtype, np.floating)
 
 
-def _spans(watch: _Watch, feeds: Iterable[Feed]) -> tuple[dict[str, TensorRange], dict[int, list[str]]]:
-    """The range of each tensor, and by sample those that turned out to have none there."""
+def _spans(
+    watch: _Watch, feeds: Iterable[Feed]
+) -> tuple[dict[str, TensorRange], dict[str, TensorRange], dict[int, list[str]]]:
+    """The range of each tensor, the mean of its ranges over samples, and by sample those that have none there."""
     spans: dict[str, TensorRange] = {}
+    sums: dict[str, npt.NDArray[np.float64]] = {}
+    samples = Counter[str]()
     unbounded: dict[str, int] = {}
     number = -1
     for number, feed in enumerate(feeds):
@@ -141,6 +162,8 @@ def _spans(watch: _Watch, feeds: Iterable[Feed]) -> tuple[dict[str, TensorRange]
                 unbounded.setdefault(tensor, number)
             else:
                 spans[tensor] = spans[tensor].union(seen) if tensor in spans else seen
+                sums[tensor] = sums.get(tensor, 0.0) + np.array([seen.low, seen.high])
+                samples[tensor] += 1
     if number < 0:
         raise DataError(
             "there is no calibration sample, so no range can be found",
@@ -150,7 +173,8 @@ def _spans(watch: _Watch, feeds: Iterable[Feed]) -> tuple[dict[str, TensorRange]
     for tensor, first in unbounded.items():
         spans.pop(tensor, None)
         by_sample.setdefault(first, []).append(tensor)
-    return spans, by_sample
+    means = {tensor: TensorRange(*(sums[tensor] / samples[tensor]).tolist()) for tensor in spans}
+    return spans, means, by_sample
 
 
 def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:

@@ -41,10 +41,11 @@ class Asked(TypedDict, total=False):
 
     name: str
     quant: str
-    calibrate: Literal["max", "percentile", "entropy", "mse"]
+    calibrate: Literal["max", "percentile", "entropy", "mse", "mean"]
     weights: Literal["per-channel", "per-tensor"]
     activations: str
     outputs: bool | Literal["auto"]
+    corrections: Literal["auto", "none"] | Sequence[str]
     calibration: PathLike
     scales: PathLike
     evaluation: PathLike
@@ -100,7 +101,7 @@ _PLACES = {
     "batch": ("batch",),
     "quant": ("quantize", "format"),
     "calibrate": ("quantize", "calibration"),
-    **{word: ("quantize", word) for word in ("weights", "activations", "outputs")},
+    **{word: ("quantize", word) for word in ("weights", "activations", "outputs", "corrections")},
     **{word: ("inputs", word) for word in ("calibration", "scales", "evaluation", "shapes", "values")},
     **{word: ("patterns", word) for word in ("allow", "deny")},
     **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,7 +17,7 @@ from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, Secti
 from qdqspec.spec.formats import Formats
 from qdqspec.spec.kinds import Strategy, Target
 from qdqspec.spec.place import NamesFile, SpecPath
-from qdqspec.spec.vocabulary import Activations, Granularity, Method, Preset
+from qdqspec.spec.vocabulary import Activations, Correction, Granularity, Method, Preset
 from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 from qdqspec.units import refuse_more_than_all
 
@@ -87,6 +87,27 @@ class RegionsSection(Section):
         return RegionRules(by=self.by, max_nodes=self.max_nodes, manual=self.manual, graph=self.graph)
 
 
+def _corrections(value: object) -> object:
+    """``auto``, ``none``, or a list of corrections; one error where it is neither."""
+    names = list(value) if isinstance(value, list | tuple) else [value]
+    known = get_args(Correction) if isinstance(value, list | tuple) else ("auto", "none")
+    if not names:
+        raise PydanticCustomError("corrections", "an empty list of corrections: write none")
+    for name in names:
+        if name not in known:
+            context = {"name": str(name), "known": known}
+            raise PydanticCustomError("corrections", "there is no correction '{name}'", context)
+    if len({*names}) < len(names):
+        raise PydanticCustomError("corrections", "a correction is in the list twice")
+    return value if isinstance(value, str) else tuple(names)
+
+
+Corrections: TypeAlias = Annotated[
+    Literal["auto", "none"] | tuple[Correction, ...],
+    BeforeValidator(_corrections, json_schema_input_type=Literal["auto", "none"] | tuple[Correction, ...]),
+]
+
+
 class QuantizeSection(Section):
     """Number formats and calibration."""
 
@@ -105,6 +126,12 @@ class QuantizeSection(Section):
         "cannot run in integers otherwise.",
     )
 
+    corrections: Corrections = Field(
+        default="auto",
+        description="Changes of ranges, weights and biases that reduce the error at no cost in time; auto: all that "
+        "help on held-out calibration data.",
+    )
+
     def rules(self) -> QuantizeRules:
         """As a frozen record."""
         return QuantizeRules(
@@ -113,6 +140,7 @@ class QuantizeSection(Section):
             weights=self.weights,
             activations=self.activations,
             outputs=self.outputs,
+            corrections=self.corrections,
         )
 
 

@@ -14,7 +14,8 @@ Format: TypeAlias = Literal[
     "int8", "uint8", "int16", "uint16", "fp8", "int4", "uint4", "nvfp4", "mxfp8"
 ]  # fmt: skip
 Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp8"]
-Method: TypeAlias = Literal["max", "percentile", "entropy", "mse"]
+Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
+Correction: TypeAlias = Literal["ranges", "equalization", "bits", "rounding", "bias"]
 Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
 Preset: TypeAlias = Literal["quick", "default", "extensive"]
 

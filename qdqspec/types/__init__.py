@@ -7,6 +7,7 @@ evidence is all that was measured of a case, a verdict is what a check makes of 
 from __future__ import annotations
 
 from qdqspec.types.asked import (
+    CORRECTIONS,
     DEFAULT_MIN_SQNR_DB,
     SLACK,
     TRIALS,
@@ -84,6 +85,7 @@ from qdqspec.types.words import (
 )
 
 __all__ = [
+    "CORRECTIONS",
     "DEFAULT_MIN_SQNR_DB",
     "EXACT_DB",
     "HALVES",

@@ -17,6 +17,8 @@ FixedValue: TypeAlias = bool | int | float | tuple[Any, ...]  # a number, or nes
 
 SLACK = 1e-9  # by which a metric may miss its limit
 DEFAULT_MIN_SQNR_DB = 20.0  # below it outputs change visibly: at 13 dB most texts of a text recognizer do
+# Changes of ranges, weights and biases that reduce the error of a placement and cost no time, in the order of use.
+CORRECTIONS = ("ranges", "equalization", "bits", "rounding", "bias")
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 
 
@@ -87,18 +89,28 @@ class QuantizeRules:
 
     ``outputs`` says whether graph outputs may be quantized where a quantized operator makes them; with ``auto``, where
     a weighted operator makes one that the backend cannot run in integers otherwise.
+
+    ``corrections`` are those of `CORRECTIONS` that may be applied; ``auto`` is all of them, ``none`` is none.
     """
 
     format: str = "int8"
-    calibration: Literal["max", "percentile", "entropy", "mse"] = "max"
+    calibration: Literal["max", "percentile", "entropy", "mse", "mean"] = "max"
     weights: Literal["per-channel", "per-tensor"] = "per-channel"
     activations: str = "auto"
     outputs: bool | Literal["auto"] = "auto"
+    corrections: Literal["auto", "none"] | tuple[str, ...] = "auto"
 
     @property
     def formats(self) -> tuple[str, ...]:
         """The formats one by one, in the order given."""
         return tuple(self.format.split("+"))
+
+    @property
+    def allowed_corrections(self) -> tuple[str, ...]:
+        """The corrections that may be applied, in the order in which they are."""
+        if self.corrections in ("auto", "none"):
+            return CORRECTIONS if self.corrections == "auto" else ()
+        return tuple(name for name in CORRECTIONS if name in self.corrections)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

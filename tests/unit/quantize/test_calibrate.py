@@ -15,10 +15,10 @@ from qdqspec.errors import DataError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.wire import Parts
-from qdqspec.quantize.calibrate import Feed, calibrate
+from qdqspec.quantize.calibrate import Feed, calibrate, calibrate_with
 from qdqspec.quantize.ranges import TensorRange
 
-METHODS = ("max", "percentile", "entropy", "mse")
+METHODS = ("max", "percentile", "entropy", "mse", "mean")
 
 
 def run_on_cpu(parts: Parts) -> Callable[[Feed], Mapping[str, np.ndarray]]:
@@ -49,6 +49,18 @@ def absolute() -> Model:
 def test_max_sees_inputs_inner_tensors_and_outputs_of_all_samples(absolute: Model) -> None:
     found = calibrate(absolute, ["x", "n", "y"], feeds_of([1, 2], [-3, 0.5]), "max", run_on_cpu)
     assert found == {"x": TensorRange(-3, 2), "n": TensorRange(-2, 3), "y": TensorRange(0, 3)}
+
+
+def test_mean_is_of_the_extremes_of_each_sample(absolute: Model) -> None:
+    found = calibrate(absolute, ["x", "n", "y"], feeds_of([1, 2], [-3, 1]), "mean", run_on_cpu)
+    assert found["x"] == TensorRange(-1.5, 1.5), "the range of a sample includes zero"
+    assert found["y"] == TensorRange(0, 3), "an output is never clipped"
+
+
+def test_several_methods_give_what_each_gives_alone(absolute: Model) -> None:
+    feeds = feeds_of([1, 2, 0.5], [-3, 1, 7])
+    found = calibrate_with(absolute, ["x", "n"], feeds, METHODS, run_on_cpu)
+    assert found == {method: calibrate(absolute, ["x", "n"], feeds, method, run_on_cpu) for method in METHODS}
 
 
 def test_the_range_includes_zero_that_the_data_never_reached(absolute: Model) -> None:
@@ -113,7 +125,7 @@ def test_what_the_model_answers_with_is_never_clipped(method: str) -> None:
 
     found, largest = of(method), of("max")
     assert all(found[tensor] == largest[tensor] for tensor in ("logits", "p", "s", "y"))
-    assert method in ("max", "mse") or found["x"] != largest["x"]
+    assert method in ("max", "mse", "mean") or found["x"] != largest["x"]
 
 
 @pytest.mark.parametrize("method", METHODS)

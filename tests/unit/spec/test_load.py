@@ -144,6 +144,34 @@ def test_several_profiles(write: Write) -> None:
     assert second.weight == 2.0
 
 
+@pytest.mark.parametrize(
+    ("written", "corrections"),
+    [
+        ("auto", ("ranges", "equalization", "bits", "rounding", "bias")),
+        ("none", ()),
+        ("[bias, ranges]", ("ranges", "bias")),
+    ],
+)
+def test_corrections(write: Write, written: str, corrections: tuple[str, ...]) -> None:
+    case = the_case(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}"))
+    assert case.quantize.allowed_corrections == corrections
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("[]", "an empty list of corrections"),
+        ("[bias, bias]", "a correction is in the list twice"),
+        ("[roundng]", "there is no correction 'roundng'"),
+        ("all", "there is no correction 'all'"),
+        ("3", "there is no correction '3'"),
+    ],
+)
+def test_wrong_corrections(write: Write, written: str, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        the_case(write(f"{HEAD}quantize: {{corrections: {written}}}\n{CHECKS}"))
+
+
 @pytest.mark.parametrize(("written", "minutes"), [("10", 10), ("0.5", 0.5), ("10m", 10), ("1.5 h", 90)])
 def test_durations(write: Write, written: str, minutes: float) -> None:
     assert the_case(write(f"{HEAD}tune: {{minutes: {written}}}\n{CHECKS}")).tune.minutes == minutes
