@@ -26,8 +26,8 @@ _OUT_OF_MEMORY = "cudaErrorMemoryAllocation"
 _CURES = {
     _OUT_OF_MEMORY: "free memory on the GPU, or take a smaller batch",
     "cudaErrorNoDevice": "check that nvidia-smi lists a GPU, and CUDA_VISIBLE_DEVICES",
-    "cudaErrorInsufficientDriver": "update the NVIDIA driver, or install the cuda-bindings that fit it: "
-    "pip install 'cuda-bindings==12.*'",
+    "cudaErrorInsufficientDriver": "update the NVIDIA driver, or install what fits a driver of CUDA 12: "
+    "pip install 'qdqspec[tensorrt-cu12]'",
     "cudaErrorInitializationError": "CUDA was initialized before this process was forked",
 }
 

@@ -1,4 +1,4 @@
-"""From an ONNX file to a TensorRT engine. May import floor 0 and this room's TensorRT modules.
+"""From an ONNX file to a TensorRT engine.
 
 One process builds one engine at a time. TensorRT says why a step failed in its log, and every error here
 quotes it.
@@ -6,24 +6,28 @@ quotes it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.backends._trt_api import network_flags, required
+from qdqspec.backends._trt_api import network_flags, optional, required
 from qdqspec.backends._trt_cache import Shared
 from qdqspec.backends._trt_log import Log, refusals
 from qdqspec.backends._trt_options import TensorRtOptions
+from qdqspec.backends._trt_plugins import exports_creators, load_self_registering
 from qdqspec.backends._trt_profiles import add_profiles
 from qdqspec.errors import BackendError
+from qdqspec.registry import did_you_mean
 from qdqspec.types import ShapeProfile
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
 _MIB = 1 << 20
+_ROUTE = "build_route"  # of IBuilderConfig, since 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,10 @@ class Build:
             self._load_plugins()
             plan, facts = self._compile(profiles)
             runtime = trt.Runtime(self._logger)
+            if (
+                self._words.version_compatible
+            ):  # such a plan brings code that runs on the host; this one is ours
+                runtime.engine_host_code_allowed = True
             engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise self._log.failure("TensorRT could not load the engine it built", self._model)
@@ -79,7 +87,7 @@ class Build:
         self._parse(network)
         count = add_profiles(builder, network, config, profiles, self._model)
         cache = self._shared.attach(config)
-        route = self._shared.pin_route(config, self._words.build_route)
+        route = optional(config, _ROUTE)
         for note in self._shared.notes:
             self._log.add("WARNING", note)
         plan = builder.build_serialized_network(network, config)
@@ -88,7 +96,7 @@ class Build:
         if cache is not None:
             self._shared.keep(config)
         return plan, {
-            "build_route": route,
+            "build_route": None if route is None else str(route),
             "timing_cache": self._shared.kind,
             "profiles": count,
             "short_of_memory": self._log.dropped_kernels,  # kernels were left out: its latency proves little
@@ -101,8 +109,13 @@ class Build:
 
         trt.init_libnvinfer_plugins(self._logger, "")
         for library in self._words.plugins:
-            if trt.get_plugin_registry().load_library(str(library)) is None:
-                raise self._log.failure(f"the plugin library {library} could not be loaded", self._model)
+            if exports_creators(library):
+                if trt.get_plugin_registry().load_library(str(library)) is None:
+                    raise self._log.failure(f"the plugin library {library} could not be loaded", self._model)
+            elif why := load_self_registering(library):
+                raise BackendError(
+                    f"the plugin library {library} could not be loaded: {why}", where=self._model
+                )
 
     def _parse(self, network: trt.INetworkDefinition) -> None:
         """From the file, not from memory: external data is found, and no 2 GB limit is met."""
@@ -155,7 +168,19 @@ class Build:
         if self._words.version_compatible:
             config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
         if self._words.build_route is not None:
-            required(config, "build_route", "tensorrt.build-route")
+            self._set_route(config, self._words.build_route)
+
+    def _set_route(self, config: trt.IBuilderConfig, route: str) -> None:
+        """Read back what was set: the bindings drop the answer of the C++ setter, which refuses unknown knobs."""
+        required(config, _ROUTE, "tensorrt.build-route")
+        setattr(config, _ROUTE, route)
+        if sorted(str(optional(config, _ROUTE)).split()) != sorted(route.split()):
+            why = _route_problem(route, str(optional(config, "all_build_routes") or ""))
+            raise BackendError(
+                f"TensorRT does not take the build route '{route}': {why}",
+                where=self._model,
+                cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
+            )
 
 
 def _problem(error: trt.ParserError) -> str:
@@ -165,3 +190,18 @@ def _problem(error: trt.ParserError) -> str:
         return reason
     inside = "".join(f" in function {name}" for name in error.local_function_stack())
     return f"{error.node_operator() or 'node'} '{error.node_name() or error.node()}'{inside}: {reason}"
+
+
+def _route_problem(route: str, known: str) -> str:
+    """Which part of a route is not one of the knobs that TensorRT lists as JSON (``all_build_routes``)."""
+    if not known:
+        return "it lists no build routes on this platform"
+    allowed = {option["option"]: option["allowed_values"] for option in json.loads(known)["tuner_options"]}
+    for token in route.split():
+        name = token.partition("=")[0]
+        if name not in allowed:
+            return f"it has no '{name}'{did_you_mean(name, list(allowed))}"
+        values = allowed[name].removeprefix(f"{name}=").strip("[]").split("|")
+        if token.partition("=")[2] not in values:
+            return f"'{token}' is none of {allowed[name]}"
+    return "it gave no reason"

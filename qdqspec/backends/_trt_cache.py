@@ -1,4 +1,4 @@
-"""What the builds of one run share: TensorRT's timing cache, and the build route. May import floor 0.
+"""What the builds of one run share: TensorRT's timing cache.
 
 With one cache, layers that two candidates have in common get the same kernels, and are not timed twice
 (3473 to 182 ms in a recorded build). It is keyed by device and exact version, since TensorRT merges no
@@ -20,13 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from qdqspec.backends._trt_api import optional
 from qdqspec.files import explained, replace_file
 
 if TYPE_CHECKING:
     import tensorrt as trt
-
-_ROUTE = "build_route"  # of IBuilderConfig, since 11
 
 
 class Shared:
@@ -69,22 +66,6 @@ class Shared:
                 learnt.combine(known, ignore_mismatch=False)
             self._write(self._cache_file, bytes(learnt.serialize()))
 
-    def pin_route(self, config: trt.IBuilderConfig, asked: str | None) -> str | None:
-        """Let all builds of a run take one route through the compiler, and say which; ``None`` before 11.
-
-        It is the one asked for, else the one the run's first build took.
-        """
-        if not hasattr(config, _ROUTE):
-            return None
-        with self._lock():
-            pinned = asked if asked is not None else self._read(self._route_file).decode(errors="replace")
-            if pinned:
-                setattr(config, _ROUTE, pinned)
-            route = str(optional(config, _ROUTE) or "")
-            if self._folder is not None:
-                self._write(self._route_file, route.encode())
-        return route
-
     def record(self, facts: Mapping[str, Any]) -> None:
         """Append one line about a build to ``builds.jsonl``."""
         if self._folder is not None:
@@ -94,10 +75,6 @@ class Shared:
     @property
     def _cache_file(self) -> Path | None:
         return self._folder and self._folder / f"{self._key}.timing-cache"
-
-    @property
-    def _route_file(self) -> Path | None:
-        return self._folder and self._folder / f"{self._key}.build-route"
 
     def _lock(self) -> AbstractContextManager[object]:
         return nullcontext() if self._folder is None else FileLock(self._folder / f"{self._key}.lock")

@@ -9,7 +9,7 @@
 - ``tensorrt.tf32``, ``tensorrt.sparse``: switches (on, off).
 - ``tensorrt.hardware``: what else the engine must run on: ``none``, ``ampere-plus`` or
   ``same-compute-capability`` (none). ``tensorrt.version-compatible``: whether in later versions, too (off).
-- ``tensorrt.build-route``: TensorRT 11's compiler knobs, as it writes them (those of the run's first build).
+- ``tensorrt.build-route``: TensorRT 11's compiler knobs, ``-name=value`` separated by spaces (the compiler's own).
 - ``tensorrt.plugins``: plugin libraries, separated as in PATH; on the command line only, as ``build-route``.
 - ``tensorrt.cuda-graph``: whether runs are timed as CUDA graphs where that is possible (on).
 - ``tensorrt.warmup-ms``: how long an engine that stood still is run before it is timed (100).
@@ -69,8 +69,8 @@ OPTIONS = BackendOptions(
             word="build-route",
             type=TEXT,
             in_files=False,
-            help="TensorRT 11's compiler knobs, as it writes them.",
-            default="those of the run's first build",
+            help="TensorRT 11's compiler knobs, -name=value separated by spaces.",
+            default="the compiler's",
         ),
         BackendOption(
             word="plugins", type=LIBRARIES, in_files=False, help="Plugin libraries.", flag="plugin"

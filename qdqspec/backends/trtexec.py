@@ -28,6 +28,7 @@ from qdqspec.backends._nvidia_smi import capability_of, gpu_facts
 from qdqspec.backends._trt_cache import seal, set_aside_damaged
 from qdqspec.backends._trt_json import read_times
 from qdqspec.backends._trt_layers import parse_layers
+from qdqspec.backends._trt_plugins import trtexec_option
 from qdqspec.backends._trtexec_files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
 from qdqspec.backends._trtexec_log import Report
 from qdqspec.backends._trtexec_process import (
@@ -271,7 +272,7 @@ class TrtexecEngine:
         """Own arguments stand in place of ours: given twice, trtexec takes whichever it likes."""
         own = {word.partition("=")[0] for word in self._words.args}
         words = [*words, f"{_DEVICE}{self._device}"] if self._device else words
-        words = [*words, *(f"--staticPlugins={library}" for library in self._words.plugins)]
+        words = [*words, *map(trtexec_option, self._words.plugins)]
         words, wanted = ([w for w in ours if w.partition("=")[0] not in own] for ours in (words, wanted))
         return self._tool.run(
             [*words, *self._words.args], model=Path(self._model.where), seconds=seconds, wanted=wanted

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,9 @@ from qdqspec.types import LABELS
 
 NODES = ("conv", "relu", "pool", "flatten", "gemm")
 _INPUT = (1, 3, 8, 8)
+# GPUs compute float32 convolutions and products in TF32 unless told otherwise: 10 bits of each factor, which makes
+# errors up to 1.3e-3 on the small model.
+FLOAT_TOLERANCE = 5e-3
 
 
 def small_model(
@@ -132,16 +136,21 @@ class BackendContract:
     def build(
         self, backend: Backend, options: BuildOptions, tmp_path: Path
     ) -> Iterator[Callable[[onnx.ModelProto], Engine]]:
-        """Builds models from files, and closes their engines. Skips where the backend is not usable."""
+        """Builds models from files, and closes their engines. Skips where the backend is not usable.
+
+        The builds share a state folder, as those of a search do: compilers that choose kernels by timing choose among
+        near-ties anew without it.
+        """
         availability = backend.probe(options)
         if not availability.usable:
             pytest.skip(f"{backend.name}: {availability.why}; {availability.install}")
         engines: list[Engine] = []
+        shared = options if options.state else replace(options, state=tmp_path / "state")
 
         def build(model: onnx.ModelProto) -> Engine:
             path = tmp_path / f"model-{len(engines)}.onnx"
             onnx.save(model, path)
-            engines.append(backend.build(path, options))
+            engines.append(backend.build(path, shared))
             return engines[-1]
 
         yield build
@@ -197,7 +206,7 @@ class BackendContract:
         feeds: dict[str, Array],
         quantized: bool,
     ) -> None:
-        """Outputs are the reference implementation's, within one step of the 8-bit grid."""
+        """Outputs are the reference implementation's, within one step of the 8-bit grid, in float within TF32's."""
         from onnx.reference import ReferenceEvaluator
 
         (value,) = ReferenceEvaluator(model(quantized)).run(None, dict(feeds))
@@ -205,7 +214,7 @@ class BackendContract:
         outputs = build(model(quantized)).run(feeds)
         assert list(outputs) == ["y"]
         difference = np.abs(np.asarray(outputs["y"], np.float32) - expected).max()
-        assert difference <= (8 / 255 if quantized else 1e-3)
+        assert difference <= (8 / 255 if quantized else FLOAT_TOLERANCE)
 
     def test_times_as_often_as_asked(
         self, build: Callable[[onnx.ModelProto], Engine], feeds: dict[str, Array]

@@ -99,11 +99,37 @@ def test_the_log_of_an_earlier_build_is_not_quoted(model: Path, newest: None, fa
 
 def test_a_plugin_that_cannot_be_loaded_is_told(model: Path, tmp_path: Path, newest: None, fail: Fail):
     library = tmp_path / "plugin.so"
-    library.touch()
+    library.write_bytes(b"\0getCreators\0")
     options = BuildOptions(extra={"tensorrt.plugins": str(library)})
     TensorRt().build(model, options).close()
     fail("bad-plugin")
     assert f"the plugin library {library} could not be loaded: Unable to load" in refusal(model, options).what
+
+
+def test_a_library_without_creators_is_loaded_as_one_that_registers_itself(model: Path, newest: None):
+    """The common kind (``REGISTER_TENSORRT_PLUGIN``): TensorRT's own loader refuses it (TensorRT issue 4121)."""
+    import tensorrt as trt
+
+    library = str(np._core._multiarray_umath.__file__)  # any shared library will do
+    assert trt.get_plugin_registry().load_library(library) is None
+    TensorRt().build(model, BuildOptions(extra={"tensorrt.plugins": library})).close()
+
+
+def test_a_file_that_is_no_library_is_told(model: Path, tmp_path: Path, newest: None):
+    library = tmp_path / "plugin.so"
+    library.touch()
+    options = BuildOptions(extra={"tensorrt.plugins": str(library)})
+    assert f"the plugin library {library} could not be loaded: " in refusal(model, options).what
+
+
+def test_an_engine_for_later_versions_is_loaded_with_its_host_code(model: Path, tensorrt_version: str):
+    options = BuildOptions(extra={"tensorrt.version-compatible": "on"})
+    with closing(TensorRt().build(model, options)) as engine:
+        assert engine._built is not None
+        assert engine._built.runtime.engine_host_code_allowed
+    with closing(TensorRt().build(model, BuildOptions())) as engine:
+        assert engine._built is not None
+        assert not engine._built.runtime.engine_host_code_allowed
 
 
 def test_without_tensorrt_it_says_how_to_get_it(model: Path, monkeypatch: pytest.MonkeyPatch):
@@ -309,9 +335,10 @@ def test_builds_side_by_side_lose_nothing(tmp_path: Path, newest: None):
     assert not list(tmp_path.glob(".key*"))
 
 
-def test_the_build_route_is_recorded_and_pinned(model: Path, tmp_path: Path, tensorrt_version: str):
+def test_a_build_route_is_applied_and_recorded(model: Path, tmp_path: Path, tensorrt_version: str):
     state = tmp_path / "state"
-    ours = BuildOptions(state=state, extra={"tensorrt.build-route": "knob_a=7"})
+    route = "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"
+    ours = BuildOptions(state=state, extra={"tensorrt.build-route": route})
     if tensorrt_version.startswith("10"):
         assert "this version of TensorRT has no build_route" in refusal_without_where(model, ours)
         TensorRt().build(model, BuildOptions(state=state)).close()
@@ -319,12 +346,24 @@ def test_the_build_route_is_recorded_and_pinned(model: Path, tmp_path: Path, ten
         return
     TensorRt().build(model, ours).close()
     TensorRt().build(model, BuildOptions(state=state)).close()
-    TensorRt().build(model, BuildOptions(state=tmp_path / "new")).close()
-    assert [r["build_route"] for r in (*records(state), *records(tmp_path / "new"))] == [
-        "knob_a=7",
-        "knob_a=7",
-        "knob_a=1,knob_b=0",
-    ]
+    assert [r["build_route"] for r in records(state)] == [route, ""], "nothing is set unless it is asked for"
+    assert not list(state.glob("*.build-route"))
+
+
+@pytest.mark.parametrize(
+    ("route", "said"),
+    [
+        ("-conv_use_long_v=off", r"it has no '-conv_use_long_v' \(did you mean '-conv_use_long_w'\?\)"),
+        ("-conv_use_long_w=of", r"'-conv_use_long_w=of' is none of -conv_use_long_w=\[on\|off\]"),
+        ("knob_a=7", "it has no 'knob_a'"),
+    ],
+)
+def test_a_build_route_that_tensorrt_drops_is_refused(model: Path, newest: None, route: str, said: str):
+    """The bindings' setter drops the answer of the C++ one, so that a mistyped route would be built without."""
+    error = refusal(model, BuildOptions(extra={"tensorrt.build-route": route}))
+    assert error.what.startswith(f"TensorRT does not take the build route '{route}': ")
+    assert re.search(said, error.what), error.what
+    assert "-name=value" in str(error.cure)
 
 
 def refusal_without_where(model: Path, options: BuildOptions) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import pytest
+from packaging.requirements import Requirement
 
 from qdqspec.backends import _trt_device
 from qdqspec.backends._trt_api import installed_version, unsupported
@@ -231,3 +233,20 @@ def test_capabilities_follow_the_documents(install_tensorrt: Install):
     assert set(capabilities.formats) <= set(FORMATS)
     assert "in-only" in capabilities.labels["Conv"]
     assert not {"Softmax", "LayerNormalization", "Gelu"} & set(capabilities.labels)
+
+
+def test_each_extra_holds_bindings_of_cuda_and_tensorrt_for_one_driver():
+    """Wheels of TensorRT for CUDA 13 with bindings of CUDA 13 want a driver of CUDA 13."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for major, oldest in (("12", "10.9.0.34"), ("13", "10.13.3.9")):
+        engine, bindings = map(Requirement, extras[f"tensorrt-cu{major}"])
+        assert (engine.name, bindings.name) == (f"tensorrt-cu{major}", "cuda-bindings")
+        assert oldest in engine.specifier
+        assert "11.4.0.106" in engine.specifier
+        assert "12.0" not in engine.specifier
+        assert [f"{other}.9" in bindings.specifier for other in (12, 13, 14)] == [
+            major == "12",
+            major == "13",
+            False,
+        ]

@@ -62,7 +62,7 @@ def library(tmp_path: Path) -> Path:
     body = [helper.make_node("Tanh", ["v"], ["w"])]
     function = helper.make_function("plugins", "SoftCap", ["v"], ["w"], body, [helper.make_opsetid("", 19)])
     path = tmp_path / "softcap.so"
-    path.write_bytes(function.SerializeToString())
+    path.write_bytes(b"\0getCreators\0" + function.SerializeToString())
     return path
 
 

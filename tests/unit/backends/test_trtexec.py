@@ -188,14 +188,14 @@ def test_a_fresh_build_takes_no_timing_cache(install_trtexec, model, tmp_path, o
     assert "--timingCacheFile" not in names(tool.calls()[0])
 
 
-def test_plugins_reach_every_call(install_trtexec, engine, tmp_path):
+def test_plugins_reach_every_call_by_the_option_for_their_kind(install_trtexec, engine, tmp_path):
     tool = install_trtexec()
-    libraries = [tmp_path / "one.so", tmp_path / "two.so"]
-    for library in libraries:
-        library.touch()
-    engine(plugins=os.pathsep.join(map(str, libraries))).time(2)
+    one, two = tmp_path / "one.so", tmp_path / "two.so"
+    one.touch()
+    two.write_bytes(b"\0getCreators\0")
+    engine(plugins=f"{one}{os.pathsep}{two}").time(2)
     for words in tool.calls():
-        assert {f"--staticPlugins={library}" for library in libraries} <= set(words)
+        assert {f"--staticPlugins={one}", f"--dynamicPlugins={two}"} <= set(words)
 
 
 def test_a_missing_plugin_is_named():

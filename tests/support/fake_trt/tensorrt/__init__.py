@@ -146,8 +146,7 @@ class IBuilderConfig:
         self.max_aux_streams = 0
         self.tiling_optimization_level = TilingOptimizationLevel.NONE
         self.hardware_compatibility_level = HardwareCompatibilityLevel.NONE
-        if _MAJOR > 10:
-            self.build_route = "knob_a=1,knob_b=0"
+        self._route = ""
         self._flags = {BuilderFlag.TF32}
         self._pools: dict[Any, int] = {}
         self._cache: ITimingCache | None = None
@@ -180,6 +179,38 @@ class IBuilderConfig:
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
         self._profiles.append(profile)
         return len(self._profiles) - 1
+
+
+def _get_route(config: IBuilderConfig) -> str:
+    return config._route
+
+
+def _set_route(config: IBuilderConfig, route: str) -> None:
+    """A route with an unknown knob or value is refused, and the bindings drop the answer that says so."""
+    allowed = {option["option"]: _values(option["allowed_values"]) for option in _ROUTES["tuner_options"]}
+    parts = [token.partition("=") for token in route.split()]
+    if all(value in allowed.get(name, ()) for name, _, value in parts):
+        config._route = route
+
+
+def _values(text: str) -> list[str]:
+    return text.partition("=[")[2].rstrip("]").split("|")
+
+
+_ROUTES: dict[str, Any] = {
+    "tuner_version": "2.19.15",
+    "tuner_options": [
+        {"option": "-conv_use_long_w", "allowed_values": "-conv_use_long_w=[on|off]", "default_value": "on"},
+        {
+            "option": "-kgen:codegen:cuda_tile",
+            "allowed_values": "-kgen:codegen:cuda_tile=[0|1|2|3]",
+            "default_value": "1",
+        },
+    ],
+}
+if "build_route" in _API["classes"]["IBuilderConfig"]["properties"]:
+    IBuilderConfig.build_route = property(_get_route, _set_route)  # type: ignore[attr-defined]
+    IBuilderConfig.all_build_routes = property(lambda _: json.dumps(_ROUTES))  # type: ignore[attr-defined]
 
 
 _logger: ILogger | None = None
@@ -239,6 +270,7 @@ class Builder:
             "path": str(network._path),
             "profiles": [profile._shapes for profile in config._profiles],
             "detailed": config.profiling_verbosity is ProfilingVerbosity.DETAILED,
+            "host_code": BuilderFlag.VERSION_COMPATIBLE in config._flags,
         }
         return IHostMemory(json.dumps(plan).encode())
 
@@ -322,13 +354,16 @@ def _refused(proto: onnx.ModelProto) -> list[ParserError]:
 
 class Runtime:
     def __init__(self, logger: ILogger) -> None:
-        pass
+        self.engine_host_code_allowed = False
 
     def deserialize_cuda_engine(self, serialized_engine: IHostMemory) -> ICudaEngine | None:
         if fault("null-runtime"):
             _say("ERROR", "IRuntime::deserializeCudaEngine: Error Code 1: Serialization assertion failed")
             return None
-        return ICudaEngine(json.loads(bytes(serialized_engine)))
+        plan = json.loads(bytes(serialized_engine))
+        if plan["host_code"] and not self.engine_host_code_allowed:
+            return None
+        return ICudaEngine(plan)
 
 
 def _suffix(profile: int) -> str:
@@ -337,6 +372,7 @@ def _suffix(profile: int) -> str:
 
 
 def _with_tactics(cost: Cost, tactics: dict[str, float]) -> Cost:
+    """Each layer with the kernel that was chosen for it: its time, and its own name among near-ties."""
     layers = (
         dataclasses.replace(layer, milliseconds=layer.milliseconds * tactics[layer.name])
         for layer in cost.layers
@@ -519,8 +555,11 @@ class EngineInspector:
 
     def get_engine_information(self, format: Any) -> str:  # noqa: A002 - TensorRT's name
         assert format is LayerInformationFormat.JSON
+        tactics = self._engine._plan["tactics"]
         layers: list[Any] = [
-            _layer(layer, _suffix(n)) for n, cost in enumerate(self._engine._costs) for layer in cost.layers
+            _layer(layer, _suffix(n), tactics[n][layer.name])
+            for n, cost in enumerate(self._engine._costs)
+            for layer in cost.layers
         ]
         if not self._engine._plan["detailed"]:
             layers = [layer["Name"] for layer in layers]
@@ -530,7 +569,7 @@ class EngineInspector:
         return json.dumps({"Layers": layers, "Bindings": names})
 
 
-def _layer(layer: Any, suffix: str) -> dict[str, Any]:
+def _layer(layer: Any, suffix: str, tactic: float) -> dict[str, Any]:
     kind = "Int8" if layer.integer else "Float"
     typed = {"Datatype": kind, "Format": "Row major"} if _MAJOR > 10 else {"Format/Datatype": kind}
     return {
@@ -539,7 +578,7 @@ def _layer(layer: Any, suffix: str) -> dict[str, Any]:
         **({"Origin": "QDQ"} if layer.boundary else {}),
         "Inputs": [{"Name": tensor, **typed} for tensor in layer.tensors or ("inside",)],
         "Outputs": [{"Name": tensor, **typed} for tensor in layer.tensors or ("inside",)],
-        "TacticName": "sm90_i8i8_i8i32_f32" if layer.integer else "sm90_f32f32",
+        "TacticName": f"sm90_{'i8i8_i8i32_f32' if layer.integer else 'f32f32'}_t{round(tactic * 1e6)}",
         "Metadata": "\x1e".join(f"[ONNX Layer: {node}]" for node in layer.nodes),
     }
 
@@ -552,10 +591,17 @@ class IPluginRegistry:
         if fault("bad-plugin"):
             _say("ERROR", f"Unable to load library: {plugin_path}")
             return None
+        _, creators, computes = Path(plugin_path).read_bytes().partition(b"\0getCreators\0")
+        if not creators:
+            _say(
+                "ERROR",
+                "IPluginRegistry::loadLibrary: Error Code 3: API Usage Error (SymbolAddress for getCreators could not "
+                "be loaded, check function name against library symbol)",
+            )
+            return None
         sys.stderr.write(f"loaded {plugin_path}\n")
-        content = Path(plugin_path).read_bytes()
-        if content:  # what the plugin computes, as a function of ONNX operators
-            function = onnx.FunctionProto.FromString(content)
+        if computes:  # what the plugin computes, as a function of ONNX operators
+            function = onnx.FunctionProto.FromString(computes)
             _plugins[function.domain, function.name] = function
         return object()
 
