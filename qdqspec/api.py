@@ -1,6 +1,6 @@
 """What the package offers as functions: each opens a session, has it do one thing, and closes it.
 
-May import everything below it. Whoever does several things with one model opens a `Session` himself, which
+Whoever does several things with one model opens a `Session` himself, which
 keeps what it found.
 """
 

@@ -1,6 +1,6 @@
 """Finds the cases that ``specs/``, ``specs/a.qdq.yaml`` or ``specs/a.qdq.yaml::int8-b8`` mean.
 
-May import floor 0, `qdqspec.config` and, when a spec is read, `qdqspec.spec`. Opens YAML only.
+Opens YAML only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and what killed runs left of them. May import floor 0.
+"""Files that are whole or not there, and what killed runs left of them.
 
 A file is written under another name beside its place and then renamed, so that nobody, and no run after a kill,
 ever reads half of it. What a kill leaves is hidden, called ``.qdqspec-*.part``, and removed by whoever writes there

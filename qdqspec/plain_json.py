@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written, as plain data. Standard library only.
+"""JSON that somebody else may have written, as plain data.
 
 Any bytes give data or a ``ValueError``: what Python's own reader lets through and others would stumble over (keys that
 stand twice, NaN, numbers beyond all floats, halves of surrogate pairs, nesting without end) is refused here, once.

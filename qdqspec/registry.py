@@ -2,7 +2,7 @@
 
 A name is looked up as a file of the room first (``backends/onnxruntime.py``), then as an entry point
 of an installed package, and an unknown one is answered with the nearest known. Listing names imports
-nothing. Standard library only.
+nothing.
 """
 
 from __future__ import annotations

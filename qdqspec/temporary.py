@@ -1,4 +1,4 @@
-"""Temporary folders that a killed run does not leave behind for good. May import floor 0 and filelock.
+"""Temporary folders that a killed run does not leave behind for good.
 
 All of a user's stand in one folder, each beside a lock that its process holds. The system ends the lock with the
 process, however that dies; the next run that needs a folder removes those whose lock nobody holds. No clock is asked.

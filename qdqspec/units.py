@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, the same in verdicts, tables and reports. Standard library only."""
+"""Numbers and names as people read them, the same in verdicts, tables and reports."""
 
 from __future__ import annotations
 

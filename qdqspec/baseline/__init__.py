@@ -1,1 +1,1 @@
-"""What held before. May import floors 0 and 1."""
+"""What held before."""

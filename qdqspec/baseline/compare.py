@@ -1,4 +1,4 @@
-"""Whether a run may be compared with a baseline at all, and what else differs. May import floor 0 and this room.
+"""Whether a run may be compared with a baseline at all, and what else differs.
 
 What decides how fast a model is asked to be must be the same: model, quantization rules, shapes, clock. The
 device is the file's name. Versions, clocks of the processor and the like are told, and refuse nothing.

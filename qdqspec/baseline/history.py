@@ -1,4 +1,4 @@
-"""The figures that baselines of a spec hold, and held before. May import floor 0 and this room."""
+"""The figures that baselines of a spec hold, and held before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which entries no check asks for any more. May import floor 0 and this room.
+"""Which entries no check asks for any more.
 
 A spec decides that, not a run: what is skipped on this machine is still asked for.
 """

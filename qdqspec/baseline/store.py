@@ -1,4 +1,4 @@
-"""Committed baselines: ``__baselines__/<spec>/<device>.json`` beside a spec. May import floor 0, pydantic, filelock.
+"""Committed baselines: ``__baselines__/<spec>/<device>.json`` beside a spec.
 
 A file holds, for every case and check of its spec, the ratio tuned / reference on one device, with the raw
 samples it was taken from. Keys are sorted and each build's samples stand on one line, so that a diff shows

@@ -1,1 +1,1 @@
-"""What must hold. One file a check; `base` holds the seam. Judges evidence, never measures. May import floor 0."""
+"""What must hold. One file a check; `base` holds the seam. Judges evidence, never measures."""

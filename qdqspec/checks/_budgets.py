@@ -1,7 +1,4 @@
-"""Time budgets as a spec writes them: a number, or a table by device, target or backend, of one or more percentiles.
-
-May import floor 0 and pydantic.
-"""
+"""Time budgets as a spec writes them: a number, or a table by device, target or backend, of one or more percentiles."""
 
 from __future__ import annotations
 

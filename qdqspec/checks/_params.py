@@ -1,4 +1,4 @@
-"""Number types that several checks' parameters share. May import pydantic."""
+"""Number types that several checks' parameters share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What parity can be held to, and how its values read. May import floor 0 and pydantic."""
+"""What parity can be held to, and how its values read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a parity check can be asked. May import floor 0 and pydantic."""
+"""What a parity check can be asked."""
 
 from __future__ import annotations
 

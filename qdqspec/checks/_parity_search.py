@@ -1,4 +1,4 @@
-"""What a search for breaking inputs came to, in words. May import floor 0."""
+"""What a search for breaking inputs came to, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the difference between two models comes from, in words. May import floor 0."""
+"""Where the difference between two models comes from, in words."""
 
 from __future__ import annotations
 

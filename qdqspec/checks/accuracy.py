@@ -1,4 +1,4 @@
-"""Does the tuned model still do its task? May import floor 0 and pydantic."""
+"""Does the tuned model still do its task?"""
 
 from __future__ import annotations
 

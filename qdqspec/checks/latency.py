@@ -1,4 +1,4 @@
-"""Is the tuned model within its time budget? May import floor 0 and pydantic."""
+"""Is the tuned model within its time budget?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Will other targets take the tuned model, and run it well? May import floor 0 and pydantic."""
+"""Will other targets take the tuned model, and run it well?"""
 
 from __future__ import annotations
 

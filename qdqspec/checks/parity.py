@@ -1,4 +1,4 @@
-"""Does the tuned model still compute what the reference computes? May import floor 0 and pydantic."""
+"""Does the tuned model still compute what the reference computes?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the Q/DQ pairs stand where they should? May import floor 0 and pydantic."""
+"""Do the Q/DQ pairs stand where they should?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the tuned model small enough? May import floor 0 and pydantic."""
+"""Is the tuned model small enough?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the tuned model faster than the reference by the factor asked for? May import floor 0 and pydantic."""
+"""Is the tuned model faster than the reference by the factor asked for?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the Q/DQ pairs outlive the optimizers that the model meets on its way? May import floor 0 and pydantic."""
+"""Do the Q/DQ pairs outlive the optimizers that the model meets on its way?"""
 
 from __future__ import annotations
 

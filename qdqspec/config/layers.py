@@ -1,4 +1,4 @@
-"""Settings out of flags, environment and ``[tool.qdqspec]``, each value with where it came from. Floor 0 only."""
+"""Settings out of flags, environment and ``[tool.qdqspec]``, each value with where it came from."""
 
 from __future__ import annotations
 

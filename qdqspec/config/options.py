@@ -1,5 +1,5 @@
 """The one table behind ``--qdq-x-y`` of pytest, ``--x-y`` of the command line, ``QDQSPEC_X_Y`` and the keys of
-``[tool.qdqspec]``. Floor 0 only.
+``[tool.qdqspec]``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The values of a run. Floor 0 only."""
+"""The values of a run."""
 
 from __future__ import annotations
 

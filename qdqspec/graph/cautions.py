@@ -1,7 +1,4 @@
-"""What one should know of a model before relying on what is measured of it.
-
-May import floor 0, onnx and the model view.
-"""
+"""What one should know of a model before relying on what is measured of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a model file is one that everything else may rely on. May import floor 0, onnx and this room.
+"""Whether a model file is one that everything else may rely on.
 
 What a model says of itself is not believed: names must be text, external data must lie beside it and be as long as it
 says, and local functions must not stand for more than anybody can look at. Then ONNX's own checker is asked. That

@@ -1,6 +1,6 @@
 """Constant folding that never touches Q/DQ: shape arithmetic and weight preparation, computed once.
 
-May import floor 0, onnx, numpy and the model view. Values are computed by onnx's own reference
+Values are computed by onnx's own reference
 implementation, an operator at a time. The other folding, of BatchNormalization, is in `qdqspec.graph.fold`.
 """
 

@@ -1,6 +1,6 @@
 """Folding that prepares a model for quantization without touching any Q or DQ.
 
-May import floor 0, onnx, numpy and the model view. Today: BatchNormalization into the convolution before
+Today: BatchNormalization into the convolution before
 it. Runtimes do that themselves for float weights, but cannot once an integer weight with a DequantizeLinear
 stands there, so it must be done before pairs are placed.
 """

@@ -1,4 +1,4 @@
-"""Reading large models without their weights: tensors refer to the model's own file. May import floor 0 and onnx.
+"""Reading large models without their weights: tensors refer to the model's own file.
 
 ONNX lets a tensor stand in a file beside the model, from one byte on. That file may be the model itself: its weights
 are there already, at known places. So a model of any size is read as what it computes, and its weights when they

@@ -1,4 +1,4 @@
-"""Raising the version of the default operator set, and nothing else. May import floor 0 and onnx.
+"""Raising the version of the default operator set, and nothing else.
 
 onnx's version converter keeps the meaning of a model but not its bytes: it drops node metadata, encodes
 initializers anew and writes inferred shapes into the graph. All that is put back here, so that a raised

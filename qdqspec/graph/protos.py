@@ -1,4 +1,4 @@
-"""Copying models part by part, so that weights are never copied by the way. May import floor 0 and onnx.
+"""Copying models part by part, so that weights are never copied by the way.
 
 Protobuf offers only deep copies, and a deep copy of a model copies its weights. What is built here shares
 nothing with its source but costs only what was asked for.

@@ -1,4 +1,4 @@
-"""Models in the ONNX reference implementation, with the operators that it lacks. May import floor 0, numpy and onnx."""
+"""Models in the ONNX reference implementation, with the operators that it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and never onto the user's own. May import floor 0 and onnx."""
+"""Writing files whole or not at all, and never onto the user's own."""
 
 from __future__ import annotations
 

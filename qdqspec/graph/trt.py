@@ -1,4 +1,4 @@
-"""TensorRT's own Q/DQ operators in blocks, domain ``trt``, said in ONNX's operators. May import floor 0 and onnx.
+"""TensorRT's own Q/DQ operators in blocks, domain ``trt``, said in ONNX's operators.
 
 ONNX has no operator that quantizes activations as they come, block by block, each with a scale of its own. TensorRT's
 parser reads these for NVFP4 and MXFP8:

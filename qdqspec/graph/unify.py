@@ -1,4 +1,4 @@
-"""Element types that operators' own rules tell where shape inference cannot. May import floor 0 and onnx.
+"""Element types that operators' own rules tell where shape inference cannot.
 
 Behind an operator of an unknown domain inference knows nothing. But the schema of a Conv says that its data, weight
 and result are of one type, so the weight alone tells the other two: tensors that stand for one type variable of a

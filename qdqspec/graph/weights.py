@@ -1,4 +1,4 @@
-"""Weights written once and referred to by many model files. May import floor 0, onnx and numpy.
+"""Weights written once and referred to by many model files.
 
 A search writes dozens of candidates of one model. Their weights stand in one file beside them, as ONNX
 external data, so that a candidate is a few kilobytes and costs nothing that grows with the weights.

@@ -1,4 +1,4 @@
-"""Models as bytes to be joined: protobuf's wire format, as far as ONNX needs it. May import floor 0, numpy and onnx.
+"""Models as bytes to be joined: protobuf's wire format, as far as ONNX needs it.
 
 A protobuf message is its fields one after another, and a repeated field is a field an element. So a model can be
 put together from bytes that were made before, which costs what copying the bytes costs, and its weights can be

@@ -1,7 +1,6 @@
 """What a target will refuse or run slowly, found in a model before any build and without the target.
 
 The rooms above say `lint_model`; rules are functions, one each, that register themselves with a documented id.
-May import floors 0 to 2, numpy, onnx, and what placement knows of operators.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where Q/DQ pairs cost time in ONNX Runtime's CPU provider, because they do not become integer kernels.
 
-May import floors 0 to 2, numpy, onnx and this room. Everything here was measured with ONNX Runtime 1.31.1 on x86-64,
+Everything here was measured with ONNX Runtime 1.31.1 on x86-64,
 and is verified against the installed version in ``tests/unit/lint/test_onnxruntime.py``.
 """
 

@@ -1,4 +1,4 @@
-"""What a rule is, and how one is found. May import floor 0 and the view that rules look through."""
+"""What a rule is, and how one is found."""
 
 from __future__ import annotations
 

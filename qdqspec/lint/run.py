@@ -1,4 +1,4 @@
-"""Looking at a model through the rules of a target. May import floors 0 and 1 and this room."""
+"""Looking at a model through the rules of a target."""
 
 from __future__ import annotations
 

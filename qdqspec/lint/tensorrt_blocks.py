@@ -1,4 +1,4 @@
-"""What TensorRT takes of activations in blocks, NVFP4 and MXFP8. May import floors 0 to 2 and this room."""
+"""What TensorRT takes of activations in blocks, NVFP4 and MXFP8."""
 
 from __future__ import annotations
 

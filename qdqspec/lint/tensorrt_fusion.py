@@ -1,4 +1,4 @@
-"""Pairs that keep TensorRT from computing several operators in one kernel. May import floors 0 to 2 and this room.
+"""Pairs that keep TensorRT from computing several operators in one kernel.
 
 Sources are named by rule; recorded times come from public logs, none was measured by us.
 """

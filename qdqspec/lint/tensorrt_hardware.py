@@ -1,4 +1,4 @@
-"""What depends on the GPU and TensorRT's release. May import floors 0 to 2, this room, and the backends' tables."""
+"""What depends on the GPU and TensorRT's release."""
 
 from __future__ import annotations
 

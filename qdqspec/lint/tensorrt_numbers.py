@@ -1,4 +1,4 @@
-"""What TensorRT's ONNX parser does not take: zero points, types, blocks, operators. May import floors 0 to 2.
+"""What TensorRT's ONNX parser does not take: zero points, types, blocks, operators.
 
 Sources: NvInfer.h of TensorRT 11.1 (quantize and dequantize layers), the onnx-tensorrt parser, its operator table,
 and NVIDIA's "Working with Quantized Types". None of it was measured by us.

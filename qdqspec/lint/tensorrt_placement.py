@@ -1,4 +1,4 @@
-"""Pairs that cost time in TensorRT wherever they stand alone. May import floors 0 to 2, onnx and this room.
+"""Pairs that cost time in TensorRT wherever they stand alone.
 
 Pairs are taken literally there: a Q or DQ that no kernel takes in is a kernel of its own. What keeps two operators
 from one kernel is in `tensorrt_fusion`. Sources are named by rule; recorded times come from public logs, none was

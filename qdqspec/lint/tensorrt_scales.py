@@ -1,4 +1,4 @@
-"""Scales that TensorRT's ONNX parser does not take, or takes for others. May import floors 0 to 2, this room.
+"""Scales that TensorRT's ONNX parser does not take, or takes for others.
 
 Sources: the onnx-tensorrt parser and NvInfer.h. None of it was measured by us.
 """

@@ -1,4 +1,4 @@
-"""Quantized operators that are too small or too large for TensorRT's kernels. May import floors 0 to 2, onnx.
+"""Quantized operators that are too small or too large for TensorRT's kernels.
 
 Source: what Model-Optimizer leaves out, "as kernels are missing or slower". None of it was measured by us.
 """

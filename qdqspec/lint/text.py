@@ -1,4 +1,4 @@
-"""Findings as people read them, and the table of all rules. May import floor 0 and this room."""
+"""Findings as people read them, and the table of all rules."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model as lint rules look at it: which tensors are dequantized, by what numbers, and who reads them.
-
-May import floors 0 to 2, numpy, onnx, and what placement knows of pairs and weights.
-"""
+"""A model as lint rules look at it: which tensors are dequantized, by what numbers, and who reads them."""
 
 from __future__ import annotations
 

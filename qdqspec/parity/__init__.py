@@ -1,1 +1,1 @@
-"""How close outputs are, and the data they are compared on. May import floors 0 to 2."""
+"""How close outputs are, and the data they are compared on."""

@@ -1,4 +1,4 @@
-"""How many of the best classes two outputs share. May import floor 0 and numpy."""
+"""How many of the best classes two outputs share."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compares outputs of the tuned model with the reference's, sample by sample.
 
-May import floors 0 to 2, this room, numpy, and Polygraphy where it is used. Polygraphy's comparison functions give
+Polygraphy's comparison functions give
 largest difference and cosine of each sample; what needs all samples together (signal and noise power, the
 reference's range) is summed here, in float64.
 """

@@ -1,6 +1,6 @@
 """What inputs of a model may be: shapes, and values that data has shown or a spec allows.
 
-May import floors 0 to 2, numpy and this room. It makes no inputs.
+It makes no inputs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hypothesis strategies that draw recipes for all inputs of a model. May import numpy, Hypothesis and this room.
+"""Hypothesis strategies that draw recipes for all inputs of a model.
 
 Everything is drawn from single bits. Hypothesis mixes constants of the code that happens to be imported into the
 integers and floats that it draws, and keeps those constants in a folder where it was started: bits have neither, so

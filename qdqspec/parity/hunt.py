@@ -1,4 +1,4 @@
-"""Looks for the smallest input that breaks something, with Hypothesis. May import Hypothesis and this room.
+"""Looks for the smallest input that breaks something, with Hypothesis.
 
 It knows nothing of models: it is given what to draw from and a function that tries what was drawn.
 """

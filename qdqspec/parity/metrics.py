@@ -1,7 +1,4 @@
-"""Task metrics on labelled data: those that are built in, and those that the caller brings. Higher is better.
-
-May import floor 0 and numpy.
-"""
+"""Task metrics on labelled data: those that are built in, and those that the caller brings. Higher is better."""
 
 from __future__ import annotations
 

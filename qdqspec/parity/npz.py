@@ -1,6 +1,6 @@
 """Reads arrays of an .npz file row by row, without ever holding one in memory, and writes such files.
 
-May import floor 0 and numpy. No pickle: object arrays are refused. It knows nothing of models.
+No pickle: object arrays are refused. It knows nothing of models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inputs drawn at random, for models that come without data. May import floors 0 and 1, and numpy."""
+"""Inputs drawn at random, for models that come without data."""
 
 from __future__ import annotations
 

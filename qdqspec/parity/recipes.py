@@ -1,7 +1,4 @@
-"""Inputs as recipes: few numbers that say how an array is made, so that a search can make them simpler.
-
-May import floor 0, numpy and this room.
-"""
+"""Inputs as recipes: few numbers that say how an array is made, so that a search can make them simpler."""
 
 from __future__ import annotations
 

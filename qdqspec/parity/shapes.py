@@ -1,4 +1,4 @@
-"""The shapes and types of a model's inputs, as one case runs it. May import floors 0 and 1, and numpy."""
+"""The shapes and types of a model's inputs, as one case runs it."""
 
 from __future__ import annotations
 

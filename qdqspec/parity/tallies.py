@@ -1,4 +1,4 @@
-"""The metrics that are built in, counted batch by batch. Higher is better. May import floor 0 and numpy."""
+"""The metrics that are built in, counted batch by batch. Higher is better."""
 
 from __future__ import annotations
 

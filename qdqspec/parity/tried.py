@@ -1,4 +1,4 @@
-"""What came of an input that was tried. Standard library only: who keeps such answers need not load what draws."""
+"""What came of an input that was tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the outputs of a model are on its data. May import floor 0 and numpy."""
+"""What the outputs of a model are on its data."""
 
 from __future__ import annotations
 

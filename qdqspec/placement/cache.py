@@ -1,6 +1,6 @@
 """The pattern cache: what served each pattern best, by backend and device, to begin the next search with.
 
-May import floors 0 to 2 and this room; `cache_file` reads and writes it. A pattern is kept twice, with its shapes
+A pattern is kept twice, with its shapes
 and without, so that a smaller sister of a model finds something too. Ratios are those of whole models, reference
 one: they order the schemes of a pattern and promise nothing for another model.
 """

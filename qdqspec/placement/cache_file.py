@@ -1,4 +1,4 @@
-"""`patterns.yaml`: the pattern cache as a file. May import floors 0 to 2, pydantic, ruamel.yaml and this room.
+"""`patterns.yaml`: the pattern cache as a file.
 
 Any bytes give a cache or a `StateError` with the file's name. Aliases are refused: with them, a small file can
 stand for a large one.

@@ -1,6 +1,6 @@
 """From a placement to schemes relative to patterns and back: what lets a placement move to another model.
 
-May import floors 0 to 2 and this room. An edge (a tensor and who reads it at which input) belongs to the leaf of
+An edge (a tensor and who reads it at which input) belongs to the leaf of
 its reader. A tensor that leaves the leaf it is made in, quantized for all who read it, is told by that leaf too:
 carried alone, either side still says what it wants.
 """

@@ -1,6 +1,6 @@
 """What tells the Q/DQ of two models apart, in names of the models without Q/DQ.
 
-May import floors 0 to 2, numpy, and this room. Pairs are matched by who reads them, never by their own names:
+Pairs are matched by who reads them, never by their own names:
 every tool names its nodes and tensors in its own way.
 """
 

@@ -1,4 +1,4 @@
-"""A `QdqDiff` as text and as JSON. May import this room and floor 0."""
+"""A `QdqDiff` as text and as JSON."""
 
 from __future__ import annotations
 

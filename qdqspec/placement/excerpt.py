@@ -1,6 +1,6 @@
 """Nodes of a model as a model of their own, with the pairs that a placement gives them.
 
-May import floors 0 to 2, numpy and onnx. The cut itself is onnx's; what is ours are the ends: inputs get the
+The cut itself is onnx's; what is ours are the ends: inputs get the
 shapes of values that were observed, or the spans that they have at the profiles of the whole model, and a result is
 read by a node that stands for all readers outside, so that a pair on it has a consumer.
 """

@@ -1,6 +1,6 @@
 """The formats that a case may choose among, and what of a unit is quantized in each.
 
-May import floors 0 to 2. What the backend stores a format in is the backend's to say.
+What the backend stores a format in is the backend's to say.
 """
 
 from __future__ import annotations

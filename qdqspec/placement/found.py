@@ -1,6 +1,6 @@
 """The Q/DQ pairs that stand in a model, with their numbers, in names of the model without them.
 
-May import floors 0 to 2, numpy, onnx, and this room. A pair is described as it is, whether or not a placement
+A pair is described as it is, whether or not a placement
 can say it: who compares models must see 4-bit blocks as well as 8-bit channels.
 """
 

@@ -1,4 +1,4 @@
-"""Frames: what the places of a pattern are in one region of one model. May import floors 0 to 2."""
+"""Frames: what the places of a pattern are in one region of one model."""
 
 from __future__ import annotations
 

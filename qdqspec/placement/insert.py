@@ -1,6 +1,6 @@
 """Putting the Q/DQ pairs of a placement into a model, leaving everything else byte for byte as it was.
 
-May import floors 0 to 2, numpy and onnx. The pairs are onnx-graphsurgeon's (`placement.pairs`). They are
+The pairs are onnx-graphsurgeon's (`placement.pairs`). They are
 spliced into the model's bytes (`placement.splice`), because a round trip of a whole model through graphsurgeon
 changes it: see docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 """

@@ -1,6 +1,6 @@
 """Why a search does not offer an operator, or a graph output, for quantization: what `qdqspec inspect` tells.
 
-May import floors 0 to 2 and this room. What is offered is the space's to say; here it is asked, and each node it left
+What is offered is the space's to say; here it is asked, and each node it left
 out is held against the same conditions again, in the words of a person.
 """
 

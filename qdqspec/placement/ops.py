@@ -1,6 +1,6 @@
 """Which constants of a node are its weight and its bias, and along which axis their channels or blocks lie.
 
-May import floors 0 to 2. What operators are is told by `qdqspec.graph.ops`.
+What operators are is told by `qdqspec.graph.ops`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Optimizers that a quantized model may pass through on its way: ours, ONNX Runtime's, and two well-known tools.
 
-May import floors 0 to 2 and onnx. The tools are optional, and imported when they are run.
+The tools are optional, and imported when they are run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One Q/DQ pair as ONNX nodes and constants, built with onnx-graphsurgeon.
 
-May import floors 0 to 2, numpy, onnx and onnx-graphsurgeon. Knows how a pair looks, not where it is put.
+Knows how a pair looks, not where it is put.
 """
 
 from __future__ import annotations

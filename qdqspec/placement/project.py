@@ -1,4 +1,4 @@
-"""The nearest placement that a space offers to one that comes from elsewhere. May import floors 0 to 2.
+"""The nearest placement that a space offers to one that comes from elsewhere.
 
 A placement of another tool or model may name what this backend cannot run, or leave an operator half
 quantized. Projected, it is a choice of labels like any other, with this case's formats and numbers.

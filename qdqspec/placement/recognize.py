@@ -1,6 +1,6 @@
 """Which nodes of a model are Q/DQ pairs, whoever put them in: what stripping, import and comparison see alike.
 
-May import floors 0 to 2, onnx, and this room. Pairs are recognized by structure, never by name.
+Pairs are recognized by structure, never by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schemes: where Q/DQ pairs stand in one region, told relative to its pattern. May import floor 0 only.
+"""Schemes: where Q/DQ pairs stand in one region, told relative to its pattern.
 
 Nothing here knows a model: `qdqspec.placement.carry` finds the edges that a scheme means in one.
 """

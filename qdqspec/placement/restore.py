@@ -1,7 +1,4 @@
-"""Float weights behind a DequantizeLinear: what they are called, and what they were.
-
-May import floors 0 to 2, numpy and onnx.
-"""
+"""Float weights behind a DequantizeLinear: what they are called, and what they were."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Placement rules about attention: two products around a Softmax, which TensorRT computes in one kernel.
-
-May import floors 0 to 2 and this room.
-"""
+"""Placement rules about attention: two products around a Softmax, which TensorRT computes in one kernel."""
 
 from __future__ import annotations
 

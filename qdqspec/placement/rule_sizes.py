@@ -1,6 +1,6 @@
 """Placement rules that keep single operators out of formats whose kernels are not made for their size.
 
-May import floors 0 to 2 and this room. What the sizes are is told by `qdqspec.placement.sizes`. Weights alone, in
+What the sizes are is told by `qdqspec.placement.sizes`. Weights alone, in
 blocks, are for products of few rows, and are left; so are NVFP4 and MXFP8, of which the sources say nothing.
 """
 

@@ -1,6 +1,6 @@
 """Placement rules: what some compilers want of pairs beyond single operators, one function a rule.
 
-May import floors 0 to 2. A rule takes the units of a model and gives them back with pairs moved or left out. Which
+A rule takes the units of a model and gives them back with pairs moved or left out. Which
 rules hold is the backend's to say (`Capabilities.rules`): ONNX Runtime wants both sides of a residual Add
 quantized, TensorRT the skip side only. That all inputs of a weighted operator are quantized together holds for
 every backend and is how `qdqspec.placement.units` makes units; that tensors which are copied, pooled or joined

@@ -1,4 +1,4 @@
-"""Which sizes TensorRT's narrow kernels are not made for. May import floor 0 only.
+"""Which sizes TensorRT's narrow kernels are not made for.
 
 Source: NVIDIA Model-Optimizer, onnx/quantization/graph_utils.py (`find_nodes_from_convs_to_exclude`,
 `find_nodes_from_matmul_to_exclude`), which leaves these in float "as kernels are missing or slower". None of it was

@@ -1,6 +1,6 @@
 """What tells two float models apart: nodes, constants, interface.
 
-May import floors 0 to 2, numpy, onnx and this room. Constants are compared where they are read: a tool may
+Constants are compared where they are read: a tool may
 have given them other names, and one stored in integers comes back only up to half a step.
 """
 

@@ -2,8 +2,7 @@
 
 Given one label a unit, `resolve` says where the Q/DQ pairs stand. Where two formats meet on one edge, the reader's
 pair stands: its kernel cannot run without, and the maker hands out floats there. A reader of which the weight alone is
-quantized wants floats, and gets them where the maker can give floats. May import floors 0 to 2; knows nothing of
-search or measurement.
+quantized wants floats, and gets them where the maker can give floats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model's bytes with room for Q/DQ pairs. May import floors 0 to 2, numpy and onnx.
+"""A model's bytes with room for Q/DQ pairs.
 
 Making a candidate puts pieces of bytes in order that were made once: the model's nodes as they are and as they read
 pairs, and those of each pair (`placement.spots`). See docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.

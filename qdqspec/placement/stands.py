@@ -2,7 +2,7 @@
 
 A pair can stand where a tensor goes to who reads it: an edge, in one format. What each choice claims is found when it
 is first made, so that resolving takes a few steps over whole columns, and not many for each of tens of thousands of
-units. May import floors 0 to 2 and numpy.
+units.
 """
 
 from __future__ import annotations

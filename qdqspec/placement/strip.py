@@ -1,6 +1,6 @@
 """Taking Q/DQ out of a model, whoever put it in: the inverse of insertion.
 
-May import floors 0 to 2, onnx, and this room. Pairs are recognized by structure, never by name.
+Pairs are recognized by structure, never by name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which Q/DQ pairs of a model an optimizer leaves standing, by name.
 
-May import floors 0 to 2, numpy, onnx and this room. A pair has survived for a reader where the reader's kernel
+A pair has survived for a reader where the reader's kernel
 in the optimized graph
 
 - computes in integers (QLinearConv and its like, or a Reshape, MaxPool and so on of an integer tensor), or

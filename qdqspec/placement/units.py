@@ -1,6 +1,6 @@
 """Units: what gets one label. An operator, what its kernel takes in, and what is quantized under each label.
 
-May import floors 0 to 2 and numpy. It asks the backend's capabilities what fuses and knows nothing of measurement.
+It asks the backend's capabilities what fuses and knows nothing of measurement.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Writes the baselines that ``--qdq-update`` asked for, and tells which ones nobody asks for any more.
 
 Workers of pytest-xdist measure, the controller writes, once a file. A baseline entry counts as obsolete only
-where every check of its spec was selected: half a run says nothing about the other half. May import floor 0,
-pytest and, where there is something to do, `qdqspec.baseline`.
+where every check of its spec was selected: half a run says nothing about the other half.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Gathers what the sessions of a run found, over the processes of pytest-xdist too, and writes the reports.
-
-May import floor 0 and pytest; `qdqspec.report` only when there is something to report.
-"""
+"""Gathers what the sessions of a run found, over the processes of pytest-xdist too, and writes the reports."""
 
 from __future__ import annotations
 

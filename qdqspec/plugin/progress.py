@@ -1,7 +1,6 @@
 """Shows the search on pytest's terminal: a live bar, or a line a minute where no terminal is.
 
 Both get through pytest's capture. ``-q`` takes the bar away and leaves the line, ``-qq`` takes both.
-May import pytest, the standard library and `qdqspec.progress`.
 """
 
 from __future__ import annotations

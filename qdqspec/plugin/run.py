@@ -1,7 +1,4 @@
-"""What one item does: skip where nothing can be judged, else have the session judge and conclude.
-
-May import floor 0, `qdqspec.config` and the plugin; the session arrives as a fixture.
-"""
+"""What one item does: skip where nothing can be judged, else have the session judge and conclude."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units of placement: regions of a model and the patterns they share. May import floors 0 and 1."""
+"""Units of placement: regions of a model and the patterns they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes lie on a match of a pattern expression, in time linear in the graph. May import floors 0 and 1.
+"""Which nodes lie on a match of a pattern expression, in time linear in the graph.
 
 There can be exponentially many matches, but which nodes they take together is a question of reachability. An
 expression becomes an automaton whose states are its operators, as they are written (V. M. Glushkov, "The abstract

@@ -1,4 +1,4 @@
-"""Blocks: regions in the making, and how small ones are packed together. Standard library only.
+"""Blocks: regions in the making, and how small ones are packed together.
 
 A `Leaf` is a run of nodes; a `Composite` holds blocks. Both are mutable while a search builds them and
 hold node indices; `qdqspec.regions.tree` turns them into regions.

@@ -1,4 +1,4 @@
-"""Canonical order of a small labelled acyclic graph. Standard library only; it knows nothing of ONNX.
+"""Canonical order of a small labelled acyclic graph.
 
 Colours are refined along and against the edges until they split no further; what is still tied is told
 apart by trying each vertex of a tied class in turn and keeping the smallest certificate, as in

@@ -1,6 +1,6 @@
 """Dominators of an acyclic graph, and the chains of single-entry single-exit regions they define.
 
-Standard library only; it knows nothing of ONNX. Vertices are numbered in topological order.
+Vertices are numbered in topological order.
 
 In an acyclic graph the immediate dominator of a vertex is the nearest common ancestor of its
 predecessors in the dominator tree built so far, so one pass in topological order is exact and nothing

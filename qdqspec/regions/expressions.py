@@ -1,4 +1,4 @@
-"""Finds what pattern expressions mean in a model. May import floors 0 and 1.
+"""Finds what pattern expressions mean in a model.
 
 How they are written is told in `qdqspec.regions.grammar`.
 """

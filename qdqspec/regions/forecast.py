@@ -1,4 +1,4 @@
-"""How long tuning a model may take, told without building it. May import floors 0 and 1.
+"""How long tuning a model may take, told without building it.
 
 Nothing is measured, so this is a guess to plan with, and says what it is made of: a build costs about so much
 a node and so much a byte of weights, and a run costs its multiplications, which the shapes tell, and something a

@@ -1,4 +1,4 @@
-"""Groups of nodes that a runtime runs as one kernel, for ``regions: {by: fusion}``. May import floor 0."""
+"""Groups of nodes that a runtime runs as one kernel, for ``regions: {by: fusion}``."""
 
 from __future__ import annotations
 

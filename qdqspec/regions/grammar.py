@@ -1,4 +1,4 @@
-"""How pattern expressions are written, for ``allow`` and ``deny``. May import floors 0 and 1.
+"""How pattern expressions are written, for ``allow`` and ``deny``.
 
     choice    = sequence { "|" sequence }
     sequence  = item { ">" item }                        along data edges

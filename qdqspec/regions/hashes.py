@@ -1,4 +1,4 @@
-"""Short hashes of nodes. Standard library only."""
+"""Short hashes of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `qdqspec inspect` prints: text for people, JSON for programs. May import floors 0 and 1 and tabulate."""
+"""What `qdqspec inspect` prints: text for people, JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `qdqspec inspect` shows of a model. May import floors 0 and 1.
+"""What `qdqspec inspect` shows of a model.
 
 Counting and judging stand here, drawing in `qdqspec.regions.inspect`.
 """

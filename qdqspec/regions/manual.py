@@ -1,7 +1,4 @@
-"""Regions that somebody else has chosen: globs of a spec, or groups fused by a backend.
-
-May import floors 0 and 1.
-"""
+"""Regions that somebody else has chosen: globs of a spec, or groups fused by a backend."""
 
 from __future__ import annotations
 

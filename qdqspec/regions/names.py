@@ -1,4 +1,4 @@
-"""Regions by the module names that exporters leave in a model. May import floors 0 and 1.
+"""Regions by the module names that exporters leave in a model.
 
 Names are paths (``/layer1/0/conv1/Conv``); where they are flat, PyTorch's exporter leaves the scopes in
 node metadata under ``pkg.torch.onnx.name_scopes``, as a list written in Python.

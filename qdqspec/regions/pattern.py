@@ -1,4 +1,4 @@
-"""Patterns: what regions have in common. May import floors 0 and 1.
+"""Patterns: what regions have in common.
 
 Two regions share a pattern when their nodes can be paired so that operators, attributes, element types,
 shapes (if asked for), input slots and the boundary agree. Where shapes are not asked for, the groups of a

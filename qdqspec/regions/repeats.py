@@ -1,4 +1,4 @@
-"""Rows that come again and again, as the layers of a network do. Standard library only."""
+"""Rows that come again and again, as the layers of a network do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the regions of a model: its units of placement. May import floors 0 and 1.
+"""Finds the regions of a model: its units of placement.
 
 By structure: the program structure tree of the data flow gives chains of operators and, between two
 links of a chain, what branches there. A chain is cut into units, each begun by an anchor (Conv, MatMul,

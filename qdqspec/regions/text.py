@@ -1,4 +1,4 @@
-"""A pattern as people read it: ``Conv > Relu > (Conv | Conv > Relu) > Add``. Standard library only."""
+"""A pattern as people read it: ``Conv > Relu > (Conv | Conv > Relu) > Add``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Turns blocks into regions: homes for the nodes that were carried, ids, boundaries, patterns.
-
-May import floors 0 and 1.
-"""
+"""Turns blocks into regions: homes for the nodes that were carried, ids, boundaries, patterns."""
 
 from __future__ import annotations
 

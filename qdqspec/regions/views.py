@@ -1,4 +1,4 @@
-"""What a pattern can see of nodes, without any text of their own. May import floors 0 and 1.
+"""What a pattern can see of nodes, without any text of their own.
 
 Most blocks of a model repeat. What nodes of a `Kind` share is written once, and a `View` tells the rest in small
 numbers, so that a block that was seen before is known again before anything is written or ordered.

@@ -1,1 +1,1 @@
-"""Shows a run record. Text in, text out: never measures, never reads a graph. May import floor 0."""
+"""Shows a run record. Text in, text out: never measures, never reads a graph."""

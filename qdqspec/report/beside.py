@@ -1,4 +1,4 @@
-"""What is said of a case beside its committed baseline. May import floor 0."""
+"""What is said of a case beside its committed baseline."""
 
 from __future__ import annotations
 

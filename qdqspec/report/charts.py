@@ -1,4 +1,4 @@
-"""The charts of a case, from its evidence. May import floor 0 and this room's drawing."""
+"""The charts of a case, from its evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two run records beside each other: what became faster or slower. May import floor 0, `measure.change`, tabulate.
+"""Two run records beside each other: what became faster or slower.
 
 Only what both the interval over fresh builds and a rank test prove counts; everything else is the same as
 far as can be told. The runs were not interleaved: as much as the reference model moved from one to the other,

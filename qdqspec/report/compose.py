@@ -1,4 +1,4 @@
-"""A case as it is written. May import floor 0 and this room's layout."""
+"""A case as it is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Q/DQ pairs cost most accuracy, as a page of text and as JSON. May import floor 0, tabulate and this room."""
+"""Which Q/DQ pairs cost most accuracy, as a page of text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Why one engine is faster or slower than another: their layers side by side, in ONNX names.
 
-May import floor 0 and this room. It takes layer times, whatever runtime they came from, and never decides by
+It takes layer times, whatever runtime they came from, and never decides by
 their sum: where an end-to-end time is known, that decides, and layers tell why.
 """
 

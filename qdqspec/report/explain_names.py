@@ -1,4 +1,4 @@
-"""Matches the nodes of two exports of one network, for comparing their layers. Standard library only.
+"""Matches the nodes of two exports of one network, for comparing their layers.
 
 An exporter numbers nodes anew for every Q/DQ placement (``Conv_5`` and ``Conv_34`` are the same node in the
 recorded ResNet-18 quartet), so where names do not tell, operators and their order do.

@@ -1,4 +1,4 @@
-"""The explanation as a page of text, and as JSON. May import floor 0, tabulate and this room."""
+"""The explanation as a page of text, and as JSON."""
 
 from __future__ import annotations
 

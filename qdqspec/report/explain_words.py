@@ -1,4 +1,4 @@
-"""The explanation in words: what is faster, why, and what to try next. May import floor 0 and this room.
+"""The explanation in words: what is faster, why, and what to try next.
 
 Every sentence states counts and times that the layers show; advice follows the placement rules of NVIDIA's
 documentation on explicit quantization, and is given only where its sign is seen.

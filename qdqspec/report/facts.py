@@ -1,4 +1,4 @@
-"""What reports say of one case, as tables of plain cells that every format draws. May import floor 0.
+"""What reports say of one case, as tables of plain cells that every format draws.
 
 Cells are for people: one printable line each. Escaping for a format's own syntax is the format's work.
 """

@@ -1,4 +1,4 @@
-"""Keeps a page below a size: the biggest tables go first, then the last cases. Standard library only."""
+"""Keeps a page below a size: the biggest tables go first, then the last cases."""
 
 from __future__ import annotations
 

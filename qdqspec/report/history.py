@@ -1,4 +1,4 @@
-"""A case beside its committed baselines, as tables of plain cells. May import floor 0 and this room."""
+"""A case beside its committed baselines, as tables of plain cells."""
 
 from __future__ import annotations
 

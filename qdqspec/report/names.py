@@ -1,4 +1,4 @@
-"""What cases are called in reports, so that those of two specs are never called alike. May import floor 0."""
+"""What cases are called in reports, so that those of two specs are never called alike."""
 
 from __future__ import annotations
 

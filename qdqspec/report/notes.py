@@ -1,4 +1,4 @@
-"""What a reader of the summary table should know beside it. May import floor 0."""
+"""What a reader of the summary table should know beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what is private to a machine out of records: folders, and with them user names. May import floor 0."""
+"""Keeps what is private to a machine out of records: folders, and with them user names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records as JSON and back. May import floor 0, pydantic and this room's layout.
+"""Records as JSON and back.
 
 ``record_from_json(record_to_json(record))`` keeps all that reports show, and a second round trip
 changes nothing. What only the journal and the spec know (trial placements, check parameters, layer

@@ -1,4 +1,4 @@
-"""A written case as the record it was. May import floor 0 and this room's layout."""
+"""A written case as the record it was."""
 
 from __future__ import annotations
 

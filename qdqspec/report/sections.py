@@ -1,4 +1,4 @@
-"""Sections of verdicts as text. May import floor 0; tabulate is loaded when there is a table."""
+"""Sections of verdicts as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Small charts as inline SVG: latency distributions, how a search went, and what others are drawn with.
 
-Standard library only.
-
 Colours come from the page's style sheet by class, so that a chart follows light and dark. All text is
 escaped here.
 """

@@ -1,4 +1,4 @@
-"""Intervals below each other as inline SVG, as a forest plot has them. Standard library only."""
+"""Intervals below each other as inline SVG, as a forest plot has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Latency against accuracy as inline SVG: the front, and what it leaves behind. Standard library only."""
+"""Latency against accuracy as inline SVG: the front, and what it leaves behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one table a run ends with. May import floor 0 and tabulate."""
+"""The one table a run ends with."""
 
 from __future__ import annotations
 

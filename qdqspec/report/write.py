@@ -1,4 +1,4 @@
-"""Reports as files: the format by suffix, whole or not at all. May import floor 0 and this room."""
+"""Reports as files: the format by suffix, whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section ``matrix``: axes, ``exclude`` and ``include``. May import floor 0 and pydantic."""
+"""The section ``matrix``: axes, ``exclude`` and ``include``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses what asks for a task metric and names no data for it. May import floor 0 and pydantic."""
+"""Refuses what asks for a task metric and names no data for it."""
 
 from __future__ import annotations
 

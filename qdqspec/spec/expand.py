@@ -1,4 +1,4 @@
-"""Turns a spec into its cases. May import floor 0."""
+"""Turns a spec into its cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every section of a spec is made of. May import pydantic.
+"""What every section of a spec is made of.
 
 Numbers are strict: text is no number, ``true`` is no ``1``.
 """

@@ -1,4 +1,4 @@
-"""How number formats are said: one, or several between which the search may choose. May import floor 0 and pydantic."""
+"""How number formats are said: one, or several between which the search may choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section ``inputs``: shapes and data. May import floor 0 and pydantic."""
+"""The section ``inputs``: shapes and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of spec files, for editors. May import floor 0 and pydantic."""
+"""The JSON Schema of spec files, for editors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the registry adds to a spec: check kinds with their parameters, strategy and backend names.
 
-May import floor 0 and pydantic. It knows no check, strategy or backend by name, and imports only the
+It knows no check, strategy or backend by name, and imports only the
 checks that a spec asks for.
 """
 

@@ -1,4 +1,4 @@
-"""Reads a spec file: all its problems at once, or a spec. May import floor 0, ruamel.yaml and pydantic."""
+"""Reads a spec file: all its problems at once, or a spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads YAML 1.2 as plain data that knows where each part stands. May import floor 0 and ruamel.yaml.
+"""Reads YAML 1.2 as plain data that knows where each part stands.
 
 The parser's events are read once, without building nodes: that keeps collection fast, finds all
 duplicate keys and tags of a file at once, and bounds depth and size before memory is spent.

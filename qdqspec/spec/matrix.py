@@ -1,4 +1,4 @@
-"""Combinations of a matrix, with the ``exclude`` and ``include`` that CI users know. Standard library only."""
+"""Combinations of a matrix, with the ``exclude`` and ``include`` that CI users know."""
 
 from __future__ import annotations
 

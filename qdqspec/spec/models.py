@@ -1,4 +1,4 @@
-"""The spec as a pydantic model, the same from a file and from Python. May import floor 0 and pydantic."""
+"""The spec as a pydantic model, the same from a file and from Python."""
 
 from __future__ import annotations
 

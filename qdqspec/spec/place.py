@@ -1,4 +1,4 @@
-"""Where a spec's paths lead, and whether they may. May import floor 0 and pydantic."""
+"""Where a spec's paths lead, and whether they may."""
 
 from __future__ import annotations
 

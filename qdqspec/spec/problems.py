@@ -1,4 +1,4 @@
-"""What is wrong with a spec, shown as the source line with a caret. May import floor 0."""
+"""What is wrong with a spec, shown as the source line with a caret."""
 
 from __future__ import annotations
 

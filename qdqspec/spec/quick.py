@@ -1,4 +1,4 @@
-"""Specs that are right, read in a small part of the time. May import PyYAML and this room's reader.
+"""Specs that are right, read in a small part of the time.
 
 libyaml's parser is some forty times as fast as ruamel.yaml's, and its words about a wrong file are not ours; it reads
 YAML 1.1, which differs in corners that a spec has no use for. So it is asked first, and believed only where nothing at

@@ -1,7 +1,7 @@
 """The other sections of a spec: patterns, regions, quantize, tune, and when to skip.
 
 Each ``rules()`` gives the frozen record that the rest of the house works with; the defaults of both
-are the same, and a test holds them together. May import floor 0 and pydantic.
+are the same, and a test holds them together.
 """
 
 from __future__ import annotations

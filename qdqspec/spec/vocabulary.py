@@ -1,4 +1,4 @@
-"""The closed words of a spec: formats, axes, backends, and the grammar of ids. May import floor 0.
+"""The closed words of a spec: formats, axes, backends, and the grammar of ids.
 
 Number formats and calibration methods are spelled here again, because the rooms that compute with
 them import numpy, which collection must not. A test holds both lists together.

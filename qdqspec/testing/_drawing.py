@@ -1,4 +1,4 @@
-"""A random model under way: what `qdqspec.testing.graphs` draws its models with. May import anything public."""
+"""A random model under way: what `qdqspec.testing.graphs` draws its models with."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
         failing = ({"kind": "mine", "max": 1}, evidence)
         inconclusive = ({"kind": "mine", "max": 1}, evidence_without_it)
 
-May import floors 0 and 5, and pytest.
+pytest collects the subclass like any other test class.
 """
 
 from __future__ import annotations

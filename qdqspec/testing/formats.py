@@ -3,7 +3,7 @@
     class TestMine(FormatContract):
         report_format = my_format
 
-May import this room, the report room and pytest.
+pytest collects the subclass like any other test class.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 For the properties of anything that reads or changes models. What is drawn is small and odd on purpose:
 branches, residuals, shared initializers, `Constant` nodes, stretches in other types, shapes that are computed, names
 that are missing, repeated or look as if somebody had inserted Q/DQ already, bodies of If, Loop and Scan, some of which
-read outer tensors. May import anything public.
+read outer tensors.
 """
 
 from __future__ import annotations

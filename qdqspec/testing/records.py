@@ -1,4 +1,4 @@
-"""Sample records: a run as reports see it, made without measuring anything. May import floors 0 and 5.
+"""Sample records: a run as reports see it, made without measuring anything.
 
 The numbers are invented but plausible, and the same on every machine. The verdicts are those of the
 real checks. ``sample_run()`` holds a model that gained, one that is unchanged and one with accuracy.

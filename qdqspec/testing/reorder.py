@@ -1,6 +1,6 @@
 """The same model told otherwise: other names, and nodes in another topological order.
 
-For the property that nothing depends on either. May import anything public.
+For the property that nothing depends on either.
 """
 
 from __future__ import annotations

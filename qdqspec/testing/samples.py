@@ -1,7 +1,4 @@
-"""Invented but plausible measurements, the same on every machine, that `testing.records` makes records of.
-
-May import floor 0.
-"""
+"""Invented but plausible measurements, the same on every machine, that `testing.records` makes records of."""
 
 from __future__ import annotations
 

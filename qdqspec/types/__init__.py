@@ -1,4 +1,4 @@
-"""Frozen records that cross rooms. Standard library only: everything imports this package.
+"""Frozen records that cross rooms.
 
 A case is what was asked, a placement is where Q/DQ pairs stand, a trial is one built candidate,
 evidence is all that was measured of a case, a verdict is what a check makes of it.

@@ -1,4 +1,4 @@
-"""What is asked: a case, with every rule its spec gives. Standard library only."""
+"""What is asked: a case, with every rule its spec gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a committed baseline makes of a run. Standard library only."""
+"""What a committed baseline makes of a run."""
 
 from __future__ import annotations
 

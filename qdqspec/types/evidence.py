@@ -1,4 +1,4 @@
-"""All that is known of a case when its checks judge it. Standard library only."""
+"""All that is known of a case when its checks judge it."""
 
 from __future__ import annotations
 

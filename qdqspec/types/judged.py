@@ -1,4 +1,4 @@
-"""What is made of evidence: verdicts and records. Standard library only."""
+"""What is made of evidence: verdicts and records."""
 
 from __future__ import annotations
 

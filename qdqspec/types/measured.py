@@ -1,4 +1,4 @@
-"""What was measured of candidates: samples, layer times, races, trials, the search. Standard library only."""
+"""What was measured of candidates: samples, layer times, races, trials, the search."""
 
 from __future__ import annotations
 

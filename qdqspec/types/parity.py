@@ -1,4 +1,4 @@
-"""How close a model comes to its reference, and what the difference comes from. Standard library only."""
+"""How close a model comes to its reference, and what the difference comes from."""
 
 from __future__ import annotations
 

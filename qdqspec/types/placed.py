@@ -1,4 +1,4 @@
-"""Where Q/DQ stands: sites, placements, and the regions they belong to. Standard library only."""
+"""Where Q/DQ stands: sites, placements, and the regions they belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rehearsal computes of a placement. Standard library only."""
+"""What a rehearsal computes of a placement."""
 
 from __future__ import annotations
 

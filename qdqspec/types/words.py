@@ -1,4 +1,4 @@
-"""Closed sets of words that cross rooms. Standard library only."""
+"""Closed sets of words that cross rooms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One row a case, for spreadsheets. May import floor 0 and this room."""
+"""One row a case, for spreadsheets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One self-contained page: no script, no other file, charts as inline SVG. May import floor 0 and this room."""
+"""One self-contained page: no script, no other file, charts as inline SVG."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run record itself, as strict JSON. May import floor 0 and this room."""
+"""The run record itself, as strict JSON."""
 
 from __future__ import annotations
 

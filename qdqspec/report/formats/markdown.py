@@ -1,4 +1,4 @@
-"""Markdown for pull requests and job summaries. May import floor 0, tabulate and this room."""
+"""Markdown for pull requests and job summaries."""
 
 from __future__ import annotations
 

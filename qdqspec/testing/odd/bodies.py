@@ -1,4 +1,4 @@
-"""Odd models by who computes: bodies, local functions, operators of other domains. May import anything public."""
+"""Odd models by who computes: bodies, local functions, operators of other domains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odd models by the form of their graph, their opset, and what was quantized already. May import anything public."""
+"""Odd models by the form of their graph, their opset, and what was quantized already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odd models by what things in them are called. May import anything public."""
+"""Odd models by what things in them are called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odd models by their tensors: types, empty and scalar ones, where their values stand. May import anything public."""
+"""Odd models by their tensors: types, empty and scalar ones, where their values stand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How odd models are written down: ONNX's text syntax, with weights drawn at random. May import anything public."""
+"""How odd models are written down: ONNX's text syntax, with weights drawn at random."""
 
 from __future__ import annotations
 
