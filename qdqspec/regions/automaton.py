@@ -1,9 +1,10 @@
-"""Which nodes lie on a match of a pattern expression, in time linear in the graph.
+"""Nodes that lie on a match of a pattern expression, found in time linear in the graph.
 
-There can be exponentially many matches, but which nodes they take together is a question of reachability. An
-expression becomes an automaton whose states are its operators, as they are written (V. M. Glushkov, "The abstract
-theory of automata", Russian Mathematical Surveys 16, 1961). It runs along the data edges of the whole graph at
-once; a node is taken where a state of it can be reached from a beginning and reaches an end.
+There can be exponentially many matches, but the set of nodes that they cover is a reachability question. The
+expression becomes a position automaton, whose states are its operators in the order written (V. M. Glushkov,
+"The abstract theory of automata", Russian Mathematical Surveys 16, 1961). The automaton runs along the data
+edges of the whole graph at once; a node is on a match if one of its states is reachable from a start state
+and reaches an accepting state.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qdqspec.regions.grammar import Sequence as InTurn
 
 @dataclass(slots=True)
 class Automaton:
-    """States are numbers of ``ops``. ``first`` can begin a match, ``last`` can end it."""
+    """A position automaton. States are indexes of ``ops``; ``first`` can begin a match, ``last`` can end it."""
 
     ops: list[Op] = field(default_factory=list)
     follow: list[set[int]] = field(default_factory=list)
@@ -27,7 +28,7 @@ class Automaton:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """The part of an automaton that a part of the expression makes."""
+    """The states that a part of the expression begins and ends with."""
 
     first: frozenset[int]
     last: frozenset[int]
@@ -85,8 +86,11 @@ def _link(ends: Iterable[int], beginnings: frozenset[int], made: Automaton) -> N
 def taken_nodes(
     automaton: Automaton, consumers: Sequence[Sequence[int]], fits: Callable[[Op, int], bool]
 ) -> set[int]:
-    """Nodes on some match. ``consumers`` lists by node who reads it, ``fits`` tells whether a node is an operator."""
-    reached: dict[tuple[int, int], list[tuple[int, int]]] = {}  # state and node: those it was reached from
+    """The nodes on any match. ``consumers`` lists by node the nodes that read it; ``fits`` compares a node to
+    an operator.
+    """
+    # state and node: the pairs that it was reached from
+    reached: dict[tuple[int, int], list[tuple[int, int]]] = {}
     pending = [(state, node) for node in range(len(consumers)) for state in automaton.first]
     pending = [(state, node) for state, node in pending if fits(automaton.ops[state], node)]
     reached.update({spot: [] for spot in pending})

@@ -1,7 +1,7 @@
-"""Blocks: regions in the making, and how small ones are packed together.
+"""Blocks: regions under construction, and how small ones are merged.
 
-A `Leaf` is a run of nodes; a `Composite` holds blocks. Both are mutable while a search builds them and
-hold node indices; `qdqspec.regions.tree` turns them into regions.
+A `Leaf` is a run of nodes; a `Composite` holds blocks. Both are mutable while a search builds them and hold
+node indices; `qdqspec.regions.tree` turns them into regions.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeAlias
 
-TINY = 2  # a leaf of so few nodes decides nothing alone: it joins a neighbour if both fit
+TINY = 2  # a leaf of at most so many nodes joins a neighbour if both fit within the limit
 
 SHARE = 0.5
 
 
 @dataclass(slots=True)
 class Leaf:
-    """Nodes that stay together.
+    """Nodes that stay in one region.
 
-    A ``closed`` one is a whole branching structure and is not filled up. A ``light`` one has no anchor.
+    A ``closed`` leaf is a whole branching structure and is not extended. A ``light`` leaf has no anchor.
     """
 
     nodes: list[int]
@@ -29,7 +29,7 @@ class Leaf:
 
     @property
     def size(self) -> int:
-        """How many nodes it has."""
+        """Number of nodes."""
         return len(self.nodes)
 
 
@@ -45,12 +45,12 @@ class Composite:
 
 
 Block: TypeAlias = Leaf | Composite
-# Whether two sets of nodes touch in the data flow: see `Flow.linked`.
+# Whether two sets of nodes are adjacent in the data flow: see `Flow.linked`.
 Linked: TypeAlias = Callable[[Iterable[int], Iterable[int]], bool]
 
 
 def leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
-    """All leaves in order, however deep they are."""
+    """All leaves in order, at any depth."""
     pending = list(blocks)[::-1]
     while pending:
         block = pending.pop()
@@ -61,10 +61,11 @@ def leaves(blocks: Iterable[Block]) -> Iterable[Leaf]:
 
 
 def dissolve(root: Composite, limit: int, linked: Linked) -> None:
-    """Splice composites that are nearly all of what they stand in into it, below ``root``, in place.
+    """Replace composites that make up nearly all of their parent by their children, below ``root``, in place.
 
-    Such a level tells a reader nothing. Without them every level is at most `SHARE` of the one above,
-    so that all levels together hold no more than 1 / (1 - SHARE) times the nodes, however deep they nest.
+    Such a level carries no information. Without it, each level holds at most `SHARE` of the nodes of the
+    level above, so that all levels together hold at most 1 / (1 - SHARE) times the nodes, however deep they
+    nest.
     """
     pending = [root]
     while pending:
@@ -82,7 +83,7 @@ def dissolve(root: Composite, limit: int, linked: Linked) -> None:
 
 
 def pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
-    """Fill leaves that follow each other up to ``limit`` nodes; longer ones are cut."""
+    """Merge consecutive leaves up to ``limit`` nodes, and cut longer ones."""
     if len(blocks) == 1 and blocks[0].size <= limit:
         return list(blocks)
     packed: list[Block] = []
@@ -93,9 +94,9 @@ def pack_run(blocks: Sequence[Block], limit: int) -> list[Block]:
 
 
 def join_tiny(blocks: Sequence[Block], limit: int, linked: Linked) -> list[Block]:
-    """Merge each tiny leaf with the next leaf, or else the one before, where both fit into one.
+    """Merge each tiny leaf with the next leaf, or else with the previous one, if both fit into one.
 
-    A whole branching takes in only what has no anchor, so that equal blocks of a model stay equal.
+    A closed leaf takes in only leaves without an anchor, so that equal blocks of a model stay equal.
     """
     if len(blocks) < 2:
         return list(blocks)
@@ -126,7 +127,7 @@ def _fill(run: Sequence[Leaf], limit: int) -> list[Block]:
     goal = total / count
     filled: list[list[int]] = [[]]
     for piece in pieces:
-        # Overshoot the goal only by less than stopping short of it would miss.
+        # Exceed the goal only where that is closer to it than stopping before it.
         now = len(filled[-1])
         if now and (now + len(piece) > limit or now + len(piece) - goal > goal - now):
             filled.append([])

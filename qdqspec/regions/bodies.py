@@ -1,7 +1,7 @@
 """The graphs below the main graph, for `qdqspec inspect`: bodies of If, Loop and Scan, and local functions.
 
-The nodes of bodies are nodes of the model and in its regions. A local function is searched as a model of its own; a
-call of one is an operator that no backend lists, so that nothing is placed in it.
+The nodes of bodies belong to the model and to its regions. A local function is searched as a separate model;
+a call of it is an operator that no backend lists, so that no Q/DQ is inserted in it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ Find = Callable[[Model], Sequence[Region]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A graph inside a model, by its path. ``regions`` are those of a function, or those of the model inside a body.
+    """A graph inside a model, identified by its path.
 
-    ``nodes`` counts it without ``Constant`` nodes and without the bodies inside it.
+    ``regions`` are those of the function, or those of the model that lie in the body. ``nodes`` excludes
+    ``Constant`` nodes and the bodies inside it.
     """
 
     name: str
@@ -33,12 +34,12 @@ class Body:
 
     @property
     def placed(self) -> bool:
-        """Whether pairs are inserted in it."""
+        """Whether Q/DQ pairs are inserted in this graph."""
         return self.kind == "body"
 
 
 def find_bodies(model: Model, regions: Sequence[Region], find: Find) -> tuple[Body, ...]:
-    """All bodies, outer ones first, in graph order; then the local functions, which ``find`` cuts into regions."""
+    """All bodies, outer ones first, in graph order; then the local functions, whose regions ``find`` returns."""
     return (*_bodies(model, regions), *_functions(model, find))
 
 
@@ -76,7 +77,7 @@ def _functions(model: Model, find: Find) -> Iterator[Body]:
 
 
 def _of_function(function: onnx.FunctionProto) -> Model:
-    """A local function as a model. Types are those of its callers, and not known here."""
+    """A local function as a model. Its tensor types depend on the callers and are unknown here."""
     proto = onnx.ModelProto(ir_version=10, opset_import=function.opset_import)
     proto.graph.name = function.name
     proto.graph.node.extend(function.node)

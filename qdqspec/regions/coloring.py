@@ -1,9 +1,9 @@
-"""Canonical order of a small labelled acyclic graph.
+"""Canonical labelling of a small labelled acyclic graph.
 
-Colours are refined along and against the edges until they split no further; what is still tied is told
-apart by trying each vertex of a tied class in turn and keeping the smallest certificate, as in
-B. D. McKay, "Practical graph isomorphism", Congressus Numerantium 30 (1981). A branch whose first leaf
-was seen before is an automorphic image and is not searched.
+Colour refinement along and against the edges runs until the partition is stable. Remaining ties are resolved
+by individualizing each vertex of a tied class in turn and keeping the smallest certificate, as in B. D.
+McKay, "Practical graph isomorphism", Congressus Numerantium 30 (1981). A branch whose first leaf was seen
+before is an automorphic image and is not searched.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from typing import TypeAlias
 from qdqspec.regions.hashes import short_hash
 
 Colors: TypeAlias = list[bytes]
-EFFORT = 50_000  # vertex visits spent on ties before symmetric vertices are taken as they come
+EFFORT = 50_000  # vertex visits spent on ties; beyond that, symmetric vertices keep the order of their input
 
 
-Edge: TypeAlias = tuple[int, int, int]  # an input: its slot, the vertex that feeds it, by which output
-Tagged: TypeAlias = list[list[tuple[bytes, int]]]  # by vertex: what an edge is, and its other end
+# an input: its slot, the vertex that produces it, the index of the output
+Edge: TypeAlias = tuple[int, int, int]
+# by vertex: label of the edge, and the vertex at its other end
+Tagged: TypeAlias = list[list[tuple[bytes, int]]]
 
 
 class Puzzle:
-    """Vertices in topological order: labels, and edges from the vertices that feed each."""
+    """A labelled acyclic graph: vertices in topological order, their labels, and the edges into each."""
 
     def __init__(self, labels: Sequence[str], edges: Sequence[Sequence[Edge]]) -> None:
         self.labels = labels
@@ -42,7 +44,7 @@ class Puzzle:
 
     @cached_property
     def down(self) -> Tagged:
-        """The same edges by the vertex that feeds; most graphs are told apart without."""
+        """The same edges by producer. Computed on demand: most graphs need no backward sweep."""
         down: Tagged = [[] for _ in self.labels]
         for vertex, row in enumerate(self.up):
             for tag, feeding in row:
@@ -53,7 +55,7 @@ class Puzzle:
 def canonical_order(puzzle: Puzzle) -> tuple[list[int], str]:
     """Vertices in canonical order, and the certificate: the whole graph written in that order.
 
-    Equal certificates mean isomorphic graphs, always.
+    Graphs with equal certificates are isomorphic.
     """
     told = {label: short_hash(label.encode()) for label in set(puzzle.labels)}
     colors = _refined(puzzle, [told[label] for label in puzzle.labels])
@@ -71,7 +73,9 @@ class _Search:
         self._left = EFFORT
 
     def best(self, colors: Colors) -> tuple[tuple[list[int], str], set[str]]:
-        """The smallest certificate below, and all certificates seen on the way."""
+        """The smallest certificate below this node of the search tree, and all certificates found during the
+        search.
+        """
         tied = _smallest_tie(colors)
         if not tied:
             written = _written(self._puzzle, colors)
@@ -109,9 +113,9 @@ def _smallest_tie(colors: Colors) -> list[int]:
 
 
 def _refined(puzzle: Puzzle, colors: Colors) -> Colors:
-    """Split colours by what feeds a vertex and by what it feeds, to the stable colouring.
+    """Refine colours by the producers and the consumers of each vertex until the colouring is stable.
 
-    Each sweep carries a difference all the way down and up again, so that few sweeps are needed
+    Each sweep propagates a difference through the whole depth, down and up, so that few sweeps are needed
     however deep the graph is.
     """
     count = len(set(colors))
@@ -150,7 +154,7 @@ def _written_in(puzzle: Puzzle, order: list[int]) -> tuple[list[int], str]:
     rows = []
     for vertex in order:
         row = puzzle.edges[vertex]
-        if len(row) == 1:  # as the list below is written, which takes three times as long
+        if len(row) == 1:  # same text as that of the list below, which takes three times as long to write
             slot, feeding, output = row[0]
             rows.append(f"{puzzle.labels[vertex]}<[({slot}, {place[feeding]}, {output})]")
         else:
@@ -160,7 +164,7 @@ def _written_in(puzzle: Puzzle, order: list[int]) -> tuple[list[int], str]:
 
 
 def _greedy_order(puzzle: Puzzle, colors: Colors) -> list[int]:
-    """A topological order by colour that keeps the vertices of one symmetric branch in step."""
+    """A topological order by colour that keeps the vertices of one symmetric branch together."""
     missing = [len(row) for row in puzzle.edges]
     place: dict[int, int] = {}
 

@@ -2,12 +2,12 @@
 
 Vertices are numbered in topological order.
 
-In an acyclic graph the immediate dominator of a vertex is the nearest common ancestor of its
-predecessors in the dominator tree built so far, so one pass in topological order is exact and nothing
-has to be iterated. Ancestors are found with the jump pointers of E. W. Myers, "An applicative
-random-access stack", Information Processing Letters 17 (1983): one extra pointer a vertex, logarithmic
-steps. The whole is O(edges x log vertices) on every graph; the iterative algorithm in general graph
-libraries (Cooper, Harvey, Kennedy 2001) is quadratic where many branches of one chain meet in a join.
+In an acyclic graph the immediate dominator of a vertex is the nearest common ancestor of its predecessors in
+the dominator tree built so far, so one pass in topological order is exact, without iteration. Ancestors are
+found with the jump pointers of E. W. Myers, "An applicative random-access stack", Information Processing
+Letters 17 (1983): one extra pointer a vertex, logarithmic steps. The whole is O(edges x log vertices) on
+every graph; the iterative algorithm in general graph libraries (Cooper, Harvey, Kennedy 2001) is quadratic
+where many branches of one chain meet in a join.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 
 class DominatorTree:
-    """Grows by one vertex at a time, in topological order. Vertex 0 is the entry."""
+    """A dominator tree that grows by one vertex at a time, in topological order. Vertex 0 is the entry."""
 
     def __init__(self) -> None:
         self.parent = [0]
@@ -25,7 +25,7 @@ class DominatorTree:
         self._depth = [0]
 
     def add(self, predecessors: Sequence[int]) -> int:
-        """Add the next vertex; return its immediate dominator (the entry, where it has no predecessor)."""
+        """Add the next vertex; return its immediate dominator (the entry if it has no predecessor)."""
         dominator = predecessors[0] if len(predecessors) == 1 else self.meet(predecessors)
         jumps, depth = self._jump, self._depth
         jump = jumps[dominator]
@@ -38,7 +38,7 @@ class DominatorTree:
         return dominator
 
     def meet(self, vertices: Iterable[int]) -> int:
-        """The nearest vertex that dominates all of them."""
+        """The nearest common dominator of the vertices."""
         found = -1
         for vertex in vertices:
             found = vertex if found < 0 else self._nearest_common(found, vertex)
@@ -74,9 +74,9 @@ def post_dominators(successors: Sequence[Iterable[int]]) -> list[int]:
 class Chains:
     """The program structure tree of an acyclic graph, as chains.
 
-    ``following[a] == b`` where ``a`` immediately dominates ``b`` and ``b`` immediately post-dominates
-    ``a``; such links form disjoint chains. ``inside[a]`` are the heads of the chains that lie strictly
-    between ``a`` and ``following[a]``. -1 means none.
+    ``following[a] == b`` where ``a`` immediately dominates ``b`` and ``b`` immediately post-dominates ``a``;
+    such links form disjoint chains. ``inside[a]`` are the heads of the chains strictly between ``a`` and
+    ``following[a]``. -1 means none.
     """
 
     following: tuple[int, ...]
@@ -87,9 +87,9 @@ class Chains:
 def structure_tree(dominator: Sequence[int], post_dominator: Sequence[int]) -> Chains:
     """Nest all single-entry single-exit regions (Johnson, Pearson, Pingali, PLDI 1994), in linear time.
 
-    A chain lies between the nearest dominator of its head that has a link, and that link's end. No
-    other region can be smaller: in an acyclic graph, whatever ``a`` dominates and does not reach
-    through ``following[a]`` lies before it.
+    The parent of a chain is the link from the nearest dominator of its head that has one to the end of that
+    link. No other region can be smaller: in an acyclic graph, each vertex that ``a`` dominates and that is
+    not reachable through ``following[a]`` lies before it.
     """
     size = len(dominator)
     following, preceding = [-1] * size, [-1] * size

@@ -1,7 +1,4 @@
-"""Finds what pattern expressions mean in a model.
-
-How they are written is told in `qdqspec.regions.grammar`.
-"""
+"""Matches pattern expressions against a model. `qdqspec.regions.grammar` describes the syntax."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ from qdqspec.types import PatternRules
 __all__ = ["BUILT_INS", "Expression", "allowed_nodes", "matched_nodes", "matches", "parse", "unmatched"]
 
 Path: TypeAlias = tuple[Node, ...]
-LONGEST_REPEAT = 16  # rounds of one `*`
-MOST_STEPS = 2000  # tried from one node by `matches`; which nodes match is found out otherwise
+LONGEST_REPEAT = 16  # repetitions of one `*`
+MOST_STEPS = 2000  # tried from one node by `matches`; `matched_nodes` has no limit
 
 
 def matches(expression: Expression, model: Model) -> tuple[tuple[str, ...], ...]:
-    """The node names of every match, along the data flow, in graph order of the first node.
+    """The node names of each match, along the data flow, in graph order of the first node.
 
-    Of ways from one node, those that are part of a longer one are left out: ``Conv > Relu?`` takes the
-    Relu where there is one. A way repeats a part at most 16 times, and from a node where thousands of ways begin,
-    not all are listed. `matched_nodes` knows no such limits, and is what `allowed_nodes` asks.
+    Of matches from one node, those that are part of a longer one are omitted: ``Conv > Relu?`` takes the Relu
+    where there is one. A part repeats at most 16 times, and the list from one node is cut after 2,000 steps.
+    `matched_nodes` has no such limits, and `allowed_nodes` uses it.
     """
     if expression.name:
         return tuple((n.name,) for n in model.nodes if fnmatchcase(n.name, expression.name))
@@ -46,7 +43,7 @@ def matches(expression: Expression, model: Model) -> tuple[tuple[str, ...], ...]
 
 
 def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
-    """The names of all nodes that lie on a match. Linear in the graph, whatever the expression."""
+    """The names of all nodes on a match. Linear in the graph for any expression."""
     if expression.name:
         return frozenset(n.name for n in model.nodes if fnmatchcase(n.name, expression.name))
     assert expression.part is not None
@@ -60,9 +57,9 @@ def matched_nodes(expression: Expression, model: Model) -> frozenset[str]:
 def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
     """Names of the nodes that may be quantized.
 
-    An empty ``allow`` allows all, ``deny`` wins over it, and ``include`` and ``exclude`` are globs over
-    node names, compared with case. ``Constant`` nodes are never among them.
-    Raises `PatternError` for an expression that cannot be read.
+    An empty ``allow`` allows all, ``deny`` overrides it, and ``include`` and ``exclude`` are case-sensitive
+    globs over node names. ``Constant`` nodes are never among them. Raises `PatternError` for an expression
+    that cannot be parsed.
     """
     everything = {node.name for node in model.nodes if not is_constant(node)}
     allowed = _named(model, rules.allow) if rules.allow else set(everything)
@@ -77,14 +74,16 @@ def allowed_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
 def denied_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
     """Names of the nodes that ``deny`` and ``exclude`` keep in floating point, inputs included.
 
-    A node that is merely not allowed may still read what an allowed one before it has quantized.
+    A node that is only not allowed may still read a tensor that an allowed producer has quantized.
     """
     denied = _named(model, rules.deny)
     return frozenset(denied | {node.name for node in model.nodes if _is_like(node.name, rules.exclude)})
 
 
 def unmatched(model: Model, rules: PatternRules) -> tuple[str, ...]:
-    """The expressions and globs of the rules that match no node, as written. Worth a warning, no error."""
+    """The expressions and globs of the rules that match no node, as written. They cause a warning, not an
+    error.
+    """
     names = [node.name for node in model.nodes]
     idle = [text for text in (*rules.allow, *rules.deny) if not matched_nodes(parse(text), model)]
     idle += [g for g in (*rules.include, *rules.exclude) if not any(fnmatchcase(name, g) for name in names)]
@@ -106,7 +105,7 @@ class _Matcher:
         self._defaults: dict[tuple[str, str], dict[str, onnx.AttributeProto]] = {}
 
     def ways_from(self, part: Part, start: Node) -> list[tuple[str, ...]]:
-        """All complete ways that begin at a node, without those that lie inside another."""
+        """All complete matches that begin at a node, without those contained in another."""
         self._steps = 0
         ways = {tuple(n.name for n in way) for way in self._ways(part, (), start) if way}
         sets = [frozenset(way) for way in ways]
@@ -167,7 +166,7 @@ class _Matcher:
         )
 
     def fits(self, op: Op, node: Node) -> bool:
-        """Whether a node is this operator, with these attributes. ``Constant`` nodes are none."""
+        """Whether a node has this operator type and these attributes. ``Constant`` nodes never match."""
         if is_constant(node) or node.is_marker:
             return False
         if op.op_type not in ("*", node.op_type, f"{node.domain}:{node.op_type}"):
@@ -189,7 +188,7 @@ class _Matcher:
 
 
 def _schema_defaults(node: Node, model: Model) -> dict[str, onnx.AttributeProto]:
-    """What the operator's schema says of attributes left out; nothing for operators onnx does not know."""
+    """Attribute defaults of the operator's schema; empty for operators that onnx does not define."""
     versions = {o.domain: o.version for o in model.proto.opset_import}
     try:
         schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, model.opset), node.domain)

@@ -1,7 +1,7 @@
-"""The data flow of a model's graphs, in an order that depends on its structure alone.
+"""The data flow of a model's graphs, in an order that depends on structure alone.
 
-``Constant`` nodes count as initializers and do not appear. Each body of an If, Loop or Scan is a graph of its own:
-what it reads from outside are inputs of its nodes, and of the node that has it as well.
+``Constant`` nodes count as initializers and do not appear. Each body of an If, Loop or Scan is a separate
+graph: tensors that it reads from outside are inputs of its nodes, and also of the node that owns the body.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import ANCHORS, SHAPE_SOURCES
 from qdqspec.regions.hashes import short_hash
 
-_FEW = 4  # nodes that a side input is prepared by
+_FEW = 4  # most nodes that compute a side input
 BODIES = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Who feeds whom. Lists are indexed by `Node.index`; entries of ``Constant`` nodes are empty.
+    """Producers and consumers of each node. Lists are indexed by `Node.index`; entries of ``Constant`` nodes
+    are empty.
 
-    ``order`` is a topological order of all other nodes that does not change when nodes are renamed or
-    listed in another order (nodes that only a symmetry tells apart keep their listed order).
-    ``depth`` is the longest way from a source to a node, ``own`` its operator and attributes as bytes;
-    ``readers`` tells by tensor which nodes read it, in that order;
-    ``carried`` are nodes that never make a region of their own: what is computed from shapes, or from
-    constants alone, ``bodied`` those that have bodies. ``given_by`` has the node that gives each output of a body.
-    Producers, consumers and readers are of the same graph.
+    ``order`` is a topological order of all other nodes that does not change when nodes are renamed or listed
+    in another order (symmetric nodes keep their listed order). ``depth`` is the length of the longest path
+    from a source to a node, ``own`` its operator and attributes as bytes; ``readers`` maps each tensor to the
+    nodes that read it, in that order; ``carried`` are nodes that never form a region alone: computed from
+    shapes or from constants alone; ``bodied`` are those that have bodies. ``given_by`` maps each output of a
+    body to its producer. Producers, consumers and readers are of the same graph.
     """
 
     model: Model
@@ -47,7 +47,7 @@ class Flow:
     given_by: dict[str, int]
 
     def graphs(self) -> dict[str, Flow]:
-        """The same for the nodes of one graph each, by its path: the main graph and all bodies that have nodes."""
+        """The same data flow per graph, by path: the main graph and all bodies that have nodes."""
         nodes = self.model.nodes
         orders: dict[str, list[int]] = {}
         for index in self.order:
@@ -55,14 +55,14 @@ class Flow:
         return {path: replace(self, order=tuple(order)) for path, order in orders.items()}
 
     def is_light(self, nodes: Iterable[int]) -> bool:
-        """Whether there is no anchor among the nodes."""
+        """Whether no node among them is an anchor."""
         return ANCHORS.isdisjoint([self.model.nodes[index].op_type for index in nodes])
 
     def linked(self, a: Iterable[int], b: Iterable[int]) -> bool:
-        """Whether one of two sets of nodes feeds the other, or both are fed by the same node.
+        """Whether one of two sets of nodes feeds the other, or both read from the same node.
 
-        What is made of a graph input without an anchor, for several readers (an attention mask for all layers),
-        belongs to none of them: in one it would make that one unlike the others.
+        A computation from a graph input without an anchor, for several readers (an attention mask for all
+        layers), is linked to none of them: it would make the layer that contains it unlike the others.
         """
         a, b = tuple(a), tuple(b)
         if self._serves_more(a, b) or self._serves_more(b, a):
@@ -80,7 +80,7 @@ class Flow:
         return False
 
     def _serves_more(self, side: Collection[int], other: Collection[int]) -> bool:
-        """Whether nodes that are fed by graph inputs only, and light, are read by more than the other set."""
+        """Whether a side computation (graph inputs only, no anchor) has readers outside the other set too."""
         if len(side) > _FEW or any(p not in side for i in side for p in self.producers[i]):
             return False
         readers = {c for i in side for c in self.consumers[i]}.difference(side)
@@ -88,7 +88,7 @@ class Flow:
 
 
 def flow_of(model: Model) -> Flow:
-    """Read the data flow of a model. Linear in nodes and edges, but for one sort."""
+    """Read the data flow of a model. Linear in nodes and edges, except for one sort."""
     own, bodied = _own_texts(model)
     made_by = {t: n.index for n in model.nodes if own[n.index] for t in n.outputs if t}
     given = [t for n in model.nodes if n.is_marker for t in n.outputs] if model.has_bodies else []
@@ -117,7 +117,7 @@ def flow_of(model: Model) -> Flow:
 
 
 def _captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
-    """What the bodies of a node read from outside or make, by its index."""
+    """The tensors that the bodies of a node read from outside, by the node's index."""
     found = {index: model.nodes[index].body_reads for index in bodied}
     for owner, inside in model.nodes_inside.items():
         made = {tensor for node in inside for tensor in node.outputs}
@@ -144,12 +144,12 @@ def _turned(order: Iterable[int], producers: Sequence[Sequence[int]]) -> tuple[t
 
 
 def is_constant(node: Node) -> bool:
-    """Whether a node is only a way to write an initializer."""
+    """Whether a node only defines a constant."""
     return node.op_type == "Constant" and node.domain in ("", "ai.onnx")
 
 
 def attribute_text(attribute: onnx.AttributeProto) -> str:
-    """``name=value``, the same for equal values on every machine; bodies are told by their operators."""
+    """``name=value``, the same for equal values on each machine; a body is represented by its operators."""
     kind = attribute.type
     types = onnx.AttributeProto
     if kind == types.INT:
@@ -222,9 +222,9 @@ def _depths(producers: Sequence[Sequence[int]]) -> tuple[int, ...]:
 def _canonical_order(
     model: Model, own: Sequence[bytes], depth: Sequence[int], consumers: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """Sort by depth, then by what stands above a node, then by what stands below.
+    """Sort by depth, then by the subgraph above a node, then by the subgraph below it.
 
-    Both cones enter as hashes; graph inputs and outputs count by their position, not by name.
+    Both subgraphs enter as hashes; graph inputs and outputs count by their position, not by name.
     """
     source = {name: b"in%d" % i for i, name in enumerate(model.inputs)}
     result = {name: b"out%d" % i for i, name in enumerate(model.outputs)}
@@ -250,13 +250,13 @@ def _own_texts(model: Model) -> tuple[tuple[bytes, ...], frozenset[int]]:
     """Each node's operator and attributes, empty for a ``Constant``; and the nodes that have bodies."""
     bodied = {model.by_name[name].index for name in model.bodies}
     texts: list[bytes] = []
-    same: dict[str, bytes] = {}  # one for all nodes alike
+    same: dict[str, bytes] = {}  # equal texts share one object
     for node in model.nodes:
         if is_constant(node) or node.is_marker:
             texts.append(b"")
             continue
         attributes: list[str] = []
-        for attribute in node.proto.attribute[:]:  # as a list: to go through a field is slow
+        for attribute in node.proto.attribute[:]:  # a copy as a list: iterating over a protobuf field is slow
             attributes.append(attribute_text(attribute))
             if attribute.type in BODIES:
                 bodied.add(node.index)

@@ -1,8 +1,8 @@
-"""How long tuning a model may take, told without building it.
+"""Estimates how long tuning a model may take, without building it.
 
-Nothing is measured, so this is a guess to plan with, and says what it is made of: a build costs about so much
-a node and so much a byte of weights, and a run costs its multiplications, which the shapes tell, and something a
-node. The figures are those of ONNX Runtime on one core of an x86-64 server, each in a process of its own.
+The estimate is a rough guide for planning. A build costs a fixed time per node and per byte of weights; a run
+costs a fixed time per multiplication, computed from the shapes, and per node. The constants were measured
+with ONNX Runtime on one core of an x86-64 server, each model in its own process.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import onnx
 
 from qdqspec.graph.model import Model, Node
 
-_START_S = 0.6  # a process that imports a runtime
+_START_S = 0.6  # start of a process that imports a runtime
 _BUILD_S_PER_NODE = 0.0002
 _BUILD_S_PER_BYTE = 1e-9
 _RUN_S_PER_MAC = 1 / 50e9
 _RUN_S_PER_NODE = 2e-6
-_RUNS = 80  # of a candidate and its rival: warm-up, profile, screening, and a race that is seldom a long one
-_EITHER_WAY = 3  # times as long, or as short: machines and races differ so much
+_RUNS = 80  # of a candidate and its rival: warm-up, profile, screening, and a race, which is usually short
+_EITHER_WAY = 3  # factor by which machines and races differ, in both directions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds a search may take, at best and at worst, and what that is made of."""
+    """Estimated range of a search's duration in seconds, with the figures it is computed from."""
 
     builds: int
     build_s: float
@@ -35,12 +35,12 @@ class Forecast:
 
     @property
     def low_s(self) -> float:
-        """Where all goes fast."""
+        """The lower bound, in seconds."""
         return self._expected / _EITHER_WAY
 
     @property
     def high_s(self) -> float:
-        """Where all goes slowly."""
+        """The upper bound, in seconds."""
         return self._expected * _EITHER_WAY
 
     @property
@@ -49,7 +49,7 @@ class Forecast:
 
 
 def forecast_tuning(model: Model, builds: int) -> Forecast:
-    """Guess the time of a search with so many builds. Dimensions that are not known count as 1."""
+    """Estimate the duration of a search with so many builds. Unknown dimensions count as 1."""
     weights = sum(_bytes(tensor) for tensor in model.constants.values())
     macs = sum(multiplications(model, node) for node in model.nodes)
     nodes = len(model.nodes)
@@ -62,14 +62,14 @@ def forecast_tuning(model: Model, builds: int) -> Forecast:
 
 
 def multiplications(model: Model, node: Node) -> int:
-    """How often a node multiplies and adds for one input; 0 for operators that do little else than move."""
+    """Multiply-accumulate operations of a node for one input; 0 for operators that mainly move data."""
     count = _COUNTS.get(node.op_type)
     return count(model, node) if count is not None and len(node.inputs) > 1 else 0
 
 
 def _convolution(model: Model, node: Node) -> int:
     weight = _dims(model, node.inputs[1])
-    # Transposed or not, every weight meets every place of the smaller of the two images.
+    # Transposed or not, each weight meets each position of the smaller image.
     moved = _dims(model, node.inputs[0] if node.op_type == "ConvTranspose" else node.outputs[0])
     return prod(weight) * prod(moved[2:]) * (moved[0] if moved else 1)
 

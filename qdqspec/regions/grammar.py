@@ -30,13 +30,13 @@ BUILT_INS: dict[str, str] = {
     "matmul-gelu": "(MatMul|Gemm) > Add? > (Gelu | Div > Erf > Add > Mul > Mul?)",
     "attention": "Attention | MatMul > (Mul|Div|Add|Where)* > Softmax > (Cast|Dropout)* > MatMul",
 }
-LONGEST = 2000  # characters; nobody writes more by hand
+LONGEST = 2000  # characters
 DEEPEST = 50  # parentheses
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator; ``op_type`` ``*`` is any. Attribute values are compared as they are written."""
+    """One operator; ``op_type`` ``*`` is any. Attribute values are compared as text."""
 
     op_type: str
     attributes: tuple[tuple[str, str], ...] = ()
@@ -58,7 +58,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A part that may be left out, and where ``many``, repeated."""
+    """A part that is optional and, if ``many``, repeatable."""
 
     part: Part
     many: bool
@@ -90,7 +90,7 @@ _NODE_NAME = re.compile(r"[^\s>()|,=]*")
 
 
 def parse(text: str) -> Expression:
-    """Read an expression; raise `PatternError`, with a caret under the wrong place, if it cannot be meant."""
+    """Parse an expression. Raises `PatternError`, with a caret under the column of the problem."""
     if len(text) > LONGEST:
         raise PatternError(f"longer than {LONGEST} characters", text=text[:LONGEST], column=LONGEST)
     stripped = text.strip()
@@ -128,7 +128,7 @@ class _Parser:
         self._depth = 0
 
     def whole(self) -> Part:
-        """The expression; nothing may follow it."""
+        """Parse the whole text as one expression."""
         part = self._choice()
         if self._token.kind != "end":
             raise self._error(f"did not expect {self._token.text!r} here")

@@ -8,7 +8,7 @@ _EMPTY = hashlib.blake2b(digest_size=8)
 
 
 def short_hash(data: bytes) -> bytes:
-    """Eight bytes. A copied state is ready in 40 percent of the time in which one of a chosen size is made."""
+    """Eight-byte hash. Copying a prepared state takes 40 percent of the time of creating one of a given size."""
     state = _EMPTY.copy()
     state.update(data)
     return state.digest()

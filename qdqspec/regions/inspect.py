@@ -1,4 +1,4 @@
-"""What `qdqspec inspect` prints: text for people, JSON for programs."""
+"""Renders what `qdqspec inspect` prints, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Inspection", "Judged", "PatternCount", "inspect_model", "render_text
 
 SCHEMA_VERSION = 1
 _WIDE = 72  # characters of a pattern in a line
-_NAME = 60  # characters of the name of a body in a line; the JSON has all of it
+_NAME = 60  # characters of the name of a body in a line; the JSON has the full name
 _BAR = 30  # characters of the longest bar
 
 
@@ -27,7 +27,7 @@ Section: TypeAlias = Literal["regions", "patterns"]
 
 
 def to_json(inspection: Inspection) -> dict[str, Any]:
-    """What ``inspect --json`` prints. Never cut. ``quantizable`` is null where no backend was asked."""
+    """What ``inspect --json`` prints, never truncated. ``quantizable`` is null if no backend was asked."""
     patterns = [
         {"digest": p.digest, "count": p.count, "text": p.text, "shape": p.shape} for p in inspection.patterns
     ]
@@ -77,11 +77,12 @@ def render_text(
     include_all: bool = False,
     only: Collection[Section] = (),
 ) -> str:
-    """The map as text: summary, tree, sizes, patterns, and what cannot be quantized; or ``only`` some of it.
+    """The inspection as text: summary, tree, sizes, patterns, and nodes that cannot be quantized; or ``only``
+    some sections.
 
-    At most so many ``lines`` of the tree, rows of a table and names of a list are shown, and of regions that come
-    three times running or more the first; ``verbose`` shows each, with node names and boundaries. ``include_all``
-    shows regions with nothing to quantize.
+    At most ``lines`` lines of the tree, rows of a table and names of a list are shown, and of regions that
+    repeat three or more times in sequence only the first; ``verbose`` shows each, with node names and
+    boundaries. ``include_all`` adds regions that have nothing to quantize.
     """
     tree = (_tree(inspection, verbose, lines, include_all), _bodies(inspection, lines))
     parts = (
@@ -186,7 +187,7 @@ def _tree(inspection: Inspection, verbose: bool, most: int, include_all: bool) -
 
 
 def _again(run: Run, shown: Sequence[Region]) -> list[str]:
-    """A line for the regions that are like those just written."""
+    """A line for the repetitions of the regions just written."""
     if run.times == 1:
         return []
     first, last = shown[run.start + run.width], shown[run.end - 1]
@@ -195,7 +196,7 @@ def _again(run: Run, shown: Sequence[Region]) -> list[str]:
 
 
 def _likeness(region: Region, inspection: Inspection) -> tuple[str, ...]:
-    """What two regions have in common that are written alike but for their ids."""
+    """The text of a region without its id, equal for regions that are rendered alike."""
     return _indent(region), region.pattern, _after_id(region, inspection)
 
 
@@ -255,7 +256,7 @@ def _sizes(inspection: Inspection) -> str:
 
 
 def _bins(counts: Counter[int]) -> dict[str, int]:
-    """One bin a size up to ten, then up to the next power of two."""
+    """One bin per size up to ten, then up to the next power of two."""
     bins: dict[str, int] = {}
     for size in sorted(counts):
         low, high = size, size
@@ -292,7 +293,7 @@ def _refusal_table(inspection: Inspection, most: int) -> str:
 
 
 def _output_table(inspection: Inspection, most: int) -> str:
-    """Graph outputs that stay float, of one reason in a row."""
+    """Graph outputs that stay float, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for tensor, reason in inspection.judged.outputs.items() if inspection.judged else ():
         if reason:

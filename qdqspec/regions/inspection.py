@@ -1,7 +1,4 @@
-"""What `qdqspec inspect` shows of a model.
-
-Counting and judging stand here, drawing in `qdqspec.regions.inspect`.
-"""
+"""Collects what `qdqspec inspect` shows of a model. `qdqspec.regions.inspect` renders it."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from qdqspec.types import Region, RegionType
 class PatternCount:
     """A pattern with the number of regions that share it. ``type`` is that of the first of them.
 
-    Patterns of one text may differ in shapes and attributes; ``shape`` is that of the first output, ``None`` where it
-    has no rank that is known, and unknown dimensions are ``None`` in it.
+    Patterns of equal text may differ in shapes and attributes; ``shape`` is that of the first output,
+    ``None`` if its rank is unknown, with ``None`` for each unknown dimension.
     """
 
     digest: str
@@ -34,10 +31,11 @@ class PatternCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What a backend's search may quantize, and why not the rest: `qdqspec.placement.judging` tells.
+    """Which nodes a backend's search may quantize, and the reasons against the others
+    (`qdqspec.placement.judging`).
 
-    ``reasons`` by node name and ``outputs`` by graph output are empty texts where it may. ``note`` says what a reader
-    should know of the backend, such as that it is not installed here.
+    ``reasons`` by node name and ``outputs`` by graph output are empty texts where quantization is possible.
+    ``note`` is a remark about the backend, such as that it is not installed.
     """
 
     backend: str
@@ -50,8 +48,8 @@ class Judged:
 class Inspection:
     """A model's region map. ``nodes`` counts those of all graphs without ``Constant`` nodes.
 
-    ``quantizable`` are names of nodes that a search decides about; ``None`` where nobody judged. ``refusals`` counts
-    the others by reason, ``bodies`` are the graphs inside.
+    ``quantizable`` are names of nodes that a search can label; ``None`` if no backend was asked. ``refusals``
+    counts the others by reason, ``bodies`` are the graphs inside.
     """
 
     model: str
@@ -73,7 +71,7 @@ def inspect_model(
     bodies: Sequence[Body] = (),
     forecast: Forecast | None = None,
 ) -> Inspection:
-    """Count what was found, and what was ``judged`` of it."""
+    """Count the regions and patterns, and the nodes of ``judged`` by reason."""
     nodes = [node.name for node in model.nodes if not (is_constant(node) or node.is_marker)]
     quantizable: frozenset[str] | None = None
     refusals: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Regions that somebody else has chosen: globs of a spec, or groups fused by a backend."""
+"""Regions given from outside: globs of a spec, or groups of nodes fused by a backend."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from qdqspec.registry import did_you_mean
 
 
 def groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The node names that each tuple of globs matches; a node belongs to the first.
+    """The node names that each tuple of globs matches; a node belongs to the first tuple that matches.
 
-    Raises `SpecError` for a tuple that matches no node at all.
+    Raises `SpecError` for a tuple that matches no node.
     """
     names = [flow.model.nodes[index].name for index in flow.order]
     chosen = []
@@ -34,7 +34,7 @@ def groups_of_globs(flow: Flow, globs: Sequence[Sequence[str]]) -> list[list[str
 def blocks_of_groups(flow: Flow, groups: Iterable[Sequence[str]], rest: Iterable[Leaf]) -> list[Block]:
     """One leaf for each group of node names; other nodes stay in their leaf of ``rest``.
 
-    Names that the model does not have are passed over: a backend may name nodes it made itself.
+    Names that the model does not have are skipped: a backend may name nodes that it created.
     """
     place = {index: i for i, index in enumerate(flow.order)}
     by_name = flow.model.by_name

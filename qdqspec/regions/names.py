@@ -1,7 +1,7 @@
-"""Regions by the module names that exporters leave in a model.
+"""Regions by the module names that exporters write into a model.
 
-Names are paths (``/layer1/0/conv1/Conv``); where they are flat, PyTorch's exporter leaves the scopes in
-node metadata under ``pkg.torch.onnx.name_scopes``, as a list written in Python.
+Names are paths (``/layer1/0/conv1/Conv``); where they are flat, PyTorch's exporter writes the scopes to node
+metadata under ``pkg.torch.onnx.name_scopes``, as a Python list literal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qdqspec.graph.model import Node
 from qdqspec.regions.blocks import Block, Composite, Leaf, dissolve, join_tiny, pack_run
 from qdqspec.regions.flow import Flow
 
-DEEPEST = 50  # levels; names are user input, and recursion follows them
+DEEPEST = 50  # levels; names are user input and recursion depth follows them
 SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
 
@@ -27,10 +27,10 @@ class _Scope:
 
 
 def blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
-    """The blocks below the root; empty where fewer than half of the nodes tell their module.
+    """The blocks below the root; empty if fewer than half of the nodes have a module name.
 
-    A module of at most ``max_nodes`` nodes is a leaf, a larger one a composite. Nodes that tell
-    nothing belong to the root.
+    A module of at most ``max_nodes`` nodes is a leaf, a larger one a composite. Nodes without a module name
+    belong to the root.
     """
     searched = [i for i in flow.order if i not in flow.carried] or list(flow.order)
     paths = {index: scope_of(flow.model.nodes[index]) for index in searched}
@@ -45,7 +45,7 @@ def blocks_of_names(flow: Flow, max_nodes: int) -> list[Block]:
 
 
 def scope_of(node: Node) -> tuple[str, ...]:
-    """The modules a node lies in, outermost first; empty where it does not tell."""
+    """The modules that contain a node, outermost first; empty if unknown."""
     for entry in node.proto.metadata_props:
         if entry.key == SCOPES_KEY:
             return _scopes_from_metadata(entry.value)
@@ -53,7 +53,9 @@ def scope_of(node: Node) -> tuple[str, ...]:
 
 
 def _scopes_from_metadata(text: str) -> tuple[str, ...]:
-    """The list holds full dotted names and ends with the operator: ['', 'layer1', 'layer1.0', 'conv2d']."""
+    """The modules in a list of full dotted names that ends with the operator: ['', 'layer1', 'layer1.0',
+    'conv2d'].
+    """
     try:
         names = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

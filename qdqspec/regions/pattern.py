@@ -1,10 +1,10 @@
-"""Patterns: what regions have in common.
+"""Patterns: equivalence classes of isomorphic regions.
 
 Two regions share a pattern when their nodes can be paired so that operators, attributes, element types,
-shapes (if asked for), input slots and the boundary agree. Where shapes are not asked for, the groups of a
-convolution that has one for each channel are a shape too. Operands of commutative operators may change
-places. Values of constants do not count, nor whether two inputs share one constant, and bodies of If,
-Loop and Scan are told by their operators only.
+shapes (if asked for), input slots and the boundary agree. Without shapes, the number of groups of a depthwise
+convolution is ignored too. Operands of commutative operators may change places. Values of constants do not
+count, nor whether two inputs share one constant; bodies of If, Loop and Scan are represented by their
+operators only.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from qdqspec.registry import did_you_mean
 
 Granularity: TypeAlias = Literal["structure", "structure+shapes"]
 VERSION = "p1"
-REPEATING = 200  # nodes; nobody has larger blocks twice, and remembering them costs memory
+REPEATING = 200  # nodes; larger blocks rarely repeat, and caching them costs memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
     """A class of isomorphic regions.
 
-    ``order`` lists the node names of the region it was made from; in two regions of equal digest, nodes
-    at equal places correspond.
+    ``order`` lists the node names of the region it was made from; in two regions of equal digest, nodes at
+    equal positions correspond.
     """
 
     digest: str
@@ -43,10 +43,10 @@ class Pattern:
 def canonical(model: Model, nodes: Iterable[str], granularity: Granularity = "structure+shapes") -> Pattern:
     """The pattern of a set of nodes. Equal digests mean isomorphic; isomorphic sets have equal digests.
 
-    The second half is given up for sets that are full of symmetries, where nodes that nothing tells apart times all
-    nodes are more than 50,000 (some 220 interchangeable branches): their digest may depend on the order in which
-    nodes are listed.
-    Raises `ModelError` for a name that is not a node of the model, or is a ``Constant``.
+    The second half does not hold for highly symmetric sets, where the number of symmetric nodes times the
+    number of all nodes is above 50,000 (some 220 interchangeable branches): their digest may depend on the
+    order in which nodes are listed. Raises `ModelError` for a name that is not a node of the model, or is a
+    ``Constant``.
     """
     maker = PatternMaker(flow_of(model), granularity)
     indices = []
@@ -60,7 +60,7 @@ def canonical(model: Model, nodes: Iterable[str], granularity: Granularity = "st
 
 
 class PatternMaker:
-    """Makes patterns of one model's node sets. What is known of single nodes is made once."""
+    """Makes patterns of one model's node sets. Facts about single nodes are computed once."""
 
     def __init__(self, flow: Flow, granularity: Granularity = "structure+shapes") -> None:
         self._flow = flow
@@ -78,7 +78,7 @@ class PatternMaker:
         return Pattern(digest=digest, text=text, order=tuple(names))
 
     def solution(self, view: View) -> Solution:
-        """The pattern of a view. Blocks that repeat mostly look alike even before they are ordered."""
+        """The pattern of a view. Cached, because most repeated blocks are equal before they are ordered."""
         if len(view.members) > REPEATING:
             return self._solve(view)
         key = tuple(view.kinds), tuple(view.feeds), tuple(view.seen)
@@ -92,7 +92,7 @@ class PatternMaker:
         return Solution(order, f"{VERSION}-{digest}", self._text(view.members))
 
     def _text(self, members: Sequence[int]) -> str:
-        """Without what was only carried along, which would hide the operators that matter."""
+        """The text without carried nodes, which would hide the operators that matter."""
         carried, nodes = self._flow.carried, self._flow.model.nodes
         told = [i for i in members if i not in carried] or members
         op_types = [nodes[i].op_type for i in told]
@@ -112,7 +112,7 @@ class Solution(NamedTuple):
 
 
 def _puzzle(view: View) -> Puzzle:
-    """Vertices are first the outside tensors that several ends share, then the nodes."""
+    """The labelled graph of a view: first the outside tensors that several ends share, then the nodes."""
     shared = _shared_outside(view.feeds)
     labels = [""] * len(shared)
     edges: list[list[Edge]] = [[] for _ in shared]

@@ -1,16 +1,16 @@
-"""Rows that come again and again, as the layers of a network do."""
+"""Repeated sequences of rows, such as the layers of a network."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-_WIDEST = 16  # rows of a turn
-_FEWEST = 3  # turns: two of a kind are told as they are
+_WIDEST = 16  # rows of one repetition
+_FEWEST = 3  # repetitions; fewer are written out
 
 
 class Run(NamedTuple):
-    """``width`` rows from ``start`` on, that stand there ``times`` times."""
+    """``width`` rows from ``start`` on, repeated ``times`` times."""
 
     start: int
     width: int
@@ -18,12 +18,12 @@ class Run(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the next run begins."""
+        """Index of the row after this run."""
         return self.start + self.width * self.times
 
 
 def runs_of(rows: Sequence[Hashable]) -> list[Run]:
-    """All rows as runs, from the front; what does not come three times running is a run of one."""
+    """All rows as runs, from the front; rows that repeat fewer than three times in sequence are runs of one."""
     found: list[Run] = []
     start = 0
     while start < len(rows):
@@ -35,12 +35,12 @@ def runs_of(rows: Sequence[Hashable]) -> list[Run]:
 
 
 def _spared(run: Run) -> int:
-    """Rows that need not be written."""
+    """Number of rows that need not be written."""
     return run.width * (run.times - 1)
 
 
 def _times(rows: Sequence[Hashable], start: int, width: int) -> int:
-    """How often the rows from ``start`` on come, one time after another."""
+    """Number of consecutive repetitions of the ``width`` rows from ``start`` on."""
     end = start + width
     while end < len(rows) and rows[end] == rows[end - width]:
         end += 1

@@ -1,8 +1,8 @@
-"""Finds the regions of a model: its units of placement.
+"""Finds the regions of a model, which are its units of placement.
 
-By structure: the program structure tree of the data flow gives chains of operators and, between two
-links of a chain, what branches there. A chain is cut into units, each begun by an anchor (Conv, MatMul,
-...) or by a branching; units are packed into leaves of at most ``max_nodes`` and larger branchings
+By structure: the program structure tree of the data flow gives chains of operators and, between two links of
+a chain, the branches there. A chain is cut into units, each of which begins with an anchor (Conv, MatMul,
+...) or with a branching; units are packed into leaves of at most ``max_nodes`` and larger branchings
 become composites.
 """
 
@@ -29,17 +29,18 @@ STARTERS = ANCHORS | POOLS
 def find_regions(
     model: Model, rules: RegionRules = DEFAULT_RULES, *, groups: Sequence[Sequence[str]] = ()
 ) -> tuple[Region, ...]:
-    """Cut the graphs of a model into regions: one ROOT first, then depth first; leaves are a strict partition.
+    """Cut the graphs of a model into regions: one ROOT first, then depth first; leaves are a strict
+    partition.
 
-    Every node is in exactly one LEAF, except ``Constant`` nodes, which count as initializers and are in
-    none. What is computed from shapes or constants alone, and runs of nothing but copies (Transpose,
-    Reshape, Q, DQ, ...), join the leaf that uses them; only these may carry a leaf beyond ``max_nodes``.
-    A body of an If, Loop or Scan is a region of its own, behind those of the graph that it is in.
+    Each node is in exactly one LEAF, except ``Constant`` nodes, which count as initializers and are in none.
+    Nodes computed from shapes or constants alone, and runs of copies only (Transpose, Reshape, Q, DQ, ...),
+    join the leaf that uses them; only these may extend a leaf beyond ``max_nodes``. A body of an If, Loop or
+    Scan is a region after those of the graph that contains it.
 
-    ``groups`` are node names fused by a backend, for ``by="fusion"``. Where ``names``, ``manual`` or
-    ``fusion`` say nothing of a node, structure decides. Ids are positions in the tree (``r0.3``): they
-    and the patterns do not depend on names, nor on the order in which nodes are listed.
-    Raises `SpecError` when a glob of ``rules.manual`` matches no node.
+    ``groups`` are node names fused by a backend, for ``by="fusion"``. Nodes that ``names``, ``manual`` or
+    ``fusion`` do not cover are grouped by structure. Ids are positions in the tree (``r0.3``): they and the
+    patterns do not depend on names, nor on the order in which nodes are listed. Raises `SpecError` when a
+    glob of ``rules.manual`` matches no node.
 
     Source: Johnson, Pearson, Pingali, "The program structure tree", PLDI 1994.
     """
@@ -49,10 +50,10 @@ def find_regions(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause the search for garbage cycles, of which there are none here.
+    """Pause the cyclic garbage collector: no reference cycles are created here.
 
-    Python looks for them whenever many objects were made, and looks at every object there is: of the time for
-    20,000 nodes that was a quarter, and more than a linear share.
+    Python runs the collector after many allocations, and each run visits all objects: it took a quarter of
+    the time for 20,000 nodes, and grew faster than linearly.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -84,7 +85,7 @@ def _blocks(flow: Flow, rules: RegionRules, groups: Sequence[Sequence[str]]) -> 
 
 
 def _nested(flow: Flow, inside: Mapping[str, list[Block]], path: str) -> list[Block]:
-    """The blocks of a graph, behind them one for each body in it; that has those of its own bodies likewise."""
+    """The blocks of a graph, followed by one for each body in it, recursively."""
     blocks = [*inside.get(path, ())]
     bodies, nodes = flow.model.bodies, flow.model.nodes
     for owner in (nodes[index] for index in flow.order if bodies):
@@ -103,7 +104,9 @@ def blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
 
 
 def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
-    """Vertex 0 is the entry, ``i + 1`` stands for ``searched[i]``, the last is the exit."""
+    """Chains of the searched nodes: vertex 0 is the entry, ``i + 1`` is ``searched[i]``, the last is the
+    exit.
+    """
     vertex = {index: i + 1 for i, index in enumerate(searched)}
     last = len(searched) + 1
     tree = DominatorTree()
@@ -127,10 +130,10 @@ def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
 
 
 def _main_feeds(feeding: list[int], works: set[int]) -> list[int]:
-    """Leave out side inputs: what joins the main flow from an input of its own, without any anchor.
+    """Omit side inputs, which join the main flow from a graph input of their own without any anchor.
 
-    An attention mask or a position table is read by every layer; followed, it would tie all of them
-    into one tangle that no single entry leads to.
+    All layers read an attention mask or a position table; if followed, it would connect all of them into one
+    structure without a single entry.
     """
     return [f for f in feeding if f in works] or feeding
 
@@ -141,15 +144,15 @@ class _Builder:
     def __init__(self, flow: Flow, searched: Sequence[int], limit: int) -> None:
         self._flow = flow
         self._limit = limit
-        self._index = [-1, *searched, -1]  # of the node that a vertex stands for
+        self._index = [-1, *searched, -1]  # of the node of each vertex
         self._ops = [flow.model.nodes[index].op_type if index >= 0 else "" for index in self._index]
         self._chains = _chains(flow, searched)
         self._slots_of: dict[int, dict[str, int]] = {}
-        self._between: dict[int, list[Block]] = {}  # what lies between a vertex and the next of its chain
+        self._between: dict[int, list[Block]] = {}  # blocks between a vertex and the next of its chain
 
     def root(self) -> list[Block]:
         """The blocks of the outermost chain."""
-        # What a chain lies in begins before the chain, so in this order everything inside is ready.
+        # A chain begins before the chains inside it, so in this order the inner ones are ready.
         for vertex in sorted(self._chains.inside, reverse=True):
             blocks: list[Block] = []
             for head in self._sorted(self._chains.inside[vertex]):
@@ -158,7 +161,9 @@ class _Builder:
         return self._chain(0)
 
     def _sorted(self, heads: list[int]) -> list[int]:
-        """Branches by depth, then by what they are and what they feed: alike in every layer of a model."""
+        """Branches by depth, then by their operators and consumers, so that the order is the same in each
+        layer of a model.
+        """
         return sorted(heads, key=self._character) if len(heads) > 1 else heads
 
     def _character(self, head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
@@ -176,7 +181,7 @@ class _Builder:
         return self._flow.depth[self._index[head]], operators, sorted(fed), head
 
     def _slots(self, index: int) -> dict[str, int]:
-        """Where a node reads each tensor; kept, for a join of thousands of branches is asked by each."""
+        """The slot at which a node reads each tensor. Cached: each branch of a large join asks for it."""
         if index not in self._slots_of:
             reads = self._flow.reads[index]
             self._slots_of[index] = dict(zip(reversed(reads), range(len(reads) - 1, -1, -1), strict=True))
@@ -195,7 +200,7 @@ class _Builder:
                 unit.append(self._index[vertex])
             inside = self._between.pop(vertex, [])
             if inside and _all_light(inside) and _size(inside) + len(unit) <= self._limit:
-                # The insides of a decomposed LayerNormalization or Gelu: nothing to begin a unit with.
+                # The inside of a decomposed LayerNormalization or Gelu does not begin a unit.
                 unit += [index for leaf in leaves(inside) for index in leaf.nodes]
             elif inside:
                 blocks += self._unit(branches, unit)
@@ -205,7 +210,9 @@ class _Builder:
         return join_tiny(pack_run(blocks, self._limit), self._limit, self._flow.linked)
 
     def _unit(self, branches: list[Block], unit: list[int]) -> list[Block]:
-        """A branching with what closes it is one leaf if it fits, else a composite; a bare run is a leaf."""
+        """One leaf for a branching and the run after it if they fit, else a composite; a leaf for a run
+        without a branching.
+        """
         light = self._flow.is_light(unit)
         tail: list[Block] = [Leaf(unit, light=light)] if unit else []
         if not branches:

@@ -1,4 +1,4 @@
-"""A pattern as people read it: ``Conv > Relu > (Conv | Conv > Relu) > Add``."""
+"""A pattern as readable text: ``Conv > Relu > (Conv | Conv > Relu) > Add``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from qdqspec.regions.dominators import Chains, DominatorTree, post_dominators, structure_tree
 
-LONGEST = 40  # operators that are written one by one; beyond that a sum tells more
+LONGEST = 40  # operators that are written one by one; larger patterns are written as counts
 
 
 def pattern_text(op_types: Sequence[str], feeds: Sequence[Sequence[int]]) -> str:
     """Operators along the data flow, branches in parentheses; large graphs as counts of operators.
 
-    Operators are in topological order, ``feeds`` lists the places of those before each.
+    Operators are in topological order; ``feeds`` lists for each the positions of its producers.
     """
     return counted_text(op_types) if len(op_types) > LONGEST else _Writer(op_types, feeds).write()
 
 
 def counted_text(op_types: Sequence[str]) -> str:
-    """How many operators there are of which type: ``120 nodes: 40 Conv, 40 Relu, ...``."""
+    """Counts of operators by type: ``120 nodes: 40 Conv, 40 Relu, ...``."""
     common = sorted(Counter(op_types).items(), key=lambda item: (-item[1], item[0]))
     shown = ", ".join(f"{count} {op}" for op, count in common[:5])
     return f"{len(op_types)} nodes: {shown}" + (", ..." if len(common) > 5 else "")
@@ -37,7 +37,7 @@ class _Writer:
         self._chains: Chains = structure_tree(tree.parent, post_dominators(self._successors))
 
     def write(self) -> str:
-        """The text of the whole."""
+        """The text of the whole pattern."""
         return self._chain(0).removeprefix("(").removesuffix(")") if self._is_one_fork() else self._chain(0)
 
     def _is_one_fork(self) -> bool:
@@ -54,7 +54,7 @@ class _Writer:
         return " > ".join(parts)
 
     def _fork(self, vertex: int, heads: Sequence[int]) -> str:
-        """The branches in the order of their texts, so that equal patterns read alike."""
+        """The branches sorted by text, so that equal patterns have equal texts."""
         texts = sorted(self._chain(head) for head in heads)
         is_skipped = vertex > 0 and self._chains.following[vertex] in self._successors[vertex]
         if is_skipped:

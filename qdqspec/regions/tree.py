@@ -1,4 +1,4 @@
-"""Turns blocks into regions: homes for the nodes that were carried, ids, boundaries, patterns."""
+"""Turns blocks into regions: assigns the remaining nodes, ids, boundaries and patterns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdqspec.types import Region, RegionType
 
 
 def regions_of_blocks(flow: Flow, blocks: Sequence[Block]) -> tuple[Region, ...]:
-    """All regions, parents before children, of blocks that are settled."""
+    """All regions of settled blocks, parents before children."""
     root = Composite(_pruned(blocks))
     if not root.children:
         return ()
@@ -20,9 +20,9 @@ def regions_of_blocks(flow: Flow, blocks: Sequence[Block]) -> tuple[Region, ...]
 
 
 def settle(flow: Flow, found: Sequence[Leaf]) -> None:
-    """Give each carried node, and each node of a leaf that only copies, to the leaf that uses it.
+    """Assign each carried node, and each node of a leaf that only copies, to the leaf that uses it.
 
-    Then every node of ``flow.order`` is in exactly one leaf.
+    Then each node of ``flow.order`` is in exactly one leaf.
     """
     home = {index: leaf for leaf in found for index in leaf.nodes}
     idle = [leaf for leaf in found if not _computes(flow, leaf)]
@@ -36,7 +36,7 @@ def settle(flow: Flow, found: Sequence[Leaf]) -> None:
         _adopt(flow.consumers[index], index, home)
     for index in flow.order:
         _adopt(flow.producers[index], index, home)
-    for index in flow.order:  # in a part of the graph with no leaf of its own
+    for index in flow.order:  # in a part of the graph without a leaf
         if index not in home:
             home[index] = next(leaf for leaf in found if leaf.nodes)
             home[index].nodes.append(index)
@@ -56,7 +56,7 @@ def _computes(flow: Flow, leaf: Leaf) -> bool:
 
 
 def _pruned(blocks: Sequence[Block]) -> list[Block]:
-    """Without blocks that lost all nodes, and without levels that hold one block only."""
+    """The blocks without those that lost all nodes, and without levels that hold one block only."""
     kept: list[Block] = []
     for block in blocks:
         if isinstance(block, Leaf):

@@ -1,7 +1,7 @@
-"""What a pattern can see of nodes, without any text of their own.
+"""The parts of nodes that a pattern compares, as small numbers.
 
-Most blocks of a model repeat. What nodes of a `Kind` share is written once, and a `View` tells the rest in small
-numbers, so that a block that was seen before is known again before anything is written or ordered.
+Most blocks of a model repeat. The properties that nodes of a `Kind` share are written once, and a `View`
+holds the rest as small numbers, so that a repeated block is recognized before it is written or ordered.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from qdqspec.graph.model import Model, Node, TensorType
 from qdqspec.graph.ops import COMMUTATIVE, is_commutative
 from qdqspec.regions.flow import Flow
 
-UNKNOWN = "?"  # a type
-_ABSENT = "-"  # the type of an input that is left out
+UNKNOWN = "?"  # an unknown type
+_ABSENT = "-"  # the type of an omitted input
 _GROUPS = re.compile(rb"(?<=[\[,])group=\d+")
-_BODY_SLOT = -1  # the tensors that a body reads have no order of their own
+_BODY_SLOT = -1  # the tensors that a body reads have no order
 _RESULT = -1  # the reader of a graph output
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """All that nodes can have in common by themselves; there is one of each, told by its identity.
+    """The properties that nodes can share without their neighbours; one object per kind, compared by
+    identity.
 
     ``ends`` are slot and type of the inputs that are not constant.
     """
@@ -37,16 +38,19 @@ class Kind:
     makes: int  # outputs
 
     def text(self, fed: Sequence[tuple[int, str]], seen: str) -> str:
-        """The label of a node, given the ends that outside tensors feed, and which of its outputs are seen."""
+        """The label of a node, given its ends fed by outside tensors, and which of its outputs are read
+        outside.
+        """
         inputs = sorted([*self.constants, *(f"{slot}:{known}" for slot, known in fed)])
         return f"{self.label}({','.join(inputs)})>{seen}"
 
 
 class View(NamedTuple):
-    """Nodes in canonical order: the kind of each, what feeds each of its ends, which outputs are seen outside.
+    """Nodes in canonical order: the kind of each, the source of each of its ends, and which outputs are read
+    outside.
 
-    In ``feeds`` tensors made inside are counted from 0, outside ones from -1 down, as they come. ``inputs`` and
-    ``outputs`` are the tensors that enter and leave, in that order.
+    In ``feeds`` tensors made inside are numbered from 0, outside ones from -1 down, in order of appearance.
+    ``inputs`` and ``outputs`` are the tensors that enter and leave, in that order.
     """
 
     members: list[int]
@@ -57,19 +61,19 @@ class View(NamedTuple):
     outputs: list[str]
 
 
-# A node: its kind, what its ends read, the tensors that it makes, and who reads each.
+# A node: its kind, the tensors its ends read, and the tensors it makes with the readers of each.
 _Face: TypeAlias = tuple[Kind, Sequence[str], Sequence[tuple[str, Sequence[int]]]]
 
 
 class Viewer:
-    """Makes views of one model's node sets. What is known of single nodes is made once."""
+    """Makes views of one model's node sets. Facts about single nodes are computed once."""
 
     def __init__(self, flow: Flow, *, with_shapes: bool) -> None:
         self.place = {index: i for i, index in enumerate(flow.order)}
         self._faces = dict(zip(flow.order, _faces(flow, with_shapes), strict=True))
 
     def view(self, indices: Iterable[int]) -> View:
-        """Nodes given by index, as a pattern sees them."""
+        """The view of nodes given by index."""
         inside = set(indices)
         members = sorted(inside, key=self.place.__getitem__)
         kinds: list[Kind] = []
@@ -118,7 +122,7 @@ def _faces(flow: Flow, with_shapes: bool) -> Iterator[_Face]:
             slots = (*slots, *inner)
         if not with_shapes and _is_depthwise(model, node):
             own = _GROUPS.sub(b"group=each", own)
-        # Where there are as many, each flows.
+        # Equal counts mean that each input carries data.
         flows = None if len(reads) == len(slots) else tuple([t in reads for t in slots])
         read = tuple([types.get(t, UNKNOWN) for t in slots])
         made = tuple([types.get(t, UNKNOWN) for t in node.outputs])
@@ -144,7 +148,7 @@ def _kind(
 
 
 def _is_depthwise(model: Model, node: Node) -> bool:
-    """Whether a convolution has a group for each channel: how many is told by shapes, if these are asked for."""
+    """Whether a convolution has one group per channel. Shapes, if asked for, give the number of groups."""
     if node.op_type not in ("Conv", "ConvTranspose") or len(node.inputs) < 2:
         return False
     weight = model.shape(node.inputs[1]) or ()
@@ -156,7 +160,7 @@ def _is_depthwise(model: Model, node: Node) -> bool:
 def _type_texts(model: Model, with_shapes: bool) -> dict[str, str]:
     """Tensor types as text, by tensor name; unknown ones are missing."""
     known = model.types
-    # Tensors share types, and telling one by its identity is all that speed asks for.
+    # Tensors share type objects: comparing by identity is faster.
     made = {id(one): one for one in known.values()}
     texts = {number: _type_text(one, with_shapes) for number, one in made.items()}
     return {tensor: texts[id(one)] for tensor, one in known.items()} | {"": _ABSENT}
