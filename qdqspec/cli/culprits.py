@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_case, is_spec
-from qdqspec.cli.words import FINE, inputs_given, say, say_json, settings_from
+from qdqspec.cli.words import FINE, inputs_given, model_given, say, say_json, settings_from
 from qdqspec.config import find_folder
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.types import Case
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
-    from qdqspec.types import PlacedPair
+    from qdqspec.types import FixedValue, PlacedPair
 
 _SCHEME, _REFERENCE = "scheme.json", "reference.onnx"
 
@@ -50,7 +50,9 @@ def _meant(
     """The float model with its data, as a case, and the pairs that are placed in it."""
     (what,) = arguments.what
     if what.endswith(".onnx"):
-        with _model(Path(what), arguments.reference) as (reference, pairs):
+        original = arguments.reference
+        values = arguments.values if original is not None else None
+        with _model(Path(what), original, values) as (reference, pairs):
             yield _as_given(Case(id="default", model=reference), arguments), pairs
         return
     if is_spec(Path(what.partition("::")[0])):
@@ -63,7 +65,8 @@ def _meant(
 
 
 def _as_given(case: Case, arguments: argparse.Namespace) -> Case:
-    return replace(case, inputs=inputs_given(case.inputs, shapes=arguments.shapes, data=arguments.data))
+    inputs = inputs_given(case.inputs, shapes=arguments.shapes, data=arguments.data, values=arguments.values)
+    return replace(case, inputs=inputs)
 
 
 def _pairs(folder: Path, cure: str) -> tuple[PlacedPair, ...]:
@@ -75,16 +78,17 @@ def _pairs(folder: Path, cure: str) -> tuple[PlacedPair, ...]:
 
 
 @contextmanager
-def _model(path: Path, original: Path | None) -> Iterator[tuple[Path, tuple[PlacedPair, ...]]]:
+def _model(
+    path: Path, original: Path | None, values: Mapping[str, FixedValue] | None
+) -> Iterator[tuple[Path, tuple[PlacedPair, ...]]]:
     """The float model under a quantized one, and the pairs; without its original it is made by taking them out."""
-    from qdqspec.graph.model import load_model
     from qdqspec.graph.save import save_model
     from qdqspec.placement.import_qdq import import_placement
     from qdqspec.placement.strip import strip_qdq
     from qdqspec.temporary import TemporaryFolder
 
-    model = load_model(path)
-    reference = None if original is None else load_model(original)
+    model = model_given(path)
+    reference = None if original is None else model_given(original, values)
     pairs = import_placement(model, reference).pairs
     if original is not None:
         yield original.absolute(), pairs

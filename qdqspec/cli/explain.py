@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from qdqspec.cases import find_case, is_spec
 from qdqspec.cli.culprits import explain_culprits
-from qdqspec.cli.words import FINE, add_verb, inputs_given, say, say_json, settings_from, shapes
+from qdqspec.cli.words import (
+    FINE,
+    add_values,
+    add_verb,
+    inputs_given,
+    model_given,
+    say,
+    say_json,
+    settings_from,
+    shapes,
+)
 from qdqspec.config import find_folder
 from qdqspec.errors import BackendError, BackendUnavailableError, StateError
 from qdqspec.types import Inputs
@@ -21,6 +31,7 @@ from qdqspec.types import Inputs
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
     from qdqspec.config import Settings
+    from qdqspec.graph.model import Model
     from qdqspec.report.explain import Engine
     from qdqspec.types import Case, Clock, Trial
 
@@ -35,7 +46,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "explain",
         explain,
-        does="Tell why a placement is faster or slower: time by layer, precision, what did not fuse. WHAT is a "
+        does="Explain why a placement is faster or slower: time by layer, precision, what did not fuse. WHAT is a "
         "case whose results exist (its folder, or spec::case), a model, which is profiled against itself "
         "without Q/DQ, or TensorRT's layer information: GRAPH[,PROFILE[,TIMES]] as --exportLayerInfo, "
         "--exportProfile and --exportTimes wrote them; beside NAME.graph.json, NAME.profile.json, NAME.times.json and "
@@ -53,7 +64,7 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument(
         "--culprits",
         action="store_true",
-        help="Tell instead which Q/DQ pairs of a case or MODEL cost most accuracy, and what leaving them out gives.",
+        help="List instead which Q/DQ pairs of a case or MODEL cost most accuracy, and what leaving them out gives.",
     )
     parser.add_argument(
         "--data",
@@ -64,6 +75,7 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument(
         "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
     )
+    add_values(parser, "the float model")
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -85,7 +97,7 @@ def _engines(arguments: argparse.Namespace) -> Sequence[Engine]:
     if len(arguments.what) > 1:
         return _from_files(arguments.what)
     (what,) = arguments.what
-    given = partial(inputs_given, shapes=arguments.shapes, data=arguments.data)
+    given = partial(inputs_given, shapes=arguments.shapes, data=arguments.data, values=arguments.values)
     if what.endswith(".onnx"):
         return _from_model(Path(what), arguments.reference, given(Inputs()), settings)
     if Path(what).is_dir():
@@ -244,20 +256,37 @@ def _trials(path: Path) -> list[Trial]:
 
 
 def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Settings) -> list[Engine]:
+    """The model beside the float one: ``reference``, or the model without its pairs."""
     from qdqspec.graph.model import QDQ_OPS, load_model
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
     from qdqspec.temporary import TemporaryFolder
 
-    model = load_model(path)
     if reference is not None:
-        return _profiled({"reference": reference, "tuned": path}, inputs, settings)
+        original = model_given(reference, inputs.values)
+        return _profiled({"reference": _file_of(original), "tuned": path}, inputs, settings)
+    model = load_model(path)
     if not any(node.op_type in QDQ_OPS for node in model.nodes):
-        return _profiled({path.stem: path}, inputs, settings)
+        given = model_given(path, inputs.values)
+        return _profiled({path.stem: _file_of(given)}, inputs, settings)
+    _require_shapes(model, inputs)
     with TemporaryFolder() as folder:
         stripped = folder / "reference.onnx"
         save_model(strip_qdq(model).proto, stripped, inputs=[path], base=path.absolute().parent)
         return _profiled({"reference": stripped, "tuned": path}, inputs, settings)
+
+
+def _file_of(model: Model) -> Path:
+    assert model.path is not None
+    return model.path
+
+
+def _require_shapes(model: Model, inputs: Inputs) -> None:
+    """Raise `ModelError` where shapes are missing, naming the user's file and not a copy without pairs."""
+    from qdqspec.parity.data import shaped_by_data
+    from qdqspec.parity.shapes import resolve_shapes
+
+    resolve_shapes(model, shaped_by_data(model, inputs))
 
 
 def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[Engine]:

@@ -1,4 +1,4 @@
-"""The verb ``lint``: what a target will refuse or run slowly, before any build and without a device."""
+"""The verb ``lint``: what a target rejects or runs slowly, before any build and without a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.cli.words import FINE, WANTING, add_verb, say, say_json
+from qdqspec.cli.words import FINE, WANTING, add_values, add_verb, model_given, say, say_json
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -20,7 +20,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "lint",
         lint,
-        does="Tell what a target will refuse or run slowly, before any build. Exits 1 on what it refuses.",
+        does="List what a target rejects or runs slowly, before any build. Exits 1 on what it rejects.",
         example="qdqspec lint model.qdq.onnx --target tensorrt-11 --target onnxruntime-cpu --strict",
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
@@ -38,6 +38,7 @@ def add_verbs(verbs: Verbs) -> None:
         metavar="M.N",
         help="Of the GPU, such as 8.9; without it, what depends on it is only noted.",
     )
+    add_values(parser)
     parser.add_argument("--all", action="store_true", help="List every node, not five a rule.")
 
 
@@ -50,11 +51,10 @@ def _capability(text: str) -> tuple[int, int]:
 
 def lint(arguments: argparse.Namespace) -> int:
     """Look at the model through the rules of each target."""
-    from qdqspec.graph.model import load_model
     from qdqspec.lint import lint_model
     from qdqspec.lint.text import render_findings
 
-    model = load_model(arguments.model)
+    model = model_given(arguments.model, arguments.values)
     found = {
         target: lint_model(model, target, compute_capability=arguments.compute_capability)
         for target in dict.fromkeys(arguments.target)

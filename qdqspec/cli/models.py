@@ -7,7 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, settings_from
+from qdqspec.cli.words import (
+    FINE,
+    add_values,
+    add_verb,
+    backend_named,
+    model_given,
+    say,
+    say_json,
+    settings_from,
+)
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
@@ -32,6 +41,7 @@ def add_verbs(verbs: Verbs) -> None:
     applying.add_argument("model", type=Path, metavar="MODEL")
     applying.add_argument("scheme", type=Path, metavar="SCHEME", help="scheme.json, as a run leaves it.")
     applying.add_argument("-o", "--output", type=Path, metavar="OUT", required=True)
+    add_values(applying)
     stripping = add_verb(
         verbs,
         "strip",
@@ -44,6 +54,7 @@ def add_verbs(verbs: Verbs) -> None:
     stripping.add_argument(
         "--reference", type=Path, metavar="ORIGINAL", help="Take float weights from here, bit for bit."
     )
+    add_values(stripping, "the reference")
 
 
 def _add_inspect(verbs: Verbs) -> None:
@@ -56,6 +67,7 @@ def _add_inspect(verbs: Verbs) -> None:
         options=["backend", "device"],
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
+    add_values(parser)
     parser.add_argument("--regions", action="store_true", help="Only the regions.")
     parser.add_argument("--patterns", action="store_true", help="Only the patterns.")
     parser.add_argument("--verbose", action="store_true", help="Also node names and boundaries.")
@@ -80,7 +92,6 @@ def _positive(text: str) -> int:
 
 def inspect(arguments: argparse.Namespace) -> int:
     """Cut the model into regions and show them, judged by the backend."""
-    from qdqspec.graph.model import load_model
     from qdqspec.regions.bodies import find_bodies
     from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import render_text, to_json
@@ -90,7 +101,7 @@ def inspect(arguments: argparse.Namespace) -> int:
 
     rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
     find = partial(find_regions, rules=rules)
-    model = load_model(arguments.model)
+    model = model_given(arguments.model, arguments.values)
     regions = find(model)
     inspection = inspect_model(
         model,
@@ -127,33 +138,40 @@ def judged(model: Model, settings: Settings) -> Judged:
 
 def apply(arguments: argparse.Namespace) -> int:
     """Write the model with the pairs of the scheme."""
-    from qdqspec.graph.model import Model, load_model
+    from qdqspec.graph.model import Model
     from qdqspec.graph.save import save_model
     from qdqspec.placement.scheme import apply_scheme
 
-    model = load_model(arguments.model)
+    model = model_given(arguments.model, arguments.values)
     result = apply_scheme(model, arguments.scheme)
-    inputs = [arguments.model, arguments.scheme, *model.external_files()]
-    save_model(result.proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
-    _conclude(arguments, {"pairs": _dequantized(Model(result.proto)), "notes": list(result.notes)})
+    save_model(
+        result.proto, arguments.output, inputs=[arguments.scheme, *model.user_files], base=_folder_of(model)
+    )
+    notes = [*model.notes, *result.notes]
+    _conclude(arguments, {"pairs": _dequantized(Model(result.proto)), "notes": notes})
     return FINE
 
 
 def strip(arguments: argparse.Namespace) -> int:
     """Write the model without pairs, and say what could not be restored exactly."""
-    from qdqspec.graph.model import load_model
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
 
-    model = load_model(arguments.model)
-    reference = None if arguments.reference is None else load_model(arguments.reference)
+    model = model_given(arguments.model)
+    reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
     removed = _dequantized(model)
     result = strip_qdq(model, reference)
     given = (model, *(() if reference is None else (reference,)))
-    inputs = [file for one in given for file in (one.path, *one.external_files()) if file is not None]
-    save_model(result.proto, arguments.output, inputs=inputs, base=arguments.model.absolute().parent)
-    _conclude(arguments, {"pairs": removed, "notes": list(result.notes)})
+    inputs = [file for one in given for file in one.user_files]
+    save_model(result.proto, arguments.output, inputs=inputs, base=_folder_of(model))
+    _conclude(arguments, {"pairs": removed, "notes": [*model.notes, *result.notes]})
     return FINE
+
+
+def _folder_of(model: Model) -> Path:
+    """Where the external data of a model is."""
+    assert model.path is not None
+    return model.path.parent
 
 
 def _dequantized(model: Model) -> int:

@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qdqspec.cli.words import FINE, WANTING, add_verb, refuse_input_as_output, say, say_json
+from qdqspec.cli.words import (
+    FINE,
+    WANTING,
+    add_values,
+    add_verb,
+    model_given,
+    refuse_input_as_output,
+    say,
+    say_json,
+)
 from qdqspec.errors import PlacementError
 
 if TYPE_CHECKING:
@@ -33,6 +42,7 @@ def add_verbs(verbs: Verbs) -> None:
         metavar="ORIGINAL",
         help="The model before quantization: name tensors and nodes as it does.",
     )
+    add_values(importing, "the reference")
     differing = add_verb(
         verbs,
         "diff",
@@ -57,14 +67,13 @@ def add_verbs(verbs: Verbs) -> None:
 
 def import_model(arguments: argparse.Namespace) -> int:
     """Read the pairs of a model and write them as a scheme."""
-    from qdqspec.graph.model import load_model
     from qdqspec.placement.import_qdq import import_placement
     from qdqspec.placement.scheme import IMPORTED, write_scheme
 
     given = [path for path in (arguments.model, arguments.reference) if path is not None]
     refuse_input_as_output(arguments.output, given)
-    reference = None if arguments.reference is None else load_model(arguments.reference)
-    imported = import_placement(load_model(arguments.model), reference)
+    reference = None if arguments.reference is None else model_given(arguments.reference, arguments.values)
+    imported = import_placement(model_given(arguments.model), reference)
     if not imported.pairs:
         raise PlacementError(
             "it has no Q/DQ pair that a scheme can carry",

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.cli.words import FINE, WANTING, add_verb, say, say_json, settings_from, shapes
+from qdqspec.cli.words import FINE, WANTING, add_values, add_verb, say, say_json, settings_from, shapes
 from qdqspec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "verify",
         verify,
-        does="Tell how far a tuned model's outputs are from its original's, and what of that comes from quantization "
-        "and what from the runtime. Nothing is timed. Exits 1 where a limit is not kept.",
+        does="Measure how far a tuned model's outputs are from its original's, and what of that quantization causes, "
+        "and what the runtime. Nothing is timed. Exits 1 where a limit is not kept.",
         example="qdqspec verify model.onnx tuned.onnx --data data.npz --min-sqnr-db 25\n"
         "  qdqspec verify model.onnx tuned.onnx --input reports/model/default/parity/parity.npz",
         options=_OPTIONS,
@@ -45,6 +45,7 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument(
         "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
     )
+    add_values(parser)
     for name in _LIMITS:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=float, metavar="X", help="As of the check `parity`."
@@ -58,7 +59,13 @@ def verify(arguments: argparse.Namespace) -> int:
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
         if arguments.input is not None:
-            probe = session.probe(arguments.model, arguments.tuned, arguments.input, _limits(arguments))
+            probe = session.probe(
+                arguments.model,
+                arguments.tuned,
+                arguments.input,
+                _limits(arguments),
+                values=arguments.values or {},
+            )
         else:
             probe = _compared(arguments, session)
     if arguments.json:
@@ -72,7 +79,7 @@ def _compared(arguments: argparse.Namespace, session: Session) -> Probe:
     """The models on all of the data: what is not kept, and the numbers."""
     from qdqspec.types import Probe
 
-    words = {"evaluation": arguments.data, "shapes": arguments.shapes}
+    words = {"evaluation": arguments.data, "shapes": arguments.shapes, "values": arguments.values}
     case = session.case(arguments.model, {word: value for word, value in words.items() if value is not None})
     parity = session.work(case).parity_with(arguments.tuned.absolute())
     limits = _limits(arguments)

@@ -1,7 +1,4 @@
-"""What all verbs share: how they are declared, how they speak, and the settings they run with.
-
-Standard library and floors below only.
-"""
+"""What all verbs share: how they are declared, options and messages that several have, and their settings."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
@@ -22,7 +19,8 @@ FINE, WANTING, IMPOSSIBLE = 0, 1, 2
 
 if TYPE_CHECKING:
     from qdqspec.backends.base import Backend
-    from qdqspec.types import Inputs
+    from qdqspec.graph.model import Model
+    from qdqspec.types import FixedValue, Inputs
 
     Verbs: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - it has no other name
 
@@ -148,11 +146,36 @@ def number(text: str) -> int | float | str:
     return int(text) if re.fullmatch(r"[+-]?[0-9]+", text, re.ASCII) else value
 
 
-def inputs_given(inputs: Inputs, *, shapes: dict[str, list[int]] | None, data: Path | None) -> Inputs:
-    """The inputs of a case with what the command line says of them: ``--shapes``, and ``--data`` to compare on."""
+def add_values(parser: argparse.ArgumentParser, of: str = "the model") -> None:
+    """Declare ``--values``, as `tune` has it."""
+    parser.add_argument(
+        "--values",
+        type=values,
+        metavar="NAME:16000",
+        help=f"Inputs of {of} fixed to a number, true or false, as `tune --values` fixes them; several with commas.",
+    )
+
+
+def model_given(path: Path, fixed: Mapping[str, FixedValue] | None = None) -> Model:
+    """The model of a file as `tune` works on it: local functions inlined, inputs fixed to values."""
+    from qdqspec.graph.given import given_model
+
+    return given_model(path.absolute(), fixed or {})
+
+
+def inputs_given(
+    inputs: Inputs,
+    *,
+    shapes: dict[str, list[int]] | None,
+    data: Path | None,
+    values: Mapping[str, FixedValue] | None = None,
+) -> Inputs:
+    """The inputs of a case with those of the command line: ``--shapes``, ``--values``, and ``--data`` to compare on."""
     from qdqspec.types import InputShape, ShapeProfile
 
     if shapes is not None:
         fixed = {name: InputShape(min=(*dims,), opt=(*dims,), max=(*dims,)) for name, dims in shapes.items()}
         inputs = replace(inputs, profiles=(ShapeProfile(shapes=fixed),))
+    if values is not None:
+        inputs = replace(inputs, values={**inputs.values, **values})
     return inputs if data is None else replace(inputs, evaluation=data.absolute())

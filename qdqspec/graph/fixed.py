@@ -15,7 +15,7 @@ from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS
 from qdqspec.graph.protos import all_graphs, copy_model, is_external, refill
-from qdqspec.graph.scopes import bodies_of, unique_node_names
+from qdqspec.graph.scopes import bodies_of, defined_in, unique_node_names
 from qdqspec.registry import did_you_mean
 from qdqspec.types import FixedValue
 
@@ -106,8 +106,46 @@ def _inline_taken(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> 
         found = True
     for node in graph.node:
         for _, body in bodies_of(node):
+            found |= _read_constants(node, body, constants)
             found |= _inline_taken(body, constants)
     return found
+
+
+def _read_constants(
+    owner: onnx.NodeProto, body: onnx.GraphProto, constants: Mapping[str, TensorProto]
+) -> bool:
+    """In a body of Loop or Scan, read a constant that each turn passes on unchanged where it is defined."""
+    below = [*all_graphs(body)]
+    hidden = {name for graph in below for name in defined_in(graph)}
+    now = {
+        inner: given
+        for given, inner, passed_on in _states(owner, body)
+        if given in constants and given not in hidden and passed_on == inner
+    }
+    found = False
+    for node in (node for graph in below for node in graph.node):
+        if any(name in now for name in node.input):
+            refill(node.input, [now.get(name, name) for name in node.input])
+            found = True
+    return found
+
+
+def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str, str, str]]:
+    """What a Loop or Scan carries from turn to turn: first value, name inside, and what a turn passes on.
+
+    Copies that an Identity makes are called as what they copy.
+    """
+    copies = {
+        node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity" and not node.domain
+    }
+    made = [copies.get(value.name, value.name) for value in body.output]
+    inside = [value.name for value in body.input]
+    if owner.op_type == "Loop":
+        yield from zip(owner.input[2:], inside[2:], made[1:], strict=False)
+    elif owner.op_type == "Scan":
+        scanned = next((a.i for a in owner.attribute if a.name == "num_scan_inputs"), 0)
+        states = len(owner.input) - scanned if len(owner.input) == len(inside) else 0
+        yield from zip(owner.input[:states], inside[:states], made, strict=False)
 
 
 def _first_taken(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> tuple[int, str] | None:

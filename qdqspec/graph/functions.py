@@ -2,30 +2,90 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from typing import TypeAlias
+
 import onnx
 from onnx import inliner
 
-from qdqspec.graph.protos import copy_model, refill
+from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, refill
+from qdqspec.graph.scopes import unique_node_names
 
 # Domains whose operators a runtime has kernels for: a function of theirs is a definition for other runtimes.
 _RUNTIMES = ("ai.onnx", "com.microsoft")
+_TOKEN = re.compile(r"^<(\d+)>")
+_Key: TypeAlias = tuple[str, str, str]  # domain, name and overload of a function
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy with local functions inlined; the model itself where it has none.
 
     Functions in the domain of a runtime (TensorRT's Q/DQ, ONNX Runtime's contributed operators) stay calls, as do
-    those of an operator set that the model does not import. Nodes of a function are named ``<node>__<number>``, where
-    the number counts the calls.
+    those of operator sets in another version than the model's. A node of a function is named ``<call>/<node>``.
     """
-    keep = [(f.domain, f.name) for f in proto.functions if _is_of_runtime(f.domain)]
-    if len(keep) == len(proto.functions):
+    imports = {(o.domain or "ai.onnx", o.version) for o in proto.opset_import}
+    called = [f for f in proto.functions if _is_inlined(f, imports)]
+    if not called:
         return proto
     light = copy_model(proto, but={"initializer"})
-    copied = copy_model(inliner.inline_selected_functions(light, keep, exclude=True))
+    refill(light.functions, ())
+    naming = _Naming(light, called)
+    copied = copy_model(inliner.inline_local_functions(light))
+    naming.restore(copied)
+    copied.functions.extend(f for f in proto.functions if f not in called)
     refill(copied.graph.initializer, proto.graph.initializer)
     return copied
 
 
-def _is_of_runtime(domain: str) -> bool:
-    return not domain or domain.split(".")[0] == "trt" or domain.startswith(_RUNTIMES)
+def _is_inlined(function: onnx.FunctionProto, imports: set[tuple[str, int]]) -> bool:
+    domain = function.domain
+    if not domain or domain.split(".")[0] == "trt" or domain.startswith(_RUNTIMES):
+        return False
+    return all((o.domain or "ai.onnx", o.version) in imports for o in function.opset_import)
+
+
+class _Naming:
+    """Gives each call a copy of its function, the nodes of which are named by a number: ``<17>``.
+
+    The inliner appends to names; `restore` replaces what begins with a number by the name that it is for.
+    """
+
+    def __init__(self, proto: onnx.ModelProto, functions: Iterable[onnx.FunctionProto]) -> None:
+        self._names: list[str] = []
+        self._functions = {(f.domain, f.name, f.overload): f for f in functions}
+        self._copies: list[onnx.FunctionProto] = []
+        for graph in all_graphs(proto.graph):
+            for node, name in zip(graph.node, unique_node_names(graph.node), strict=True):
+                self._call(node, name, ())
+        proto.functions.extend(self._copies)
+
+    def restore(self, proto: onnx.ModelProto) -> None:
+        """Give the nodes of a model their names."""
+        for graph in all_graphs(proto.graph):
+            for node in graph.node:
+                if found := _TOKEN.match(node.name):
+                    node.name = self._names[int(found[1])]
+
+    def _call(self, node: onnx.NodeProto, path: str, within: tuple[_Key, ...]) -> None:
+        """Where a node is a call, have it call a copy of the function."""
+        called = (node.domain, node.op_type, node.overload)
+        if called not in self._functions or called in within:
+            return
+        copy = onnx.FunctionProto()
+        copy.CopyFrom(self._functions[called])
+        node.op_type = copy.name = f"{copy.name}#{len(self._copies)}"
+        node.overload = copy.overload = ""
+        self._copies.append(copy)
+        for inner, name in zip(copy.node, unique_node_names(copy.node), strict=True):
+            self._call(inner, f"{path}/{name}", (*within, called))
+            self._name(inner, f"{path}/{name}")
+            for body in graphs_inside(inner):
+                for graph in all_graphs(body):
+                    for below, own in zip(graph.node, unique_node_names(graph.node), strict=True):
+                        self._call(below, own, (*within, called))
+                        self._name(below, own)
+
+    def _name(self, node: onnx.NodeProto, name: str) -> None:
+        node.name = f"<{len(self._names)}>"
+        self._names.append(name)

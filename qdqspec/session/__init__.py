@@ -147,16 +147,24 @@ class Session:
         return culprits_of(work.bench, imported.pairs, most=most)
 
     def probe(
-        self, model: PathLike, tuned: PathLike, file: PathLike, limits: ParityParams | None = None
+        self,
+        model: PathLike,
+        tuned: PathLike,
+        file: PathLike,
+        limits: ParityParams | None = None,
+        *,
+        values: Mapping[str, Any] | None = None,
     ) -> Probe:
         """Try one input, as a parity check keeps it, on a model and its tuned one.
 
-        It is held to ``limits``, else to those that the file says it broke.
+        It is held to ``limits``, else to those that the file says it broke. ``values`` are the inputs of the model that
+        are fixed, which the tuned one does not have.
         """
         kept = read_probe(Path(file))
-        case = inline_case(model, {"shapes": {name: list(array.shape) for name, array in kept.feeds.items()}})
+        shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
+        case = inline_case(model, {"shapes": shapes, "values": values or {}})
         work = self.work(case).bench
-        with SideBySide(work.work, case.model, Path(tuned).absolute()) as models:
+        with SideBySide(work.work, case.model, Path(tuned).absolute(), work.fixed) as models:
             return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
 
     def study(

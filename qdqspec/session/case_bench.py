@@ -13,12 +13,12 @@ from qdqspec.backends.base import Array, Engine
 from qdqspec.config import claim_folder, find_folder
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.declared import unconfirmed_outputs
+from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
 from qdqspec.graph.model import Model
 from qdqspec.measure.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.session.files import REFERENCE, BuildLogs
-from qdqspec.session.given import OwnCopy, fixed_in, given_model, with_true_outputs
 from qdqspec.session.half import ROLE, half_reference, note_half
 from qdqspec.session.kept import data_digest, key_of
 from qdqspec.session.prepare import Prepared, require_path

@@ -51,13 +51,13 @@ def main() -> None:
 
 
 def write_digits() -> None:
-    """64 digits of the training part, and the 540 that training never saw, doubled to 16x16 pixels."""
+    """80 digits of the training part, and the 540 that training never saw, doubled to 16x16 pixels."""
     digits = load_digits()
     images = (digits.images / 16).astype(np.float32).repeat(2, axis=1).repeat(2, axis=2)[:, None]
     known, unseen = train_test_split(
         np.arange(len(images)), test_size=540, random_state=7, stratify=digits.target
     )
-    write("digits_calibration", input=images[known[:64]])
+    write("digits_calibration", input=images[known[:80]])
     write("digits_evaluation", input=images[unseen], labels=digits.target[unseen].astype(np.int64))
 
 

@@ -9,8 +9,8 @@ import onnx
 import onnxruntime as ort
 
 from qdqspec.graph.functions import inlined
+from qdqspec.graph.given import given_model
 from qdqspec.graph.model import Model
-from qdqspec.session.given import given_model
 
 TEXT = """<ir_version: 8, opset_import: ["": 17, "my": 1]>
 g (float[n,4] x, bool c) => (float[n,4] y) <float[4] w = {1.0, 2.0, 3.0, 4.0}> {
@@ -39,6 +39,12 @@ def test_calls_are_replaced_with_unique_names_in_bodies_too() -> None:
     assert not flat.functions
     names = [node.name for node in Model(flat).nodes]
     assert len(names) == len(set(names))
+    plain = [name for name in names if not name.endswith(("inputs", "_branch"))]
+    assert plain[:6] == [
+        "call_a/leak", "call_a/inner/sig", "call_a/inner/Mul#1",
+        "call_b/leak", "call_b/inner/sig", "call_b/inner/Mul#1",
+    ]  # fmt: skip
+    assert plain[6] == "If#6/then_branch/f#0/leak"
     assert [node.name for node in Model(inlined(proto)).nodes] == names
     assert flat.graph.initializer == proto.graph.initializer
     np.testing.assert_array_equal(run(flat), run(proto))
@@ -47,6 +53,16 @@ def test_calls_are_replaced_with_unique_names_in_bodies_too() -> None:
 def test_a_definition_of_an_operator_of_a_runtime_stays() -> None:
     proto = onnx.parser.parse_model(TEXT.replace('"my"', '"trt"').replace("my.", "trt."))
     assert inlined(proto) is proto
+
+
+def test_a_function_of_another_operator_set_stays_a_call() -> None:
+    proto = onnx.parser.parse_model(
+        TEXT.replace('"my", opset_import: ["": 17]> h', '"my", opset_import: ["": 13]> h')
+    )
+    flat = inlined(proto)
+    assert [f.name for f in flat.functions] == ["h"]
+    assert [node.name for node in flat.graph.node][:2] == ["call_a/leak", "call_a/inner"]
+    assert flat.graph.node[1].op_type == "h"
 
 
 def test_a_model_without_functions_is_itself() -> None:
@@ -59,5 +75,5 @@ def test_a_model_without_functions_is_itself() -> None:
 def test_a_case_tunes_the_copy_and_notes_it(tmp_path: Path) -> None:
     onnx.save(onnx.parser.parse_model(TEXT), tmp_path / "calls.onnx")
     model = given_model(tmp_path / "calls.onnx", {})
-    assert model.notes == ("2 local functions are inlined on the copy that is tuned",)
+    assert model.notes == ("2 local functions are inlined in a copy of the model",)
     assert model.where == str(tmp_path / "calls.onnx")

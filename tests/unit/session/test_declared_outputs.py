@@ -43,6 +43,6 @@ def test_a_wrong_declaration_is_corrected_with_a_warning(
         (output,) = load_model(result.model).proto.graph.output
     dims = output.type.tensor_type.shape.dim
     assert [dim.dim_param or dim.dim_value or None for dim in dims] == now
-    warning = f"output 'y': {said} is declared, [16, 32] is computed; corrected on the copy that is tuned"
+    warning = f"output 'y': {said} is declared, [16, 32] is computed; corrected in a copy of the model"
     assert warning in result.evidence.warnings
     assert (tmp_path / "odd.onnx").read_bytes() == given

@@ -1,4 +1,4 @@
-"""The model that a case tunes: the user's, or a changed copy of it. Part of the session."""
+"""The model that is worked on: the user's, or a changed copy of it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import onnx
 
-from qdqspec.backends.base import Array
 from qdqspec.graph.declared import contradictions, redeclared
-from qdqspec.graph.fixed import fix_inputs, fixed_arrays
+from qdqspec.graph.fixed import Array, fix_inputs, fixed_arrays
 from qdqspec.graph.functions import inlined
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
@@ -55,7 +54,9 @@ class OwnCopy(Model):
 
 
 def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
-    """The user's model, with these inputs fixed. Raises `SpecError` where a value is none that the input can have.
+    """The user's model with local functions inlined and these inputs fixed.
+
+    Raises `SpecError` where a value is none that the input can have.
 
     The hash of a model with fixed inputs is over the user's model and the values.
     """
@@ -71,7 +72,7 @@ def _without_calls(model: Model) -> Model:
     if proto is model.proto:
         return model
     gone = len(model.proto.functions) - len(proto.functions)
-    notes = [f"{gone} local functions are inlined on the copy that is tuned"]
+    notes = [f"{gone} local functions are inlined in a copy of the model"]
     return OwnCopy(model, proto, sha256=model.sha256, notes=notes)
 
 
@@ -86,7 +87,7 @@ def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
         redeclared(model.proto, {name: shapes[name] for name in wrong}),
         sha256=model.sha256,
         fixed=fixed_in(model),
-        notes=[f"output '{name}': {why}; corrected on the copy that is tuned" for name, why in wrong.items()],
+        notes=[f"output '{name}': {why}; corrected in a copy of the model" for name, why in wrong.items()],
     )
 
 

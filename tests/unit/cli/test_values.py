@@ -1,0 +1,122 @@
+"""``--values``: what was tuned with an input fixed to a value is handled by the other verbs; functions are inlined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.graph.given import given_model
+from qdqspec.graph.model import load_model
+from qdqspec.placement.scheme import write_scheme
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.testing.graphs import ranges_for
+from qdqspec.types import Consumer, Placement, Site
+
+TEXT = """<ir_version: 8, opset_import: ["": 17, "my": 1]>
+g (float[n,4,8,8] x, int64 rate) => (float[n,4,8,8] y) <int64 wide = {16000}> {
+  is_wide = Equal(rate, wide)
+  [gate] y = If (is_wide) <
+    then_branch = yes () => (t) { [block] t = my.block(x, w) },
+    else_branch = no () => (e) { d = Neg(x)  e = Relu(d) }
+  >
+}
+<domain: "my", opset_import: ["": 17]> block (x, w) => (y) {
+  [conv] c = Conv<pads = [1, 1, 1, 1]>(x, w)
+  [relu] y = Relu(c)
+}"""
+CONV = "block/conv"
+VALUES = ("--values", "rate:16000")
+SHAPES = ("--shapes", "x:1x4x8x8")
+
+
+@pytest.fixture
+def files(tmp_path: Path, verb) -> Path:
+    """``rates.onnx``, a scheme for it at 16000, and ``tuned.onnx`` made of both."""
+    random = np.random.default_rng(0)
+    proto = onnx.parser.parse_model(TEXT)
+    weights = random.normal(size=(4, 4, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, tmp_path / "rates.onnx")
+    model = given_model(tmp_path / "rates.onnx", {"rate": 16000})
+    sites = (
+        Site(tensor="x", consumers=(Consumer(CONV, 0),), format="uint8"),
+        Site(tensor="w", consumers=(Consumer(CONV, 1),), format="int8", weight=True),
+    )
+    placement = Placement(sites=frozenset(sites))
+    write_scheme(
+        tmp_path / "scheme.json",
+        placement,
+        Quantizer(model, ranges_for(model)).placed(placement),
+        "onnxruntime-cpu",
+    )
+    np.savez(tmp_path / "data.npz", x=random.uniform(-1, 1, size=(2, 1, 4, 8, 8)).astype(np.float32))
+    applied = verb("apply", "rates.onnx", "scheme.json", "-o", "tuned.onnx", *VALUES)
+    assert applied.code == 0, applied.err
+    return tmp_path
+
+
+def test_apply_inserts_into_the_model_at_that_value(files: Path) -> None:
+    tuned = load_model(files / "tuned.onnx")
+    assert tuned.inputs == ("x",)
+    assert CONV in tuned.by_name
+    assert sum(node.op_type == "DequantizeLinear" for node in tuned.nodes) == 2
+
+
+def test_apply_without_the_value_finds_nothing_that_fits(files: Path, verb) -> None:
+    result = verb("apply", "rates.onnx", "scheme.json", "-o", "out.onnx", "--values", "rate:8000")
+    assert result.code == 2
+    assert not (files / "out.onnx").exists()
+
+
+def test_verify_feeds_the_value_to_the_original(files: Path, verb) -> None:
+    result = verb("verify", "rates.onnx", "tuned.onnx", "--data", "data.npz", *VALUES)
+    assert result.code == 0, result.err
+    np.savez(files / "input.npz", x=np.random.default_rng(1).uniform(-1, 1, (1, 1, 4, 8, 8)).astype(np.float32))
+    probed = verb("verify", "rates.onnx", "tuned.onnx", "--input", "input.npz", *VALUES, "--min-sqnr-db", "5")
+    assert probed.code == 0, probed.out + probed.err
+    assert verb("verify", "rates.onnx", "tuned.onnx", "--input", "input.npz").code == 2
+
+
+@pytest.mark.parametrize("more", [(), ("--culprits",)])
+def test_explain_compares_with_the_original_at_that_value(files: Path, verb, more: tuple[str, ...]) -> None:
+    words = ("--reference", "rates.onnx", "--data", "data.npz", *VALUES)
+    result = verb("explain", "tuned.onnx", *words, *more)
+    assert result.code == 0, result.err
+    assert CONV in result.out
+
+
+def test_explain_names_the_users_file_where_shapes_are_missing(files: Path, verb) -> None:
+    proto = onnx.load(files / "tuned.onnx")
+    proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "m"
+    onnx.save(proto, files / "open.onnx")
+    result = verb("explain", "open.onnx")
+    assert result.code == 2
+    assert f"{files / 'open.onnx'}: dimension 2 of input 'x'" in result.err
+
+
+def test_import_and_strip_take_the_reference_at_that_value(files: Path, verb) -> None:
+    words = ("--reference", "rates.onnx", *VALUES)
+    assert verb("import", "tuned.onnx", "-o", "again.json", *words).code == 0
+    assert verb("apply", "rates.onnx", "again.json", "-o", "again.onnx", *VALUES).code == 0
+    assert verb("diff", "tuned.onnx", "again.onnx").code == 0
+    assert verb("strip", "tuned.onnx", "-o", "back.onnx", *words).code == 0
+    given = given_model(files / "rates.onnx", {"rate": 16000})
+    np.testing.assert_array_equal(load_model(files / "back.onnx").array("w"), given.array("w"))
+
+
+def test_inspect_and_lint_look_at_the_model_at_that_value(files: Path, verb) -> None:
+    shown = verb("inspect", "rates.onnx", "--json", *VALUES).json
+    assert {node for region in shown["regions"] for node in region["nodes"]} == {CONV, "block/relu"}
+    whole = verb("inspect", "rates.onnx", "--json").json
+    assert any(f"gate/then_branch/{CONV}" in region["nodes"] for region in whole["regions"])
+    assert verb("lint", "rates.onnx", "--target", "onnxruntime-cpu", *VALUES).code == 0
+
+
+def test_a_wrong_name_is_an_error_with_the_inputs(files: Path, verb) -> None:
+    result = verb("inspect", "rates.onnx", "--values", "rat:1")
+    assert result.code == 2
+    assert "names 'rat', which is no input of the model (did you mean 'rate'?)" in result.err
