@@ -30,6 +30,10 @@ class Word:
         return f"--{self.name.replace('_', '-')}"
 
 
+def _corrections(text: str) -> str | list[str]:
+    return text if text in ("auto", "none") else text.split(",")
+
+
 WORDS = (
     Word(name="quant", metavar="FORMAT", help="Number format (default of a model: int8)."),
     Word(name="calibration", metavar="NPZ", help="Data to take activation ranges from."),
@@ -51,6 +55,13 @@ WORDS = (
         read=values,
     ),
     Word(name="scales", metavar="FILE", help="Ranges known already: a calibration cache, or JSON."),
+    Word(
+        name="corrections",
+        metavar="auto|none|LIST",
+        help="What improves scales, weights and biases at no cost in time: auto (default), none, or some with commas: "
+        "ranges, equalization, bias, rounding, bits.",
+        read=_corrections,
+    ),
     Word(name="strategy", metavar="NAME", help="Search strategy (default: attribution)."),
     Word(name="preset", metavar="quick|default|extensive", help="Size of the search."),
     Word(name="trials", metavar="N", help="At most so many builds.", read=number),

@@ -188,6 +188,7 @@ def test_constraints_are_those_of_a_spec_and_of_python(verb, planned, tmp_path, 
         "--objective",
         "pareto",
     ]
+    words += ["--corrections", "ranges,bias"]
     lists = [
         "--deny",
         "Softmax",
@@ -206,6 +207,7 @@ qdqspec: 1
 model: m.onnx
 inputs: {evaluation: e.npz}
 patterns: {deny: [Softmax, Gemm > Relu], allow: [Conv], nodes: {exclude: ["/a/*"], include: ["/b/*"]}}
+quantize: {corrections: [ranges, bias]}
 tune: {objective: pareto, accuracy: {metric: top5, max_drop: 0.01, min: 90%}, start_from: [p.yaml]}
 checks: [{kind: speedup, min: 1.0}]
 """)
@@ -215,12 +217,13 @@ checks: [{kind: speedup, min: 1.0}]
         {
             "evaluation": "e.npz", "metric": "top5", "max_drop": "1%", "min": 0.9, "objective": "pareto",
             "deny": ["Softmax", "Gemm > Relu"], "allow": ["Conv"], "exclude": ["/a/*"], "include": ["/b/*"],
-            "start_from": ["p.yaml"],
+            "start_from": ["p.yaml"], "corrections": ["ranges", "bias"],
         },
     )  # fmt: skip
     line, spec = planned
     for case in (line, spec):
         assert (case.inputs, case.patterns, case.tune) == (asked.inputs, asked.patterns, asked.tune)
+        assert case.quantize == asked.quantize
 
 
 def test_limits_of_a_metric_are_added_to_those_of_the_spec(verb, planned, tmp_path):
@@ -396,6 +399,7 @@ def test_a_case_that_cannot_run_here_does_not_keep_others_from_running(verb, fak
             ["m.onnx", "--max-drop=-1%", "--evaluation", "e.npz"],
             "--max-drop: 'max_drop' should be greater than or equal",
         ),
+        (["m.onnx", "--corrections", "ranges,bia"], "--corrections: there is no correction 'bia'"),
         (["a.qdq.yaml", "--metric", "top5"], "--metric: no limit of the metric is given"),
     ],
 )

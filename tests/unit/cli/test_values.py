@@ -75,7 +75,9 @@ def test_apply_without_the_value_finds_nothing_that_fits(files: Path, verb) -> N
 def test_verify_feeds_the_value_to_the_original(files: Path, verb) -> None:
     result = verb("verify", "rates.onnx", "tuned.onnx", "--data", "data.npz", *VALUES)
     assert result.code == 0, result.err
-    np.savez(files / "input.npz", x=np.random.default_rng(1).uniform(-1, 1, (1, 1, 4, 8, 8)).astype(np.float32))
+    np.savez(
+        files / "input.npz", x=np.random.default_rng(1).uniform(-1, 1, (1, 1, 4, 8, 8)).astype(np.float32)
+    )
     probed = verb("verify", "rates.onnx", "tuned.onnx", "--input", "input.npz", *VALUES, "--min-sqnr-db", "5")
     assert probed.code == 0, probed.out + probed.err
     assert verb("verify", "rates.onnx", "tuned.onnx", "--input", "input.npz").code == 2
