@@ -1,1 +1,1 @@
-"""Shows a run record. Text in, text out: never measures, never reads a graph."""
+"""Renders a run record as text, tables and pages. Input is a record; nothing is measured and no model is read."""

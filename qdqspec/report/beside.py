@@ -1,4 +1,4 @@
-"""What is said of a case beside its committed baseline."""
+"""Notes that compare a case with its committed baseline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from qdqspec.units import percent_text, plain
 
 
 def baseline_notes(found: Evidence) -> tuple[str, ...]:
-    """For each baseline entry that the case was compared with, how it fared, and what else is not as it was."""
+    """For each baseline entry that the case was compared with: the change, and other differences."""
     said = []
     for name, seen in found.regression.items():
         if seen.change is not None:
@@ -18,7 +18,7 @@ def baseline_notes(found: Evidence) -> tuple[str, ...]:
 
 
 def baseline_pairs(before: Evidence, after: Evidence) -> tuple[str, ...]:
-    """How two runs fared beside their baselines. Each was interleaved with its reference, as the runs were not."""
+    """The change against the baseline in each of two runs. Each run was interleaved with its reference."""
     said = []
     for name in sorted(before.regression.keys() | after.regression.keys()):
         seen = {"A": before.regression.get(name), "B": after.regression.get(name)}
@@ -28,7 +28,7 @@ def baseline_pairs(before: Evidence, after: Evidence) -> tuple[str, ...]:
 
 
 def day_text(recorded: str) -> str:
-    """The day of an ISO 8601 time."""
+    """The date of an ISO 8601 time."""
     return plain(recorded, 40)[:10]
 
 

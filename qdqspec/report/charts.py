@@ -1,4 +1,4 @@
-"""The charts of a case, from its evidence."""
+"""Builds the charts of a case from its evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qdqspec.units import db_text, ms_text, plain, ratio_text
 
 
 def latency_chart(latency: LatencyEvidence) -> str:
-    """Every role's runs on the gating clock; empty where there are none."""
+    """The samples of each role on the gating clock; empty without samples."""
     strips = [
         Strip(
             ROLES.get(role, plain(role, 18)),
@@ -36,7 +36,7 @@ def latency_chart(latency: LatencyEvidence) -> str:
 
 
 def search_chart(search: SearchResult) -> str:
-    """Every candidate in the order it was built; empty where there were fewer than two."""
+    """Each candidate in the order it was built; empty for fewer than two candidates."""
     steps = [_step(trial) for trial in search.trials if trial.phase not in NOT_CANDIDATES]
     return convergence(steps) if len(steps) > 1 else ""
 
@@ -51,9 +51,9 @@ def _step(trial: Trial) -> Step:
 
 
 def front_chart(search: SearchResult) -> str:
-    """Latency against accuracy where the search was for both; empty where the front is one point.
+    """Latency against accuracy for a search with both objectives; empty if the front is one point.
 
-    Points without any error, as the reference, are left out: their SQNR is infinite.
+    Points without any error, such as the reference, are omitted: their SQNR is infinite.
     """
     points = [point for point in search.front if point.sqnr_db < EXACT_DB]
     if not points:
@@ -90,7 +90,7 @@ def _point(point: FrontPoint, winner: str) -> Spot:
 
 
 def baseline_chart(found: RegressionEvidence) -> str:
-    """This run's ratio below those of its baseline, and those of other devices; empty where it stands alone."""
+    """This run's ratio below those of its baseline, and those of other devices; empty for a single row."""
     rows = [_figure(figure, day_text(figure.recorded) or "undated") for figure in found.history]
     if found.ratio is not None and found.state == "compared":
         rows.append(_row("this run", found.ratio, "tuned"))

@@ -1,8 +1,8 @@
-"""Two run records beside each other: what became faster or slower.
+"""Compares the latency of the cases of two run records.
 
-Only what both the interval over fresh builds and a rank test prove counts; everything else is the same as
-far as can be told. The runs were not interleaved: as much as the reference model moved from one to the other,
-the machine may have moved the tuned one too, so the bounds reach over both readings.
+A case counts as faster or slower only if both the bootstrap interval over fresh builds and a rank test show
+it; otherwise it is reported as the same. The runs were not interleaved: the drift of the reference model
+between them may apply to the tuned model too, so the interval covers the change with and without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ORDER: tuple[Word, ...] = ("slower", "faster", "same", "not timed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedCase:
-    """One case of both runs: medians in milliseconds on the gating clock, and how they differ."""
+    """One case of both runs: medians in milliseconds on the gating clock, and the change."""
 
     case: str
     word: Word
@@ -38,13 +38,13 @@ class ComparedCase:
     notes: tuple[str, ...] = ()
 
     def is_slower_beyond(self, allowed: float) -> bool:
-        """Whether it is proved slower, and by more than ``allowed`` as far as the estimate goes."""
+        """Whether the case is significantly slower, and the estimate exceeds ``allowed``."""
         return self.word == "slower" and self.change is not None and self.change.builds.median > 1 + allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All cases, the slower ones first; those of one run only by name."""
+    """All cases, the slower ones first; cases of only one run by name."""
 
     device: str
     cases: tuple[ComparedCase, ...]
@@ -53,7 +53,7 @@ class Comparison:
 
 
 def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
-    """Compare the times of what was shipped; raises `StateError` where the runs must not be compared."""
+    """Compare the latency of the selected models. Raises `StateError` if the runs are not comparable."""
     left, right = _by_name(before), _by_name(after)
     common = [name for name in left if name in right]
     if not common:
@@ -70,7 +70,7 @@ def compare_runs(before: RunRecord, after: RunRecord) -> Comparison:
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """The table, what else differs, the cases of one run only, and a sentence that sums it up."""
+    """The table, other differences, cases of only one run, and a summary sentence."""
     heads = ("case", "A ms", "B ms", "change", "95 % interval", "verdict")
     lines = [tabulate([_row(case) for case in comparison.cases], headers=heads, disable_numparse=True)]
     lines += [f"note: {case.case}: {note}" for case in comparison.cases for note in case.notes]
@@ -83,7 +83,7 @@ def comparison_text(comparison: Comparison) -> str:
 
 
 def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]:
-    """The same as data; ``ratio`` is B over A, and ``beyond`` whether it is slower beyond ``fail_on``."""
+    """The comparison as data; ``ratio`` is B over A, ``beyond`` whether the case is slower by more than ``fail_on``."""
     return {
         "schema_version": 1,
         "device": comparison.device,
@@ -108,7 +108,7 @@ def comparison_to_json(comparison: Comparison, allowed: float) -> dict[str, Any]
 
 
 def _by_name(record: RunRecord) -> dict[str, Evidence]:
-    """Cases by name; where two specs of one name are in a run, with their folders."""
+    """Cases by name; with their folders if two specs of the run have the same name."""
     return dict(zip(distinct_names(record.cases), (case.evidence for case in record.cases), strict=True))
 
 
@@ -158,14 +158,14 @@ def _times(name: str, latency: LatencyEvidence | None) -> BuildTimes | None:
     if not all(roles.values()) or not all(0 < ms < math.inf for r in roles.values() for b in r for ms in b):
         raise StateError(f"{plain(name)} has no usable times", cure="run it again with --qdq-json")
     tuned = roles.pop("tuned")
-    # Where the reference itself is shipped, both roles are the same builds, and count once.
+    # If the reference is the selected model, both roles have the same builds, and count once.
     return BuildTimes(
         tuned=tuned, beside=tuple({builds: None for builds in roles.values() if builds != tuned})
     )
 
 
 def _drift(before: Evidence, after: Evidence) -> float:
-    """The reference's time in the later run over that in the earlier one; 1 where it is not the same model."""
+    """The reference's time in the later run over that in the earlier one; 1 if the models differ."""
     if before.latency is None or after.latency is None or before.model_sha256 != after.model_sha256:
         return 1.0
     if "reference" not in before.latency.samples or "reference" not in after.latency.samples:
@@ -174,7 +174,7 @@ def _drift(before: Evidence, after: Evidence) -> float:
 
 
 def _either_way(change: Change, drift: float) -> Change:
-    """The change as it is and as it is without the drift, in one interval."""
+    """One interval that covers the change with and without correction for the drift."""
     less, more = min(1.0, 1 / drift), max(1.0, 1 / drift)
     builds, ranks = change.builds, change.ranks
     return replace(
@@ -191,7 +191,7 @@ def _word(change: Change) -> Word:
 
 
 def _notes(before: Evidence, after: Evidence) -> tuple[str, ...]:
-    """What may explain a change."""
+    """Other differences between the runs that may explain a change."""
     notes = [] if before.model_sha256 == after.model_sha256 else ["the model is another one"]
     if before.search and after.search and before.search.winner.digest != after.search.winner.digest:
         notes.append("the placement is another one")

@@ -1,4 +1,4 @@
-"""A case as it is written."""
+"""Converts a case record to its written form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAIN_ROLES = ("reference", "tuned")
 
 
 def part_from_case(record: CaseRecord) -> CasePart:
-    """Everything of a case that is written, without what is private to this machine."""
+    """All fields of a case that are written, without data private to this machine."""
     found = record.evidence
     redact = Redactor(found)
     search, latency = found.search, found.latency
@@ -149,7 +149,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
 
 
 def _pairs(found: Evidence) -> tuple[PlacedPair, ...]:
-    """The pairs as shipped; where nobody asked for their numbers, the winner's sites without them."""
+    """The pairs of the selected model; without their scales if those were not requested."""
     if found.pairs or found.search is None:
         return found.pairs
     sites = sorted(found.search.winner.sites, key=lambda site: (site.tensor, site.consumers))
@@ -177,7 +177,7 @@ def _parity(found: Evidence, redact: Redactor) -> ParityPart | None:
 
 
 def part_from_parity(parity: ParityEvidence) -> ParityPart:
-    """What a comparison came to, as it is written."""
+    """The written form of a parity comparison."""
     return ParityPart(
         sqnr_db=parity.sqnr_db,
         cosine=parity.cosine,
@@ -214,7 +214,7 @@ def _check(result: CheckResult, redact: Redactor) -> CheckPart:
 
 
 def _provenance(found: Evidence) -> Provenance:
-    """Where the times came from; where none were taken, where the search's result came from."""
+    """Provenance of the times; if none were taken, of the search's result."""
     if found.latency is not None:
         return found.latency.provenance
     return found.search.provenance if found.search is not None else Provenance()

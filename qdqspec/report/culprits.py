@@ -1,4 +1,4 @@
-"""Which Q/DQ pairs cost most accuracy, as a page of text and as JSON."""
+"""Renders the ranking of Q/DQ pairs by accuracy cost, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdqspec.types import Culprit, CulpritEvidence
 from qdqspec.units import count_text, pair_text, plain, share_text
 
 SCHEMA_VERSION = 1
-_FEW = 0.5  # from this share on the listed pairs are most of the noise
+_FEW = 0.5  # share of the error from which the listed pairs count as most of it
 _HEADS = ("pair", "kind", "format", "alone dB", "of the noise", "without dB")
 _LEGEND = (
     "alone: the SQNR with this pair and no other.\n"
@@ -20,7 +20,7 @@ _LEGEND = (
 
 
 def culprits_text(found: CulpritEvidence) -> str:
-    """The ranking, what it means, and what leaving out the worst gives."""
+    """The ranking, its interpretation, and the SQNR without the worst pairs."""
     if not found.pairs:
         return f"No pair can be blamed: {plain(found.missing or 'there is no noise')}."
     head = (
@@ -34,7 +34,7 @@ def culprits_text(found: CulpritEvidence) -> str:
 
 
 def culprits_json(found: CulpritEvidence) -> dict[str, Any]:
-    """The same as an object."""
+    """The ranking as an object."""
     return {
         "schema_version": SCHEMA_VERSION,
         "output": found.output,
@@ -80,7 +80,7 @@ def _row(culprit: Culprit) -> tuple[str, ...]:
 
 
 def _spread(found: CulpritEvidence) -> str:
-    """Whether a few pairs make most of the noise."""
+    """A sentence on whether a few pairs cause most of the error."""
     removed = [culprit for culprit in found.pairs if culprit.without_db is not None]
     share = sum(culprit.share for culprit in removed)
     which = "noisiest pair makes" if len(removed) == 1 else f"{len(removed)} noisiest pairs make"
@@ -91,7 +91,7 @@ def _spread(found: CulpritEvidence) -> str:
 
 
 def _removal(found: CulpritEvidence) -> str:
-    """The lines of a spec that leave out what helps, and what they give."""
+    """The lines of a spec that exclude the worst nodes, and the SQNR gained."""
     gains = [culprit.without_db for culprit in found.pairs if culprit.without_db is not None]
     if not gains or max(gains) <= found.together_db:
         return "" if not gains else "To leave their nodes in float does not help: their errors cancel others."
@@ -111,7 +111,7 @@ def _removal(found: CulpritEvidence) -> str:
 
 
 def _quoted(node: str) -> str:
-    """A node's name as YAML has it, with the signs of globs taken as they are."""
+    """A node's name quoted for YAML, with glob characters escaped."""
     taken = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in plain(node))
     return '"' + taken.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

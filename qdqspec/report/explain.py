@@ -1,7 +1,7 @@
-"""Why one engine is faster or slower than another: their layers side by side, in ONNX names.
+"""Compares the layers of two engines to explain their difference in speed, in ONNX names.
 
-It takes layer times, whatever runtime they came from, and never decides by
-their sum: where an end-to-end time is known, that decides, and layers tell why.
+The input is layer times of any runtime. If end-to-end times are known, they decide which engine is faster;
+the layers only explain it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from qdqspec.types import LayerTime
 Kind: TypeAlias = Literal["kernel", "conversion"]
 
 PAIR_OPS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-_NOTHING_MS = 0.0  # conversions that cost nothing are bookkeeping of the runtime, and are not counted
+_NOTHING_MS = 0.0  # conversions that take no time are bookkeeping of the runtime and are not counted
 _END = "the outputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """One engine to explain: its layers in order of execution, and its end-to-end median where known."""
+    """One engine to explain: its layers in order of execution, and its end-to-end median if known."""
 
     name: str
     layers: tuple[LayerTime, ...]
     end_to_end_ms: float | None = None
-    ops: Mapping[str, str] = field(default_factory=dict)  # operators by node, where the model is known
+    ops: Mapping[str, str] = field(default_factory=dict)  # operators by node, if the model is known
     notes: tuple[str, ...] = ()
 
     @property
     def sum_ms(self) -> float:
-        """All layers together: more than end to end, as a profiler keeps them from overlapping."""
+        """Sum of all layers; more than end to end, because a profiler prevents overlap."""
         return math.fsum(layer.milliseconds for layer in self.layers)
 
     @property
     def milliseconds(self) -> float:
-        """What it is ranked by: end to end where known, else the sum."""
+        """The time used for ranking: end to end if known, else the sum."""
         return self.sum_ms if self.end_to_end_ms is None else self.end_to_end_ms
 
     @property
@@ -54,7 +54,7 @@ class Engine:
 
     @property
     def float_writers(self) -> tuple[LayerTime, ...]:
-        """Of these, kernels that write floats: somebody has to quantize again what they made."""
+        """Integer kernels that write floats, which a later kernel has to quantize again."""
         return tuple(layer for layer in self.integer if ">" in layer.precision)
 
     @property
@@ -72,7 +72,7 @@ class Engine:
         )
 
     def behind(self, layer: LayerTime) -> LayerTime | None:
-        """The kernel that makes what a layer converts, where that is told; else the one executed before it."""
+        """The kernel that produces a conversion's input if known; else the kernel executed before it."""
         made = next((kernel for kernel in self.kernels if {*kernel.tensors} & {*layer.tensors}), None)
         if made is not None:
             return made
@@ -80,7 +80,7 @@ class Engine:
         return next((one for one in reversed(before) if not one.boundary), None)
 
     def reads_alone(self, kernel: LayerTime) -> bool:
-        """Whether a DQ that stands alone is executed just before a kernel."""
+        """Whether a DQ that was not fused is executed just before a kernel."""
         index = self.layers.index(kernel)
         before = self.layers[index - 1] if index else None
         return before is not None and before.boundary and before.op_type == "DequantizeLinear"
@@ -88,7 +88,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The same place in both engines: a kernel's nodes, or the conversions in front of them."""
+    """The same place in both engines: a kernel's nodes, or the conversions before them."""
 
     place: tuple[str, ...]
     kind: Kind
@@ -102,12 +102,12 @@ class Row:
 
     @property
     def tuned_ms(self) -> float:
-        """Time in the other."""
+        """Time in the tuned engine."""
         return math.fsum(layer.milliseconds for layer in self.tuned)
 
     @property
     def difference_ms(self) -> float:
-        """What the other takes more."""
+        """Time in the tuned engine minus that in the reference."""
         return self.tuned_ms - self.reference_ms
 
     @property
@@ -123,7 +123,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two engines of one network. ``renamed`` maps nodes of ``tuned`` to what the reference calls them."""
+    """Two engines of one network. ``renamed`` maps nodes of ``tuned`` to their names in the reference."""
 
     reference: Engine
     tuned: Engine
@@ -131,14 +131,14 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Time of the other over the reference's."""
+        """Time of the tuned engine over the reference's."""
         return (
             self.tuned.milliseconds / self.reference.milliseconds if self.reference.milliseconds else math.inf
         )
 
     @property
     def decided_by_sum(self) -> bool:
-        """Whether no end-to-end time of one of them is known."""
+        """Whether an end-to-end time is missing, so that sums of layers are compared."""
         return self.reference.end_to_end_ms is None or self.tuned.end_to_end_ms is None
 
     @cached_property
@@ -175,19 +175,19 @@ class Comparison:
 
 
 def compare(reference: Engine, tuned: Engine) -> Comparison:
-    """Put two engines of one network side by side."""
+    """Match the layers of two engines of one network."""
     names = [[node for layer in engine.kernels for node in layer.nodes] for engine in (reference, tuned)]
     return Comparison(reference, tuned, same_nodes(*names))
 
 
 def find_reference(engines: Sequence[Engine]) -> Engine:
-    """The engine to compare with: the only one without anything quantized, else the first."""
+    """The engine to compare with: the only one without quantized layers, else the first."""
     plain = [engine for engine in engines if not engine.integer and not engine.lonely_pairs]
     return plain[0] if len(plain) == 1 else engines[0]
 
 
 def is_pair(layer: LayerTime) -> bool:
-    """Whether a layer is a Q or DQ that stands alone."""
+    """Whether a layer is a Q or DQ that was not fused."""
     return layer.boundary and layer.op_type in PAIR_OPS
 
 
@@ -201,7 +201,7 @@ def _renamed(layer: LayerTime, names: Mapping[str, str]) -> LayerTime:
 
 
 def _kernel_rows(ours: Sequence[LayerTime], theirs: Sequence[LayerTime]) -> list[Row]:
-    """Kernels that share a node, directly or through others, form one place."""
+    """One row for each group of kernels that share nodes, directly or through others."""
     parent: dict[str, str] = {}
 
     def root(node: str) -> str:
@@ -229,7 +229,7 @@ def _kernel_rows(ours: Sequence[LayerTime], theirs: Sequence[LayerTime]) -> list
 def _conversions(
     layers: Sequence[LayerTime], names: Mapping[str, str]
 ) -> dict[tuple[str, ...], list[LayerTime]]:
-    """Conversions that cost time, by the first node of the kernel they stand in front of."""
+    """Conversions that take time, by the first node of the kernel after them."""
     found: dict[tuple[str, ...], list[LayerTime]] = {}
     following = _END
     for layer in reversed(layers):

@@ -1,7 +1,7 @@
-"""Matches the nodes of two exports of one network, for comparing their layers.
+"""Matches the nodes of two exports of one network, to compare their layers.
 
-An exporter numbers nodes anew for every Q/DQ placement (``Conv_5`` and ``Conv_34`` are the same node in the
-recorded ResNet-18 quartet), so where names do not tell, operators and their order do.
+An exporter renumbers nodes for each Q/DQ placement (``Conv_5`` and ``Conv_34`` are the same node in the
+recorded ResNet-18 quartet), so where names differ, nodes are matched by operator and order.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from difflib import SequenceMatcher
 
 _NUMBERED = re.compile(r"(?P<op>[A-Za-z][A-Za-z]*?)_?(?P<number>\d+)$")
 _WORD = re.compile(r"[A-Za-z]+")
-_ABSORBED = frozenset({"Relu", "Clip", "Identity", "Dropout", "Flatten", "Reshape"})  # may vanish from names
-_ENOUGH = 0.5  # share of common names from which on names are believed
-_LARGEST = 3000  # nodes; beyond, matching by order takes too long and proves too little
+# operators that fusion may remove from names
+_ABSORBED = frozenset({"Relu", "Clip", "Identity", "Dropout", "Flatten", "Reshape"})
+_ENOUGH = 0.5  # share of common names above which nodes are matched by name
+_LARGEST = 3000  # nodes; above this, matching by order takes too long and is unreliable
 
 
 def nodes_text(nodes: Sequence[str]) -> str:
-    """Nodes of one kernel: those after the first without the scope that they share with it.
+    """The nodes of one kernel; those after the first without the scope that they share with it.
 
     ``/layer2/conv1/Conv + Relu`` for ``/layer2/conv1/Conv`` and ``/layer2/Relu``.
     """
@@ -36,7 +37,7 @@ def _without(scopes: Sequence[str], parts: Sequence[str]) -> str:
 
 
 def op_of(node: str, ops: Mapping[str, str] | None = None) -> str:
-    """A node's operator: as told, else as its name says (``Conv_5``, ``/layer1/conv1/Conv``, ``Conv#3``)."""
+    """A node's operator: from ``ops``, else from its name (``Conv_5``, ``/layer1/conv1/Conv``, ``Conv#3``)."""
     if ops and node in ops:
         return ops[node]
     last = node.rsplit("/", 1)[-1].partition("#")[0]
@@ -46,7 +47,7 @@ def op_of(node: str, ops: Mapping[str, str] | None = None) -> str:
 
 
 def same_nodes(reference: Sequence[str], tuned: Sequence[str]) -> dict[str, str]:
-    """For nodes of ``tuned`` that are called otherwise in ``reference``: their names there."""
+    """Names in ``reference`` of the nodes of ``tuned`` that have other names there."""
     common = set(reference) & set(tuned)
     smaller = min(len(set(reference)), len(set(tuned)))
     if not smaller or len(common) >= _ENOUGH * smaller or max(len(reference), len(tuned)) > _LARGEST:
@@ -57,7 +58,7 @@ def same_nodes(reference: Sequence[str], tuned: Sequence[str]) -> dict[str, str]
 
 
 def _in_order(nodes: Sequence[str]) -> list[str]:
-    """By the exporter's numbers where all have one: a runtime executes branches in any order."""
+    """Nodes sorted by the exporter's numbers if all have one: a runtime executes branches in any order."""
     distinct = list(dict.fromkeys(nodes))
     numbers = [_NUMBERED.search(node) for node in distinct]
     if not all(numbers):
@@ -80,7 +81,7 @@ def _by_operator(left: list[str], right: list[str]) -> dict[str, str]:
 
 
 def _followers(left: list[str], right: list[str], found: Mapping[str, str]) -> dict[str, str]:
-    """Activations, by the node before them."""
+    """Match activations by the node before them."""
     after = dict(itertools.pairwise(left))
     more = {}
     for node, follower in itertools.pairwise(right):

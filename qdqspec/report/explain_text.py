@@ -1,4 +1,4 @@
-"""The explanation as a page of text, and as JSON."""
+"""Renders the explanation as text and as JSON."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from qdqspec.units import ms_text, percent_text, plain, share_text
 
 SCHEMA_VERSION = 1
 _NAME_WIDTH = 60
-_LISTED = 12  # Q and DQ that stand alone are listed up to here
+_LISTED = 12  # most unfused Q and DQ that are listed
 
 
 def explain_text(engines: Sequence[Engine], *, most: int = 12) -> str:
-    """All there is to say of one, two or several engines; tables are cut after ``most`` rows."""
+    """Explanation of one, two or several engines; tables are cut after ``most`` rows."""
     return "\n".join(plain(line) for line in _told(engines, most).split("\n"))
 
 
@@ -51,7 +51,7 @@ def _told(engines: Sequence[Engine], most: int) -> str:
 
 
 def explain_json(engines: Sequence[Engine]) -> dict[str, Any]:
-    """The same as an object; nothing is cut."""
+    """The explanation as an object, never truncated."""
     ordered = sorted(engines, key=lambda engine: engine.milliseconds)
     reference = find_reference(engines)
     others = [engine for engine in engines if engine is not reference]
@@ -94,7 +94,7 @@ def _page(comparison: Comparison, most: int) -> str:
 
 
 def _lines(said: Sequence[str]) -> str:
-    """Sentences for a terminal, which breaks lines where it likes: each begins one of its own."""
+    """Sentences one per line, because a terminal wraps lines."""
     return "\n".join(said)
 
 
@@ -151,7 +151,7 @@ def _ranking_table(engines: Sequence[Engine], reference: Engine) -> str:
 
 
 def _steps(engines: Sequence[Engine]) -> str:
-    """What tells each engine from the next slower one."""
+    """The main differences between each engine and the next slower one."""
     lines = [
         f"{plain(faster.name)} beside {plain(slower.name)}: {short_reason(compare(slower, faster))}"
         for faster, slower in itertools.pairwise(engines)
@@ -194,14 +194,14 @@ def _pairs(comparison: Comparison) -> str:
 
 
 def _pair_name(layer: LayerTime) -> str:
-    """A Q or DQ by what it converts, where that is known: a runtime gives those it copies names of its own."""
+    """Name of a Q or DQ by the tensor it converts if known: a runtime renames the copies that it makes."""
     if not layer.tensors:
         return plain(layer.name, _NAME_WIDTH)
     return f"{layer.op_type} of {plain(layer.tensors[0], _NAME_WIDTH)}"
 
 
 def precision_of(layer: LayerTime) -> str:
-    """What a layer computes in, as told; else whether it computes in integers."""
+    """A layer's precision as reported; else ``integer`` or ``float``."""
     return layer.precision or ("integer" if layer.integer else "" if layer.boundary else "float")
 
 

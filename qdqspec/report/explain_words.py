@@ -1,7 +1,7 @@
-"""The explanation in words: what is faster, why, and what to try next.
+"""Explains in sentences which engine is faster, why, and what to try next.
 
-Every sentence states counts and times that the layers show; advice follows the placement rules of NVIDIA's
-documentation on explicit quantization, and is given only where its sign is seen.
+Each sentence states counts and times of the layers. Advice follows the placement rules of NVIDIA's
+documentation on explicit quantization, and is given only if the layers show its condition.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from qdqspec.report.explain_names import nodes_text
 from qdqspec.types import LayerTime
 from qdqspec.units import count_text, ms_text, ms_texts_apart, percent_text, plain, ratio_text, share_text
 
-_SAME = 0.005  # ratios nearer to 1 are not told apart
-_NAMED = 3  # places that are named in a sentence
+_SAME = 0.005  # relative difference below which times count as equal
+_NAMED = 3  # places named in a sentence
 _WIDTH = 60
 _POOLS = frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"})
 _WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def paragraph(comparison: Comparison) -> str:
-    """Why the second engine is faster or slower than the first, in sentences."""
+    """Why the second engine is faster or slower than the first, as one paragraph."""
     return " ".join(sentences(comparison))
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """The same one by one: how much, why, what to try next, and what the figures are worth."""
+    """The sentences of the explanation: how much, why, what to try next, and how reliable the figures are."""
     said = [verdict(comparison), *reasons(comparison), *advice(comparison.tuned), caveat(comparison)]
     return [sentence for sentence in said if sentence]
 
@@ -60,7 +60,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def reasons(comparison: Comparison) -> list[str]:
-    """What the layers show, the largest share first."""
+    """Differences of the layers, the largest share first."""
     rows = comparison.rows
     kernels = _difference(row for row in rows if row.kind == "kernel")
     between = _difference(row for row in rows if row.kind == "conversion")
@@ -92,7 +92,7 @@ def short_reason(comparison: Comparison) -> str:
 
 
 def advice(engine: Engine) -> list[str]:
-    """What to try next, where Q or DQ stand alone and it can be seen why."""
+    """What to try next, where Q or DQ were not fused and the reason is visible."""
     quantizing = (layer for layer in engine.lonely_pairs if layer.op_type == "QuantizeLinear")
     makers = [maker for layer in quantizing if (maker := engine.behind(layer)) is not None]
     adds = [m for m in makers if m in engine.float_writers and "Add" in ops_in(m.nodes, engine)]
@@ -129,7 +129,7 @@ def advice(engine: Engine) -> list[str]:
 
 
 def caveat(comparison: Comparison) -> str:
-    """What sums of layers are worth."""
+    """How reliable the sums of layers are."""
     engine = comparison.tuned
     if engine.end_to_end_ms is None or not engine.end_to_end_ms:
         return "No end-to-end time is known: sums of layers tell where time goes, and prove no gain."
@@ -143,7 +143,7 @@ def caveat(comparison: Comparison) -> str:
 
 
 def place_text(row: Row) -> str:
-    """Where a row stands: its nodes, or what its conversions stand in front of."""
+    """Text for a row: its nodes, or the nodes after its conversions."""
     nodes = plain(nodes_text(row.place))
     return f"before {nodes}" if row.kind == "conversion" else nodes
 

@@ -1,6 +1,6 @@
-"""What reports say of one case, as tables of plain cells that every format draws.
+"""Contents of the report of one case, as tables of plain cells that each format renders.
 
-Cells are for people: one printable line each. Escaping for a format's own syntax is the format's work.
+Each cell is one printable line. Each format escapes its own syntax.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qdqspec.units import (
 )
 
 _UTC = re.compile(r"(Z|\+00:00)$")
-LONG = 400  # characters of a free text, which comes from a spec or a runtime and may be of any length
+LONG = 400  # characters of a free text, which comes from a spec or a runtime and may be long
 ROLES = {
     "reference": "reference",
     "tuned": "tuned",
@@ -47,7 +47,7 @@ ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A titled table; ``numbers`` are the indices of columns that are aligned to the right."""
+    """A titled table; ``numbers`` are the indices of right-aligned columns."""
 
     title: str
     headers: tuple[str, ...]
@@ -56,7 +56,7 @@ class Table:
 
 
 def run_line(record: RunRecord) -> str:
-    """How many cases and checks there were, when, and how long it took."""
+    """Number of cases and checks, start time and duration."""
     outcomes = Counter(str(result.verdict.outcome) for case in record.cases for result in case.results)
     said = [f"{outcomes['pass']} of {count_text(outcomes.total(), 'check')} passed"]
     if outcomes["fail"]:
@@ -71,7 +71,7 @@ def run_line(record: RunRecord) -> str:
 
 
 def summary(record: RunRecord) -> Table:
-    """One row a case, as `tables.summary_table` has it on a terminal."""
+    """One row per case, as in `tables.summary_table`."""
     cases = record.cases[:MAX_ROWS]
     columns = [column for column in columns_of(cases) if any(column.cell(case) for case in cases)]
     rows = [tuple(column.cell(case) for column in columns) for case in cases]
@@ -83,7 +83,7 @@ def summary(record: RunRecord) -> Table:
 
 
 def gain_line(case: CaseRecord) -> str:
-    """What came of the case, in one sentence."""
+    """The result of the case in one sentence."""
     found = case.evidence
     if found.status in ("unchanged", "skipped"):
         return f"{found.status.capitalize()}: {plain(found.reason, LONG)}."
@@ -125,7 +125,7 @@ def latency_table(found: Evidence) -> Table | None:
 
 
 def ops_table(found: Evidence) -> Table | None:
-    """How many nodes of each op type read quantized tensors."""
+    """Number of nodes of each operator type that read quantized tensors."""
     quantized = {end.node for pair in found.pairs for end in pair.site.consumers if not end.is_output}
     if not quantized:
         return None
@@ -138,7 +138,7 @@ def ops_table(found: Evidence) -> Table | None:
 
 
 def pairs_table(found: Evidence) -> Table | None:
-    """Every Q/DQ pair with its numbers."""
+    """Each Q/DQ pair with its scale and zero point."""
     if not found.pairs:
         return None
     rows = tuple(_pair_row(pair) for pair in found.pairs)
@@ -170,7 +170,7 @@ def _span(values: tuple[float, ...]) -> str:
 
 
 def parity_table(found: Evidence) -> Table | None:
-    """Every output's parity, the worst first."""
+    """Each output's parity, the worst first."""
     parity = found.parity
     if parity is None or not parity.outputs:
         return None
@@ -207,7 +207,7 @@ def _parity_row(out: TensorParity) -> tuple[str, ...]:
 
 
 def accuracy_table(found: Evidence) -> Table | None:
-    """Every task metric."""
+    """Each task metric."""
     rows = tuple(
         (plain(name), f"{m.reference:.4g}", f"{m.tuned:.4g}", f"{m.tuned - m.reference:+.2g}", str(m.samples))
         for name, m in found.accuracy.items()
@@ -217,7 +217,7 @@ def accuracy_table(found: Evidence) -> Table | None:
 
 
 def front_table(found: Evidence) -> Table | None:
-    """What no other candidate beats in both latency and accuracy, where the search was for both."""
+    """The Pareto front of latency and accuracy, if the search had both objectives."""
     points = found.search.front if found.search is not None else ()
     if not points:
         return None
@@ -247,12 +247,12 @@ def front_table(found: Evidence) -> Table | None:
 
 
 def check_rows(case: CaseRecord) -> tuple[tuple[str, str, str], ...]:
-    """Verdict, id and headline of every check."""
+    """Verdict, id and headline of each check."""
     return tuple((verdict_word(r), plain(r.id, 60), plain(r.verdict.headline, LONG)) for r in case.results)
 
 
 def advice_rows(case: CaseRecord) -> tuple[tuple[str, str], ...]:
-    """Id and advice of the checks that have something to advise."""
+    """Id and advice of the checks that have advice."""
     return tuple((plain(r.id, 60), plain(r.verdict.advice, LONG)) for r in case.results if r.verdict.advice)
 
 
@@ -264,7 +264,7 @@ def verdict_word(result: CheckResult) -> str:
 
 
 def case_facts(case: CaseRecord) -> tuple[tuple[str, str], ...]:
-    """Names and values worth knowing of a case: device, model, search, size."""
+    """Facts of a case: device, model, search, size."""
     found = case.evidence
     model = plain(found.case.model.name)
     if found.skipped:
@@ -302,7 +302,7 @@ def _search_facts(found: Evidence) -> list[tuple[str, str]]:
 
 
 def _bound_facts(bound: AccuracyBound | None) -> list[tuple[str, str]]:
-    """What the search held a task metric to, and what that came to."""
+    """The limit of the task metric in the search, and the values reached."""
     if bound is None:
         return []
     least, reference, shipped = (

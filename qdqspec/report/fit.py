@@ -1,4 +1,4 @@
-"""Keeps a page below a size: the biggest tables go first, then the last cases."""
+"""Shortens a page to a maximum size: omits the largest tables first, then the last cases."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-MAX_ROWS = 500  # of the summary table: a page of more cases is for no reader
+MAX_ROWS = 500  # of the summary table
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a page. ``brief`` stands in for it where the page is too long; without one it stays."""
+    """A piece of a page. ``brief`` replaces it if the page is too long; without one it is kept."""
 
     text: str
     brief: str = ""
@@ -19,7 +19,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What comes first, one sequence of blocks a case, and what comes last."""
+    """The head, one sequence of blocks per case, and the tail."""
 
     head: Sequence[Block]
     cases: Sequence[Sequence[Block]]
@@ -27,7 +27,7 @@ class Page:
 
 
 def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str]:
-    """The texts of the blocks, short enough; ``note(n)`` tells of ``n`` cases that are left out."""
+    """The texts of the blocks within the limit; ``note(n)`` reports ``n`` omitted cases."""
     gains = [
         (_size(block.text), _size(block.text) - _size(block.brief))
         for case in page.cases
@@ -51,7 +51,7 @@ def fitted(page: Page, limit_bytes: int, note: Callable[[int], str]) -> list[str
 
 
 def _threshold(gains: list[tuple[int, int]], excess: int) -> float:
-    """The size from which blocks are shortened, so that at least ``excess`` bytes go where that is possible."""
+    """The size from which blocks are shortened, so that at least ``excess`` bytes are saved if possible."""
     threshold = math.inf
     for size, gain in sorted(gains, reverse=True):
         if excess <= 0:

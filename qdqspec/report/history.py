@@ -1,4 +1,4 @@
-"""A case beside its committed baselines, as tables of plain cells."""
+"""A case and its committed baselines, as tables of plain cells."""
 
 from __future__ import annotations
 

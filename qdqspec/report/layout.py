@@ -1,9 +1,10 @@
-"""How a record is written: each class is one JSON object of `result.json` or of the run record.
+"""The layout of a written record: each class is one JSON object of `result.json` or of the run record.
 
-Reading ignores unknown keys, so that a newer minor version's records stay readable; ``schema_version`` changes where
-an old reader would misunderstand. Numbers that JSON lacks are the strings ``"Infinity"``, ``"-Infinity"`` and
-``"NaN"``: an SQNR of ``"Infinity"`` of an output means that it is equal. ``parity.sqnr_db``, that of the whole model,
-is always a number: 200 where all outputs are equal. No absolute path, user or host name is ever written.
+Reading ignores unknown keys, so that records of a newer minor version stay readable; ``schema_version``
+changes if an old reader would misinterpret a record. Numbers that JSON lacks are the strings ``"Infinity"``,
+``"-Infinity"`` and ``"NaN"``: an output with an SQNR of ``"Infinity"`` is equal to the reference.
+``parity.sqnr_db``, that of the whole model, is always a number: 200 if all outputs are equal. No absolute
+path, user or host name is written.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ class Part(BaseModel):
 
 
 class ModelPart(Part):
-    """The model by content; its path is relative to the spec, or its name where it lies elsewhere."""
+    """The model's SHA-256, and its path relative to the spec, or its name if it is outside that folder."""
 
     sha256: str
     path: str
 
 
 class SchemePart(Part):
-    """What identifies the placement: equal digests have Q/DQ at the same places."""
+    """The digest of the placement: equal digests have Q/DQ at the same places."""
 
     digest: str
 
 
 class TimedPart(Part):
-    """One role's runs, and their median on the gating clock."""
+    """One role's samples, and their median on the gating clock."""
 
     median_ms: float
     samples: Samples
@@ -77,10 +78,10 @@ class SpeedupPart(Part):
 
 
 class LatencyPart(Part):
-    """How the times above were taken. ``ratios`` are times over the reference's, by role.
+    """Conditions of the times above. ``ratios`` are times over the reference's, by role.
 
-    With several shape ``profiles`` these and the times above are weighted geometric means; each profile's samples stand
-    among the role's ``samples``, in this order.
+    With several shape ``profiles`` these and the times above are weighted geometric means; each profile's
+    samples are among the role's ``samples``, in this order.
     """
 
     clock: Clock
@@ -107,7 +108,7 @@ class TrialPart(Part):
 
 
 class TrialsPart(Part):
-    """The search's builds; ``list`` also holds the rebuilds for noise and confirmation."""
+    """The search's builds; ``list`` also has the rebuilds for noise and confirmation."""
 
     total: int
     built: int
@@ -116,7 +117,7 @@ class TrialsPart(Part):
 
 
 class SearchPart(Part):
-    """How the winner was found."""
+    """The search and its winner."""
 
     strategy: str
     seconds: float
@@ -132,7 +133,7 @@ class SearchPart(Part):
 
 
 class CountPart(Part):
-    """How many there are."""
+    """A count."""
 
     count: int
 
@@ -150,7 +151,7 @@ class PairPart(Part):
 
 
 class ParityPart(Part):
-    """The worst output's numbers, then every output's, then what quantization and what the runtime costs alone."""
+    """Parity of the worst output, of each output, and of quantization and the runtime separately."""
 
     sqnr_db: float
     cosine: float
@@ -165,7 +166,7 @@ class ParityPart(Part):
 
 
 class CheckPart(Part):
-    """What one check said."""
+    """The result of one check."""
 
     id: str
     kind: str
@@ -180,7 +181,7 @@ class CheckPart(Part):
 class CasePart(Part):
     """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type.
 
-    ``regression`` is what became of each entry of the committed baseline. ``reason`` explains ``status``.
+    ``regression`` is the result for each entry of the committed baseline. ``reason`` explains ``status``.
     """
 
     schema_version: Literal[1]
@@ -218,7 +219,7 @@ class CasePart(Part):
 
 
 class RunPart(Part):
-    """The run record: every case of a run."""
+    """The run record: all cases of a run."""
 
     schema_version: Literal[1]
     qdqspec: str

@@ -1,4 +1,4 @@
-"""What cases are called in reports, so that those of two specs are never called alike."""
+"""Names of cases in reports, distinct over all specs of a run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from qdqspec.types import Case, CaseRecord
 
 
 def distinct_names(records: Sequence[CaseRecord]) -> tuple[str, ...]:
-    """``net::default``; ``specs/door/net::default`` where specs in several folders have that name.
+    """``net::default``; ``specs/door/net::default`` if specs in several folders have that name.
 
-    A folder that is private is not told; specs in such folders are numbered.
+    The name of a private folder is not written; specs in such folders are numbered.
     """
     cases = [record.evidence.case for record in records]
     specs: dict[str, dict[Path | None, int]] = {}

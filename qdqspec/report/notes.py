@@ -1,4 +1,4 @@
-"""What a reader of the summary table should know beside it."""
+"""Warnings below the summary table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what is private to a machine out of records: folders, and with them user names."""
+"""Removes data private to a machine from records: folders, which contain user names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from qdqspec.types import BaselineFigure, Case, DeviceKey, Evidence, RegressionE
 
 
 def model_path(case: Case) -> str:
-    """The model's path relative to the spec's folder, or its name alone where it lies elsewhere."""
+    """The model's path relative to the spec's folder, or its name alone if it is outside."""
     if case.spec is not None and case.model.is_relative_to(case.spec.parent):
         return case.model.relative_to(case.spec.parent).as_posix()
     return case.model.name
 
 
 def spec_path(case: Case) -> str | None:
-    """The spec's path from where the run was started, or its name alone where it lies elsewhere."""
+    """The spec's path relative to the working directory, or its name alone if it is outside."""
     if case.spec is None:
         return None
     if case.spec.is_relative_to(Path.cwd()):
@@ -29,7 +29,7 @@ def spec_path(case: Case) -> str | None:
 class Redactor:
     """Replaces this machine's folders in free text: error messages of a runtime name temporary files.
 
-    Names of nodes and tensors are never touched, although they look like paths.
+    Names of nodes and tensors are not changed, although they look like paths.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -42,27 +42,29 @@ class Redactor:
             "<temporary>": Path(tempfile.gettempdir()),
             "<home>": Path.home(),
         }
-        # The longest first: an output folder often lies in the spec's folder, and that in the home.
+        # The longest first: an output folder is often inside the spec's folder, and that inside the home
+        # folder.
         folders = {str(path): name for name, path in named.items() if path is not None and path.is_absolute()}
         self._names = {folder: folders[folder] for folder in sorted(folders, key=len, reverse=True)}
         either = "|".join(re.escape(folder) for folder in self._names if len(folder) > 1)
-        # Whole folders only: longer names that begin alike, and node names that hold one, stay as they are.
+        # Whole folders only: longer names with the same start, and node names that contain one, do not
+        # change.
         self._pattern = re.compile(rf"(?<![\w/.-])({either})(?![\w.-])") if either else None
 
     def text(self, text: str) -> str:
-        """The text without folders of this machine."""
+        """The text with folders of this machine replaced."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda found: self._names[found[1]], text)
 
     def device(self, device: DeviceKey) -> DeviceKey:
-        """The device, with its details cleaned."""
+        """The device, with folders replaced in its details."""
         return DeviceKey(
             key=device.key, details={name: self.text(value) for name, value in device.details.items()}
         )
 
     def regression(self, found: RegressionEvidence) -> RegressionEvidence:
-        """What became of a baseline entry, with its free texts cleaned."""
+        """The result for a baseline entry, with folders replaced in its free texts."""
         return replace(
             found,
             command=self.text(found.command),
@@ -76,7 +78,7 @@ class Redactor:
         return replace(figure, changed=tuple(map(self.text, figure.changed)))
 
     def verdict(self, verdict: Verdict) -> Verdict:
-        """The verdict with its free texts cleaned; table cells hold names and stay."""
+        """The verdict with folders replaced in its free texts; table cells hold names and do not change."""
         return replace(
             verdict,
             headline=self.text(verdict.headline),

@@ -1,8 +1,8 @@
-"""Records as JSON and back.
+"""Converts records to JSON and back.
 
-``record_from_json(record_to_json(record))`` keeps all that reports show, and a second round trip
-changes nothing. What only the journal and the spec know (trial placements, check parameters, layer
-times) is not in a record.
+``record_from_json(record_to_json(record))`` keeps all that reports show, and a second round trip changes
+nothing. Trial placements, check parameters and layer times, which only the journal and the spec hold, are not
+in a record.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from qdqspec.report.layout import SCHEMA_VERSION, CasePart, ParityPart, RunPart
 from qdqspec.report.restore import case_from_part
 from qdqspec.types import CaseRecord, ParityEvidence, RunRecord
 
-_MOST_BYTES = 256 << 20  # a thousand cases have a tenth of it
+_MOST_BYTES = 256 << 20  # a record of a thousand cases has a tenth of it
 _AGAIN = "name a file that --qdq-json wrote, or run the specs again"
 _AnyPart = TypeVar("_AnyPart", RunPart, CasePart)
 
 
 def record_to_json(record: RunRecord) -> dict[str, Any]:
-    """The run record as strict JSON data: `json.dumps` of it needs no NaN or Infinity."""
+    """The run record as strict JSON data, without NaN or Infinity."""
     part = RunPart(
         schema_version=SCHEMA_VERSION,
         qdqspec=record.version,
@@ -45,12 +45,12 @@ def case_to_json(record: CaseRecord) -> dict[str, Any]:
 
 
 def parity_to_json(parity: ParityEvidence) -> dict[str, Any]:
-    """A comparison of outputs as strict JSON data, as it stands in ``result.json``."""
+    """A comparison of outputs as strict JSON data, as in ``result.json``."""
     return _data(part_from_parity(parity))
 
 
 def record_from_json(data: object) -> RunRecord:
-    """The run record that was written; raises `StateError` where the data is damaged or something else."""
+    """The run record of JSON data. Raises `StateError` if the data is damaged or not a run record."""
     part = _part(RunPart, data, "run record")
     with _damage("run record"):
         cases = tuple(case_from_part(case) for case in part.cases)
@@ -58,14 +58,14 @@ def record_from_json(data: object) -> RunRecord:
 
 
 def case_from_json(data: object) -> CaseRecord:
-    """The case of a ``result.json``; raises `StateError` where the data is damaged or something else."""
+    """The case of a ``result.json``. Raises `StateError` if the data is damaged or not a case record."""
     part = _part(CasePart, data, "case record")
     with _damage("case record"):
         return case_from_part(part)
 
 
 def read_record(path: Path) -> RunRecord:
-    """The run record in a file; raises `StateError` naming the file where there is none."""
+    """The run record in a file. Raises `StateError` naming the file if it cannot be read."""
     try:
         return record_from_json(read_json(path, most_bytes=_MOST_BYTES))
     except OSError as error:
@@ -97,7 +97,7 @@ def _part(layout: type[_AnyPart], data: object, name: str) -> _AnyPart:
 
 @contextmanager
 def _damage(name: str) -> Iterator[None]:
-    """Tell of the first thing that is wrong as a `StateError`."""
+    """Raise the first validation error as a `StateError`."""
     try:
         yield
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""A written case as the record it was."""
+"""Converts a written case back to its record."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from qdqspec.types import (
     Verdict,
 )
 
-_NOWHERE = Placement(sites=frozenset())  # a record does not keep where a trial put its pairs
+_NOWHERE = Placement(sites=frozenset())  # a record does not hold the placements of trials
 
 
 def case_from_part(part: CasePart) -> CaseRecord:
-    """The case record; raises ``ValueError`` where its parts contradict each other."""
+    """The case record. Raises ``ValueError`` if its parts contradict each other."""
     evidence = Evidence(
         case=_case(part),
         backend=part.backend,

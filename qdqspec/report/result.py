@@ -8,9 +8,9 @@ from qdqspec.types import RunRecord
 
 
 def write_results(record: RunRecord) -> None:
-    """Write each case's result into its folder, which is made where an error came before anything else.
+    """Write each case's result into its folder, which is created if an error came first.
 
-    Raises `OutputError` where a folder cannot be written.
+    Raises `OutputError` if a folder cannot be written.
     """
     for case in record.cases:
         folder = case.evidence.output

@@ -1,4 +1,4 @@
-"""Sections of verdicts as text."""
+"""Renders sections of verdicts as text."""
 
 from __future__ import annotations
 

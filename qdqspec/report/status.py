@@ -1,4 +1,4 @@
-"""What stands beneath the summary table: the accuracy limits, and why cases are unchanged or skipped."""
+"""The lines below the summary table: accuracy limits, and why cases are unchanged or skipped."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from qdqspec.report.names import distinct_names
 from qdqspec.types import CaseRecord, RunRecord, SearchLimits
 from qdqspec.units import db_text, plain
 
-_SHOWN = 4  # names of cases under one limit
+_SHOWN = 4  # names of cases listed under one limit
 _WIDTH = 44
 
 
 def status_lines(record: RunRecord) -> list[str]:
-    """The SQNR limit, by case where cases differ in it; then a line for each case that is unchanged or skipped."""
+    """The SQNR limit, by case if cases differ in it; then a line for each case that is unchanged or skipped."""
     names = [plain(name, _WIDTH) for name in distinct_names(record.cases)]
     limits: dict[str, list[str]] = {}
     for name, case in zip(names, record.cases, strict=True):
@@ -29,14 +29,14 @@ def status_lines(record: RunRecord) -> list[str]:
 
 
 def below_limit(case: CaseRecord) -> float | None:
-    """The SQNR limit that a tuned model is below, also the default one where that was lifted; ``None`` for none."""
+    """The SQNR limit that a tuned model is below, also the default one if it was disabled; ``None`` for none."""
     parity, search = case.evidence.parity, case.evidence.search
     marked = None if search is None else search.limits.marked_db
     return marked if parity is not None and marked is not None and parity.sqnr_db < marked else None
 
 
 def limit_text(limits: SearchLimits) -> str:
-    """``20 dB by default``, as the constraint of a search is named in tables and reports."""
+    """``20 dB by default``: the accuracy constraint of a search, for tables and reports."""
     if limits.min_sqnr_db is not None:
         origin = "by default" if limits.source == "default" else "(tune.min_sqnr_db)"
         return f"{limits.min_sqnr_db:g} dB {origin}"

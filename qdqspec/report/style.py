@@ -1,4 +1,4 @@
-"""The style sheet of the HTML report: light, dark and paper. Colours are told apart without red and green."""
+"""The style sheet of the HTML report: light, dark and print. Colours do not rely on red and green."""
 
 from __future__ import annotations
 

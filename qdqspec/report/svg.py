@@ -1,7 +1,7 @@
-"""Small charts as inline SVG: latency distributions, how a search went, and what others are drawn with.
+"""Small charts as inline SVG: latency distributions, the progress of a search, and shared drawing functions.
 
-Colours come from the page's style sheet by class, so that a chart follows light and dark. All text is
-escaped here.
+Colours come from the page's style sheet by class, so that a chart follows light and dark. All text is escaped
+here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 560
-_LEFT, _RIGHT = 148, 78  # room for names before the plot, and for medians after it
+_LEFT, _RIGHT = 148, 78  # pixels for names before the plot, and for medians after it
 _ROW = 46
-_MOST_POINTS = 150  # of one strip: more cannot be told apart
+_MOST_POINTS = 150  # of one strip: more would overlap
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One row of a distribution chart: its name, its values, and what is written at its end."""
+    """One row of a distribution chart: its name, its values, and the label at its end."""
 
     name: str
     values: tuple[float, ...]
@@ -29,7 +29,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One candidate of a search: its number, its ratio to the reference (none where it failed), its fate."""
+    """One candidate of a search: its number, its ratio to the reference (``None`` if it failed), its result."""
 
     number: int
     ratio: float | None
@@ -76,7 +76,7 @@ def _axis(top: float, scale: float, height: int, unit: str) -> str:
 
 
 def convergence(steps: Sequence[Step]) -> str:
-    """The ratio of every candidate over its number, the best so far as a line, and the reference at 1."""
+    """The ratio of each candidate over its number, the best so far as a line, and the reference at 1."""
     ratios = [step.ratio for step in steps if step.ratio is not None]
     top = min(max([1.1, *ratios]) * 1.05, 2.0)
     bottom = max(0.0, min([0.9, *ratios]) - 0.08)
@@ -106,7 +106,7 @@ def _levels(bottom: float, top: float, left: int, height: int) -> str:
 
 
 def _best_line(places: Sequence[tuple[tuple[float, float], bool]], right: float) -> str:
-    """Steps down at every candidate that was kept, then on to the right edge."""
+    """A step at each candidate that was kept, then a line to the right edge."""
     points: list[str] = []
     y = None
     for (x, at), kept in places:
@@ -127,7 +127,7 @@ def _mark(step: Step, x: float, y: float) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Round numbers from low to high, three to eight of them; 1 is among them where it lies between."""
+    """Round numbers from low to high, three to eight of them; 1 is among them if it is in the range."""
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         return []
     raw = (high - low) / 5
@@ -148,19 +148,19 @@ def _thinned(values: Sequence[float]) -> Sequence[float]:
 
 
 def _jitter(index: int) -> float:
-    """Spreads the dots of a strip up and down, the same way every time (golden-ratio sequence)."""
+    """Vertical offset of a dot of a strip, deterministic (golden-ratio sequence)."""
     return 7 * ((index * 0.618034) % 1)
 
 
 def frame(height: int, label: str, parts: Sequence[str]) -> str:
-    """The parts as one picture; ``label`` is for who cannot see it."""
+    """The parts as one picture; ``label`` is its text for screen readers."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
 
 def words(x: float, y: float, text: str, style: str) -> str:
-    """A text at a place."""
+    """A text element at a position."""
     return f'<text x="{px(x)}" y="{px(y)}" class="{style}">{escape(text)}</text>'
 
 

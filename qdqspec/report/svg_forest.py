@@ -1,4 +1,4 @@
-"""Intervals below each other as inline SVG, as a forest plot has them."""
+"""A forest plot as inline SVG: one interval per row."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _LEFT, _RIGHT, _ROW, _FOOT = 148, 78, 26, 34
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A name, an estimate with its bounds, and what is written at the end. ``style`` is a CSS class."""
+    """A name, an estimate with its bounds, and a label at the end. ``style`` is a CSS class."""
 
     name: str
     median: float
     low: float
     high: float
     label: str
-    style: str  # tuned for this run, other for what it stands beside
+    style: str  # tuned for this run, other for the rest
 
 
 def forest(rows: Sequence[Row], mark: float | None, what: str) -> str:
-    """One line a row; a dashed line at ``mark``, which the others are held against. The axis need not begin at 0."""
+    """One line per row; a dashed line at ``mark``, the value to compare with. The axis need not begin at 0."""
     left, right = _span(rows, mark)
     height = _ROW * len(rows) + _FOOT
 
@@ -51,7 +51,7 @@ def forest(rows: Sequence[Row], mark: float | None, what: str) -> str:
 
 
 def _span(rows: Sequence[Row], mark: float | None) -> tuple[float, float]:
-    """What the axis shows: all bounds, but those of hardly known figures no farther than the figures reach."""
+    """Range of the axis: all bounds, but very wide intervals are cut near the estimates."""
     middles = [row.median for row in rows] + ([] if mark is None else [mark])
     reach = 2 * (max(middles) - min(middles)) + 0.05 * max(middles)
     bounds = [bound for row in rows for bound in (row.low, row.high) if math.isfinite(bound)]

@@ -1,4 +1,4 @@
-"""Latency against accuracy as inline SVG: the front, and what it leaves behind."""
+"""Latency against accuracy as inline SVG: the Pareto front and the dominated candidates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 230, 58, 16, 18, 40
 class Spot:
     """A candidate: its time over the reference's with bounds, its SQNR in dB (finite).
 
-    ``style`` is a CSS class: ``kept`` for what is selected, ``front`` for others on the front, ``dropped`` behind it.
+    ``style`` is a CSS class: ``kept`` for the selected one, ``front`` for others on the front, ``dropped``
+    for the rest.
     """
 
     ratio: float
@@ -52,7 +53,7 @@ class _Plane:
 
 
 def front(spots: Sequence[Spot]) -> str:
-    """Every candidate by time and accuracy; a line joins the front. Better is left and up."""
+    """Each candidate by time and accuracy; a line joins the front. Better is left and up."""
     plane = _Plane.around(spots)
     ahead = sorted((s for s in spots if s.style != "dropped"), key=lambda s: (s.ratio, -s.sqnr_db))
     parts = [*_grid(plane), _line(ahead, plane)]
@@ -81,7 +82,7 @@ def _level(y: float, text: str) -> list[str]:
 
 
 def _line(ahead: Sequence[Spot], plane: _Plane) -> str:
-    """In steps: between two of the front nothing was found."""
+    """A stepped line: nothing was found between two points of the front."""
     points: list[str] = []
     for spot in ahead:
         x, y = px(plane.x(spot.ratio)), px(plane.y(spot.sqnr_db))

@@ -1,4 +1,4 @@
-"""The one table a run ends with."""
+"""The summary table at the end of a run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NAME_WIDTH = 44
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its heading, what it says of a case (empty where nothing is known), and its alignment.
+    """A column: its heading, its text for a case (empty if unknown), and its alignment.
 
-    The least needed columns have the largest ``rank`` and are dropped first where the table is too wide.
+    Columns with the largest ``rank`` are dropped first if the table is too wide.
     """
 
     title: str
@@ -29,9 +29,9 @@ class Column:
 
 
 def summary_table(record: RunRecord, *, width: int | None = None) -> str:
-    """One row a case, and below it what holds for all of them.
+    """One row per case, and below it what applies to all of them.
 
-    Columns that nothing is known for are left out; ``width`` drops more where it must.
+    Columns without values are omitted; ``width`` drops more if necessary.
     """
     if not record.cases:
         return "No case was run."
@@ -50,7 +50,7 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
 def grid(cases: Sequence[CaseRecord], columns: Sequence[Column]) -> str:
     """The columns of the cases as aligned text."""
     rows = [[column.cell(case) for column in columns] for case in cases]
-    # As a row above a separating line: as headers, tabulate would pad every column by two.
+    # As a row above a separating line: tabulate would pad each column by two for headers.
     heads = [column.title for column in columns]
     text = tabulate(
         [heads, SEPARATING_LINE, *rows],
@@ -87,7 +87,7 @@ def _wide(text: str) -> int:
 
 
 def columns_of(cases: Sequence[CaseRecord]) -> tuple[Column, ...]:
-    """All columns of a table of these cases. Names are cut in the middle where they are long."""
+    """All columns of a table of these cases. Long names are cut in the middle."""
     names = {id(case): name for case, name in zip(cases, distinct_names(cases), strict=True)}
     return (Column("case", lambda case: plain(names[id(case)], _NAME_WIDTH), "left"), *_COLUMNS)
 
@@ -98,7 +98,7 @@ def backend_text(case: CaseRecord) -> str:
 
 
 def median_text(role: str) -> Callable[[CaseRecord], str]:
-    """A role's median in milliseconds; empty where it was not measured."""
+    """A role's median in milliseconds; empty if it was not measured."""
 
     def cell(case: CaseRecord) -> str:
         latency = case.evidence.latency
@@ -118,7 +118,7 @@ def speedup_text(case: CaseRecord) -> str:
 
 
 def sqnr_text(case: CaseRecord) -> str:
-    """The worst output's SQNR in dB; where that is below the limit, with it: ``7.9 < 20``."""
+    """The worst output's SQNR in dB; with the limit if it is below: ``7.9 < 20``."""
     parity, limit = case.evidence.parity, below_limit(case)
     if parity is None or not parity.outputs:
         return ""
@@ -128,12 +128,12 @@ def sqnr_text(case: CaseRecord) -> str:
 
 
 def accuracy_text(case: CaseRecord) -> str:
-    """Every metric of the tuned model."""
+    """Each metric of the tuned model."""
     return ", ".join(f"{plain(name, 16)} {value:.4g}" for name, value in case.evidence.metrics.items())
 
 
 def trials_text(case: CaseRecord) -> str:
-    """How many candidates were built; where some failed, out of how many."""
+    """Number of candidates built; out of how many, if some failed."""
     search: SearchResult | None = case.evidence.search
     if search is None:
         return ""
@@ -141,13 +141,13 @@ def trials_text(case: CaseRecord) -> str:
 
 
 def pairs_text(case: CaseRecord) -> str:
-    """How many activation pairs were placed."""
+    """Number of activation pairs placed."""
     search = case.evidence.search
     return "" if search is None else str(search.winner.pairs)
 
 
 def verdicts_text(case: CaseRecord) -> str:
-    """What the checks said: one or two that did not pass by id, more of them and the others by number."""
+    """Results of the checks: one or two that did not pass by id, more of them and the others by number."""
     loud = [(r.id, _LOUD[r.severity, r.verdict.outcome]) for r in case.results if r.verdict.outcome != "pass"]
     passed = len(case.results) - len(loud)
     if len(loud) <= _NAMED_VERDICTS:
@@ -168,7 +168,7 @@ _LOUD = {
 
 
 def provenance_text(case: CaseRecord) -> str:
-    """Where the numbers came from; empty where they were measured in this run."""
+    """Provenance of the numbers; empty if they were measured in this run."""
     found = case.evidence.latency or case.evidence.search
     if found is None or found.provenance.source == "measured":
         return ""

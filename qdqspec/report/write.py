@@ -1,4 +1,4 @@
-"""Reports as files: the format by suffix, whole or not at all."""
+"""Writes reports to files, in the format of the suffix, atomically."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qdqspec.types import RunRecord
 
 
 def format_named(name: str) -> ReportFormat:
-    """The format of that name, ``markdown`` for one; raises `ConfigError` with the known ones."""
+    """The format of that name, such as ``markdown``. Raises `ConfigError` with the known ones."""
     found: ReportFormat = resolve("format", name)  # type: ignore[assignment]  # the registry cannot know the seam
     return found
 
 
 def format_for(path: Path) -> ReportFormat:
-    """The format whose suffix the path has; raises `ConfigError` with the known ones."""
+    """The format with the path's suffix. Raises `ConfigError` with the known ones."""
     known: dict[str, ReportFormat] = {}
     for name in names("format"):
         report_format = format_named(name)
@@ -34,22 +34,22 @@ def format_for(path: Path) -> ReportFormat:
 
 
 def render(record: RunRecord, path: Path) -> bytes:
-    """The report for that path as bytes. It shows what a written record holds, and nothing else.
+    """The report for that path as bytes. It shows only what a written record holds.
 
-    So a page made during a run and one made later from the record are the same, and neither names
-    folders of this machine.
+    So a page made during a run and one made later from the record are the same, and neither names folders of
+    this machine.
     """
     text = format_for(path).render(record_from_json(record_to_json(record)))
     return text.encode("utf-8") if isinstance(text, str) else text
 
 
 def write_report(record: RunRecord, path: Path) -> None:
-    """Write one report; raises `OutputError` where the file cannot be written."""
+    """Write one report. Raises `OutputError` if the file cannot be written."""
     _write(path, render(record, path))
 
 
 def write_reports(record: RunRecord, paths: Iterable[Path]) -> None:
-    """Write several reports; a suffix that no format has is refused before anything is written."""
+    """Write several reports; an unknown suffix is rejected before anything is written."""
     rendered = [(path, render(record, path)) for path in paths]
     for path, content in rendered:
         _write(path, content)

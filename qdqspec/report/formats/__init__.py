@@ -1,1 +1,1 @@
-"""One file a report format, found by name."""
+"""Report formats, one file each, found by name."""

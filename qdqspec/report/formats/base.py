@@ -1,4 +1,4 @@
-"""The seam of a report format: a run record in, text or bytes out."""
+"""The interface of a report format: a run record in, text or bytes out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qdqspec.types import RunRecord
 class ReportFormat(Protocol):
     """Renders a record. Pure: the same record gives the same bytes."""
 
-    suffix: str  # with the dot; what chooses the format of --qdq-report=PATH
+    suffix: str  # with the dot; selects the format of --qdq-report=PATH
 
     def render(self, record: RunRecord) -> str | bytes:
         """Return the whole report."""

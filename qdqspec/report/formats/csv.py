@@ -1,4 +1,4 @@
-"""One row a case, for spreadsheets."""
+"""One row per case, for spreadsheets."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _COLUMNS = (
 
 
 class CsvFormat:
-    """Full precision, a point as decimal mark, empty where nothing is known."""
+    """Full precision, a point as decimal mark, empty for unknown values."""
 
     suffix = ".csv"
 
     def render(self, record: RunRecord) -> str:
-        """The header row, then one row a case."""
+        """The header row, then one row per case."""
         text = io.StringIO()
         writer = csv.DictWriter(text, _COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
@@ -56,7 +56,7 @@ class CsvFormat:
 
 
 def _cell(value: object) -> str:
-    """One printable line. What a spreadsheet would run as a formula is quoted with an apostrophe."""
+    """One printable line. Text that a spreadsheet would evaluate as a formula gets an apostrophe in front."""
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
     if isinstance(value, str):

@@ -46,7 +46,7 @@ _BASELINE_NOTE = (
 
 
 class HtmlFormat:
-    """What a person opens: readable in light and dark, and on paper."""
+    """An HTML page for light and dark screens, and for print."""
 
     suffix = ".html"
 
@@ -62,7 +62,7 @@ class HtmlFormat:
 
 
 def _e(text: str) -> str:
-    """Text that HTML shows as it is."""
+    """Escape text for HTML."""
     return escape(plain(text))
 
 
@@ -72,10 +72,10 @@ def _more(cases: int) -> str:
 
 
 def _table(table: facts.Table, style: str = "", *, anchors: Sequence[str] = ()) -> str:
-    """The table; ``anchors`` are what the rows' first cells link to."""
+    """The table; ``anchors`` are the link targets of the rows' first cells."""
     kinds = [' class="number"' if i in table.numbers else "" for i in range(len(table.headers))]
     heads = "".join(f"<th{kind}>{_e(head)}</th>" for kind, head in zip(kinds, table.headers, strict=True))
-    # On a narrow screen the cells of a wide table stand below each other, each with its head; a long one scrolls.
+    # On a narrow screen the cells of a wide table are stacked, each with its head; a long table scrolls.
     stacks = _is_wide(table) and len(table.rows) <= _STACKED
     names = [f' data-head="{_e(head)}"' if stacks else "" for head in table.headers]
     rows = []
@@ -201,7 +201,7 @@ def _section(table: facts.Table) -> Block:
 
 
 def _title(table: facts.Table) -> str:
-    """What stands in parentheses at a title's end is set small."""
+    """The title, with its last parentheses in small type."""
     name, _, small = table.title.partition(" (")
     return f"{_e(name)} <small>{_e(small.removesuffix(')'))}</small>" if small else _e(name)
 

@@ -1,4 +1,4 @@
-"""The run record itself, as strict JSON."""
+"""The run record as strict JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from qdqspec.types import RunRecord
 
 
 class JsonFormat:
-    """What other programs read, and what every other report can be made from."""
+    """The record that other programs read, and from which each other report can be made."""
 
     suffix = ".json"
 

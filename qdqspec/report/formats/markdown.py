@@ -14,12 +14,12 @@ from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, RunRecord
 from qdqspec.units import count_text, plain
 
-LIMIT_BYTES = 900_000  # job summaries of GitHub end at 1 MiB, and several steps may share one page
+LIMIT_BYTES = 900_000  # GitHub limits job summaries to 1 MiB, and several steps may share one page
 _SPECIAL = re.compile(r"^[-+=]|[\\`*_\[\]<>|~&$@#]|(?<=:)/(?=/)|(?<=www)\.")
 
 
 class MarkdownFormat:
-    """The summary table, then each case. Biggest tables are left out first where the page is too long."""
+    """The summary table, then each case. The largest tables are omitted first if the page is too long."""
 
     suffix = ".md"
 
@@ -40,7 +40,7 @@ def _more(cases: int) -> str:
 
 
 def escape(text: str) -> str:
-    """Text that Markdown shows as it is, inside a table too."""
+    """Escape text for Markdown, inside tables too."""
     return _SPECIAL.sub(lambda found: "\\" + found[0], plain(text))
 
 
