@@ -1,1 +1,1 @@
-"""What held before."""
+"""Committed baselines of earlier measurements."""

@@ -1,7 +1,8 @@
-"""Whether a run may be compared with a baseline at all, and what else differs.
+"""Decides whether a run is comparable with a baseline, and lists other differences.
 
-What decides how fast a model is asked to be must be the same: model, quantization rules, shapes, clock. The
-device is the file's name. Versions, clocks of the processor and the like are told, and refuse nothing.
+The facts that determine a model's speed must be equal: model, quantization rules, shapes, clock. The device
+is the file's name. Versions, processor frequencies and the like are reported, but do not prevent a
+comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from qdqspec.types import Case, Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Under what a run's ratio was taken. ``recorded`` is an ISO 8601 time in UTC."""
+    """The conditions under which a run's ratio was measured. ``recorded`` is an ISO 8601 time in UTC."""
 
     clock: Clock
     model_sha256: str
@@ -27,7 +28,7 @@ class Conditions:
 
 
 def rules_of(case: Case) -> dict[str, Any]:
-    """What a case asks for that a ratio depends on, as JSON values by flat names. The search's budget is not in it."""
+    """The rules of a case that its ratio depends on, as JSON values by flat names, without the search budget."""
     quantize, patterns, inputs = case.quantize, case.patterns, case.inputs
     shapes = [
         {name: [list(shape.min), list(shape.opt), list(shape.max)] for name, shape in profile.shapes.items()}
@@ -50,7 +51,7 @@ def rules_of(case: Case) -> dict[str, Any]:
 
 
 def unlikeness(entry: Entry, now: Conditions) -> str:
-    """Why the two must not be compared; empty where they may be."""
+    """Why the entry and the run are not comparable; empty if they are."""
     if entry.model_sha256 != now.model_sha256:
         return f"it is of another model ({entry.model_sha256[:12]}, now {now.model_sha256[:12]})"
     if entry.clock != now.clock:
@@ -65,7 +66,7 @@ def _rules_changed(entry: Entry, now: Conditions) -> Iterator[str]:
 
 
 def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
-    """What else is not as it was; it may explain a change, and refuses nothing."""
+    """Other differences, which may explain a change but do not prevent a comparison."""
     notes = [] if entry.scheme == now.scheme else [f"placement: was {entry.scheme}, is {now.scheme}"]
     for name in sorted(entry.environment.keys() | now.environment.keys()):
         old, new = entry.environment.get(name, "unknown"), now.environment.get(name, "unknown")
@@ -75,7 +76,7 @@ def differences(entry: Entry, now: Conditions) -> tuple[str, ...]:
 
 
 def changes(entry: Entry, now: Conditions) -> tuple[str, ...]:
-    """All that is not as it was, and may explain why an entry was renewed."""
+    """All differences that may explain why an entry was renewed."""
     digests = entry.model_sha256[:12], now.model_sha256[:12]
     pairs = (("model", *digests), ("clock", entry.clock, now.clock))
     said = [f"{name}: was {old}, is {new}" for name, old, new in pairs if old != new]

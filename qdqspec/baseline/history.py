@@ -1,4 +1,4 @@
-"""The figures that baselines of a spec hold, and held before."""
+"""The present and past figures of the baselines of a spec."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from qdqspec.types import BaselineFigure
 
 
 def history_of(entry: Entry, device: str) -> tuple[BaselineFigure, ...]:
-    """What an entry held before, the oldest first, and what it holds."""
+    """The past figures of an entry, the oldest first, and its present one."""
     return tuple(_figure(figure, device) for figure in (*entry.history, entry))
 
 
 def figures_elsewhere(file: Path, name: Name) -> tuple[BaselineFigure, ...]:
-    """What holds of the same check on other devices, by their files beside this one, sorted."""
+    """The figures of the same check on other devices, from the files beside this one, sorted."""
     return tuple(_beside(file, name))
 
 
@@ -26,7 +26,7 @@ def _beside(file: Path, name: Name) -> Iterator[BaselineFigure]:
             try:
                 known = read_baseline(other)
             except StateError:
-                continue  # who runs on that device is told
+                continue  # reported in a run on that device
             entry = known.entry(name) if known else None
             if known is not None and entry is not None:
                 yield _figure(entry, known.device)

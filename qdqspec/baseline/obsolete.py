@@ -1,6 +1,6 @@
-"""Which entries no check asks for any more.
+"""Finds baseline entries that no check of a spec uses any more.
 
-A spec decides that, not a run: what is skipped on this machine is still asked for.
+The spec decides, not the run: the entry of a check that is skipped on this machine is still in use.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def entries_asked_for(cases: Sequence[Case]) -> frozenset[Name]:
 
 
 def obsolete_entries(folder: Path, cases: Sequence[Case]) -> tuple[tuple[Path, Name], ...]:
-    """Entries below a spec's baseline folder, for any device, that its cases do not ask for.
+    """Entries below a spec's baseline folder, for any device, that its cases do not use.
 
-    A damaged file has none: whoever compares with it is told.
+    A damaged file has none: it is reported when a check compares with it.
     """
     asked = entries_asked_for(cases)
     found: list[tuple[Path, Name]] = []

@@ -1,8 +1,8 @@
 """Committed baselines: ``__baselines__/<spec>/<device>.json`` beside a spec.
 
-A file holds, for every case and check of its spec, the ratio tuned / reference on one device, with the raw
-samples it was taken from. Keys are sorted and each build's samples stand on one line, so that a diff shows
-what changed. What is read was written by somebody else: any bytes give a baseline or one clear error.
+A file holds, for each case and check of its spec, the ratio tuned / reference on one device, with the raw
+samples it was computed from. Keys are sorted and each build's samples are on one line, so that a diff is
+readable. The input is not trusted: any bytes give a baseline or one clear error.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from qdqspec.types import Case, Clock, DeviceKey, Interval
 
 FOLDER = "__baselines__"
 SCHEMA_VERSION: Final = 1
-_LARGEST = 64 << 20  # bytes: a thousand cases have a tenth of it
-_MOST_ROUNDS = 20_000  # a rank test compares each with each; a close look takes some three hundred
-_REMEMBERED = 20  # figures that an entry replaced
+_LARGEST = 64 << 20  # bytes; a file of a thousand cases has a tenth of it
+# a rank test compares all pairs of rounds; a second, longer measurement takes some three hundred
+_MOST_ROUNDS = 20_000
+_REMEMBERED = 20  # past figures kept in an entry
 _PATIENCE = 60.0  # seconds; a file is written in milliseconds
 _RENEW = "restore it from version control, or write it anew with --qdq-update=changed"
-_SUM = "sum"  # the key of an entry's digest of itself
+_SUM = "sum"  # the key of an entry's own checksum
 
 Name: TypeAlias = tuple[str, str]  # case and entry: ("int8-b8", "regression")
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Times = tuple[tuple[Milliseconds, ...], ...]  # a sequence for each fresh build
+Times = tuple[tuple[Milliseconds, ...], ...]  # one sequence for each fresh build
 
 
 class _Part(BaseModel):
-    """One JSON object. Unknown keys are those of a newer minor version, and ignored."""
+    """One JSON object. Unknown keys, which a newer minor version may write, are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class RoleTimes(_Part):
-    """The runs of one role on both clocks, build by build; ``cpu_ms`` is empty where it was not taken."""
+    """The samples of one role on both clocks, build by build; ``cpu_ms`` is empty if it was not measured."""
 
     wall_ms: Times
     cpu_ms: Times = ()
 
     def on(self, clock: Clock) -> Times:
-        """Those of a clock."""
+        """The samples on a clock."""
         return self.cpu_ms if clock == "cpu" else self.wall_ms
 
 
@@ -66,12 +67,12 @@ class Ratio(_Part):
 
     @property
     def interval(self) -> Interval:
-        """The same as an interval."""
+        """The ratio as an interval."""
         return Interval(median=self.median, low=self.low, high=self.high)
 
 
 class Figure(_Part):
-    """A ratio, when it was taken (ISO 8601, UTC), and what had changed since the one before it."""
+    """A ratio, the time it was measured (ISO 8601, UTC), and what had changed since the previous one."""
 
     ratio: Ratio
     recorded: str = ""
@@ -79,10 +80,10 @@ class Figure(_Part):
 
 
 class Entry(Figure):
-    """What held of one check of one case.
+    """The baseline of one check of one case.
 
-    ``model_sha256``, ``rules`` and ``clock`` must be those of a run that is compared with it;
-    ``environment`` and ``scheme`` are only told. ``history`` are the figures that it replaced, the oldest first.
+    ``model_sha256``, ``rules`` and ``clock`` must equal those of a run that is compared with it; differences
+    in ``environment`` and ``scheme`` are only reported. ``history`` are the past figures, the oldest first.
     """
 
     clock: Clock
@@ -94,7 +95,7 @@ class Entry(Figure):
     history: tuple[Figure, ...] = ()
 
     def after(self, old: Entry, changed: tuple[str, ...]) -> Entry:
-        """This entry in place of an old one."""
+        """This entry with an old one as the latest of its history."""
         past = Figure(ratio=old.ratio, recorded=old.recorded, changed=old.changed)
         return self.model_copy(update={"history": (*old.history, past)[-_REMEMBERED:], "changed": changed})
 
@@ -110,7 +111,7 @@ class Entry(Figure):
 
 
 class Baseline(_Part):
-    """One file."""
+    """The content of one baseline file."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     device: str
@@ -121,7 +122,7 @@ class Baseline(_Part):
         return self.cases.get(name[0], {}).get(name[1])
 
     def names(self) -> tuple[Name, ...]:
-        """Every entry, sorted."""
+        """The names of all entries, sorted."""
         return tuple(sorted((case, check) for case, checks in self.cases.items() for check in checks))
 
 
@@ -136,13 +137,13 @@ class Renewal:
     entry: Entry
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, to be sent to another process."""
+        """The renewal as plain data, to be sent to another process."""
         data = {"file": str(self.file), "device": self.device, "name": list(self.name), "old": self.old}
         return {**data, "entry": self.entry.model_dump(mode="json")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Renewal:
-        """What `to_json` gave."""
+        """The renewal of data from `to_json`."""
         return cls(
             file=Path(data["file"]),
             device=data["device"],
@@ -153,7 +154,7 @@ class Renewal:
 
 
 def baseline_file(case: Case, device: DeviceKey) -> Path | None:
-    """Where the baseline of a case's spec stands for a device; ``None`` for a case without a spec."""
+    """The path of the baseline file of a case's spec for a device; ``None`` for a case without a spec."""
     if case.spec is None:
         return None
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", device.key).strip("-.")[:120] or "device"
@@ -171,7 +172,7 @@ def find_baselines(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def read_baseline(path: Path) -> Baseline | None:
-    """The baselines in a file, ``None`` where there is none; raises `StateError` where it is damaged."""
+    """The baselines in a file, ``None`` if it does not exist. Raises `StateError` if it is damaged."""
     try:
         content = read_json(path, most_bytes=_LARGEST)
         known = Baseline.model_validate(content)
@@ -189,7 +190,8 @@ def read_baseline(path: Path) -> Baseline | None:
         raise StateError(f"this is not a baseline: {error}", where=path, cure=_RENEW) from None
     for case, check in known.names():
         written = content["cases"][case][check]
-        # One without a sum is of an earlier version, or by hand. A later version has one.
+        # An entry without a checksum is of an earlier version, or written by hand. A later version writes
+        # one.
         signed = _SUM in written or written.keys() - Entry.model_fields.keys()
         if signed and written.get(_SUM) != _sum(known.device, (case, check), written):
             raise StateError(
@@ -199,7 +201,7 @@ def read_baseline(path: Path) -> Baseline | None:
 
 
 def _sum(device: str, name: Name, entry: Mapping[str, Any]) -> str:
-    """What an entry is recognized by: everything in it, its name and its device."""
+    """The checksum of an entry: over its content, its name and its device."""
     return content_sum([device, *name, {key: value for key, value in entry.items() if key != _SUM}])
 
 
@@ -207,8 +209,8 @@ def update_baseline(path: Path, device: str, put: Mapping[Name, Entry], drop: It
     """Put entries into a file and drop others; a file without entries is removed.
 
     ``device`` is that of the entries put; a file that only loses entries keeps its own. A damaged file is
-    written anew with what is put, and so is one of another device. Processes that change one file wait for each
-    other. Raises `OutputError` where it cannot be written.
+    replaced by the entries put, and so is a file of another device. Processes that change one file wait for
+    each other. Raises `OutputError` if it cannot be written.
     """
     with _alone(path):
         known = _known(path)
@@ -229,7 +231,7 @@ def _changed(known: Baseline, put: Mapping[Name, Entry], drop: Iterable[Name]) -
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other processes of this user from the file. The lock lies elsewhere: baselines are committed."""
+    """Lock the file against other processes of this user. The lock file is elsewhere: baselines are committed."""
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:32]
     try:
         with FileLock(shared_folder("locks") / f"baseline-{name}.lock", timeout=_PATIENCE):
@@ -255,12 +257,12 @@ def _text(baseline: Baseline) -> str:
         entry = data["cases"][case][check]
         entry[_SUM] = _sum(baseline.device, (case, check), entry)
     text = json.dumps(data, indent=1, sort_keys=True, allow_nan=False)
-    # A line break never stands inside a JSON string, so this meets arrays of numbers only.
+    # JSON strings contain no line break, so the pattern matches arrays of numbers only.
     return re.sub(r"\[\n[-+.\deE,\s]*\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"
 
 
 def _replace(path: Path, text: str | None) -> None:
-    """Write the file whole or not at all, or remove it."""
+    """Write the file atomically, or remove it."""
     if text is not None:
         write_whole(path, text, what="the baseline", make_folder=True)
         return

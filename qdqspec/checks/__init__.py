@@ -1,1 +1,1 @@
-"""What must hold. One file a check; `base` holds the seam. Judges evidence, never measures."""
+"""Checks, one file each. `base` defines the interface. A check judges evidence and never measures."""

@@ -1,4 +1,4 @@
-"""Time budgets as a spec writes them: a number, or a table by device, target or backend, of one or more percentiles."""
+"""Time budgets in a spec: a number, or a table by device, target or backend, of one or more percentiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqspec.checks._params import Positive
 from qdqspec.checks.base import longest_match
 from qdqspec.registry import did_you_mean, names
 
-ANY = "any"  # the table's entry for every device without one of its own
+ANY = "any"  # the table's entry for each device without one of its own
 
 _PERCENTILE = re.compile(r"p(100|\d{1,2}(?:\.\d{1,3})?)")
 _GLOB = re.compile(r"[*?\[]")
@@ -33,7 +33,7 @@ def _known_percentiles(budget: dict[str, float]) -> dict[str, float]:
 
 
 def _known_devices(table: dict[str, Budget]) -> dict[str, Budget]:
-    """A misspelt backend would be a budget that nothing is ever held to."""
+    """Reject a misspelt backend: its budget would never apply."""
     backends = names("backend")
     for name in table:
         device = _GLOB.search(name) or any(part in backends for part in re.split(r"[- ]", name))
@@ -62,10 +62,10 @@ Budgets: TypeAlias = Annotated[
 def budget_for(
     table: Mapping[str, float | dict[str, float]], target: str, device: str, percentile: float
 ) -> dict[float, float] | None:
-    """Milliseconds by percentile for a device; ``None`` where the table has no entry for it.
+    """Milliseconds by percentile for a device; ``None`` if the table has no entry for it.
 
-    A glob over the device's key counts before its target, the target before its backend, and ``any`` last; of
-    several that fit, the longest. A plain number is of the ``percentile`` given.
+    A glob over the device's key takes precedence over its target, the target over its backend, and ``any`` is
+    last; of several that match, the longest applies. A plain number is the limit of the given ``percentile``.
     """
     devices = [name for name in table if name == device or (_GLOB.search(name) and fnmatchcase(device, name))]
     name = max(devices, key=len) if devices else longest_match(table, target) or ANY

@@ -1,4 +1,4 @@
-"""What parity can be held to, and how its values read."""
+"""The limits of a parity check, and the text of their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME_WIDTH = 30
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit's parameter, the fact of `TensorParity` it bounds, and how the two are shown."""
+    """A limit's parameter, the fact of `TensorParity` it bounds, and how both are displayed."""
 
     param: str
     fact: str
@@ -29,11 +29,11 @@ class Limit:
     digits: int
 
     def keeps(self, value: float, allowed: float) -> bool:
-        """Whether the value is within the limit; not a number never is."""
+        """Whether the value is within the limit; NaN never is."""
         return value >= allowed if self.floor else value <= allowed
 
     def text(self, value: float, more: int = 0) -> str:
-        """The value as people read it."""
+        """The value as text for people."""
         if not math.isfinite(value):
             return db_text(value)
         if self.unit == " %":
@@ -42,7 +42,7 @@ class Limit:
         return f"{value:.{self.digits + more}{kind}}{self.unit}"
 
     def texts_apart(self, value: float, allowed: float) -> tuple[str, str]:
-        """Value and limit with enough digits to see which one is larger."""
+        """Value and limit with enough digits to see which is larger."""
         for more in range(6):
             texts = self.text(value, more), self.text(allowed, more)
             if texts[0] != texts[1] or value == allowed:
@@ -50,7 +50,7 @@ class Limit:
         return texts
 
 
-LIMITS = (  # in the order that headlines prefer
+LIMITS = (  # in the order of preference for headlines
     Limit("min_sqnr_db", "sqnr_db", "SQNR", " dB", True, 1),
     Limit("min_cosine", "cosine", "cosine", "", True, 4),
     Limit("max_abs", "max_abs", "max difference", "", False, 3),
@@ -90,9 +90,9 @@ def value_of(limit: Limit, out: TensorParity, top: str) -> float | None:
 
 
 def broken(limits: ParityLimits, out: TensorParity, top: str, *, whole: bool = True) -> Iterator[str]:
-    """What is said of each limit that an output does not keep.
+    """A message for each limit that an output exceeds.
 
-    Of one input alone, not ``whole`` data, agreement says nothing and is not held to its limit.
+    For a single input, not ``whole`` data, agreement is not meaningful and is not checked.
     """
     name = plain(out.name, NAME_WIDTH)
     if not out.matches:

@@ -1,4 +1,4 @@
-"""What a parity check can be asked."""
+"""The parameters of a parity check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdqspec.checks._parity_limits import LIMITS, Limit, ParityLimits, broken
 from qdqspec.checks.base import CheckParams
 from qdqspec.types import TensorParity, TopK
 
-_WORST = 1e9  # what a value counts as that is beyond all numbers
+_WORST = 1e9  # the value used for NaN and infinity
 
 
 class StepLimits(ParityLimits):
@@ -96,19 +96,19 @@ class ParityParams(CheckParams, ParityLimits):
 
     @property
     def evidence_key(self) -> str:
-        """The key of ``Evidence.parity_search`` that answers it: checks that ask the same share the answer."""
+        """The key of ``Evidence.parity_search`` that answers it; checks with equal parameters share one search."""
         return self.model_dump_json(exclude={"id", "severity"}, exclude_none=True)
 
     def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
-        """What is said of each limit that the outputs do not keep: for one input, or for ``whole`` data.
+        """A message for each limit that the outputs exceed: for one input, or for ``whole`` data.
 
-        Agreement is no matter of one input.
+        Agreement is not checked for one input.
         """
         chosen = self.chosen(outputs)
         return tuple(words for out in chosen for words in broken(self, out, self.top.key, whole=whole))
 
     def badness(self, outputs: tuple[TensorParity, ...]) -> float:
-        """How near to breaking its first limit an input comes: larger is worse."""
+        """How close an input comes to exceeding the first limit: larger is worse."""
         assert self._leading is not None
         signed = [_signed(self._leading, out) for out in self.chosen(outputs) if out.compared]
         return max(signed, default=0.0)
@@ -119,11 +119,11 @@ class ParityParams(CheckParams, ParityLimits):
 
     @property
     def top(self) -> TopK:
-        """The question about classes that the evidence is to answer."""
+        """The parameters of the agreement that the evidence must contain."""
         return TopK(k=self.top_k, axis=self.class_axis)
 
     def chosen(self, outputs: tuple[TensorParity, ...]) -> list[TensorParity]:
-        """The outputs that are held to it, the worst first."""
+        """The outputs that the check applies to, the worst first."""
         named = (out for out in outputs if not self.outputs or self._names(out))
         return sorted(named, key=_badness)
 
@@ -132,14 +132,14 @@ class ParityParams(CheckParams, ParityLimits):
 
     @property
     def asks_agreement(self) -> bool:
-        """Whether any of its limits is about classes."""
+        """Whether any of its limits is on classes."""
         return any(
             limits and limits.min_agreement is not None for limits in (self, self.quantization, self.runtime)
         )
 
 
 def _signed(limit: Limit, out: TensorParity) -> float:
-    """A value that grows as it gets worse, and is always a number."""
+    """A value that grows as it gets worse, and is always finite."""
     value: float = getattr(out, limit.fact)
     if math.isnan(value):
         return _WORST
@@ -147,6 +147,6 @@ def _signed(limit: Limit, out: TensorParity) -> float:
 
 
 def _badness(out: TensorParity) -> tuple[bool, float]:
-    """Sorts the worst output first: unequal ones and those that are not a number, then by SQNR."""
+    """Sort key, the worst output first: unequal ones and those with NaN, then by SQNR."""
     lost = math.isnan(out.sqnr_db) or not out.matches
     return not lost, 0.0 if lost else out.sqnr_db

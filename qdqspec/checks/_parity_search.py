@@ -1,4 +1,4 @@
-"""What a search for breaking inputs came to, in words."""
+"""Renders the result of a search for inputs that break the limits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _WORDS_WIDTH = 60
 
 
 def search_sections(found: ParitySearch) -> tuple[Section, ...]:
-    """What was tried; and of an input that breaks the limits all that is known, and how to try it again."""
+    """The inputs tried; for an input that breaks the limits all details, and how to reproduce it."""
     summary = Section(title="Search", text=_summary(found))
     return (summary,) if found.found is None else (summary, *probe_sections(found.found))
 
 
 def probe_sections(probe: Probe) -> tuple[Section, ...]:
-    """An input, what comes out for it, where that comes from, and how to try it again."""
+    """An input, its outputs, the origin of the difference, and how to reproduce it."""
     found = [_inputs(probe)] if probe.inputs else []
     found += comparison_sections(probe.parity, "What comes out for it, worst first")
     if probe.command:
@@ -30,7 +30,7 @@ def probe_sections(probe: Probe) -> tuple[Section, ...]:
 
 
 def search_advice(probe: Probe) -> str:
-    """What to do about an input that breaks the limits."""
+    """Advice about an input that breaks the limits."""
     if probe.within:
         return (
             "Its values are all within what the calibration data has: give the calibration such inputs, exclude "
@@ -84,7 +84,7 @@ def _range(one: TriedInput) -> str:
 
 
 def comparison_sections(parity: ParityEvidence, title: str) -> tuple[Section, ...]:
-    """How far each output moved, whatever it is held to, and where the difference of the worst comes from."""
+    """How far each output moved, whatever its limits, and the origin of the difference of the worst."""
     if not parity.outputs:
         return ()
     ordered = sorted(parity.outputs, key=lambda out: (out.matches, out.sqnr_db))

@@ -1,4 +1,4 @@
-"""Where the difference between two models comes from, in words."""
+"""Explains in words where the difference between two models comes from."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from qdqspec.checks._parity_limits import LIMITS, NAME_WIDTH
 from qdqspec.types import Culprit, CulpritEvidence, ParityEvidence, Section, TensorParity
 from qdqspec.units import count_text, pair_text, plain, share_text
 
-_BOTH = 2.0  # steps whose noise differs by less than this factor share the blame
-_CULPRITS = 3  # pairs that a verdict shows
-_HELPS_DB = 1.0  # what leaving them out must give to be advised
-_NAMED, _NODE_WIDTH = 6, 40  # nodes that advice names
-_MOST_DB = 300.0  # beyond, powers of ten leave what a float can hold
+_BOTH = 2.0  # steps whose error differs by less than this factor are both named
+_CULPRITS = 3  # pairs that a verdict lists
+_HELPS_DB = 1.0  # least gain of excluding them to advise it
+_NAMED, _NODE_WIDTH = 6, 40  # nodes that the advice names
+_MOST_DB = 300.0  # beyond, powers of ten exceed the range of a float
 QUANTIZATION, RUNTIME = "quantization", "the runtime"
 
 
 def blame(parity: ParityEvidence, output: str) -> str:
-    """``quantization``, ``the runtime``, or both; empty where they were not told apart."""
+    """``quantization``, ``the runtime``, or both; empty if they were not measured separately."""
     noise = _noise(parity, output)
     if noise is None:
         return ""
@@ -30,7 +30,7 @@ def blame(parity: ParityEvidence, output: str) -> str:
 
 
 def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
-    """The steps from the float model to what runs, for one output, with what each costs."""
+    """The steps from the float model to what runs, for one output, with the error of each."""
     noise = _noise(parity, output)
     if noise is None:
         return _undivided(parity)
@@ -53,7 +53,7 @@ def steps_table(parity: ParityEvidence, output: str) -> tuple[Section, ...]:
 
 
 def culprits_table(found: CulpritEvidence | None) -> tuple[Section, ...]:
-    """The pairs that cost most, and what leaving their nodes in float would give."""
+    """The pairs that cost most, and the gain of keeping their nodes in float."""
     if found is None or not found.pairs:
         return ()
     return (
@@ -72,7 +72,7 @@ def _culprit_row(culprit: Culprit) -> tuple[str, ...]:
 
 
 def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> str:
-    """What to do about an output, by the step that is to blame and the pairs that are."""
+    """Advice for an output, by the step and the pairs that cause its error."""
     name = plain(output, NAME_WIDTH)
     if step == RUNTIME:
         return (
@@ -88,7 +88,7 @@ def advice(output: str, step: str, culprits: CulpritEvidence | None = None) -> s
 
 
 def _which_nodes(culprits: CulpritEvidence | None) -> str:
-    """What to exclude: the nodes of the noisiest pairs where leaving them in float helps, else what is before."""
+    """The nodes to exclude: those of the noisiest pairs if that helps, else those before the output."""
     found = culprits.pairs[:_CULPRITS] if culprits is not None else ()
     gains = [culprit.without_db for culprit in found if culprit.without_db is not None]
     if culprits is None or not gains or max(gains) < culprits.together_db + _HELPS_DB:
@@ -105,7 +105,7 @@ def _which_nodes(culprits: CulpritEvidence | None) -> str:
 
 
 def _noise(parity: ParityEvidence, output: str) -> tuple[float, float] | None:
-    """Noise over signal power of the two steps, where both are known; infinite where nothing can be compared."""
+    """Error power over signal power of the two steps, if both are known; infinite if incomparable."""
     steps = _named(parity.quantization, output), _named(parity.runtime, output)
     if any(out is None or not out.compared for out in steps):
         return None
@@ -114,7 +114,7 @@ def _noise(parity: ParityEvidence, output: str) -> tuple[float, float] | None:
 
 
 def _power(out: TensorParity) -> float:
-    if not out.matches or not out.sqnr_db > -math.inf:  # not a number neither
+    if not out.matches or not out.sqnr_db > -math.inf:  # also true for NaN
         return math.inf
     return 0.0 if out.sqnr_db == math.inf else 10.0 ** (-max(-_MOST_DB, min(out.sqnr_db, _MOST_DB)) / 10)
 

@@ -20,7 +20,7 @@ def verdict(
     numbers: Mapping[str, float] | None = None,
     advice: str = "",
 ) -> Verdict:
-    """A verdict whose headline fits one line and whose numbers are finite; others are left out."""
+    """A verdict with the headline cut to one line; numbers that are not finite are omitted."""
     finite = {name: float(value) for name, value in (numbers or {}).items() if math.isfinite(value)}
     return Verdict(
         outcome=outcome,
@@ -32,7 +32,7 @@ def verdict(
 
 
 def raised(error: Exception) -> Verdict:
-    """The verdict of a check that could not be judged because its data, its metric or the backend raised."""
+    """The verdict of a check whose data, metric or backend raised an error."""
     ours = isinstance(error, QdqspecError)
     what = error.what if isinstance(error, QdqspecError) else f"{type(error).__name__}: {error}"
     text = "\n".join(plain(line, _LONGEST) for line in str(error).splitlines() if line.strip())
@@ -45,7 +45,7 @@ def raised(error: Exception) -> Verdict:
 
 
 def timed_out(limit: str, known: Verdict | None = None) -> Verdict:
-    """The verdict of a check that was not decided within the run's time limit; ``known`` is what it was by then."""
+    """The verdict of a check that was not decided within the run's time limit; ``known`` is its state by then."""
     return verdict(
         "inconclusive",
         f"not decided within the time limit of {limit}",
@@ -56,7 +56,7 @@ def timed_out(limit: str, known: Verdict | None = None) -> Verdict:
 
 
 def unmeasured(what: str, advice: str) -> Verdict:
-    """The verdict where the evidence that a check needs is not there."""
+    """The verdict of a check whose evidence is missing."""
     return verdict("inconclusive", f"{what}: nothing to judge", advice=advice)
 
 
@@ -66,7 +66,7 @@ def is_unchanged(evidence: Evidence) -> bool:
 
 
 def faster_advice(evidence: Evidence, otherwise: str) -> str:
-    """What may make the model faster, given what the search did; ``otherwise`` ends the sentence."""
+    """What may make the model faster, given the result of the search; ``otherwise`` ends the sentence."""
     search = evidence.search
     if search is None:
         return f"Tune the model again, or {otherwise}."

@@ -1,4 +1,4 @@
-"""Does the tuned model still do its task?"""
+"""The check `accuracy`: a task metric of the tuned model on labelled data."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class AccuracyParams(CheckParams):
 
 
 class AccuracyCheck:
-    """Holds a task metric to a floor, or to a largest loss against the reference."""
+    """Compares a task metric with a minimum, or its loss against the reference with a maximum."""
 
     Params: ClassVar[type[CheckParams]] = AccuracyParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"accuracy"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass where every limit given holds. The drop is reference minus tuned, in the metric's unit."""
+        """Pass if each given limit holds. The drop is reference minus tuned, in the metric's unit."""
         assert isinstance(params, AccuracyParams)
         measured = evidence.accuracy.get(params.evidence_key)
         if measured is None or measured.samples == 0:
@@ -118,7 +118,7 @@ def _limits(params: AccuracyParams, measured: AccuracyEvidence) -> list[_Limit]:
 
 
 def _texts_apart(params: AccuracyParams, value: float, limit: float) -> tuple[str, str]:
-    """Both numbers, with enough digits to see which one is larger."""
+    """Both numbers, with enough digits to see which is larger."""
     for more in range(5):
         texts = metric_text(params.metric, value, more), metric_text(params.metric, limit, more)
         if texts[0] != texts[1] or abs(value - limit) <= SLACK:
@@ -127,7 +127,7 @@ def _texts_apart(params: AccuracyParams, value: float, limit: float) -> tuple[st
 
 
 def drop_interval(lost: int, gained: int, samples: int) -> Interval:
-    """The drop on the samples, with the 95 % interval of what it is on others like them.
+    """The drop on the samples, with its 95 % confidence interval.
 
     For matched pairs, after Agresti and Min ("Simple improved confidence intervals for comparing matched
     proportions", Statistics in Medicine 24, 2005): Wald's interval with half a sample added to each kind.
@@ -160,7 +160,7 @@ def _measured(params: AccuracyParams, measured: AccuracyEvidence) -> Section:
 
 
 def _resolution(params: AccuracyParams, measured: AccuracyEvidence) -> str:
-    """What one sample is worth, where the metric counts samples."""
+    """The change of the metric per sample, if the metric counts samples."""
     if measured.lost is None:
         return ""
     step = 1 / measured.samples

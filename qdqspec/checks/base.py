@@ -1,4 +1,4 @@
-"""The seam of a check: typed parameters in the spec, evidence in, a verdict out."""
+"""The interface of a check: typed parameters in the spec, evidence in, a verdict out."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CheckParams(BaseModel):
 
 
 class Check(Protocol):
-    """One kind of check. ``Params`` also extends the spec's JSON Schema; ``needs`` says what to measure."""
+    """One kind of check. ``Params`` also extends the spec's JSON Schema; ``needs`` lists the evidence to collect."""
 
     Params: ClassVar[type[CheckParams]]
     needs: ClassVar[frozenset[EvidenceKind]]
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Compare the evidence with what was asked."""
+        """Compare the evidence with the parameters."""
         ...
 
 
@@ -52,9 +52,10 @@ ByteSize = Annotated[int, Field(strict=True), BeforeValidator(_bytes, json_schem
 
 
 def longest_match(names: Iterable[str], target: str) -> str | None:
-    """The name that is meant for ``target``: the longest equal to it or to its head up to a dash.
+    """The most specific match for ``target``: the longest name equal to it or to its head up to a dash.
 
-    Of ``onnxruntime`` and ``onnxruntime-cpu`` the second for ``onnxruntime-cpu``, the first for ``onnxruntime-cuda``.
+    Of ``onnxruntime`` and ``onnxruntime-cpu`` the second for ``onnxruntime-cpu``, the first for
+    ``onnxruntime-cuda``.
     """
     fits = [name for name in names if target == name or target.startswith(f"{name}-")]
     return max(fits, key=len) if fits else None

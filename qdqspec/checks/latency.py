@@ -1,4 +1,4 @@
-"""Is the tuned model within its time budget?"""
+"""The check `latency`: a time budget of the tuned model."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class LatencyParams(CheckParams):
 
 
 class LatencyCheck:
-    """Holds a percentile of the tuned model's runs to the budget of the target that ran it."""
+    """Compares percentiles of the tuned model's runs with the budget of the target."""
 
     Params: ClassVar[type[CheckParams]] = LatencyParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass where no percentile is above its budget; what a single slow run decides is inconclusive."""
+        """Pass if no percentile exceeds its budget; inconclusive if a single slow run decides."""
         assert isinstance(params, LatencyParams)
         latency = evidence.latency
         if latency is None or not latency.samples.get("tuned"):
@@ -88,7 +88,7 @@ class LatencyCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """One percentile beside its budget."""
+    """One percentile and its budget."""
 
     percent: float
     name: str
@@ -99,7 +99,7 @@ class _Limit:
 
     @classmethod
     def of(cls, percent: float, allowed: float, runs: tuple[float, ...], where: str) -> Self:
-        """Judge a percentile. One that lies beyond all but the slowest run fails by more than that run alone."""
+        """Judge a percentile. Beyond the second slowest run, one run alone would decide: then it is inconclusive."""
         name = ("median" if percent == 50 else f"p{percent:g}") + where
         value = percentile(runs, percent)
         known = percentile(runs, min(percent, 100 * (1 - 1 / len(runs))))
@@ -108,7 +108,7 @@ class _Limit:
 
     @property
     def over(self) -> float:
-        """How far above the budget, as a share of it."""
+        """The excess over the budget, as a share of it."""
         return self.value / self.allowed - 1
 
     @property
@@ -162,14 +162,14 @@ def _advice(worst: _Limit, evidence: Evidence) -> str:
 
 
 def _profile(params: LatencyParams, latency: LatencyEvidence) -> str:
-    """Which of several shape profiles is held to the budget."""
+    """Name of the shape profile that the budget applies to, if there are several."""
     if params.profile is None or not latency.profiles:
         return ""
     return f" at {plain(latency.profiles[params.profile].name, 40)}"
 
 
 def _held(params: LatencyParams, latency: LatencyEvidence) -> LatencyLine:
-    """What is compared with the budget: all profiles together, or the one that is named."""
+    """The measurement to compare with the budget: all profiles together, or the named one."""
     return latency.line("tuned", params.profile if latency.profiles else None)
 
 
@@ -185,7 +185,7 @@ def _no_budget(params: LatencyParams, evidence: Evidence) -> Verdict:
 
 
 def measured_section(latency: LatencyEvidence, clock: Clock) -> Section:
-    """Every measured role with its median and its time against the reference."""
+    """Each measured role with its median and its time against the reference."""
     rows = []
     for line in latency.lines():
         ratio, samples = line.ratio, line.samples

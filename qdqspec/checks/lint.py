@@ -1,4 +1,4 @@
-"""Will other targets take the tuned model, and run it well?"""
+"""The check `lint`: whether other targets accept the tuned model and run it fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qdqspec.checks.base import CheckParams
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
 from qdqspec.units import count_text, plain
 
-_SHOWN = 20  # findings in the table; the verb lists them all
+_SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
 
 
 def _listed(value: Any) -> Any:
@@ -40,13 +40,13 @@ class LintParams(CheckParams):
 
 
 class LintCheck:
-    """Looks at what lint found in the tuned model; no device is needed."""
+    """Judges the lint findings of the tuned model; no device is needed."""
 
     Params: ClassVar[type[CheckParams]] = LintParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"lint"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass where no target refuses anything, nor with ``strict`` runs anything slowly."""
+        """Pass if no target refuses anything, nor with ``strict`` runs anything slowly."""
         assert isinstance(params, LintParams)
         missing = [target for target in params.target if target not in evidence.lint]
         if missing:

@@ -1,4 +1,4 @@
-"""Does the tuned model still compute what the reference computes?"""
+"""The check `parity`: how far the tuned model's outputs are from the reference's."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = [
 
 
 class ParityCheck:
-    """Holds every output to every limit; the worst one leads."""
+    """Compares each output with each limit; the worst output makes the headline."""
 
     Params: ClassVar[type[CheckParams]] = ParityParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"parity"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass where every output judged keeps every limit; outputs that are no floats must be equal."""
+        """Pass if each chosen output keeps each limit; outputs that are not floats must be equal."""
         assert isinstance(params, ParityParams)
         parity = evidence.parity
         if parity is None or not parity.outputs:
@@ -82,7 +82,7 @@ def _conclusion(
     failures: list[_Failure],
     searched: ParitySearch | None,
 ) -> tuple[Outcome, str, str]:
-    """Outcome, headline and advice: what the data breaks comes before what a search found."""
+    """Outcome, headline and advice: failures on the data take precedence over those that a search found."""
     if failures:
         first = failures[0]
         return "fail", first.words, advice(first.output, first.step, evidence.culprits)
@@ -93,7 +93,7 @@ def _conclusion(
 
 
 def _unsearched(params: ParityParams, evidence: Evidence) -> Verdict | None:
-    """The verdict where a search was asked for and could not be made."""
+    """The verdict if a search was requested and could not be made."""
     if params.search is None or is_unchanged(evidence):
         return None
     searched = evidence.parity_search.get(params.evidence_key)
@@ -106,13 +106,13 @@ def _unsearched(params: ParityParams, evidence: Evidence) -> Verdict | None:
 
 
 def culpable_output(params: ParityParams, parity: ParityEvidence) -> str | None:
-    """The output that leads a failure which quantization has a part in; ``None`` where there is none."""
+    """The first failing output that quantization contributes to; ``None`` if there is none."""
     found = (failure.output for failure in _failures(params, parity) if failure.step != RUNTIME)
     return next(found, None)
 
 
 class _Failure(NamedTuple):
-    """A limit that an output does not keep, and the step that is to blame; empty where that is not known."""
+    """A limit that an output exceeds, and the step that causes it; empty if unknown."""
 
     output: str
     words: str
@@ -120,7 +120,7 @@ class _Failure(NamedTuple):
 
 
 def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
-    """Every limit that is not kept: those of the whole first, then those of its two steps."""
+    """Each exceeded limit: those of the whole first, then those of the two steps."""
     top, found = params.top.key, []
     for out in params.chosen(parity.outputs):
         found += [_blamed(out.name, words, blame(parity, out.name)) for words in broken(params, out, top)]
@@ -136,13 +136,13 @@ def _failures(params: ParityParams, parity: ParityEvidence) -> list[_Failure]:
 
 
 def _blamed(output: str, words: str, step: str) -> _Failure:
-    """What does not hold, with the step that it comes from where the line has room for it."""
+    """A failure, with the step that causes it if the line is short enough."""
     longer = f"{words}, by {step}" if step else words
     return _Failure(output, longer if len(longer) <= WIDTH else words, step)
 
 
 def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> Verdict | None:
-    """The verdict where something that is asked could not be measured."""
+    """The verdict if something requested could not be measured."""
     if (params.quantization or params.runtime) and not parity.quantization and parity.undivided:
         return unmeasured(
             "quantization and runtime were not told apart",
@@ -157,7 +157,7 @@ def _unknown(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
 
 
 def _shown(params: ParityParams) -> tuple[Limit, ...]:
-    """The columns: what every comparison has, and agreement where it is asked for."""
+    """The columns: the facts of each comparison, and agreement if requested."""
     return (*LIMITS, AGREEMENT) if params.asks_agreement else LIMITS
 
 
@@ -170,7 +170,7 @@ def _worst(limit: Limit, judged: list[TensorParity], top: str) -> float:
 
 
 def _numbers(params: ParityParams, parity: ParityEvidence, judged: list[TensorParity]) -> dict[str, float]:
-    """The worst of each fact; SQNR of the two steps too."""
+    """The worst value of each fact; also the SQNR of the two steps."""
     top = params.top.key
     found = {limit.fact: _worst(limit, judged, top) for limit in _shown(params)}
     for step, outputs in (("quantization", parity.quantization), ("runtime", parity.runtime)):
@@ -180,8 +180,8 @@ def _numbers(params: ParityParams, parity: ParityEvidence, judged: list[TensorPa
 
 
 def _kept(params: ParityParams, judged: list[TensorParity]) -> str:
-    """The headline of a pass: every limit with the worst value that kept it."""
-    if judged[0].sqnr_db == math.inf:  # the worst one
+    """The headline of a pass: each limit with the worst value that kept it."""
+    if judged[0].sqnr_db == math.inf:  # the worst output
         return "every output equals the reference's"
     kept = []
     for limit in (*LIMITS, AGREEMENT):

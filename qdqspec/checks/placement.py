@@ -1,4 +1,4 @@
-"""Do the Q/DQ pairs stand where they should?"""
+"""The check `placement`: which nodes are quantized, and the number of Q/DQ pairs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PlacementParams(CheckParams):
 
     @property
     def needs(self) -> list[tuple[str, int | str]]:
-        """Every required entry, with the least number of its nodes, or ``all``."""
+        """Each required entry, with the least number of its nodes, or ``all``."""
         parts: list[dict[str, int | str]] = [
             {**entry} if isinstance(entry, dict) else {entry: 1} for entry in self.require
         ]
@@ -79,13 +79,13 @@ class PlacementParams(CheckParams):
 
 
 class PlacementCheck:
-    """Looks at the pairs as shipped, in names of the model without Q/DQ."""
+    """Judges the pairs of the selected model, in names of the model without Q/DQ."""
 
     Params: ClassVar[type[CheckParams]] = PlacementParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"placement"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass where every entry and both counts hold. Weight pairs count for entries, not for the counts."""
+        """Pass if each entry and both counts hold. Weight pairs count for entries, not for the counts."""
         assert isinstance(params, PlacementParams)
         if (params.require or params.forbid) and not evidence.node_ops:
             return unmeasured("the model's nodes are not known", "Run the case again, so that it is tuned.")
@@ -106,7 +106,7 @@ class PlacementCheck:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One rule of the spec as held against the placement; ``words`` is the headline where it is broken."""
+    """One rule of the spec compared with the placement; ``words`` is the headline if it is broken."""
 
     name: str
     found: str

@@ -1,4 +1,4 @@
-"""Is the tuned model as fast, beside its reference, as in the committed baseline?"""
+"""The check `regression`: the ratio tuned / reference against the committed baseline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qdqspec.types import (
 )
 from qdqspec.units import percent_text, plain, share_text
 
-ENTRY = "regression"  # the baseline entry of checks that have no id of their own
+ENTRY = "regression"  # the baseline entry of checks without an id
 _EQUAL = "as fast"
 
 
@@ -41,13 +41,13 @@ class RegressionParams(CheckParams):
 
 
 class RegressionCheck:
-    """Compares ratios, never milliseconds: reference and tuned model meet in one run, on both occasions."""
+    """Compares ratios, never milliseconds: reference and tuned model were interleaved in both runs."""
 
     Params: ClassVar[type[CheckParams]] = RegressionParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"regression"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass where no growth beyond the allowance is possible, fail where it is proved, else inconclusive."""
+        """Pass if the interval excludes growth beyond the allowance, fail if it is significant, else inconclusive."""
         assert isinstance(params, RegressionParams)
         found = evidence.regression.get(params.evidence_key)
         if found is None:
@@ -60,7 +60,7 @@ class RegressionCheck:
 
 
 def judge_change(change: Change, allowed: float) -> Outcome:
-    """The rule: both the interval over builds and the rank test over rounds must exclude the allowance."""
+    """Fail if both the interval over builds and the rank test over rounds exclude the allowance."""
     if change.builds.high <= 1 + allowed:
         return "pass"
     if change.builds.low > 1 + allowed and change.ranks.low > 1 + allowed:
@@ -69,7 +69,7 @@ def judge_change(change: Change, allowed: float) -> Outcome:
 
 
 def is_stale(change: Change, allowed: float) -> bool:
-    """Whether the model became faster by more than the allowance, so that the baseline hides a loss to come."""
+    """Whether the model became faster by more than the allowance, so that the baseline would hide a later loss."""
     return change.builds.high < 1 / (1 + allowed) and change.ranks.high < 1 / (1 + allowed)
 
 
@@ -186,7 +186,7 @@ def _written(found: RegressionEvidence) -> Verdict:
 
 
 def _refused(found: RegressionEvidence, evidence: Evidence) -> Verdict:
-    """No baseline, or one that must not be compared with."""
+    """The verdict without a baseline, or with one that is not comparable."""
     said = {
         "missing": "no baseline of this check on this device",
         "unlike": f"the baseline is not compared with: {plain(found.reason, 100)}",

@@ -1,4 +1,4 @@
-"""Is the tuned model small enough?"""
+"""The check `size`: the size of the tuned model's file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SizeCheck:
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"size"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass where every limit given holds."""
+        """Pass if each given limit holds."""
         assert isinstance(params, SizeParams)
         tuned, reference = evidence.size_bytes.get("tuned"), evidence.size_bytes.get("reference")
         if tuned is None or not reference:

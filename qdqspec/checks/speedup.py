@@ -1,4 +1,4 @@
-"""Is the tuned model faster than the reference by the factor asked for?"""
+"""The check `speedup`: reference time over tuned time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class SpeedupCheck:
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"latency"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Pass at or above the minimum, fail where the whole interval is below it, else inconclusive.
+        """Pass at or above the minimum, fail if the whole interval is below it, else inconclusive.
 
-        An unchanged model is the reference itself: its factor is 1, with nothing to measure.
+        An unchanged model is the reference itself: its factor is 1 and is not measured.
         """
         assert isinstance(params, SpeedupParams)
         if is_unchanged(evidence):
@@ -43,7 +43,7 @@ class SpeedupCheck:
 
 
 def judge_interval(speedup: Interval, least: float) -> Outcome:
-    """The rule: what the median says, unless it is below the minimum and the interval is not."""
+    """Judge by the median, but inconclusive if it is below the minimum and the interval is not."""
     if speedup.median >= least:
         return "pass"
     return "fail" if speedup.high < least else "inconclusive"

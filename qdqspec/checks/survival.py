@@ -1,4 +1,4 @@
-"""Do the Q/DQ pairs outlive the optimizers that the model meets on its way?"""
+"""The check `survival`: whether Q/DQ pairs survive the optimizers that process the model later."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class SurvivalParams(CheckParams):
 
 
 class SurvivalCheck:
-    """Looks for pairs that an optimizer removed, so that a float kernel runs where integers were meant."""
+    """Looks for pairs that an optimizer removed, so that a float kernel runs instead of an integer one."""
 
     Params: ClassVar[type[CheckParams]] = SurvivalParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"survival"})
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
-        """Fail where an optimizer lost a pair; inconclusive where one could not be run, or was not."""
+        """Fail if an optimizer lost a pair; inconclusive if one could not be run, or was not."""
         assert isinstance(params, SurvivalParams)
         found = [evidence.survival[name] for name in params.through if name in evidence.survival]
         if len(found) < len(params.through):

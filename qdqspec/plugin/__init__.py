@@ -1,7 +1,7 @@
-"""The pytest plugin: hooks, each a line or two that hands over to a module of this room.
+"""The pytest plugin: hooks that call the modules of this package.
 
-It is imported by every pytest on a machine that has qdqspec, so it imports pytest and the standard library
-only, and does nothing until a spec is collected or a ``--qdq-*`` option given.
+Each pytest run of an environment with qdqspec imports it, so it imports pytest and the standard library only,
+and does nothing until a spec is collected or a ``--qdq-*`` option given.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--qdq-*``."""
+    """Add the ``--qdq-*`` options."""
     options.add_to(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers; refuse options that make no sense."""
+    """Register the markers; reject invalid options."""
     options.register_markers(config)
     options.refuse_wrong_options(config)
     config.pluginmanager.register(summary.InterruptWatch(config), "qdqspec-interrupt")
@@ -64,17 +64,17 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Collect ``spec_*.py`` once, where it was named on the command line."""
+    """Collect ``spec_*.py`` once if it was named on the command line."""
     return collect.module_for(module_path, parent)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """See which baselines nobody asks for any more."""
+    """Find baseline entries that no check uses any more."""
     baselines.note_selection(session.config, session.items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
-    """Say where the models run."""
+    """Print the backend and the device."""
     line = summary.header(config, items)
     return [line] if line is not None else []
 
@@ -83,7 +83,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Print verdicts and wrong input without a traceback, and place skips in the spec."""
+    """Print verdicts and input errors without a traceback, and place skips in the spec."""
     report = yield
     if isinstance(item, collect.CheckItem) and call.excinfo is not None:
         path, line, _ = item.reportinfo()
@@ -96,7 +96,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand over what was judged, or write the reports."""
+    """Send the results to the controller, or write the reports."""
     if is_worker(session.config):
         distribute.hand_over(session.config)
         baselines.hand_over(session.config)
@@ -107,18 +107,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
-    """Hear what a worker of pytest-xdist collected: the controller collects nothing."""
+    """Note what a worker of pytest-xdist collected: the controller collects nothing."""
     summary.note_collected(node.config, ids)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ARG001 - the hook's own arguments
-    """Take in what a worker of pytest-xdist judged."""
+    """Receive the results of a worker of pytest-xdist."""
     distribute.receive(node.config, getattr(node, "workeroutput", {}))
     baselines.receive(node.config, getattr(node, "workeroutput", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the table."""
+    """Print the summary table."""
     summary.print_summary(terminalreporter, config)
     baselines.print_lines(terminalreporter, config)

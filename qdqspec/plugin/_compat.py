@@ -1,4 +1,4 @@
-"""All that the plugin touches of pytest beyond its documented interface, with a fallback for each.
+"""All uses of pytest beyond its documented interface, with a fallback for each.
 
 Nothing else in the plugin may import ``_pytest`` or call the terminal reporter and capture manager.
 """
@@ -17,7 +17,7 @@ import pytest
 class DataModule(pytest.Module):
     """A ``pytest.Module`` over a file that is not Python, so that module-scoped fixtures work in it.
 
-    ``_getobj`` is said to be "overwritten by subclasses", and has no documented counterpart.
+    pytest documents ``_getobj`` as "overwritten by subclasses" and has no public counterpart.
     """
 
     def _getobj(self) -> types.ModuleType:
@@ -25,9 +25,9 @@ class DataModule(pytest.Module):
 
 
 def located_text(text: str, path: Path, line: int, headline: str) -> Any:
-    """A failure that prints ``text`` and nothing else, and ``headline`` alone in the summary, xdist included.
+    """A failure that prints ``text`` only, and ``headline`` alone in the summary, also under xdist.
 
-    Only an object with ``reprcrash`` and ``reprtraceback`` travels whole from an xdist worker; plain
+    Only an object with ``reprcrash`` and ``reprtraceback`` is transferred whole from an xdist worker; plain
     text is repeated in full in the summary of a CI run. Without pytest's classes it is plain text.
     """
     try:
@@ -40,17 +40,17 @@ def located_text(text: str, path: Path, line: int, headline: str) -> Any:
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this is a process of pytest-xdist's that runs tests for another."""
+    """Whether this process is a worker of pytest-xdist."""
     return hasattr(config, "workerinput")
 
 
 def reporter_of(config: pytest.Config) -> Any | None:
-    """The terminal reporter; none under ``-p no:terminal``, nor in a worker, where it writes to nowhere."""
+    """The terminal reporter; ``None`` under ``-p no:terminal``, and in a worker, where its output is discarded."""
     return None if is_worker(config) else config.pluginmanager.get_plugin("terminalreporter")
 
 
 def uncaptured(config: pytest.Config) -> Callable[[], AbstractContextManager[object]]:
-    """What to enter so that output reaches the real terminal in the middle of a test."""
+    """A context in which output reaches the real terminal during a test."""
     capture = config.pluginmanager.get_plugin("capturemanager")
     disabled = getattr(capture, "global_and_fixture_disabled", None)
     return disabled if disabled is not None else nullcontext

@@ -1,7 +1,7 @@
-"""Writes the baselines that ``--qdq-update`` asked for, and tells which ones nobody asks for any more.
+"""Writes the baselines that ``--qdq-update`` requests, and reports obsolete entries.
 
-Workers of pytest-xdist measure, the controller writes, once a file. A baseline entry counts as obsolete only
-where every check of its spec was selected: half a run says nothing about the other half.
+Workers of pytest-xdist measure, the controller writes each file once. A baseline entry counts as obsolete
+only if all checks of its spec were selected.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from qdqspec.units import percent_text
 if TYPE_CHECKING:
     from qdqspec.baseline.store import Name, Renewal
 
-_SENT = "qdqspec_baselines"  # in a worker's output
+_SENT = "qdqspec_baselines"  # key in a worker's output
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What this run knows of baselines: entries to write, entries that are obsolete, and what was done."""
+    """The baselines of this run: entries to write, entries that are obsolete, and lines to print."""
 
     renewals: list[Renewal] = field(default_factory=list)
     obsolete: set[tuple[Path, Name]] = field(default_factory=set)
@@ -40,7 +40,7 @@ _LEDGER = pytest.StashKey[Ledger]()
 
 
 def note_selection(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Find obsolete entries of the specs of which every check is selected. Reads baselines, no model."""
+    """Find obsolete entries of the specs of which all checks are selected. Reads baselines, no model."""
     if config.option.collectonly:
         return
     for spec, (cases, selected) in _specs_of(items).items():
@@ -49,7 +49,7 @@ def note_selection(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
 
 
 def hand_over(config: pytest.Config) -> None:
-    """In a worker of pytest-xdist: send what is to be written and what is obsolete."""
+    """In a worker of pytest-xdist: send the entries to write and the obsolete ones."""
     ledger = _ledger(config)
     _gather(config)
     worker: Any = config
@@ -60,7 +60,7 @@ def hand_over(config: pytest.Config) -> None:
 
 
 def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
-    """In the controller: take in what a worker sent."""
+    """In the controller: receive what a worker sent."""
     sent = worker_output.get(_SENT)
     if not sent:
         return
@@ -73,9 +73,9 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
 
 
 def write_at_end(config: pytest.Config) -> None:
-    """Write what was measured, and with ``--qdq-update=all`` remove what is obsolete.
+    """Write the measured entries, and with ``--qdq-update=all`` remove obsolete ones.
 
-    What cannot be written is noted as a trouble, which makes the run fail.
+    A file that cannot be written is recorded as a trouble, which makes the run fail.
     """
     ledger = _ledger(config)
     _gather(config)
@@ -97,7 +97,7 @@ def write_at_end(config: pytest.Config) -> None:
 
 
 def print_lines(terminal: Any, config: pytest.Config) -> None:
-    """Say what was written, old and new, and what is obsolete."""
+    """Print the entries written, old and new, and the obsolete ones."""
     for line in _ledger(config).lines:
         terminal.write_line(line)
 
@@ -112,7 +112,7 @@ def _gather(config: pytest.Config) -> None:
 
 
 def _specs_of(items: Iterable[pytest.Item]) -> dict[Path, tuple[tuple[Case, ...], int]]:
-    """The specs that items were selected of: all their cases, and how many of their checks are selected."""
+    """The specs of the selected items: all their cases, and how many of their checks are selected."""
     found: dict[Path, tuple[tuple[Case, ...], int]] = {}
     for item in items:
         if isinstance(item, CheckItem):

@@ -1,7 +1,7 @@
-"""From a spec file to items: file, case, check. Opens YAML only; never a model.
+"""Collects items from a spec file: file, case, check. Opens YAML only; never a model.
 
-Why these classes: a ``Module`` so that module-scoped fixtures and conftests work, a collector for each
-case so that ``specs/a.qdq.yaml::int8-b8`` selects it and ``--dist loadscope`` keeps it on one worker, a
+Reasons for these classes: a ``Module`` so that module-scoped fixtures and conftests work, a collector for
+each case so that ``specs/a.qdq.yaml::int8-b8`` selects it and ``--dist loadscope`` keeps it on one worker, a
 ``Function`` for each check so that fixtures work, and plain names because pytest 9.2 loses a name with
 brackets from ``--lf``.
 """
@@ -32,7 +32,7 @@ _FIRST_KEY = re.compile(r"^qdqspec\s*:", re.MULTILINE)
 
 
 def collector_for(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """What collects a file: specs by name, named YAML files that begin as one, ``spec_*.py`` modules."""
+    """The collector of a file: specs by name, named YAML files that begin as one, ``spec_*.py`` modules."""
     if is_spec(path) or _named_spec(path, parent):
         return SpecFile.from_parent(parent, path=path)
     if fnmatch(path.name, PYTHON_SPECS) and not _left_to_python(path, parent):
@@ -41,7 +41,7 @@ def collector_for(path: Path, parent: pytest.Collector) -> pytest.Collector | No
 
 
 def module_for(path: Path, parent: pytest.Collector) -> pytest.Module | None:
-    """Where pytest itself would collect ``spec_*.py``, collect its specs along with its tests."""
+    """The collector of a ``spec_*.py`` that pytest itself collects: its specs along with its tests."""
     return PythonSpecFile.from_parent(parent, path=path) if fnmatch(path.name, PYTHON_SPECS) else None
 
 
@@ -55,15 +55,15 @@ def _named_spec(path: Path, parent: pytest.Collector) -> bool:
 
 
 def _left_to_python(path: Path, parent: pytest.Collector) -> bool:
-    """Whether pytest collects the file anyway, and comes to `module_for`."""
+    """Whether pytest collects the file anyway, and calls `module_for`."""
     patterns = parent.config.getini("python_files")
     return parent.session.isinitpath(path) or any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
 class _Explained(pytest.Collector):
-    """A collector whose errors about the input read as they were written."""
+    """A collector that prints input errors without a traceback."""
 
-    # pytest's own Collector narrows the signature of Node in the same way, and ignores it likewise.
+    # pytest's own Collector narrows the signature of Node in the same way, with the same ignore.
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException]) -> Any:  # type: ignore[override]
         """The message alone, its first line in the summary."""
         text = without_traceback(excinfo.value, self.path, 1)
@@ -76,7 +76,7 @@ class SpecFile(_Explained, DataModule):
     cases: tuple[Case, ...] = ()
 
     def collect(self) -> Iterator[CaseNode]:
-        """Its cases; a wrong spec is an error of this file alone."""
+        """Its cases; an invalid spec is an error of this file alone."""
         self.cases = load_cases(self.path, settings_of(self.config))
         for case in self.cases:
             yield CaseNode.of(self, case)
@@ -88,7 +88,7 @@ class PythonSpecFile(_Explained, pytest.Module):
     cases: tuple[Case, ...] = ()
 
     def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
-        """The cases of its specs, called by variable (``squeeze``, ``squeeze-int8-b8``), then its tests."""
+        """The cases of its specs, named by variable (``squeeze``, ``squeeze-int8-b8``), then its tests."""
         self.cases = tuple(_cases_of_module(vars(self.obj), self.path))
         for case in self.cases:
             _refuse_far_paths(case, self.path, settings_of(self.config))
@@ -115,7 +115,7 @@ def _cases_of_module(names: dict[str, object], path: Path) -> list[Case]:
 
 
 def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
-    """What a spec in Python names is fenced as what one in YAML names."""
+    """Apply the path restrictions of YAML specs to a spec in Python."""
     from qdqspec.spec.place import CURE, LEADS_OUT, place_of
 
     place = place_of(path, settings.root, settings.allow_path)
@@ -132,7 +132,7 @@ class CaseNode(_Explained):
 
     @classmethod
     def of(cls, parent: pytest.Collector, case: Case) -> CaseNode:
-        """A node with the marks that its case asks for."""
+        """A node with the marks of its case."""
         node = cls.from_parent(parent, name=case.id)
         node.case = case
         node.extra_keyword_matches.update(_keywords(case))
@@ -141,7 +141,7 @@ class CaseNode(_Explained):
         return node
 
     def collect(self) -> Iterator[CheckItem]:
-        """One item a check, in the order of the spec."""
+        """One item per check, in the order of the spec."""
         for check in self.case.checks:
             yield CheckItem.of(self, self.case, check)
 
@@ -149,7 +149,7 @@ class CaseNode(_Explained):
 class CheckItem(pytest.Function):
     """One check of one case."""
 
-    cases: tuple[Case, ...]  # all of its spec
+    cases: tuple[Case, ...]  # all cases of its spec
     case: Case
     check: CheckSpec
 
@@ -164,7 +164,7 @@ class CheckItem(pytest.Function):
         return item
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """The check's place in the spec, so that editors and annotations point there."""
+        """The check's position in the spec, so that editors and annotations point to it."""
         return self.path, self.check.line - 1, f"{self.case.id}::{self.check.id}"
 
 

@@ -1,4 +1,4 @@
-"""Gathers what the sessions of a run found, over the processes of pytest-xdist too, and writes the reports."""
+"""Merges the results of all sessions of a run, including those of pytest-xdist workers, and writes the reports."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _SESSIONS = pytest.StashKey[list["Session"]]()
 _RECEIVED = pytest.StashKey[list[RunRecord]]()
-TROUBLES = pytest.StashKey[list[str]]()  # what could not be written, by whichever process
-_RECORD, _TROUBLE = "qdqspec_record", "qdqspec_trouble"  # in a worker's output
+TROUBLES = pytest.StashKey[list[str]]()  # what any process could not write
+_RECORD, _TROUBLE = "qdqspec_record", "qdqspec_trouble"  # keys in a worker's output
 
 
 def note_session(config: pytest.Config, session: Session) -> None:
-    """Remember a session whose record belongs into the report."""
+    """Register a session whose record is part of the report."""
     known = config.stash.setdefault(_SESSIONS, [])
     if not any(session is other for other in known):
         known.append(session)
@@ -36,18 +36,18 @@ def sessions_of(config: pytest.Config) -> list[Session]:
 
 
 def record_of(config: pytest.Config) -> RunRecord | None:
-    """All that was judged in this run, by whichever process; nothing where nothing was."""
+    """The merged record of this run over all processes; ``None`` if nothing was judged."""
     own = own_record(config)
     return merge_records([*config.stash.get(_RECEIVED, []), *([own] if own is not None else [])])
 
 
 def own_record(config: pytest.Config) -> RunRecord | None:
-    """What was judged in this process. Only here it is known which folders belong to it."""
+    """The record of this process. The folders of a case are known only in its own process."""
     return merge_records([session.record() for session in sessions_of(config)])
 
 
 def hand_over(config: pytest.Config) -> None:
-    """In a worker of pytest-xdist: write the results of its cases, and send what was judged."""
+    """In a worker of pytest-xdist: write the results of its cases, and send the record."""
     from qdqspec.report.record import record_to_json
 
     record = own_record(config)
@@ -62,7 +62,7 @@ def hand_over(config: pytest.Config) -> None:
 
 
 def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
-    """In the controller: take in what a worker sent. A worker that crashed sent nothing."""
+    """In the controller: receive what a worker sent. A worker that crashed sent nothing."""
     if _RECORD in worker_output:
         from qdqspec.report.record import record_from_json
 
@@ -72,9 +72,9 @@ def receive(config: pytest.Config, worker_output: dict[str, Any]) -> None:
 
 
 def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
-    """One record of a run that was judged in pieces; a case whose checks ran apart is put together.
+    """Merge the parts of a run's record; a case whose checks ran in several processes is joined.
 
-    Pieces arrive in the order in which workers end, so their cases are sorted.
+    Parts arrive in the order in which workers end, so their cases are sorted.
     """
     cases: dict[tuple[object, str], CaseRecord] = {}
     for piece in (case for record in records for case in record.cases):
@@ -109,7 +109,7 @@ def write_results(record: RunRecord) -> None:
 
 
 def write_reports(record: RunRecord, settings: Settings) -> list[Path]:
-    """Write what ``--qdq-report`` and ``--qdq-json`` ask for, and say where it is."""
+    """Write the files of ``--qdq-report`` and ``--qdq-json``, and return their paths."""
     from qdqspec.report.write import write_json
     from qdqspec.report.write import write_reports as write
 
@@ -121,7 +121,7 @@ def write_reports(record: RunRecord, settings: Settings) -> list[Path]:
 
 
 def refuse_unknown_formats(paths: Iterable[Path]) -> None:
-    """Raise `ConfigError` for a report whose suffix no format has, before a long run and not after it."""
+    """Raise `ConfigError` for a report with an unknown suffix, before the run."""
     from qdqspec.report.write import format_for
 
     for path in paths:

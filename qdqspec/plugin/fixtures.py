@@ -1,8 +1,8 @@
-"""Fixtures of the plugin. Any of them may be overridden in a conftest, for specs and plain tests alike.
+"""Fixtures of the plugin. Each may be overridden in a conftest, for specs and plain tests alike.
 
-``qdq_session``, ``qdq_backend``, ``qdq_calibration``, ``qdq_metrics`` and ``qdq_model`` decide what the checks
-of specs judge; the others show what was found. Those about one case are function-scoped, because pytest has no
-scope for a case; the session remembers what it did, so asking again costs nothing. On a plain test,
+``qdq_session``, ``qdq_backend``, ``qdq_calibration``, ``qdq_metrics`` and ``qdq_model`` determine what the
+checks of specs judge; the others return results. Those about one case are function-scoped, because pytest has
+no scope for a case; the session caches results, so that a second request costs nothing. On a plain test,
 ``@pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")`` names the case they are about.
 """
 
@@ -60,10 +60,10 @@ def qdq_session(pytestconfig: pytest.Config, qdq_backend: str) -> Iterator[Sessi
 
 @pytest.fixture
 def qdq_metrics() -> Mapping[str, Metric]:
-    """Task metrics of your own, by the name that specs give them: none, until a conftest defines some.
+    """Your own task metrics, by the name that specs use: empty, until a conftest defines some.
 
-    Each is called as ``metric(outputs, labels)``, with arrays over all evaluation samples, and gives a number of
-    which more is better.
+    Each is called as ``metric(outputs, labels)``, with arrays over all evaluation samples, and returns a
+    number, where higher is better.
     """
     return {}
 
@@ -88,7 +88,7 @@ def _asked_case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture
 def qdq_calibration(_qdq_the_case: Case) -> Path | None:
-    """The case's calibration data; none where its spec names none."""
+    """The case's calibration data; ``None`` if its spec names none."""
     return _qdq_the_case.inputs.calibration
 
 
@@ -100,13 +100,13 @@ def qdq_model(qdq_session: Session, _qdq_the_case: Case) -> Model:
 
 @pytest.fixture
 def qdq_regions(qdq_session: Session, _qdq_the_case: Case) -> tuple[Region, ...]:
-    """The regions the case's model is cut into."""
+    """The regions of the case's model."""
     return qdq_session.regions(_qdq_the_case)
 
 
 @pytest.fixture
 def qdq_tuned(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> SearchResult:
-    """What the search for the case came to. Searches, unless a winner is known."""
+    """The result of the search for the case. Searches, unless a winner is cached."""
     with _recorded(pytestconfig, qdq_session):
         return qdq_session.search(_qdq_the_case)
 
@@ -120,7 +120,7 @@ def qdq_parity(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.C
 
 @pytest.fixture
 def qdq_latency(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.Config) -> LatencyEvidence:
-    """The final measurement of the tuned model beside the reference."""
+    """The final measurement of the tuned model and the reference."""
     with _recorded(pytestconfig, qdq_session):
         return _present(qdq_session.evidence(_qdq_the_case, frozenset({"latency"})).latency)
 
@@ -153,7 +153,7 @@ def qdq_report(pytestconfig: pytest.Config) -> Callable[[str], str | bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyView:
-    """The final measurement in numbers: milliseconds of the medians, and reference over tuned."""
+    """The final measurement in numbers: medians in milliseconds, and reference over tuned."""
 
     median_ms: float
     reference_ms: float
@@ -165,7 +165,7 @@ class LatencyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseView:
-    """What is known of one case; each attribute is measured when first asked for, and then remembered."""
+    """The results of one case; each attribute is measured on first use and cached."""
 
     case: Case
     session: Session
@@ -173,7 +173,7 @@ class CaseView:
 
     @property
     def latency(self) -> LatencyView:
-        """The tuned model's latency beside the reference's."""
+        """The tuned model's latency and the reference's."""
         measured = _present(self._gather("latency").latency)
         return LatencyView(
             median_ms=measured.median_ms("tuned"),
@@ -191,13 +191,13 @@ class CaseView:
 
     @property
     def search(self) -> SearchResult:
-        """What the search came to."""
+        """The result of the search."""
         with _recorded(self._pytest_config, self.session):
             return self.session.search(self.case)
 
     @property
     def evidence(self) -> Evidence:
-        """Everything that the checks of the case would see."""
+        """The evidence that the checks of the case judge."""
         return self._gather("latency", "parity", "placement", "size")
 
     def _gather(self, *needs: EvidenceKind) -> Evidence:
@@ -206,7 +206,7 @@ class CaseView:
 
 
 def _recorded(config: pytest.Config, session: Session) -> AbstractContextManager[None]:
-    """Show what the session does in the block, and have what it finds in the table and in ``result.json``."""
+    """Show the session's progress in the block, and include its results in the table and in ``result.json``."""
     note_session(config, session)
     return shown(config, session)
 
@@ -222,7 +222,7 @@ def _one_case(reference: str, config: pytest.Config) -> Case:
 
 
 def _present(piece: T | None) -> T:
-    """What was asked for; a run without timing has none of it."""
+    """The evidence requested; skips the test in a run without timing."""
     if piece is None:
         pytest.skip("not measured in this run: --qdq-mode=verify takes no timing")
     return piece

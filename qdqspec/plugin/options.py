@@ -1,4 +1,4 @@
-"""Options of the pytest plugin, and the settings they come to. Imports pytest and the standard library only."""
+"""Options of the pytest plugin, and the settings made from them. Imports pytest and the standard library only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MARKERS = (
 
 
 def add_to(parser: pytest.Parser) -> None:
-    """Add ``--qdq-*``."""
+    """Add the ``--qdq-*`` options."""
     group = parser.getgroup("qdqspec", "quantized models (qdqspec)")
     add_options(group.addoption, prefix="--qdq-")
 
 
 def register_markers(config: pytest.Config) -> None:
-    """Make the markers known to ``--strict-markers``."""
+    """Register the markers for ``--strict-markers``."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
 
@@ -50,9 +50,9 @@ def settings_of(config: pytest.Config) -> Settings:
 
 
 def _by_origin(config: pytest.Config) -> tuple[dict[str, object], dict[str, object]]:
-    """The options of the command line, and those that can load native code and come from ``addopts``.
+    """The options of the command line, and those from ``addopts`` that can load native code.
 
-    In a worker of pytest-xdist all are the controller's, which has looked at them.
+    In a worker of pytest-xdist all come from the controller, which has checked them.
     """
     flags, configured = flags_given(vars(config.option)), {}
     for key in _GUARDED if not is_worker(config) else ():
@@ -64,13 +64,13 @@ def _by_origin(config: pytest.Config) -> tuple[dict[str, object], dict[str, obje
 
 
 def _written(option: str, words: list[str]) -> set[object]:
-    """The values that an option has in words of the command line."""
+    """The values of an option on the command line."""
     own = {word.removeprefix(f"{option}=") for word in words if word.startswith(f"{option}=")}
     return {*own, *(value for word, value in pairwise(words) if word == option)}
 
 
 def refuse_wrong_options(config: pytest.Config) -> None:
-    """Stop before anything is collected where a ``--qdq-*`` option has a value that does not fit."""
+    """Reject a ``--qdq-*`` option with an invalid value before collection."""
     if not asked_for(config):
         return
     try:

@@ -1,6 +1,6 @@
-"""Shows the search on pytest's terminal: a live bar, or a line a minute where no terminal is.
+"""Shows the search on pytest's terminal: a live bar, or a line a minute if there is no terminal.
 
-Both get through pytest's capture. ``-q`` takes the bar away and leaves the line, ``-qq`` takes both.
+Both bypass pytest's capture. ``-q`` removes the bar and keeps the line, ``-qq`` removes both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DISPLAY = pytest.StashKey[Display | None]()
 
 @contextmanager
 def shown(config: pytest.Config, session: Any) -> Iterator[None]:
-    """Show what ``session`` reports while the block runs. A session that already has an observer keeps it."""
+    """Show the progress of ``session`` while the block runs. A session that already has an observer keeps it."""
     display = _display(config)
     if display is None or getattr(session, "watch", display) is not None:
         yield
@@ -34,7 +34,7 @@ def shown(config: pytest.Config, session: Any) -> Iterator[None]:
 
 
 def _display(config: pytest.Config) -> Display | None:
-    """One display for the whole run, so that the minute of the heartbeat spans short cases."""
+    """One display for the whole run, so that the heartbeat interval spans short cases."""
     if _DISPLAY not in config.stash:
         config.stash[_DISPLAY] = _choose(config)
     return config.stash[_DISPLAY]
@@ -56,7 +56,7 @@ _Terminal = Callable[[], AbstractContextManager[object]]
 
 
 def _to_stderr(terminal: _Terminal) -> Callable[[str], None]:
-    """A worker of pytest-xdist has no terminal, but its standard error is that of the run."""
+    """Write to standard error: a worker of pytest-xdist has no terminal."""
 
     def write(line: str) -> None:
         with terminal():
@@ -76,7 +76,7 @@ def _to_reporter(reporter: Any, terminal: _Terminal) -> Callable[[str], None]:
 
 
 def _own_line(reporter: Any, terminal: _Terminal) -> _Terminal:
-    """The bar overwrites the line it stands on, so pytest's dots must end theirs first."""
+    """End pytest's line of dots first, because the bar overwrites the current line."""
 
     @contextmanager
     def entered() -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""Turns verdicts and errors into what pytest prints. Text only; libraries load when something failed.
+"""Turns verdicts and errors into what pytest prints. Text only; libraries load after a failure.
 
-The first line is the verdict, complete in itself, because it is all that pytest's summary and CI
-annotations show; the last lines reproduce it.
+The first line is a complete verdict, because pytest's summary and CI annotations show nothing else; the last
+lines are the command to reproduce it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from qdqspec.plugin._compat import located_text
 from qdqspec.report.sections import section_text
 from qdqspec.types import Case, CheckSpec, Verdict
 
-_MATTERING = ("backend", "device", "threads")  # what else a verdict depends on, where it was chosen
+_MATTERING = ("backend", "device", "threads")  # other options that a verdict depends on, if they were set
 
 
 class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
-    """A check does not hold. ``text`` is the whole of what the user reads, its first line the verdict."""
+    """A check failed. ``text`` is the whole text for the user, its first line the verdict."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -31,7 +31,7 @@ class CheckFailed(Exception):  # noqa: N818 - it is a verdict, not a malfunction
 
 
 class VerdictWarning(pytest.PytestWarning):
-    """A check of ``severity: warn`` does not hold."""
+    """A check of ``severity: warn`` failed."""
 
     __module__ = "qdqspec"
 
@@ -49,14 +49,14 @@ def failure_text(
 
 
 def spec_excerpt(path: Path, line: int) -> str:
-    """The lines of the spec that asked for a check, with a caret; only the place where the file is gone."""
+    """The lines of the spec that define a check, with a caret; only the position if the file is gone."""
     from qdqspec.spec.problems import excerpt
 
     return f"Asked for in {path.name}:{line}\n{excerpt(path, line, _column(path, line))}"
 
 
 def _column(path: Path, line: int) -> int | None:
-    """The column at which the check is written: after the indent and the dash of the list."""
+    """The column of the check: after the indent and the dash of the list."""
     try:
         text = path.read_text(encoding="utf-8").splitlines()[line - 1]
     except (OSError, UnicodeDecodeError, IndexError):
@@ -78,7 +78,7 @@ def reproduction(item: pytest.Item, settings: Settings, scheme: str | None) -> s
 
 
 def without_traceback(error: BaseException, path: Path, line: int) -> Any | None:
-    """What to print for a verdict or an error of the user's; nothing for a bug, which keeps its traceback."""
+    """The text for a verdict or an input error; ``None`` for a bug, which keeps its traceback."""
     if isinstance(error, CheckFailed):
         return located_text(error.text, path, line, str(error))
     if isinstance(error, QdqspecError):

@@ -1,4 +1,4 @@
-"""What one item does: skip where nothing can be judged, else have the session judge and conclude."""
+"""Runs one item: skips it if nothing can be judged, else judges its check."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_check(
 
 
 def _skip_unless(case: Case, backend: str, session: Session) -> None:
-    """Skip where the machine or the run is not what ``skip_unless`` of the spec wants."""
+    """Skip if the machine or the run does not meet ``skip_unless`` of the spec."""
     wanted = case.skipping.unless.get("backend")
     if wanted is not None and wanted != backend:
         if not wanted.startswith(f"{backend}-"):
@@ -147,7 +147,7 @@ def _conclude(item: CheckItem, result: CheckResult, settings: Settings, evidence
 def _warn(item: CheckItem, headline: str) -> None:
     try:
         item.warn(VerdictWarning(headline))
-    except VerdictWarning:  # where warnings are errors, it reads as a verdict all the same
+    except VerdictWarning:  # where warnings are errors, it is reported as a verdict too
         raise CheckFailed(f"{headline}\n\nA warning by the spec, an error by filterwarnings.") from None
 
 

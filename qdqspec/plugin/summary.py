@@ -1,4 +1,4 @@
-"""What the run says at its head and its end. `qdqspec.report` loads only when something was judged."""
+"""The header and the summary of a run. `qdqspec.report` loads only if something was judged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONCERNED = pytest.StashKey[bool]()  # whether this run has checks to judge, or
 
 
 def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
-    """One line on where the models run; nothing in a run that has no specs and no ``--qdq-*`` option."""
+    """One line with backend and device; nothing in a run without specs and ``--qdq-*`` options."""
     config.stash[_CONCERNED] = asked_for(config) or any(isinstance(item, CheckItem) for item in items)
     if not config.stash[_CONCERNED] or config.get_verbosity() < 0:
         return None
@@ -36,14 +36,14 @@ def header(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
 
 
 def note_collected(config: pytest.Config, ids: Sequence[str]) -> None:
-    """See whether a worker has checks to judge."""
+    """Note whether a worker has checks to judge."""
     files = (Path(name.partition("::")[0]) for name in ids)
     concerned = asked_for(config) or any(is_spec(path) or path.match(PYTHON_SPECS) for path in files)
     config.stash[_CONCERNED] = concerned or config.stash.get(_CONCERNED, False)
 
 
 def write_at_end(session: pytest.Session) -> None:
-    """Write results and reports. What cannot be written makes the run fail, and the rest is kept."""
+    """Write results and reports. A file that cannot be written makes the run fail; the rest is kept."""
     config = session.config
     record, own = record_of(config), own_record(config)
     try:
@@ -58,18 +58,18 @@ def write_at_end(session: pytest.Session) -> None:
 
 
 class InterruptWatch:
-    """A plugin that remembers Ctrl-C: the exit status alone also means errors during collection."""
+    """A plugin that records Ctrl-C: the exit status alone also means errors during collection."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remember it; ``pytest.exit`` and errors of collection come here too, as other classes."""
+        """Record it; ``pytest.exit`` and errors of collection are reported here too, as other classes."""
         self._config.stash[_INTERRUPTED] = excinfo.type is KeyboardInterrupt
 
 
 def print_summary(terminal: Any, config: pytest.Config) -> None:
-    """The table of all cases, where the reports are, and after Ctrl-C how to go on."""
+    """The table of all cases, the paths of the reports, and after Ctrl-C how to resume."""
     record = record_of(config)
     if record is not None:
         terminal.section("quantized models")
@@ -98,6 +98,6 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
 
 
 def _near(path: Path, config: pytest.Config) -> str:
-    """A path as short as it reads from where pytest was started."""
+    """A path relative to where pytest was started, if that is shorter."""
     relative = os.path.relpath(path, config.invocation_params.dir)
     return str(path) if relative.startswith("..") else relative
