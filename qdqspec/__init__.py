@@ -1,6 +1,6 @@
-"""qdqspec: declare what must hold of a quantized ONNX model; have it searched, proved and gated.
+"""qdqspec: declarative test and tune of Q/DQ placement in ONNX models.
 
-The names below load on first use, so that ``import qdqspec`` stays cheap.
+The names below load on first use, so that ``import qdqspec`` is fast.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """The package, where ``measure`` is the function, although a room has that name.
+    """The package module, whose attribute ``measure`` is the function, although a subpackage has that name.
 
-    Importing a room sets it as an attribute of the package; that is not let happen for this one. Its modules are
-    found by their full names all the same: ``from qdqspec.measure.bench import Bench``.
+    Importing a subpackage sets it as an attribute of the package; this class ignores that for ``measure``.
+    The modules in it are found by their full names: ``from qdqspec.measure.bench import Bench``.
     """
 
     @property

@@ -1,7 +1,6 @@
-"""What the package offers as functions: each opens a session, has it do one thing, and closes it.
+"""The functions of the package. Each opens a session, does one thing, and closes it.
 
-Whoever does several things with one model opens a `Session` himself, which
-keeps what it found.
+For several operations on one model, open a `Session`, which keeps its results.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TIMED = frozenset({"latency", "regression"})
 
 
 class Machine(TypedDict, total=False):
-    """Where a function runs: fields of `qdqspec.config.Settings`."""
+    """Machine and session options: fields of `qdqspec.config.Settings`."""
 
     backend: str
     device: int
@@ -51,15 +50,15 @@ class Machine(TypedDict, total=False):
 
 
 class AskedHere(AskedWithStrategy, Machine, total=False):
-    """What is asked of a model, and where that runs."""
+    """Options of a case, with those of the machine and session."""
 
 
 def tune(model: PathLike | Case, **asked: Unpack[AskedHere]) -> Result:
     """Search the fastest Q/DQ placement of a model: ``tune("net.onnx", calibration="data.npz").speedup``.
 
-    Its files, ``result.json`` among them, stand in ``reports/<model>/<name>/`` or as ``output`` says.
+    Its files, ``result.json`` among them, are written to ``reports/<model>/<name>/``, or to ``output``.
 
-    Raises `QdqspecError` where something is wrong with model, data or machine.
+    Raises `QdqspecError` if model, data or machine are unsuitable.
     """
     here, rest = _divided(asked)
     with Session(**here) as session:
@@ -73,7 +72,7 @@ def measure(
 ) -> LatencyEvidence:
     """Time a model against its known winner, or against ``tuned``: fresh builds of both, interleaved.
 
-    Raises `StateError` where no winner is known for what is asked, `BackendError` where a model does not run.
+    Raises `StateError` if no winner is known for these options, `BackendError` if a model does not run.
     """
     here, rest = _divided(asked)
     with Session(mode="measure", **here) as session:
@@ -97,10 +96,10 @@ def verify(model: PathLike | Case, tuned: None = None, **asked: Unpack[AskedHere
 def verify(
     model: PathLike | Case, tuned: PathLike | None = None, **asked: Unpack[AskedHere]
 ) -> ParityEvidence | RunRecord:
-    """How close ``tuned`` comes to a model, on its evaluation or calibration data; nothing is timed.
+    """Compare the outputs of ``tuned`` with a model's, on its evaluation or calibration data; nothing is timed.
 
-    Without ``tuned``, ``model`` is a case of a spec (``net.qdq.yaml::int8``): its checks that need no timing are
-    judged on its known winner. Raises `StateError` where none is known.
+    Without ``tuned``, ``model`` is a case of a spec (``net.qdq.yaml::int8``): its checks that need no timing
+    are judged on its known winner. Raises `StateError` if none is known.
     """
     here, rest = _divided(asked)
     with Session(mode="verify", **here) as session:
@@ -121,9 +120,9 @@ def find_culprits(
     most: int | None = MOST,
     **asked: Unpack[AskedHere],
 ) -> CulpritEvidence:
-    """Which Q/DQ pairs of ``tuned`` cost most accuracy, whoever quantized it; without it, those of the known winner.
+    """The Q/DQ pairs of ``tuned`` that cost most accuracy, from any quantizer; without it, those of the known winner.
 
-    Raises `StateError` where no winner is known for what is asked.
+    Raises `StateError` if no winner is known for these options.
     """
     here, rest = _divided(asked)
     with Session(mode="verify", **here) as session:
@@ -131,15 +130,15 @@ def find_culprits(
 
 
 def compare(before: RunRecord | PathLike, after: RunRecord | PathLike) -> Comparison:
-    """Two runs, or the JSON records of two runs, case by case: faster, same or slower, with intervals.
+    """Compare two runs, or the JSON records of two runs, case by case: faster, same or slower, with intervals.
 
-    Raises `StateError` where they must not be compared.
+    Raises `StateError` if they are not comparable.
     """
     return compare_runs(_record(before), _record(after))
 
 
 def render(record: RunRecord, path: PathLike) -> Path:
-    """Write a report; the suffix chooses its format. Raises `ConfigError` for an unknown one."""
+    """Write a report; the suffix selects its format. Raises `ConfigError` for an unknown one."""
     target = _path(path)
     write_report(record, target)
     return target
@@ -148,13 +147,13 @@ def render(record: RunRecord, path: PathLike) -> Path:
 def find_regions(
     model: Model | PathLike, rules: RegionRules | None = None, *, groups: Sequence[Sequence[str]] = ()
 ) -> tuple[Region, ...]:
-    """Cut a model into regions, by structure or as ``rules`` say; ``groups`` are what a backend fuses."""
+    """Cut a model into regions, by structure or according to ``rules``; ``groups`` are the fusions of a backend."""
     loaded = model if isinstance(model, Model) else load_model(_path(model))
     return regions_search.find_regions(loaded, rules or RegionRules(), groups=groups)
 
 
 def _divided(asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Words for the session, and words for the case."""
+    """Options of the session, and options of the case."""
     here = Machine.__annotations__
     return {k: v for k, v in asked.items() if k in here}, {k: v for k, v in asked.items() if k not in here}
 

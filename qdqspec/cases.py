@@ -1,4 +1,4 @@
-"""Finds the cases that ``specs/``, ``specs/a.qdq.yaml`` or ``specs/a.qdq.yaml::int8-b8`` mean.
+"""Finds the cases of ``specs/``, ``specs/a.qdq.yaml`` or ``specs/a.qdq.yaml::int8-b8``.
 
 Opens YAML only.
 """
@@ -22,7 +22,7 @@ def is_spec(path: Path) -> bool:
 
 
 def find_specs(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Spec files named, and those below folders named, sorted within each. Folders starting with a dot are left."""
+    """Spec files named, and those below folders named, sorted within each. Folders starting with a dot are skipped."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -34,14 +34,14 @@ def find_specs(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def load_cases(path: Path, settings: Settings) -> tuple[Case, ...]:
-    """All cases of a spec file. Raises `SpecError` listing everything wrong with it."""
+    """All cases of a spec file. Raises `SpecError` listing all its problems."""
     from qdqspec.spec.load import load_spec
 
     return tuple(load_spec(path, root=settings.root, allow_paths=settings.allow_path).cases())
 
 
 def find_cases(reference: str, settings: Settings, base: Path) -> tuple[Case, ...]:
-    """The cases of ``file`` or the one of ``file::case``; a relative file is taken from ``base``."""
+    """The cases of ``file`` or the one of ``file::case``; a relative file is relative to ``base``."""
     file, _, case_id = reference.partition("::")
     cases = load_cases(base / file, settings)
     if not case_id:
@@ -58,7 +58,7 @@ def find_cases(reference: str, settings: Settings, base: Path) -> tuple[Case, ..
 
 
 def find_case(reference: str, settings: Settings, base: Path) -> Case:
-    """The one case that is meant; raises `ConfigError` naming them where a spec has several."""
+    """The one case of a reference. Raises `ConfigError` naming them if the spec has several."""
     cases = find_cases(reference, settings, base)
     if len(cases) > 1:
         raise ConfigError(

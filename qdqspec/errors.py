@@ -1,7 +1,7 @@
-"""The family of errors a user can meet.
+"""The errors that a user can meet.
 
-Every message says what happened, where, why, and what to do. The facts are kept as attributes, so
-that callers need not parse text. This module imports nothing.
+Each message states what happened, where, why, and what to do. The facts are kept as attributes, so that
+callers need not parse text. This module imports nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from pathlib import Path
 
 
 class QdqspecError(Exception):
-    """Something about the input or the environment is wrong, and this says what to do about it.
+    """An error of the input or the environment, with its remedy.
 
-    ``what`` is one complete sentence; ``where`` the file concerned (with line, if known);
-    ``cure`` the next step for the reader.
+    ``what`` is one complete sentence; ``where`` the file concerned (with line, if known); ``cure`` the next
+    step for the reader.
     """
 
     def __init__(self, what: str, *, where: Path | str | None = None, cure: str | None = None) -> None:
@@ -25,16 +25,16 @@ class QdqspecError(Exception):
 
 
 class SpecError(QdqspecError):
-    """A spec file says something that cannot be meant; all its problems are listed together.
+    """A spec file is invalid; all its problems are listed together.
 
-    ``problems`` holds line, column (both from 1) and message of each, by place; empty without a file.
+    ``problems`` holds line, column (both from 1) and message of each, by position; empty without a file.
     """
 
     problems: tuple[tuple[int, int, str], ...] = ()
 
 
 class PatternError(SpecError):
-    """A pattern expression cannot be read. ``column`` counts from 1 and stands under the caret."""
+    """A pattern expression is invalid. ``column``, counted from 1, is the position of the caret."""
 
     def __init__(self, what: str, *, text: str, column: int, cure: str | None = None) -> None:
         self.text = text
@@ -61,11 +61,11 @@ class PlacementError(QdqspecError):
 
 
 class BackendError(QdqspecError):
-    """A backend refused to build or run a model. Inside a search this becomes a failed trial."""
+    """A backend failed to build or run a model. Inside a search this becomes a failed trial."""
 
 
 class BackendUnavailableError(BackendError):
-    """The backend asked for is not usable on this machine; the cure says how to get it."""
+    """The requested backend is not usable on this machine; the cure explains how to install it."""
 
 
 class StateError(QdqspecError):

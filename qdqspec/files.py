@@ -1,8 +1,8 @@
-"""Files that are whole or not there, and what killed runs left of them.
+"""Atomic writing of files, and removal of incomplete files of killed runs.
 
-A file is written under another name beside its place and then renamed, so that nobody, and no run after a kill,
-ever reads half of it. What a kill leaves is hidden, called ``.qdqspec-*.part``, and removed by whoever writes there
-next.
+A file is written under a temporary name in the same folder and then renamed, so that no process, and no run
+after a kill, reads an incomplete file. A kill leaves a hidden file ``.qdqspec-*.part``, which the next writer
+in that folder removes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path
 
 from qdqspec.errors import OutputError
 
-SHARED = "qdqspec-"  # begins the name of a user's folder for temporary ones
-RESULT = "result.json"  # of a case; written last: where it stands, what lies beside it belongs together
+SHARED = "qdqspec-"  # prefix of a user's folder for temporary files
+RESULT = "result.json"  # of a case; written last: if it exists, the files beside it are complete
 
 _PREFIX, _SUFFIX = ".qdqspec-", ".part"
-_ABANDONED = 2 * 86400.0  # seconds: nobody takes as long to write a file, and clocks are set by less
+_ABANDONED = 2 * 86400.0  # seconds; longer than any write takes and any clock is wrong
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def write_whole(
     path: Path, content: bytes | str, *, what: str = "the file", make_folder: bool = False
 ) -> None:
-    """Replace a file in one step, on disk before this returns. Text becomes UTF-8.
+    """Replace a file in one step, on disk before this returns. Text is encoded as UTF-8.
 
-    ``make_folder`` makes missing folders. Raises `OutputError`, which calls the file ``what``, where it cannot be
-    written; what stood there before is whole then.
+    ``make_folder`` creates missing folders. Raises `OutputError`, which calls the file ``what``, if it cannot
+    be written; the previous content is intact then.
     """
     path = Path(path)
     with explained(what, path):
@@ -44,20 +44,20 @@ def write_whole(
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """As `write_whole`, for callers that have an answer of their own to what the system says. Raises ``OSError``."""
+    """Replace a file as `write_whole` does, but raise ``OSError``."""
     with partial_folder(path.parent) as folder:
         _written(folder / "whole", content).replace(path)
 
 
 def create_file(path: Path, content: bytes | str) -> None:
-    """As `replace_file`, but raise ``FileExistsError`` where there is something already."""
+    """Create a file as `replace_file` does. Raises ``FileExistsError`` if it exists."""
     with partial_folder(path.parent) as folder:
         beside = _written(folder / "whole", content)
         try:
-            os.link(beside, path)  # unlike a rename, it never replaces
+            os.link(beside, path)  # unlike a rename, a link never replaces
         except FileExistsError:
             raise
-        except OSError:  # a disk without links
+        except OSError:  # a file system without links
             with path.open("xb"):
                 beside.replace(path)
 
@@ -71,16 +71,16 @@ def _written(path: Path, content: bytes | str) -> Path:
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file of any size so that the target is whole or as it was. Raises ``OSError``."""
+    """Copy a file of any size so that the target is either complete or unchanged. Raises ``OSError``."""
     with partial_folder(target.parent) as folder:
         shutil.copyfile(source, folder / "whole").replace(target)
 
 
 @contextmanager
 def partial_folder(parent: Path) -> Iterator[Path]:
-    """A hidden folder on the disk of ``parent``, to write in and to move from; gone afterwards.
+    """A hidden folder on the disk of ``parent``, to write in and to move from; removed afterwards.
 
-    A kill leaves it behind; those of earlier runs are removed on the way. Raises ``OSError``.
+    A kill leaves it behind; those of earlier runs are removed first. Raises ``OSError``.
     """
     remove_partial(parent)
     name = f"{_PREFIX}{_machine()}-{os.getpid()}-"
@@ -92,10 +92,10 @@ def partial_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what killed runs left half-written in a folder.
+    """Remove incomplete files that killed runs left in a folder.
 
-    That is what carries the name of a process of this machine that is gone, whatever the clock says; where the
-    process may be another machine's, it is what is two days old.
+    These are files named after a process of this machine that has ended, whatever their age; if the process
+    may be another machine's, files older than two days.
     """
     with suppress(OSError):
         for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
@@ -105,30 +105,30 @@ def remove_partial(folder: Path) -> None:
 
 
 def _machine() -> str:
-    """Eight letters for this machine: on a disk that several share, a process may live on another one."""
+    """Eight characters that identify this machine: on a shared disk, a process may be another machine's."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def _is_alive(name: str) -> bool | None:
-    """Whether the process that a name tells of still runs; ``None`` where that cannot be asked."""
+    """Whether the process in a file name still runs; ``None`` if that is unknown."""
     machine, _, rest = name.removeprefix(_PREFIX).partition("-")
     pid = rest.partition("-")[0]
     if os.name != "posix" or machine != _machine() or not pid.isdecimal():
-        return None  # elsewhere there is no question to a process without an answer
+        return None  # other systems offer no such query without side effects
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
     except OverflowError:
         return None
-    except OSError:  # it is another user's
+    except OSError:  # it belongs to another user
         return True
     return True
 
 
 @contextmanager
 def explained(what: str, path: Path, cure: str = "choose another folder") -> Iterator[None]:
-    """Turn what the system says when ``what`` cannot be written to ``path`` into an `OutputError`."""
+    """Convert an ``OSError`` about writing ``what`` to ``path`` to an `OutputError`."""
     try:
         yield
     except OSError as error:
@@ -136,7 +136,7 @@ def explained(what: str, path: Path, cure: str = "choose another folder") -> Ite
 
 
 def unwritable(what: str, path: Path, error: OSError, cure: str = "choose another folder") -> OutputError:
-    """The error of a file that cannot be written. On a full disk the cure begins with making room."""
+    """The error of a file that cannot be written. On a full disk the cure begins with freeing space."""
     reason = error.strerror or str(error) or type(error).__name__
     if is_temporary(path):
         cure = "set TMPDIR to another folder"
@@ -146,10 +146,10 @@ def unwritable(what: str, path: Path, error: OSError, cure: str = "choose anothe
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a path lies in the folder that all temporary ones of a user share."""
+    """Whether a path is in the folder of all temporary files of a user."""
     return any(path.is_relative_to(home) for home in Path(tempfile.gettempdir()).glob(f"{SHARED}*"))
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk, a quota or a limit on files is used up."""
+    """Whether an error means that a disk, a quota or a limit on files is exhausted."""
     return isinstance(error, OSError) and error.errno in _FULL

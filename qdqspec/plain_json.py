@@ -1,7 +1,7 @@
-"""JSON that somebody else may have written, as plain data.
+"""Strict reader for untrusted JSON.
 
-Any bytes give data or a ``ValueError``: what Python's own reader lets through and others would stumble over (keys that
-stand twice, NaN, numbers beyond all floats, halves of surrogate pairs, nesting without end) is refused here, once.
+Any bytes give data or a ``ValueError``. Input that Python's own reader accepts and other readers do not
+(duplicate keys, NaN, numbers out of range, unpaired surrogates, unlimited nesting) is rejected here.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-_MOST_PARTS = 5_000_000  # objects and lists: each takes some twenty times the memory that its text does
-_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # of which some are halves of what is no character
+_MOST_PARTS = 5_000_000  # objects and lists: each takes some twenty times the memory of its text
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")  # some of which are unpaired surrogates
 
 
 class TooLargeError(ValueError):
-    """The text is larger than anything that it could be."""
+    """The text is larger than any valid one."""
 
 
 def read_json(path: Path, *, most_bytes: int) -> Any:
-    """The content of a JSON file. Raises ``ValueError`` saying what is wrong with it, ``OSError`` where it cannot."""
+    """The content of a JSON file. Raises ``ValueError`` stating the problem, ``OSError`` if it cannot be read."""
     size = path.stat().st_size
     if size > most_bytes:
         raise TooLargeError(f"it has {size:,} bytes, and at most {most_bytes:,} are expected")
@@ -30,7 +30,7 @@ def read_json(path: Path, *, most_bytes: int) -> Any:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of a JSON text in UTF-8. Raises ``ValueError`` saying what is wrong with it."""
+    """The value of a JSON text in UTF-8. Raises ``ValueError`` stating the problem."""
     if data.count(b"{") + data.count(b"[") > _MOST_PARTS:
         raise TooLargeError(f"it has more than {_MOST_PARTS:,} parts")
     try:
@@ -50,7 +50,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def content_sum(content: object) -> str:
-    """Sixteen hexadecimal digits that JSON data is recognized by, whatever the order of its keys and its spaces."""
+    """A checksum of JSON data, sixteen hexadecimal digits, independent of key order and white space."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 

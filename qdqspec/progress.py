@@ -1,7 +1,7 @@
-"""How far a search is, in one line or as a live bar. Imports rich only when it draws.
+"""Shows the progress of a search as one line or as a live bar. Imports rich only for drawing.
 
-Drawing happens inside the callback, between two measurements and never from a
-thread of its own: a redraw in the middle of a timed run would be measured too.
+Drawing happens inside the callback, between two measurements and never from a separate thread: a redraw
+during a timed run would be measured too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ HEARTBEAT_SECONDS = 60.0
 
 
 class Display(Protocol):
-    """Shows progress. ``close`` leaves the terminal as it was; the display may be used again."""
+    """Shows progress. ``close`` restores the terminal; the display may be used again."""
 
     def update(self, progress: Progress) -> None:
         """Show the newest state."""
         ...
 
     def close(self) -> None:
-        """Take the display away."""
+        """Remove the display."""
         ...
 
 
@@ -43,7 +43,7 @@ def tally(progress: Progress) -> str:
 
 
 def heartbeat_line(progress: Progress) -> str:
-    """The one line a minute of a run without a terminal, and the line of a wait."""
+    """The line that a run without a terminal prints every minute, and the line of a wait."""
     if progress.waiting:
         return f"[qdqspec] {progress.case}: {progress.waiting}"
     return f"[qdqspec] {progress.case}: {progress.phase}, trial {progress.done} of {progress.total}, {tally(progress)}"
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 class Heartbeat:
-    """Writes one line a minute, however many updates arrive, so that the job does not look dead."""
+    """Writes one line a minute, however many updates arrive, so that the job does not look stuck."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
@@ -65,7 +65,7 @@ class Heartbeat:
         self._last = clock()
 
     def update(self, progress: Progress) -> None:
-        """Write the state, if the last line is old enough; a wait at once."""
+        """Write the state if the last line is old enough; a wait at once."""
         if progress.waiting:
             self._write(heartbeat_line(progress))
         elif self._clock() - self._last >= HEARTBEAT_SECONDS:
@@ -73,13 +73,13 @@ class Heartbeat:
             self._write(heartbeat_line(progress))
 
     def close(self) -> None:
-        """There is nothing on the terminal to erase."""
+        """Do nothing: there is nothing to erase."""
 
 
 class Bar:
-    """A live bar that vanishes when closed. ``terminal()`` is entered around every touch of the screen.
+    """A live bar that is erased when closed. ``terminal()`` is entered around each access to the screen.
 
-    Without ``file`` it draws on whatever ``sys.stdout`` is inside ``terminal()``.
+    Without ``file`` it draws on the value of ``sys.stdout`` inside ``terminal()``.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Bar:
         self._drawn: RichProgress | None = None
 
     def update(self, progress: Progress) -> None:
-        """Draw the newest state; a wait is a line of its own, which stays."""
+        """Draw the newest state; a wait is a separate line, which stays."""
         if progress.waiting:
             self.close()
             with self._terminal():

@@ -1,8 +1,7 @@
 """Finds a backend, strategy, check or report format by name.
 
-A name is looked up as a file of the room first (``backends/onnxruntime.py``), then as an entry point
-of an installed package, and an unknown one is answered with the nearest known. Listing names imports
-nothing.
+A name is looked up first as a file of the package (``backends/onnxruntime.py``), then as an entry point of an
+installed package; an unknown one raises an error with the nearest known name. Listing names imports nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from qdqspec.errors import ConfigError
 
 Kind: TypeAlias = Literal["backend", "strategy", "check", "format"]
 
-# Room (module path below qdqspec), entry-point group, and the attribute a room's module defines.
+# Package (module path below qdqspec), entry-point group, and the attribute that a module defines.
 _ROOMS: dict[Kind, tuple[str, str, str]] = {
     "backend": ("backends", "qdqspec.backends", "backend"),
     "strategy": ("search", "qdqspec.strategies", "strategy"),
     "check": ("checks", "qdqspec.checks", "check"),
     "format": ("report.formats", "qdqspec.formats", "report_format"),
 }
-# Modules of a room that are not one of its kind carry a leading underscore or stand in this list.
+# Modules of a package that are not entries have a leading underscore or are in this list.
 _NOT_ENTRIES = frozenset({"base", "blocks", "crossings", "loop", "select", "surrogate"})
 
 
@@ -49,10 +48,10 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def resolve(kind: Kind, name: str) -> object:
-    """Return what ``name`` stands for; raise `ConfigError` with the nearest known name if nothing does.
+    """The object of a name. Raises `ConfigError` with the nearest known name if there is none.
 
-    A built-in file ``x.py`` defines it as an attribute named after its room (``backend``,
-    ``strategy``, ``check``, ``report_format``): a class or an instance with the seam's protocol.
+    A built-in file ``x.py`` defines it as an attribute named after its package (``backend``, ``strategy``,
+    ``check``, ``report_format``): a class or an instance with the protocol of its kind.
     """
     room, _, attribute = _ROOMS[kind]
     if name in _built_in(kind):
@@ -64,7 +63,7 @@ def resolve(kind: Kind, name: str) -> object:
 
 
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:
-    """`` (did you mean 'x'?)`` where something near is known, else nothing."""
+    """`` (did you mean 'x'?)`` if a similar name is known, else empty."""
     folded = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     return f" (did you mean '{folded[close[0]]}'?)" if close else ""

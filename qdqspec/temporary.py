@@ -1,7 +1,8 @@
-"""Temporary folders that a killed run does not leave behind for good.
+"""Temporary folders that are removed even after a killed run.
 
-All of a user's stand in one folder, each beside a lock that its process holds. The system ends the lock with the
-process, however that dies; the next run that needs a folder removes those whose lock nobody holds. No clock is asked.
+All folders of a user are in one folder, each beside a lock file that its process holds. The system releases
+the lock when the process ends, in any way; the next run that needs a folder removes those that are not
+locked. No clock is used.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _RUNS = "runs"
 
 
 class TemporaryFolder:
-    """A folder of this process, gone when closed, when forgotten, or at the latest with the next run.
+    """A folder of this process, removed when closed or garbage collected, at the latest by the next run.
 
-    Raises `OutputError` where it cannot be made.
+    Raises `OutputError` if it cannot be created.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class TemporaryFolder:
         self._close = weakref.finalize(self, _remove, self.path, lock)
 
     def close(self) -> None:
-        """Remove it with all that is in it. Closing twice does no harm."""
+        """Remove the folder with its content. May be called twice."""
         self._close()
 
     def __enter__(self) -> Path:
@@ -63,13 +64,13 @@ _CURE = "set TMPDIR to another folder"
 
 
 def _check_owner(folder: Path) -> None:
-    """Names here are predictable and others may write to the parent: do not use a folder they planted."""
+    """Reject a folder of another user: names here are predictable, and others may write to the parent."""
     if hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid():
         raise PermissionError("its folder belongs to another user")
 
 
 def _made(home: Path) -> tuple[Path, FileLock]:
-    """A new folder, locked before it is there, so that nobody ever finds it abandoned."""
+    """A new folder, locked before it is created, so that no process finds it abandoned."""
     while True:
         path = home / secrets.token_hex(6)
         lock = FileLock(path.with_suffix(".lock"), thread_local=False)
@@ -87,7 +88,7 @@ def _made(home: Path) -> tuple[Path, FileLock]:
 
 def _remove(path: Path, lock: FileLock) -> None:
     shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # while it is still held, so that nobody takes it for another folder's
+    with suppress(OSError):  # while the lock is held, so that it cannot be a new folder's
         Path(lock.lock_file).unlink()
     lock.release()
 

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, the same in verdicts, tables and reports."""
+"""Text of numbers and names, the same in verdicts, tables and reports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def ms_text(milliseconds: float) -> str:
-    """Milliseconds with about three digits that mean something: ``0.066``, ``1.31``, ``26.5``, ``312``."""
+    """Milliseconds with about three significant digits: ``0.066``, ``1.31``, ``26.5``, ``312``."""
     if not math.isfinite(milliseconds):
         return "unknown"
     return f"{milliseconds:.{_ms_decimals(milliseconds)}f}"
 
 
 def ms_texts_apart(left: float, right: float) -> tuple[str, str]:
-    """Both times, with as many more digits as it takes to see which one is larger."""
+    """Both times, with enough digits to see which is larger."""
     decimals = _ms_decimals(max(abs(left), abs(right)))
     for extra in range(6):
         texts = f"{left:.{decimals + extra}f}", f"{right:.{decimals + extra}f}"
@@ -37,7 +37,7 @@ def _ms_decimals(milliseconds: float) -> int:
 
 
 def ratio_text(ratio: float) -> str:
-    """A factor with two decimals, three where it is below 0.1."""
+    """A factor with two decimals, three if it is below 0.1."""
     return f"{ratio:.3f}" if abs(ratio) < 0.1 else f"{ratio:.2f}"
 
 
@@ -47,7 +47,7 @@ def interval_text(interval: Interval) -> str:
 
 
 def percent_text(fraction: float) -> str:
-    """A signed percentage: ``+9.2 %``; digits are dropped where they mean nothing."""
+    """A signed percentage: ``+9.2 %``; insignificant digits are dropped."""
     value = 100 * fraction
     return f"{value:+.0f} %" if abs(value) >= 100 else f"{value:+.1f} %"
 
@@ -58,7 +58,7 @@ def share_text(fraction: float) -> str:
 
 
 def fraction(value: object) -> object:
-    """``5%`` as 0.05; whatever is no text stays as it is. Raises ``ValueError`` for other text with a percent sign."""
+    """``5%`` as 0.05; other types are returned unchanged. Raises ``ValueError`` for other text with a percent sign."""
     if not isinstance(value, str) or not value.strip().endswith("%"):
         return value
     try:
@@ -68,9 +68,9 @@ def fraction(value: object) -> object:
 
 
 def refuse_more_than_all(metric: str, **limits: float | None) -> None:
-    """Raise ``ValueError`` where of a metric that is a share a limit says 97 and means 97 %.
+    """Raise ``ValueError`` for a limit such as 97, meant as 97 %, of a metric that is a share.
 
-    ``min`` may ask for all of it; to allow a ``max_drop`` of all of it would ask for nothing.
+    ``min`` may be 1; a ``max_drop`` of 1 would be no limit.
     """
     for name, limit in limits.items():
         if limit is not None and is_share(metric) and (limit > 1 or (limit == 1 and name == "max_drop")):
@@ -81,14 +81,14 @@ def refuse_more_than_all(metric: str, **limits: float | None) -> None:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a task metric lies between 0 and 1, and is told in per cent."""
+    """Whether a task metric is between 0 and 1, and is written in per cent."""
     return _SHARE.fullmatch(metric.partition(":")[0]) is not None
 
 
 def metric_text(metric: str, value: float, more: int = 0) -> str:
     """The value of a task metric (``top1``, or of an output ``top1:logits``), with ``more`` digits than usual.
 
-    Shares are percentages; what a metric of the user's own means is not known, so that it stays a number.
+    Shares are percentages; a metric of the user is written as a plain number.
     """
     if is_share(metric):
         return f"{100 * value:.{1 + more}f} %"
@@ -96,7 +96,7 @@ def metric_text(metric: str, value: float, more: int = 0) -> str:
 
 
 def db_text(decibel: float) -> str:
-    """Decibels; ``exact`` where the outputs are equal (200 dB and more)."""
+    """Decibels; ``exact`` if the outputs are equal (200 dB and more)."""
     if math.isnan(decibel):
         return "not a number"
     return "exact" if decibel >= EXACT_DB else f"{decibel:.1f}"
@@ -126,7 +126,7 @@ def count_text(number: int, noun: str) -> str:
 
 
 def pair_text(site: Site, width: int = 36) -> str:
-    """A Q/DQ pair by its tensor and what reads it: ``fire2/x > fire2/conv:0``."""
+    """A Q/DQ pair by its tensor and its readers: ``fire2/x > fire2/conv:0``."""
     readers = [
         "graph output" if end.is_output else f"{plain(end.node, width)}:{end.input}" for end in site.consumers
     ]
@@ -135,9 +135,9 @@ def pair_text(site: Site, width: int = 36) -> str:
 
 
 def plain(text: object, width: int | None = None) -> str:
-    """One printable line of any text: control characters escaped, the middle cut out where it is too long.
+    """One printable line of any text: control characters escaped, the middle cut out if it is too long.
 
-    Names of nodes and tensors come from model files and may hold anything.
+    Names of nodes and tensors come from model files and may contain anything.
     """
     line = "".join(
         c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in str(text)
@@ -149,12 +149,12 @@ def plain(text: object, width: int | None = None) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """A text with the passwords of URLs blotted out: ``ssh://user:***@host``."""
+    """The text with passwords in URLs masked: ``ssh://user:***@host``."""
     return "".join(_blotted(word) if "://" in word else word for word in _SPACES.split(text))
 
 
 def _blotted(word: str) -> str:
-    """All between the colon behind the user's name and the last at sign: a password may hold any other."""
+    """Mask all between the colon after the user's name and the last at sign: a password may contain others."""
     user, at = word.index("://") + 3, word.rfind("@")
     colon = word.find(":", user)
     return f"{word[:colon]}:***{word[at:]}" if 0 <= colon < at else word

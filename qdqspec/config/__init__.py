@@ -1,7 +1,7 @@
-"""Where and how a run happens: options, environment, ``[tool.qdqspec]``, defaults, in this order.
+"""Settings of a run: options, environment, ``[tool.qdqspec]``, defaults, in this order.
 
-`options` holds the table of them, `layers` reads them, `settings` are their values, `declared` checks the options
-of backends. What must hold of a model is set in specs, never here.
+`options` has the table of options, `layers` reads them, `settings` holds their values, `declared` checks the
+options of backends. What must hold of a model is set in specs, not here.
 """
 
 from qdqspec.config.declared import BackendOption, BackendOptions, options_of

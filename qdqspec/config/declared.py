@@ -1,8 +1,8 @@
-"""Options of backends, ``BACKEND.WORD=VALUE``: what a backend declares, and how values are read and checked.
+"""Options of backends, ``BACKEND.WORD=VALUE``: their declarations, and how values are read and checked.
 
-Every word is refused that its backend does not declare, and every word is refused from a file or an environment
-variable unless its declaration allows it there. Numbers, switches and choices usually may; what names a file or
-native code must not, because a file may come with a repository. Standard library and the registry only.
+A word that its backend does not declare is rejected. A word in a file or an environment variable is rejected
+unless its declaration allows it there. Numbers, switches and choices usually may be there; names of files and
+native code must not, because a file may come with a repository.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class ValueType:
 class BackendOption:
     """One option of a backend.
 
-    ``in_files`` allows it in files and environment variables; without it the command line alone sets it.
-    ``default`` is for people; ``flag`` is an option of the command line (without dashes) that sets the same.
+    ``in_files`` allows it in files and environment variables; without it only the command line sets it.
+    ``default`` is text for people; ``flag`` is an option of the command line (without dashes) with the same
+    effect.
     """
 
     word: str
@@ -46,7 +47,7 @@ class BackendOption:
 
     @property
     def key(self) -> str:
-        """The word as a name in Python."""
+        """The word as a Python identifier."""
         return self.word.replace("-", "_")
 
 
@@ -54,7 +55,8 @@ class BackendOption:
 class BackendOptions:
     """All options that a backend accepts.
 
-    ``refused`` are words that users of the runtime expect and that are not offered: the reason, and what to do.
+    ``refused`` are words that users of the runtime expect but that are not offered, with the reason and the
+    remedy.
     """
 
     backend: str
@@ -64,7 +66,7 @@ class BackendOptions:
     def read(self, extra: Mapping[str, str]) -> dict[str, Any]:
         """The values of this backend's words in ``extra``, by key; words of other backends are skipped.
 
-        Raises `ConfigError` for a word that is not declared and for a value that does not fit.
+        Raises `ConfigError` for a word that is not declared and for an invalid value.
         """
         found = {}
         for name, text in extra.items():
@@ -74,7 +76,7 @@ class BackendOptions:
         return found
 
     def option(self, word: str) -> BackendOption:
-        """The option of that word; raises `ConfigError` with the nearest one and all of them."""
+        """The option of that word. Raises `ConfigError` with the nearest one and all of them."""
         known = {option.word: option for option in self.options}
         if word in known:
             return known[word]
@@ -88,7 +90,7 @@ class BackendOptions:
         )
 
     def value(self, word: str, text: str) -> Any:
-        """The value that ``text`` has for an option; raises `ConfigError` where it does not fit."""
+        """The value of ``text`` for an option. Raises `ConfigError` if it is invalid."""
         option = self.option(word)
         try:
             return option.type.read(text.strip())
@@ -99,7 +101,7 @@ class BackendOptions:
 
 
 def options_of(backend: object) -> BackendOptions:
-    """What a backend, or the one of a name, declares; nothing where it declares nothing. Imports a named one."""
+    """The options that a backend, given by object or name, declares; empty if none. Imports a named one."""
     found = resolve("backend", backend) if isinstance(backend, str) else backend
     declared = getattr(found, "options", None)
     name = backend if isinstance(backend, str) else str(getattr(found, "name", ""))
@@ -107,7 +109,7 @@ def options_of(backend: object) -> BackendOptions:
 
 
 def check_option(text: str, origin: str, *, command_line: bool, prefix: str = "--qdq-") -> None:
-    """Raise `ConfigError` where ``BACKEND.WORD=VALUE`` is not declared, not readable, or not allowed there."""
+    """Raise `ConfigError` if ``BACKEND.WORD=VALUE`` is not declared, not valid, or not allowed there."""
     name, _, value = text.partition("=")
     backend, _, word = name.partition(".")
     try:
@@ -125,7 +127,7 @@ def check_option(text: str, origin: str, *, command_line: bool, prefix: str = "-
 
 
 def require_plugins(backend: str, origin: str) -> None:
-    """Raise `ConfigError` where plugin libraries are given to a backend that loads none."""
+    """Raise `ConfigError` if plugin libraries are given to a backend that loads none."""
     if "plugins" not in {option.word for option in options_of(backend).options}:
         raise ConfigError(f"{origin}: backend {backend} loads no plugin libraries", cure="leave it out")
 
@@ -134,7 +136,7 @@ def require_plugins(backend: str, origin: str) -> None:
 
 
 def whole(least: int, most: int | None = None, why: str = "") -> ValueType:
-    """A whole number within bounds; ``why`` is added to what is expected."""
+    """A whole number within bounds; ``why`` is added to the description of the type."""
     bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
     expects = f"a whole number {bounds}"
 

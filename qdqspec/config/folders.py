@@ -1,8 +1,8 @@
-"""Which folder of a run's output belongs to which spec.
+"""Assigns output folders to specs.
 
-It is ``<spec>/<case>``. Where several folders have specs of one name, the spec that ran first keeps it, as a note in
-``<spec>/`` states, and another one has ``<spec>.<its folder>/<case>``: results of two specs never meet. A folder
-that is named on the command line has the note in itself.
+The folder is ``<spec>/<case>``. If several folders have specs of one name, the spec that ran first keeps it,
+recorded in a file in ``<spec>/``, and another one uses ``<spec>.<its folder>/<case>``, so that results of two
+specs are never mixed. A folder named on the command line holds that file itself.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _NOTE = ".spec.json"
 
 
 def find_folder(settings: Settings, case: Case) -> Path:
-    """Where the files of a case are, or would go: ``output/<spec>/<case>``, or as ``settings.layout`` says."""
+    """The folder of a case's files: ``output/<spec>/<case>``, or according to ``settings.layout``."""
     return _folder(settings, case, claim=False)
 
 
 def claim_folder(settings: Settings, case: Case) -> Path:
-    """The same before files are written there: from now on the folder is this spec's own."""
+    """The folder of a case's files, recorded as owned by its spec. Called before files are written."""
     return _folder(settings, case, claim=True)
 
 
 def other_owner(folder: Path, case: Case) -> str | None:
-    """The spec or model that a named output folder belongs to, as its note states; ``None`` where it is this one's."""
+    """The spec or model that owns a named output folder; ``None`` if it is this case's own, or free."""
     note = _read(folder)
     if note is None or _is_same(note, _note(case, folder)):
         return None
@@ -40,7 +40,7 @@ def other_owner(folder: Path, case: Case) -> str | None:
 
 
 def note_owner(folder: Path, case: Case) -> None:
-    """Note in a named output folder whose results it holds. Raises ``OSError``."""
+    """Record the owner of a named output folder. Raises ``OSError``."""
     replace_file(folder / _NOTE, json.dumps(_note(case, folder), indent=1) + "\n")
 
 
@@ -60,7 +60,7 @@ def _folder(settings: Settings, case: Case, *, claim: bool) -> Path:
 
 
 def _names(case: Case, root: Path) -> Iterator[str]:
-    """``net``; for later comers ``net.specs-door``, and numbers where even that is taken."""
+    """``net``; for later specs of that name ``net.specs-door``, then with numbers."""
     yield case.spec_name
     home = (case.spec or case.model).parent
     parts = home.relative_to(root).parts if home.is_relative_to(root) else (home.name,)
@@ -71,7 +71,7 @@ def _names(case: Case, root: Path) -> Iterator[str]:
 
 
 def _note(case: Case, output: Path) -> dict[str, str | None]:
-    """Whose a folder is, by paths from the output folder: the whole project may be moved."""
+    """The owner of a folder, by paths relative to the output folder, so that the project can be moved."""
     spec = None if case.spec is None else _from(output, case.spec)
     return {"spec": spec, "model": _from(output, case.model)}
 
@@ -84,18 +84,18 @@ def _from(output: Path, path: Path) -> str:
 
 
 def _is_same(note: Mapping[str, object], mine: Mapping[str, object]) -> bool:
-    """Whether both are of one spec; a bare model and a spec are the same where the spec is of that model."""
+    """Whether both are of one spec; a bare model and a spec are the same if the spec is of that model."""
     what = "spec" if note.get("spec") and mine["spec"] else "model"
     return note.get(what) == mine[what]
 
 
 def _is_gone(note: Mapping[str, object], output: Path) -> bool:
-    """Whether the owner is not there any more: it was renamed, or deleted."""
+    """Whether the owner no longer exists: it was renamed or deleted."""
     return not (output / str(note.get("spec") or note.get("model"))).exists()
 
 
 def _read(folder: Path) -> dict[str, object] | None:
-    """The note; none where there is none, and where it is damaged."""
+    """The record of the owner; ``None`` if it is missing or damaged."""
     with suppress(OSError, ValueError, RecursionError):
         note = json.loads((folder / _NOTE).read_bytes())
         return note if isinstance(note, dict) else None
@@ -103,9 +103,9 @@ def _read(folder: Path) -> dict[str, object] | None:
 
 
 def _claimed(folder: Path, mine: Mapping[str, object], output: Path) -> bool:
-    """Write the note, unless another process has just written one of another spec.
+    """Record the owner, unless another process has just recorded another spec.
 
-    Where it cannot be written, the results cannot either, and writing them reports that.
+    If it cannot be written, the results cannot either, and writing them reports that.
     """
     text = json.dumps(mine, indent=1) + "\n"
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Settings out of flags, environment and ``[tool.qdqspec]``, each value with where it came from."""
+"""Settings from flags, environment and ``[tool.qdqspec]``, each value with its origin."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def load_settings(
 ) -> Settings:
     """Settings from flags, then environment, then ``pyproject.toml`` of ``root``, then defaults.
 
-    ``flags`` holds unparsed values by key; ``configured`` those flags that a file gave, such as pytest's ``addopts``.
-    Relative paths of flags and environment start at ``cwd`` (default: the current folder), the file's at ``root``.
-    Raises `ConfigError` naming the place of an unknown key or a value that does not fit.
+    ``flags`` holds unparsed values by key; ``configured`` those flags that a file gave, such as pytest's
+    ``addopts``. Relative paths of flags and environment start at ``cwd`` (default: the current folder), the
+    file's at ``root``. Raises `ConfigError` naming the place of an unknown key or an invalid value.
     """
     here = cwd or Path.cwd()
     layers = (
@@ -68,7 +68,7 @@ def load_settings(
 
 
 def _refuse_native_code(quiet: Iterable[tuple[str, object, str]], prefix: str) -> None:
-    """The command line must show what is loaded; a file or variable may come with a repository."""
+    """Reject native code from files and variables, which may come with a repository."""
     for key, _, origin in quiet:
         if key in COMMAND_LINE:
             raise ConfigError(
@@ -77,14 +77,14 @@ def _refuse_native_code(quiet: Iterable[tuple[str, object, str]], prefix: str) -
 
 
 def _check_backend_options(given: Setting, prefix: str, *, command_line: bool) -> None:
-    """Check each option against what its backend declares. Imports the backends that are named."""
+    """Check each option against the backend's declaration. Imports the named backends."""
     assert isinstance(given.value, tuple)
     for text in given.value:
         check_option(text, given.origin, command_line=command_line, prefix=prefix)
 
 
 def _refuse_update(found: Mapping[str, Setting]) -> None:
-    """A baseline that CI writes would accept whatever CI was to find out."""
+    """Reject ``--qdq-update`` in CI: a baseline written there would accept any regression."""
     allowed = "update_in_ci" in found and found["update_in_ci"].value is True
     if "update" in found and not allowed:
         raise ConfigError(
@@ -94,7 +94,7 @@ def _refuse_update(found: Mapping[str, Setting]) -> None:
 
 
 def list_settings(settings: Settings) -> tuple[Setting, ...]:
-    """Every option with its value and origin, in the order of the table."""
+    """Each option with its value and origin, in the order of the table."""
     return tuple(
         Setting(
             name=option.name,
@@ -151,14 +151,14 @@ def _from_file(path: Path) -> _Layer:
 
 
 def _table(path: Path) -> dict[str, object]:
-    """``[tool.qdqspec]`` of a file; empty where it has none."""
+    """The table ``[tool.qdqspec]`` of a file; empty if there is none."""
     if not path.is_file():
         return {}
     try:
         table: object = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"this is not valid TOML: {error}", where=path, cure="correct the file") from None
-    except RecursionError:  # of tomllib, for brackets in brackets
+    except RecursionError:  # of tomllib, for deeply nested brackets
         raise ConfigError("it nests too deep", where=path, cure="correct the file") from None
     except OSError as error:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The one table behind ``--qdq-x-y`` of pytest, ``--x-y`` of the command line, ``QDQSPEC_X_Y`` and the keys of
+"""The table of options behind ``--qdq-x-y`` of pytest, ``--x-y`` of the command line, ``QDQSPEC_X_Y`` and
 ``[tool.qdqspec]``.
 """
 
@@ -16,7 +16,7 @@ ENVIRONMENT_PREFIX = "QDQSPEC_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option: ``parse`` makes a value of what was written, or raises ``ValueError`` saying what fits.
+    """One option. ``parse`` converts its text, or raises ``ValueError`` stating what is valid.
 
     ``kind`` is ``one`` value, ``many`` (repeatable) or a ``switch``.
     """
@@ -152,7 +152,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(name="update-in-ci", parse=values.switch, kind="switch", help="Allow --qdq-update in CI."),
 )
 BY_KEY = {option.key: option for option in OPTIONS}
-COMMAND_LINE = frozenset({"plugin", "trtexec_args"})  # they load native code: no file may ask for that
+COMMAND_LINE = frozenset({"plugin", "trtexec_args"})  # they load native code, so no file may set them
 
 
 def add_options(
@@ -174,6 +174,6 @@ def add_options(
 
 
 def flags_given(values: Mapping[str, object]) -> dict[str, object]:
-    """The options that were written on a command line, by key, out of a namespace's values."""
+    """The options given on a command line, by key, from a namespace's values."""
     given = {option.key: values.get(f"qdq_{option.key}") for option in OPTIONS}
     return {key: value for key, value in given.items() if value is not None}

@@ -20,13 +20,13 @@ UPDATES: tuple[Update, ...] = ("new", "changed", "all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The values of a run. Relative paths are taken from ``root``.
+    """The values of a run. Relative paths are relative to ``root``.
 
     ``time_limit`` is in seconds. ``require`` turns skips into failures: ``device`` those for a missing
-    backend, ``conclusive`` those for an undecided measurement. ``baseline`` says what becomes of a missing
-    baseline. ``retune`` searches again although a winner is cached; ``in_ci`` is whether the variable ``CI`` is set,
-    where no search replaces a cached winner unasked. ``origins`` tells for each option that was given where it came
-    from; ``layout`` is how ``output`` is divided.
+    backend, ``conclusive`` those for an undecided measurement. ``baseline`` is the policy for a missing
+    baseline. ``retune`` searches again although a winner is cached; ``in_ci`` is whether the variable ``CI``
+    is set; there, a cached winner is replaced only on request. ``origins`` has the origin of each option that
+    was given; ``layout`` is the folder structure of ``output``.
     """
 
     root: Path = field(default_factory=Path.cwd)
@@ -62,7 +62,7 @@ class Settings:
 
     @property
     def extra(self) -> dict[str, str]:
-        """The words for backends: the options given as such, and those that have a flag of their own."""
+        """The words for backends: the options given in that form, and those that have their own flag."""
         words = dict(option.split("=", 1) for option in self.backend_option)
         own = {
             f"{self.backend}.plugins": os.pathsep.join(map(str, self.plugin)),

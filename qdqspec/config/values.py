@@ -1,7 +1,4 @@
-"""How the values of options are read: each function returns the value, or raises ``ValueError`` saying what fits.
-
-Standard library and the registry only.
-"""
+"""Parsers of option values: each returns the value, or raises ``ValueError`` stating what is valid."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def one_of(known: Iterable[str]) -> Callable[[object], str]:
 
 
 def backend(value: object) -> str:
-    """The name of a backend that is installed."""
+    """The name of an installed backend."""
     return one_of(names("backend"))(value)
 
 
@@ -60,7 +57,7 @@ def duration(value: object) -> float:
 
 
 def switch(value: object) -> bool:
-    """True or false, in the words that files and variables have for them."""
+    """True or false, in the words that files and variables use."""
     words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
     if str(value).lower() not in words:
         raise ValueError("true or false is expected")
@@ -78,7 +75,7 @@ def path(value: object) -> Path:
 
 
 def backend_option(value: object) -> str:
-    """``BACKEND.WORD=VALUE``; `qdqspec.config.declared` checks it against what the backend declares."""
+    """``BACKEND.WORD=VALUE``; `qdqspec.config.declared` checks it against the backend's declaration."""
     text = word(value)
     name, equals, _ = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z0-9_-]+\.[a-z0-9_-]+", name):

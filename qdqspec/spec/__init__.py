@@ -1,1 +1,1 @@
-"""What is asked: spec files read, validated and expanded into cases."""
+"""Spec files: read, validated and expanded into cases."""

@@ -26,7 +26,7 @@ def _distinct(values: tuple[_T, ...]) -> tuple[_T, ...]:
     return values
 
 
-# Not min_length: pydantic counts what is valid, so a wrong value would be an empty axis as well.
+# Not min_length: pydantic counts valid items, so an invalid value would also be reported as an empty axis.
 Axis: TypeAlias = Annotated[
     tuple[_T, ...], Field(strict=False, json_schema_extra={"minItems": 1}), AfterValidator(_distinct)
 ]
@@ -84,7 +84,7 @@ class MatrixSection(Section):
         return self
 
     def cases(self) -> dict[str, Choice]:
-        """What each case chooses, by case id."""
+        """The values that each case chooses, by case id."""
         axes = {axis: getattr(self, axis) for axis in AXES if getattr(self, axis) is not None}
         return named_combinations(
             combinations(axes, [e.choice() for e in self.exclude], [i.choice() for i in self.include])

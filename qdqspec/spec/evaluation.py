@@ -1,4 +1,4 @@
-"""Refuses what asks for a task metric and names no data for it."""
+"""Rejects a spec that needs a task metric but has no evaluation data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HINT = "add inputs: {evaluation: data.npz}, with the model's inputs and 'labels
 
 
 def require_evaluation(inputs: InputsSection, tune: TuneSection, checks: Sequence[CheckEntry] = ()) -> None:
-    """Raise pydantic's ``ValidationError`` at each place that needs evaluation data, where there is none."""
+    """Raise pydantic's ``ValidationError`` at each place that needs evaluation data, if there is none."""
     if inputs.evaluation is not None:
         return
     asking: dict[Loc, str] = {

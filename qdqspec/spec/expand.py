@@ -1,4 +1,4 @@
-"""Turns a spec into its cases."""
+"""Expands a spec into its cases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TARGETS = {
 def cases_of(
     spec: Spec, *, source: Path | None, case_line: int, check_lines: tuple[int, ...]
 ) -> tuple[Case, ...]:
-    """The cases in the order of the matrix; each has every check."""
+    """The cases in the order of the matrix; each has all checks."""
     choices = {"default": Choice()} if spec.matrix is None else spec.matrix.cases()
     plain = Case(
         id="default",

@@ -1,4 +1,4 @@
-"""Describes in the words of a spec what pydantic found."""
+"""Converts pydantic's errors to messages in the terms of a spec."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qdqspec.units import plain
 
 _MAX_SHOWN = 60  # characters of a value in a message
 
-# What pydantic calls things, and what they are called in YAML.
+# pydantic's terms, and those of YAML.
 _WORDS = (
     (r"valid dictionary or instance of \w+", "mapping"),
     (r"valid dictionary", "mapping"),
@@ -35,7 +35,7 @@ _SUBJECTS = ("Input", "Tuple", "List", "Dictionary", "String", "Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem by its location in the data; ``at_key`` where the key is wrong, not its value."""
+    """A problem by its location in the data; ``at_key`` if the key is wrong, not its value."""
 
     loc: Loc
     message: str
@@ -45,7 +45,7 @@ class Finding:
 
 
 def findings(error: ValidationError, model: type[BaseModel], data: object) -> Iterator[Finding]:
-    """Every problem of ``data``, which ``model`` refused."""
+    """All problems of ``data`` that ``model`` reported."""
     for details in error.errors(include_url=False):
         yield _finding(details, model, data)
 
@@ -58,9 +58,9 @@ def error_without_file(
     where: str | None = None,
     name: Callable[[Loc], str | None] | None = None,
 ) -> SpecError:
-    """All problems of a spec that is in no file as one error; the first line is complete in itself.
+    """All problems of a spec without a file as one error; the first line is a complete message.
 
-    ``name`` gives the caller's word for a place, ``None`` where there is none.
+    ``name`` returns the caller's name for a location, ``None`` if there is none.
     """
     found = list(findings(error, model, data))
     rows = []
@@ -94,7 +94,7 @@ def _finding(details: ErrorDetails, model: type[BaseModel], data: object) -> Fin
 
 
 def _choice(loc: Loc, message: str, word: object, known: Sequence[str], what: str) -> Finding:
-    """A finding about one of several words: the nearest one as hint, all of them as note."""
+    """A finding about an invalid word: the nearest valid one as hint, all of them as note."""
     near = registry.did_you_mean(str(word), list(known)).strip(" ()")
     note = f"valid {what}: {', '.join(known)}"
     return Finding(loc=loc, message=message, at_key=what == "keys", hint=near, note=note)
@@ -112,7 +112,7 @@ def _message(details: ErrorDetails, data: object) -> str:
 
 
 def _keys_at(loc: Loc, model: type[BaseModel], data: object) -> list[str]:
-    """The keys that the mapping around the last part of ``loc`` may have."""
+    """The valid keys of the mapping around the last part of ``loc``."""
     inner = loc[:-1]
     always: set[str] = set()
     if loc[0] == "checks":
@@ -147,7 +147,7 @@ def _place_name(loc: Loc, data: object) -> str:
 
 
 def _written(loc: Loc, data: object) -> Loc:
-    """The parts of ``loc`` that the author wrote, without those that a short form stands for."""
+    """The parts of ``loc`` that the author wrote, without those that a short form expands to."""
     kept: Loc = ()
     for part in loc:
         try:
@@ -170,7 +170,7 @@ def _key(loc: Loc, data: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value as its author would recognize it."""
+    """A value as the author would recognize it."""
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list | tuple | set):

@@ -1,6 +1,6 @@
-"""What every section of a spec is made of.
+"""Types that all sections of a spec share.
 
-Numbers are strict: text is no number, ``true`` is no ``1``.
+Numbers are strict: text is not a number, ``true`` is not ``1``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qdqspec.units import fraction
 
 _T = TypeVar("_T")
 
-# A YAML list. Strictness concerns what is in it, not whether Python calls it a list or a tuple.
+# A YAML list. Strict for its items; a list and a tuple are both accepted.
 Listed: TypeAlias = Annotated[tuple[_T, ...], Field(strict=False)]
 
 
@@ -25,7 +25,7 @@ def _said(text: str) -> str:
 
 
 def _explained(text: str) -> str:
-    """YAML reads ``skip: no`` as the text "no"; taken for a reason, it would skip what was not to be skipped."""
+    """Reject ``skip: no``, which YAML reads as the text "no": as a reason, it would skip the case."""
     if text.strip().lower() in ("yes", "no", "on", "off", "true", "false", "y", "n"):
         raise PydanticCustomError(
             "reason", "'{text}' is no reason: leave the key out, or say why", {"text": text}

@@ -1,4 +1,4 @@
-"""How number formats are said: one, or several between which the search may choose."""
+"""Number formats in a spec: one, or several between which the search may choose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Listed: TypeAlias = Annotated[list[Format], Field(min_length=1, json_schema_ext
 
 
 def _joined(value: object, one: ValidatorFunctionWrapHandler) -> str:
-    """``[int8, int4]`` and ``int8+int4`` as the latter, which names and ids are made of."""
+    """``[int8, int4]`` and ``int8+int4`` as the latter, which names and ids contain."""
     if isinstance(value, list | tuple) and value:
         words = _each(value, one)
     elif isinstance(value, str):
@@ -30,7 +30,7 @@ def _joined(value: object, one: ValidatorFunctionWrapHandler) -> str:
 
 
 def _each(values: Sequence[object], one: ValidatorFunctionWrapHandler) -> list[str]:
-    """Every word of a list; what is wrong with one is told at its own place."""
+    """All words of a list; each error is reported at its own index."""
     words, wrong = [], []
     for index, value in enumerate(values):
         try:

@@ -1,6 +1,6 @@
-"""A case from words in Python or of the command line, with the validation of a spec file.
+"""Builds a case from keyword arguments or the command line, with the validation of a spec file.
 
-``tune("model.onnx", trials=30, deny=["Softmax"])`` asks what a spec asks in its sections; a case made so has
+``tune("model.onnx", trials=30, deny=["Softmax"])`` has the options of a spec's sections; a case built so has
 no checks.
 """
 
@@ -30,13 +30,13 @@ Shape: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 
 
 class Asked(TypedDict, total=False):
-    """What may be asked of a model. Paths are relative to the working directory.
+    """Options of a case. Paths are relative to the working directory.
 
-    ``regions`` is ``structure``, ``names``, ``fusion``, or groups of node names (wildcards as in a spec), one a
-    region; ``graph`` is layer information that says what ``fusion`` joins. ``name`` is the case's id, and its folder
-    below ``reports/<model>/``. ``values`` are numbers, lists or arrays. ``metric``, ``min``, ``max_drop`` are keys of
-    ``accuracy``. ``metrics`` are task metrics of the caller's own by the name that ``metric`` or a spec gives them; no
-    spec holds them, so that it holds no code.
+    ``regions`` is ``structure``, ``names``, ``fusion``, or groups of node names (wildcards as in a spec), one
+    per region; ``graph`` is layer information that defines the groups of ``fusion``. ``name`` is the case's
+    id, and its folder below ``reports/<model>/``. ``values`` are numbers, lists or arrays. ``metric``,
+    ``min``, ``max_drop`` are keys of ``accuracy``. ``metrics`` are task metrics of the caller by the name
+    that ``metric`` or a spec gives them; they are not part of a spec, so that a spec contains no code.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Asked(TypedDict, total=False):
 
 
 class AskedWithStrategy(Asked, total=False):
-    """The same, with a search strategy by its name."""
+    """Options of a case, with a search strategy by name."""
 
     strategy: str
 
@@ -95,7 +95,7 @@ class BareSpec(Section):
 
 
 _ACCURACY = ("metric", "min", "max_drop")
-# The place of each word in a spec.
+# The location of each option in a spec.
 _PLACES = {
     "name": ("name",),
     "batch": ("batch",),
@@ -120,17 +120,17 @@ _PLACES = {
 
 
 def inline_case(model: PathLike, asked: Mapping[str, Any]) -> Case:
-    """The case of a model and what is asked of it.
+    """The case of a model and the given options.
 
-    Raises `ConfigError` for an unknown word, `SpecError` with everything else that is wrong.
+    Raises `ConfigError` for an unknown option, `SpecError` with all other problems.
     """
     return _case_of(_validated({"model": os.fspath(model)}, asked, str))
 
 
 def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str], str] = str) -> Case:
-    """A case with what is asked in place of what its spec asks; values and limits of the metric are added to its own.
+    """A case with the given options in place of its spec's; values and limits of the metric are added to its own.
 
-    ``written`` is how the caller writes a word, for messages. Raises as `inline_case`.
+    ``written`` formats an option for messages, in the caller's syntax. Raises as `inline_case`.
     """
     own: dict[str, Any] = {"model": str(case.model)}
     if case.inputs.evaluation is not None:
@@ -150,14 +150,14 @@ def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str],
 
 
 def _field(place: tuple[str, ...]) -> tuple[str, str]:
-    """The record of a case, and its field, that a place of a spec fills."""
+    """The record of a case, and its field, for a location in a spec."""
     section = place[0]
     field = place[1] if section == "tune" else place[-1]
     return section, "profiles" if field == "shapes" else field
 
 
 def _validated(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> BareSpec:
-    """The spec of ``data`` and the words above it."""
+    """The spec of ``data`` and the options on top of it."""
     for word, value in asked.items():
         if word not in _PLACES:
             known = sorted(_PLACES)
@@ -187,7 +187,7 @@ def _validated(data: dict[str, Any], asked: Mapping[str, Any], written: Callable
 
 
 def _word_at(loc: Loc, *, asked: Mapping[str, Any], written: Callable[[str], str]) -> str | None:
-    """The word that gave what is at a place of the spec, as the caller writes it."""
+    """The option that set a location of the spec, as the caller writes it."""
     places = {word: _PLACES[word] for word in asked}
     exact = (word for word, place in places.items() if loc[: len(place)] == place)
     below = (word for word, place in places.items() if place[: len(loc)] == loc)
@@ -208,7 +208,7 @@ def _case_of(bare: BareSpec) -> Case:
 
 
 def _put(data: dict[str, Any], place: Sequence[str], value: object) -> None:
-    """Set a value deep inside, making the tables above it."""
+    """Set a nested value, creating the tables above it."""
     for key in place[:-1]:
         data = data.setdefault(key, {})
     data[place[-1]] = os.fspath(value) if isinstance(value, os.PathLike) else value

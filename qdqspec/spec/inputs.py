@@ -40,7 +40,7 @@ class Shape(Section):
         return self
 
     def record(self) -> InputShape:
-        """All three shapes."""
+        """The three shapes as a record; missing bounds equal ``opt``."""
         return InputShape(min=self.min or self.opt, opt=self.opt, max=self.max or self.opt)
 
 
@@ -59,7 +59,7 @@ Profile: TypeAlias = Annotated[dict[str, ShortShape], AfterValidator(_one_weight
 
 
 def _profiles(value: object) -> object:
-    """One profile needs no list around it."""
+    """Accept one profile without a list around it."""
     return [value] if isinstance(value, Mapping) else value
 
 
@@ -69,7 +69,7 @@ Profiles: TypeAlias = Annotated[
 
 
 def _value(given: object) -> object:
-    """Numbers and truth values, or rows of them that are equally long."""
+    """Numbers and truth values, or rows of them of equal length."""
     if isinstance(given, bool | int):
         return given
     if isinstance(given, float):
@@ -124,7 +124,7 @@ class InputsSection(Section):
         return self
 
     def rules(self) -> Inputs:
-        """As a frozen record; no shapes is one profile without shapes."""
+        """The section as a frozen record; no shapes is one profile without shapes."""
         profiles = tuple(_profile_record(profile) for profile in self.shapes)
         return Inputs(
             profiles=profiles or (ShapeProfile(),),

@@ -22,14 +22,14 @@ def spec_schema() -> dict[str, Any]:
 def _tidy(node: Any) -> Any:
     """The schema without generated titles and empty defaults.
 
-    Nor is any alternative ``null``: a key of a file either has a value or is left out.
+    No alternative is ``null``: a key of a file either has a value or is omitted.
     """
     if isinstance(node, list):
         return [_tidy(item) for item in node]
     if not isinstance(node, dict):
         return node
     kept = {
-        key: {name: _tidy(part) for name, part in value.items()}  # names here are the users', not keywords
+        key: {name: _tidy(part) for name, part in value.items()}  # names here are user-defined keys
         if key in ("properties", "$defs")
         else _tidy(value)
         for key, value in node.items()

@@ -1,7 +1,6 @@
-"""What the registry adds to a spec: check kinds with their parameters, strategy and backend names.
+"""Parts of a spec that come from the registry: check kinds with their parameters, strategy and backend names.
 
-It knows no check, strategy or backend by name, and imports only the
-checks that a spec asks for.
+No check, strategy or backend is named here, and only the checks that a spec contains are imported.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from qdqspec.spec.vocabulary import BACKENDS, TARGETS, is_id, slug
 
 
 def params_of(kind: str) -> type[BaseModel]:
-    """The parameter model of a check kind that the registry knows."""
+    """The parameter model of a registered check kind."""
     check = registry.resolve("check", kind)
     params: type[BaseModel] = check.Params  # type: ignore[attr-defined]  # resolve() promises no more than object
     return params
 
 
 def needs_labels(kind: str) -> bool:
-    """Whether checks of a kind judge by a task metric, for which there must be evaluation data."""
+    """Whether checks of a kind judge by a task metric, which needs evaluation data."""
     return "accuracy" in getattr(registry.resolve("check", kind), "needs", ())
 
 
 def unknown_name(what: str, name: object, known: tuple[str, ...]) -> PydanticCustomError:
-    """The error for a name that is not registered; message and hints are made where it is shown."""
+    """The error for a name that is not registered; message and hints are created when it is displayed."""
     return PydanticCustomError(
         "unknown_name", "unknown {what} '{name}'", {"what": what, "name": str(name), "known": known}
     )
@@ -47,7 +46,7 @@ class CheckEntry:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Validate by the kind's own model; its errors keep their place."""
+        """Validate by the kind's own model; its errors keep their location."""
         return core_schema.with_info_plain_validator_function(_entry)
 
     @classmethod
@@ -81,7 +80,7 @@ def _entry(value: object, info: ValidationInfo) -> CheckEntry:
 
 
 def refused(errors: Mapping[tuple[int | str, ...], PydanticCustomError]) -> ValidationError:
-    """Errors with their places below the value that is validated; pydantic puts its own place before."""
+    """Errors with their locations below the value that is validated; pydantic prepends its own location."""
     details = [InitErrorDetails(type=error, loc=loc, input=None) for loc, error in errors.items()]
     return ValidationError.from_exception_data("checks", details)
 
@@ -97,7 +96,7 @@ def _kind_schema(kind: str, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
 
 
 def check_ids(entries: tuple[CheckEntry, ...]) -> tuple[str, ...]:
-    """The id of each check: its own, or its kind, counted from the second of a kind on."""
+    """The id of each check: its own, or its kind, numbered from the second of a kind on."""
     seen: Counter[str] = Counter()
     ids = []
     for entry in entries:
@@ -109,7 +108,7 @@ def check_ids(entries: tuple[CheckEntry, ...]) -> tuple[str, ...]:
 
 
 def _named_apart(entries: tuple[CheckEntry, ...]) -> tuple[CheckEntry, ...]:
-    """Refuse no checks at all, and two of one id."""
+    """Reject an empty list of checks, and two checks with one id."""
     if not entries:
         raise PydanticCustomError("checks", "'checks' is empty: a spec without a check would prove nothing")
     seen: set[str] = set()
@@ -133,7 +132,9 @@ def _strategy(name: str) -> str:
 
 
 def _backend(name: str) -> str:
-    """A backend or one of its targets: ``onnxruntime``, ``onnxruntime-cpu``. Only the installed name their own."""
+    """A backend or one of its targets: ``onnxruntime``, ``onnxruntime-cpu``. Installed backends define their own
+    targets.
+    """
     installed = [backend for backend in registry.names("backend") if backend not in BACKENDS]
     known = tuple(sorted({*BACKENDS, *TARGETS, *installed}))
     if name not in known and not any(name.startswith(f"{backend}-") for backend in installed):
@@ -142,7 +143,7 @@ def _backend(name: str) -> str:
 
 
 class _Registered:
-    """Puts the names of a registry kind into the JSON Schema of a text field."""
+    """Adds the names of a registry kind to the JSON Schema of a text field."""
 
     def __init__(self, kind: registry.Kind) -> None:
         self.kind = kind

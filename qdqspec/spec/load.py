@@ -1,4 +1,4 @@
-"""Reads a spec file: all its problems at once, or a spec."""
+"""Reads a spec file; reports all its problems at once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from qdqspec.spec.quick import read_quickly
 
 
 def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Path] = ()) -> Spec:
-    """Read and validate a spec file; raises `SpecError` with every problem at its line and column.
+    """Read and validate a spec file. Raises `SpecError` with each problem at its line and column.
 
-    Paths in the spec are relative to its folder. They may not lead out of ``root`` (by default the
-    working directory), unless into the spec's own folder or one of ``allow_paths``. Messages name the
-    file relative to ``root``. Models and data need not exist yet; ``allow_file`` and ``deny_file`` must.
+    Paths in the spec are relative to its folder. They must be inside ``root`` (by default the working
+    directory), the spec's own folder or one of ``allow_paths``. Messages name the file relative to ``root``.
+    Models and data need not exist yet; ``allow_file`` and ``deny_file`` must.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     name = _shown_name(path, root or Path.cwd())
@@ -31,7 +31,7 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
     document, spec, problems = read_quickly(text), None, list[Problem]()
     if document is not None:
         spec = _validated(document, place, problems)
-    if document is None or spec is None or problems:  # now with all that is to be said of it
+    if document is None or spec is None or problems:  # again, with the parser that reports all problems
         document = read_yaml(text)
         spec = _checked(document, place, name)
     lines = tuple(document.line(("checks", n)) for n in range(len(spec.checks)))
@@ -39,7 +39,7 @@ def load_spec(path: Path, *, root: Path | None = None, allow_paths: Sequence[Pat
 
 
 def _checked(document: Document, place: Place, name: str) -> Spec:
-    """The spec, or an error with all problems."""
+    """The spec. Raises an error with all problems."""
     problems = [*document.problems]
     spec = _validated(document, place, problems) if document.data or not problems else None
     if spec is None or problems:
@@ -48,7 +48,7 @@ def _checked(document: Document, place: Place, name: str) -> Spec:
 
 
 def _validated(document: Document, place: Place, problems: list[Problem]) -> Spec | None:
-    """The spec, or nothing and more problems."""
+    """The spec; ``None`` after adding problems."""
     if "qdqspec" not in document.data:
         message = "'qdqspec' is missing in the spec"
         problems.append(document.problem((), message, hint="add 'qdqspec: 1' as the first line"))
@@ -63,13 +63,13 @@ def _validated(document: Document, place: Place, problems: list[Problem]) -> Spe
 
 
 def _shown_name(path: Path, root: Path) -> str:
-    """The path relative to the root where it lies below, with forward slashes."""
+    """The path relative to the root if it is below it, with forward slashes."""
     absolute = Path(os.path.abspath(root))  # noqa: PTH100 - as the path itself
     return path.relative_to(absolute).as_posix() if path.is_relative_to(absolute) else str(path)
 
 
 def _text(path: Path, name: str) -> str:
-    """The file as text; raises where it is no readable, small UTF-8 file."""
+    """The file as text. Raises if it is not a readable, small UTF-8 file."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):

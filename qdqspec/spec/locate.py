@@ -1,7 +1,7 @@
-"""Reads YAML 1.2 as plain data that knows where each part stands.
+"""Reads YAML 1.2 as plain data with the position of each part.
 
-The parser's events are read once, without building nodes: that keeps collection fast, finds all
-duplicate keys and tags of a file at once, and bounds depth and size before memory is spent.
+The parser's events are read once, without building nodes: that keeps collection fast, finds all duplicate
+keys and tags of a file at once, and limits depth and size before memory is spent.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
 MAX_ALIASES = 20
 MAX_NODES = 20_000
-_MAX_DIGITS = 40  # of a number; Python itself refuses to convert more than 4,300
+_MAX_DIGITS = 40  # of a number; Python refuses to convert more than 4,300
 
-# Resolves and constructs single scalars. It never sees a document, so no directive can change it.
+# Resolves and constructs single scalars. It never reads a document, so no directive can change it.
 _SCALARS = YAML(typ="safe", pure=True)
 _CONSTRUCT = {
     "tag:yaml.org,2002:bool": _SCALARS.constructor.construct_yaml_bool,
@@ -41,7 +41,7 @@ _NULL = "tag:yaml.org,2002:null"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """The data of a file with the place of every key and value; ``problems`` are those of the YAML itself."""
+    """The data of a file with the position of each key and value; ``problems`` are those of the YAML itself."""
 
     data: dict[str, Plain]
     lines: list[str]
@@ -59,8 +59,8 @@ class Document:
     ) -> Problem:
         """A problem at the key or value of ``loc``.
 
-        Parts of ``loc`` that the file does not have (a missing key, a default, a short form) are
-        passed over, so that the nearest thing written in the file is underlined.
+        Parts of ``loc`` that the file does not have (a missing key, a default, a short form) are skipped, so
+        that the nearest text in the file is underlined.
         """
         here: Loc = ()
         for part in loc:
@@ -71,19 +71,19 @@ class Document:
 
 
 def read_yaml(text: str) -> Document:
-    """Read one YAML document whose top is a mapping; whatever is wrong with it is listed, not raised."""
-    # New for each text: a %YAML directive stays with the object that met it.
+    """Read one YAML document whose top is a mapping; problems are listed, not raised."""
+    # New for each text: a %YAML directive changes the object that reads it.
     return Reader(text, YAML(typ="safe", pure=True).parse(text), events).read()
 
 
 class _StopReading(Exception):  # noqa: N818 - control flow inside this module, never an error of a user
-    """The rest of the text means nothing."""
+    """The rest of the text cannot be interpreted."""
 
 
 class Reader:
-    """Turns a parser's events into plain data; remembers marks by location, and problems.
+    """Turns a parser's events into plain data; records positions by location, and problems.
 
-    ``kinds`` holds the classes of the events, by the names that PyYAML gave them and ruamel.yaml kept.
+    ``kinds`` holds the classes of the events, by the names that PyYAML and ruamel.yaml share.
     """
 
     def __init__(self, text: str, events: Iterator[Any], kinds: ModuleType) -> None:
@@ -99,7 +99,7 @@ class Reader:
         self._nodes = 0
 
     def read(self) -> Document:
-        """The document; its data are empty where a problem stopped the reading."""
+        """The document; its data are empty if a problem stopped the reading."""
         try:
             data = self._document()
         except _StopReading:
@@ -164,7 +164,7 @@ class Reader:
                 here = (
                     *loc,
                     event.start_mark.index,
-                )  # read, but not kept; keys are text, so this is nobody's
+                )  # read but discarded; keys are text, so this location does not exist
             self.keys[here] = (event.start_mark, event.end_mark)
             value = self._value(self._next(), here)
             if value is None:
@@ -175,7 +175,7 @@ class Reader:
         return found
 
     def _key(self, event: Any) -> str:
-        """Keys are always text: an ONNX input may well be called ``1`` or ``on``."""
+        """A key, always text: an ONNX input may be named ``1`` or ``on``."""
         if not isinstance(event, self._kinds.ScalarEvent):
             self._stop(event, "a key is a plain word, not a list, mapping or alias")
         if event.tag is not None or event.anchor is not None:
@@ -218,7 +218,7 @@ class Reader:
             self._stop(event, f"more than {MAX_NODES:,} values", hint="aliases count as what they stand for")
 
     def _next(self) -> Any:
-        # Any: ruamel types the base class of its events only.
+        # Any: ruamel types only the base class of its events.
         try:
             event = next(self._events)
             self._last = event.end_mark
@@ -228,7 +228,7 @@ class Reader:
         except ReaderError as error:
             self.problems.append(self._bad_character(error))
         except (YAMLError, ValueError, ArithmeticError, LookupError) as error:
-            # ruamel lets plain errors through for a few malformed escapes, such as "\UFFFFFFFF".
+            # ruamel raises other errors for a few malformed escapes, such as "\UFFFFFFFF".
             self.problems.append(_problem_at((self._last, self._last), f"not valid YAML: {error}"))
         raise _StopReading
 
@@ -248,7 +248,7 @@ class Reader:
 
 @lru_cache(maxsize=4096)
 def _plain_value(text: str) -> Plain | None:
-    """What an unquoted scalar means in YAML 1.2: null, boolean, number, or else the text itself."""
+    """The value of an unquoted scalar in YAML 1.2: null, boolean, number, or else the text itself."""
     tag = str(_SCALARS.resolver.resolve(ScalarNode, text, (True, False)))
     if tag == _NULL:
         return None
@@ -256,13 +256,13 @@ def _plain_value(text: str) -> Plain | None:
         return text
     try:
         value: Plain = _CONSTRUCT[tag](ScalarNode(tag, text))
-    except ValueError:  # ruamel's pattern takes 0b, 0x and such without a digit for numbers
+    except ValueError:  # ruamel's pattern accepts 0b, 0x and such without a digit as numbers
         return text
     return value
 
 
 def _syntax_problem(error: MarkedYAMLError) -> Problem:
-    """Where the parser gave up, and where the thing it was reading began."""
+    """The position where the parser stopped, and where the construct it was reading began."""
     mark, began = error.problem_mark or error.context_mark, error.context_mark
     hint = ""
     if "'\\t'" in (error.problem or ""):

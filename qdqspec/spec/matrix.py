@@ -1,4 +1,4 @@
-"""Combinations of a matrix, with the ``exclude`` and ``include`` that CI users know."""
+"""Combinations of a matrix, with ``exclude`` and ``include`` as in CI systems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Choice: TypeAlias = dict[str, Value]
 
 
 class MatrixError(ValueError):
-    """A matrix gives no case, too many, or two of one name."""
+    """A matrix gives no case, too many, or two with one name."""
 
 
 def combinations(
@@ -22,13 +22,13 @@ def combinations(
     exclude: Sequence[Mapping[str, Value]] = (),
     include: Sequence[Mapping[str, Value]] = (),
 ) -> tuple[Choice, ...]:
-    """All choices of one value an axis, less the excluded, with the included added.
+    """All choices of one value per axis, without the excluded, with the included added.
 
-    The rules are those of GitHub Actions: an entry of ``exclude`` removes every combination that has all its
-    values; an entry of ``include`` extends every combination of the axes whose own values it does not
-    change, and becomes a combination of its own where there is none.
+    The rules are those of GitHub Actions: an entry of ``exclude`` removes all combinations that have all its
+    values; an entry of ``include`` extends all combinations of the axes whose own values it does not change,
+    and becomes a separate combination if there are none.
 
-    Raises `MatrixError` above `MAX_COMBINATIONS`, whatever ``exclude`` would leave of them.
+    Raises `MatrixError` above `MAX_COMBINATIONS`, before ``exclude`` is applied.
     """
     if math.prod(len(values) for values in axes.values()) > MAX_COMBINATIONS:
         raise MatrixError(f"the matrix has more than {MAX_COMBINATIONS:,} combinations before exclude")
@@ -45,7 +45,7 @@ def combinations(
 
 
 def named_combinations(choices: Sequence[Choice]) -> dict[str, Choice]:
-    """The choices by case id; raises `MatrixError` where they cannot all be told apart."""
+    """The choices by case id. Raises `MatrixError` if ids are not distinct."""
     if not choices:
         raise MatrixError("the matrix excludes every case")
     if len(choices) > MAX_CASES:
@@ -60,7 +60,7 @@ def named_combinations(choices: Sequence[Choice]) -> dict[str, Choice]:
 
 
 def case_id(choice: Mapping[str, Value]) -> str:
-    """``int8-b8``: words as they are, numbers with the first letter of their axis."""
+    """``int8-b8``: words unchanged, numbers with the first letter of their axis."""
     return "-".join(
         f"{axis[0]}{value}" if isinstance(value, int) else slug(value) for axis, value in choice.items()
     )

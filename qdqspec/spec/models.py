@@ -72,7 +72,7 @@ class Spec(Section):
     def _one_family_of_errors(
         cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
     ) -> Self:
-        """Outside a file, say what is wrong in our own words and class."""
+        """Outside a file, convert pydantic's error to `SpecError`."""
         try:
             spec = handler(value)
             require_evaluation(spec.inputs, spec.tune, spec.checks)
@@ -88,10 +88,10 @@ class Spec(Section):
         return cls.model_validate(keys, context=Place(base=base))
 
     def cases(self) -> tuple[Case, ...]:
-        """One case for each combination of the matrix; one called ``default`` without a matrix."""
+        """One case for each combination of the matrix; one named ``default`` without a matrix."""
         return cases_of(self, source=self._source, case_line=self._case_line, check_lines=self._check_lines)
 
     def located(self, source: Path, case_line: int, check_lines: tuple[int, ...]) -> Self:
-        """Remember the file and the lines (from 1) that cases and checks are reported at."""
+        """Set the file and the lines (from 1) at which cases and checks are reported."""
         self._source, self._case_line, self._check_lines = source, case_line, check_lines
         return self

@@ -1,4 +1,4 @@
-"""Where a spec's paths lead, and whether they may."""
+"""Resolves paths of a spec, and checks that they are inside the allowed folders."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _SHOWN = 40  # characters of a name that is too long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Paths are relative to ``base`` and must lie below one of ``roots``; no roots, no fence.
+    """Base folder and restriction of paths: they are relative to ``base`` and below one of ``roots``, if there are
+    any.
 
-    ``from_file`` is true where problems will be shown at their place in a file.
+    ``from_file`` is true if problems are reported at their position in a file.
     """
 
     base: Path
@@ -30,7 +31,7 @@ class Place:
     from_file: bool = False
 
     def path(self, text: str) -> Path:
-        """The absolute path; raises where it cannot be one or leads out of the roots, links followed."""
+        """The absolute path. Raises if it is invalid, or outside the roots after following links."""
         if not text.strip() or not text.isprintable():
             raise PydanticCustomError("path", "{shown} is not a path", {"shown": repr(text)})
         path = Path(os.path.abspath(self.base / text))  # noqa: PTH100 - resolve() would follow links
@@ -46,12 +47,13 @@ class Place:
         return path
 
     def far(self, path: Path) -> Path | None:
-        """What leads out of the roots, links followed: the path, or an entry of the folder that it is."""
+        """A path outside the roots after following links: the path itself, or an entry of the folder."""
         if not self.roots or (self._is_inside(path) and not path.is_dir()):
             return None
         if not self._is_inside(path):
             return path
-        with suppress(OSError), os.scandir(path) as entries:  # what cannot be listed cannot be read either
+        # a folder that cannot be listed cannot be read either
+        with suppress(OSError), os.scandir(path) as entries:
             links = (Path(entry.path) for entry in entries if entry.is_symlink())
             return next((link for link in links if not self._is_inside(link)), None)
         return None
@@ -62,7 +64,7 @@ class Place:
 
 
 def _is_too_long(path: Path) -> bool:
-    """Whether the system has no files of such names; whatever else is wrong with it is told when it is read."""
+    """Whether names are too long for the file system; other problems are reported when the file is read."""
     try:
         os.lstat(path)
     except OSError as error:
@@ -75,7 +77,7 @@ CURE = "move it below, or allow its folder with --qdq-allow-path"
 
 
 def place_of(path: Path, root: Path | None, allow: Sequence[Path]) -> Place:
-    """The place of a spec file: relative to its folder, fenced by the root, its own folder and ``allow``."""
+    """The restriction of a spec file: relative to its folder; inside the root, its own folder or ``allow``."""
     base = path.parent
     roots = (root or Path.cwd(), base, *allow)
     return Place(base=base, roots=tuple(Path(os.path.realpath(r)) for r in roots), from_file=True)
@@ -92,7 +94,7 @@ def _absolute(value: object, info: ValidationInfo) -> object:
 
 
 def _listed_names(value: object, info: ValidationInfo) -> tuple[str, ...]:
-    """Node-name wildcards of a text file, one a line; ``#`` begins a comment."""
+    """Node-name wildcards of a text file, one per line; ``#`` begins a comment."""
     if not isinstance(value, str | os.PathLike):
         raise PydanticCustomError("path", "a path to a text file is wanted here")
     path = _place(info).path(os.fspath(value))

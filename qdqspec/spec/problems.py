@@ -1,4 +1,4 @@
-"""What is wrong with a spec, shown as the source line with a caret."""
+"""Problems of a spec, each with the source line and a caret."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from qdqspec.errors import SpecError
 from qdqspec.units import plain
 
 MAX_PROBLEMS = 20
-MAX_MESSAGE = 200  # characters; keys, tags and values in it may be of any length
+MAX_MESSAGE = 200  # characters; keys, tags and values in it may be long
 _MAX_WIDTH = 100  # of a source line; a longer one is cut around the caret
 _LINE_BREAK = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong, and where: ``line`` and ``column`` count from 1, ``width`` is the caret's.
+    """One problem and its position: ``line`` and ``column`` count from 1, ``width`` is the caret's.
 
-    ``hint`` stands beside the caret, ``note`` on a line of its own.
+    ``hint`` is written beside the caret, ``note`` on a separate line.
     """
 
     line: int
@@ -37,9 +37,9 @@ def source_lines(text: str) -> list[str]:
 
 
 def excerpt(path: Path, line: int, column: int | None = None, context: int = 1) -> str:
-    """Lines of a file around ``line``, numbered, with a caret where a column is given.
+    """Lines of a file around ``line``, numbered, with a caret if a column is given.
 
-    Empty where the file cannot be read any more: an excerpt decorates a message, it never is one.
+    Empty if the file can no longer be read: the excerpt only adds to a message.
     """
     try:
         lines = source_lines(path.read_text(encoding="utf-8", errors="replace"))
@@ -47,7 +47,7 @@ def excerpt(path: Path, line: int, column: int | None = None, context: int = 1) 
         return ""
     lines = (
         lines[:-1] if len(lines) > line and not lines[-1] else lines
-    )  # what follows the last line end is no line
+    )  # the text after the last line end is not a line
     return "\n".join(numbered(lines, line, column, before=context, after=context))
 
 
@@ -61,7 +61,7 @@ def numbered(
     before: int = 1,
     after: int = 0,
 ) -> list[str]:
-    """Source lines around ``line``, each with its number, and a caret line under it where asked."""
+    """Source lines around ``line``, each with its number, and a line with a caret if a column is given."""
     line = min(max(line, 1), len(lines))
     shown = range(max(line - before, 1), min(line + after, len(lines)) + 1)
     gutter = len(str(shown[-1])) + 3
@@ -77,7 +77,7 @@ def numbered(
 
 
 def spec_error(problems: Sequence[Problem], lines: Sequence[str], name: str) -> SpecError:
-    """All problems of the file ``name`` as one error, by place; the first line is complete in itself."""
+    """All problems of the file ``name`` as one error, by position; the first line is a complete message."""
     ordered = sorted(dict.fromkeys(problems), key=lambda p: (p.line, p.column))
     count = f" (first of {len(ordered)} problems)" if len(ordered) > 1 else ""
     rows = [plain(ordered[0].message, MAX_MESSAGE) + count]
@@ -94,12 +94,12 @@ def spec_error(problems: Sequence[Problem], lines: Sequence[str], name: str) -> 
 
 
 def _window(line: str, column: int) -> int:
-    """Where to cut a long line so that the column stays in view."""
+    """The start of the visible part of a long line, so that it contains the column."""
     return 0 if len(line) <= _MAX_WIDTH else max(0, min(column - _MAX_WIDTH // 2, len(line) - _MAX_WIDTH))
 
 
 def _visible(line: str, start: int) -> str:
-    """One column for each character, so that the caret stands right."""
+    """The line with one column per character, so that the caret is at the right position."""
     cut = line[start : start + _MAX_WIDTH]
     return "".join(ch if ch.isprintable() else " " if ch == "\t" else "?" for ch in cut)
 

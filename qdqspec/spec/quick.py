@@ -1,8 +1,9 @@
-"""Specs that are right, read in a small part of the time.
+"""Fast reader for valid specs.
 
-libyaml's parser is some forty times as fast as ruamel.yaml's, and its words about a wrong file are not ours; it reads
-YAML 1.1, which differs in corners that a spec has no use for. So it is asked first, and believed only where nothing at
-all is wrong and none of these corners is met. Everything else is read again, by the parser that explains.
+libyaml's parser is some forty times as fast as ruamel.yaml's, but its error messages are not suitable; it
+reads YAML 1.1, which differs in details that a spec does not need. So it is used first, and its result is
+accepted only if the file is valid and has none of these details. All other files are read again by the parser
+that reports problems.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 from qdqspec.spec.locate import Document, Reader
 
-# Where the two differ, as two hundred thousand drawn texts found, or may: tabs, line breaks that YAML 1.2 has no more,
-# what cannot be printed, directives and markers of documents, comments that begin in the head of a block of text, and
-# anchors that end in anything but a space.
+# Where the two parsers differ, found with two hundred thousand random texts, or may differ: tabs, line breaks
+# that YAML 1.2 does not have, non-printable characters, directives and document markers, comments in the head
+# of a block scalar, and anchors that end in anything but a space.
 _CORNERS = re.compile(
     r"[\t\x00-\x08\x0b-\x1f\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]"
     r"|^(?:%|---|\.\.\.)|[|>][-+\d]*#|&[\w-]*[^\w\s-]",
@@ -24,11 +25,11 @@ _CORNERS = re.compile(
 
 
 def read_quickly(text: str) -> Document | None:
-    """What `read_yaml` reads; ``None`` where it would have anything to say, and where that cannot be told."""
+    """The document that `read_yaml` would return; ``None`` if it would report a problem, or if that is unknown."""
     if _CORNERS.search(text.replace("\r\n", "\n")):
         return None
     try:
-        # The classes that the parser itself knows: where a test has PyYAML imported twice, those of `yaml` are others.
+        # The parser's own classes: if a test imports PyYAML twice, those of `yaml` are different objects.
         from yaml import _yaml
     except ImportError:  # PyYAML without libyaml
         return None

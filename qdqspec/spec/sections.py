@@ -1,7 +1,7 @@
 """The other sections of a spec: patterns, regions, quantize, tune, and when to skip.
 
-Each ``rules()`` gives the frozen record that the rest of the house works with; the defaults of both
-are the same, and a test holds them together.
+``rules()`` of each section returns the frozen record that the rest of the package uses. The defaults of both
+are equal, and a test compares them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PatternsSection(Section):
     )
 
     def rules(self) -> PatternRules:
-        """As a frozen record; the names of both files stand with those of ``nodes``."""
+        """The section as a frozen record; the names of both files are added to those of ``nodes``."""
         return PatternRules(
             allow=self.allow,
             deny=self.deny,
@@ -83,12 +83,12 @@ class RegionsSection(Section):
         return self
 
     def rules(self) -> RegionRules:
-        """As a frozen record."""
+        """The section as a frozen record."""
         return RegionRules(by=self.by, max_nodes=self.max_nodes, manual=self.manual, graph=self.graph)
 
 
 def _corrections(value: object) -> object:
-    """``auto``, ``none``, or a list of corrections; one error where it is neither."""
+    """``auto``, ``none``, or a list of corrections; one error for anything else."""
     names = list(value) if isinstance(value, list | tuple) else [value]
     known = get_args(Correction) if isinstance(value, list | tuple) else ("auto", "none")
     if not names:
@@ -133,7 +133,7 @@ class QuantizeSection(Section):
     )
 
     def rules(self) -> QuantizeRules:
-        """As a frozen record."""
+        """The section as a frozen record."""
         return QuantizeRules(
             format=self.format,
             calibration=self.calibration,
@@ -166,7 +166,7 @@ Minutes: TypeAlias = Annotated[Positive, BeforeValidator(_minutes, json_schema_i
 
 
 def _sqnr_limit(value: object) -> object:
-    """A number of decibels, or ``none``; one error where it is neither."""
+    """A number of decibels, or ``none``; one error for anything else."""
     if value == "none" or (
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     ):
@@ -206,7 +206,7 @@ class AccuracySection(Section):
         return self
 
     def rules(self) -> AccuracyRules:
-        """As a frozen record."""
+        """The section as a frozen record."""
         return AccuracyRules(metric=self.metric, min=self.min, max_drop=self.max_drop, output=self.output)
 
 
@@ -241,7 +241,7 @@ class TuneSection(Section):
     )
 
     def rules(self) -> TuneRules:
-        """As a frozen record."""
+        """The section as a frozen record."""
         return TuneRules(
             strategy=self.strategy,
             preset=self.preset,

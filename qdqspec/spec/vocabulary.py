@@ -1,7 +1,7 @@
-"""The closed words of a spec: formats, axes, backends, and the grammar of ids.
+"""Closed sets of words in a spec: formats, axes, backends, and the grammar of ids.
 
-Number formats and calibration methods are spelled here again, because the rooms that compute with
-them import numpy, which collection must not. A test holds both lists together.
+Number formats and calibration methods are repeated here, because the packages that compute with them import
+numpy, which collection must not. A test compares both lists.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
-# What a Q/DQ pair can be made of so far. A format joins `quantize.formats` and this line.
+# Formats of Q/DQ pairs. A format is added to `quantize.formats` and to this line.
 Format: TypeAlias = Literal[
     "int8", "uint8", "int16", "uint16", "fp8", "int4", "uint4", "nvfp4", "mxfp8"
 ]  # fmt: skip
@@ -19,15 +19,15 @@ Correction: TypeAlias = Literal["ranges", "equalization", "bits", "rounding", "b
 Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
 Preset: TypeAlias = Literal["quick", "default", "extensive"]
 
-# The order of an id's parts, whatever the order in the file: a reordered matrix keeps its baselines.
+# The order of an id's parts, independent of the order in the file: a reordered matrix keeps its baselines.
 AXES = ("quant", "batch", "calibration", "weights", "activations", "strategy", "preset")
 
-# Known by name even where this version, or this machine, has no such backend: such a case is skipped.
+# Names that are valid even if this version or this machine lacks the backend: such a case is skipped.
 BACKENDS = ("onnxruntime", "tensorrt", "trtexec", "fake")
 TARGETS = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-10", "tensorrt-11")  # of these backends
 
 MAX_CASES = 256  # of one spec
-MAX_COMBINATIONS = 4096  # looked at before exclude, so that no matrix takes forever
+MAX_COMBINATIONS = 4096  # before exclude, so that expansion is fast
 
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -38,5 +38,5 @@ def is_id(text: str) -> bool:
 
 
 def slug(text: str) -> str:
-    """The text as part of an id: lower case, everything else a dash; empty where nothing is left."""
+    """The text as part of an id: lower case, other characters as dashes; may be empty."""
     return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")

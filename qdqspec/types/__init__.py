@@ -1,7 +1,7 @@
-"""Frozen records that cross rooms.
+"""Frozen records that packages exchange.
 
-A case is what was asked, a placement is where Q/DQ pairs stand, a trial is one built candidate,
-evidence is all that was measured of a case, a verdict is what a check makes of it.
+A case is the request, a placement is the set of Q/DQ pairs, a trial is one built candidate, evidence is the
+result of all measurements of a case, a verdict is the result of a check on it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked: a case, with every rule its spec gives."""
+"""Records of a request: a case, with all rules of its spec."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any, Literal, TypeAlias
 
 from qdqspec.types.words import Severity
 
-# A task metric of the caller's own: outputs by name, then labels, all samples at once; gives a number, higher is
+# A task metric of the caller: outputs by name, then labels, all samples at once; returns a number, higher is
 # better. An output whose first axis does not count samples is an array of arrays, one for each feed.
 Metric: TypeAlias = Callable[[Mapping[str, Any], Any], float]
 
 FixedValue: TypeAlias = bool | int | float | tuple[Any, ...]  # a number, or nested rows of them
 
-SLACK = 1e-9  # by which a metric may miss its limit
+SLACK = 1e-9  # tolerance of metric limits
 DEFAULT_MIN_SQNR_DB = 20.0  # below it outputs change visibly: at 13 dB most texts of a text recognizer do
-# Changes of ranges, weights and biases that reduce the error of a placement and cost no time, in the order of use.
+# Changes of ranges, weights and biases that reduce the error of a placement at no cost in time, in the order
+# of use.
 CORRECTIONS = ("ranges", "equalization", "bits", "rounding", "bias")
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 
@@ -39,7 +40,7 @@ class ShapeProfile:
     weight: float = 1.0
 
     def opt(self) -> dict[str, tuple[int, ...]]:
-        """The shapes that are measured, by input name."""
+        """The shapes to measure, by input name."""
         return {name: shape.opt for name, shape in self.shapes.items()}
 
 
@@ -47,7 +48,8 @@ class ShapeProfile:
 class Inputs:
     """Shapes and data of a case. Paths are absolute. ``values`` are inputs fixed to a value.
 
-    ``scales`` names a calibration cache, or JSON with a range a tensor: what it says is not looked for in data.
+    ``scales`` names a calibration cache, or JSON with one range per tensor; these ranges are not calibrated
+    from data.
     """
 
     profiles: tuple[ShapeProfile, ...] = (ShapeProfile(),)
@@ -70,9 +72,9 @@ class PatternRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionRules:
-    """How the model is cut into regions. ``manual`` lists node-name globs, one tuple a region.
+    """How the model is cut into regions. ``manual`` lists node-name globs, one tuple per region.
 
-    ``graph`` is layer information of an engine, which tells ``fusion`` what runs as one kernel.
+    ``graph`` is layer information of an engine, which tells ``fusion`` which nodes run as one kernel.
     """
 
     by: Literal["structure", "names", "fusion", "manual"] = "structure"
@@ -87,8 +89,8 @@ class QuantizeRules:
 
     ``format`` is one format, or several between which the search may choose block by block: ``int8+int4``.
 
-    ``outputs`` says whether graph outputs may be quantized where a quantized operator makes them; with ``auto``, where
-    a weighted operator makes one that the backend cannot run in integers otherwise.
+    ``outputs`` is whether graph outputs that a quantized operator makes may be quantized; ``auto`` quantizes
+    those of a weighted operator that the backend cannot run in integers otherwise.
 
     ``corrections`` are those of `CORRECTIONS` that may be applied; ``auto`` is all of them, ``none`` is none.
     """
@@ -102,12 +104,12 @@ class QuantizeRules:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """The formats one by one, in the order given."""
+        """The formats as a tuple, in the order given."""
         return tuple(self.format.split("+"))
 
     @property
     def allowed_corrections(self) -> tuple[str, ...]:
-        """The corrections that may be applied, in the order in which they are."""
+        """The corrections that may be applied, in the order of application."""
         if self.corrections in ("auto", "none"):
             return CORRECTIONS if self.corrections == "auto" else ()
         return tuple(name for name in CORRECTIONS if name in self.corrections)
@@ -115,9 +117,9 @@ class QuantizeRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyRules:
-    """What a task metric on the evaluation data must keep: a smallest value, a largest loss, or both.
+    """The accuracy constraint on a task metric of the evaluation data: a minimum, a largest loss, or both.
 
-    Both are in the metric's own unit; ``output`` names what is scored, the first output where it is ``None``.
+    Both are in the metric's own unit; ``output`` names the output to score, the first one if ``None``.
     """
 
     metric: str = "top1"
@@ -127,13 +129,13 @@ class AccuracyRules:
 
     @property
     def key(self) -> str:
-        """What it is called in evidence: ``top1``, or ``top1:logits``."""
+        """The metric's key in evidence: ``top1``, or ``top1:logits``."""
         return self.metric if self.output is None else f"{self.metric}:{self.output}"
 
     def least(self, reference: float) -> float:
-        """The smallest value that is good enough, given the reference's.
+        """The smallest acceptable value, given the reference's.
 
-        A hair below what was asked: 0.97 - 0.96 is more than 0.01 in binary fractions.
+        Less `SLACK`: 0.97 - 0.96 is more than 0.01 in binary fractions.
         """
         floors = [self.min, None if self.max_drop is None else reference - self.max_drop]
         return max(floor for floor in floors if floor is not None) - SLACK
@@ -141,10 +143,10 @@ class AccuracyRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchLimits:
-    """What a selected model meets: the SQNR of its worst output, and the share of time that it is proved to save.
+    """Limits for the selected model: the SQNR of its worst output, and the least significant saving of time.
 
-    ``source`` is where the SQNR limit comes from: the ``default``, as ``given``, lifted by ``none``, or absent as a
-    task ``metric`` is the constraint.
+    ``source`` is the origin of the SQNR limit: the ``default``, as ``given``, disabled by ``none``, or absent
+    because a task ``metric`` is the constraint.
     """
 
     min_sqnr_db: float | None = DEFAULT_MIN_SQNR_DB
@@ -153,7 +155,7 @@ class SearchLimits:
 
     @property
     def marked_db(self) -> float | None:
-        """The SQNR below which tables mark a model: the limit; the default where that was lifted."""
+        """The SQNR below which tables mark a model: the limit; the default if it was disabled."""
         return DEFAULT_MIN_SQNR_DB if self.source == "none" else self.min_sqnr_db
 
 
@@ -161,8 +163,8 @@ class SearchLimits:
 class TuneRules:
     """The search: strategy, budget (whichever is reached first), objective, constraints and gating clock.
 
-    Without ``min_sqnr_db`` and ``accuracy``, `DEFAULT_MIN_SQNR_DB` holds; ``"none"`` lifts that limit. What is selected
-    is proved to take less than ``1 - min_gain`` of the reference's time.
+    Without ``min_sqnr_db`` and ``accuracy``, `DEFAULT_MIN_SQNR_DB` applies; ``"none"`` disables that limit.
+    The selected model takes significantly less than ``1 - min_gain`` of the reference's time.
     """
 
     strategy: str = "attribution"
@@ -174,7 +176,8 @@ class TuneRules:
     accuracy: AccuracyRules | None = None
     min_gain: float = 0.02
     clock: Literal["auto", "cpu", "wall"] = "auto"
-    float16: bool | None = None  # whether the model in float16 is timed beside it; else as the backend has it
+    # whether the model in float16 is timed as well; by default the backend decides
+    float16: bool | None = None
     start_from: tuple[Path, ...] = ()
 
     @property
@@ -192,7 +195,7 @@ class TuneRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSpec:
-    """One check as asked: ``params`` is the check's own validated model, ``line`` its place in the file."""
+    """One check of a spec: ``params`` is the check's own validated model, ``line`` its position in the file."""
 
     id: str
     kind: str
@@ -213,9 +216,9 @@ class SkipRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One model under one choice of the matrix, with everything asked of it. Paths are absolute.
+    """One model under one choice of the matrix, with all its rules. Paths are absolute.
 
-    ``metrics`` are task metrics that the caller brings, by the name that a spec gives them.
+    ``metrics`` are task metrics of the caller, by the name that a spec gives them.
     """
 
     id: str
@@ -236,7 +239,7 @@ class Case:
 
     @property
     def spec_name(self) -> str:
-        """The spec file's name without ``.qdq.yaml``; the model's stem where no spec stands behind."""
+        """The spec file's name without ``.qdq.yaml``; the model's stem if there is no spec."""
         if self.spec is None:
             return self.model.stem
         name = self.spec.name
@@ -246,5 +249,5 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What tables show: ``squeezenet::default``."""
+        """The name in tables: ``squeezenet::default``."""
         return f"{self.spec_name}::{self.id}"

@@ -1,4 +1,4 @@
-"""What a committed baseline makes of a run."""
+"""Records of a comparison with a committed baseline."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ BaselineState: TypeAlias = Literal["compared", "written", "missing", "unlike", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """How a time, or a ratio of times, differs between two runs: the later over the earlier.
+    """The change of a time, or a ratio of times, between two runs: the later over the earlier.
 
-    ``builds`` counts fresh builds, with a 95 % interval. ``ranks`` counts rounds, as a rank test sees them:
-    a change outside its bounds is rejected with 1 % error on each side. ``p_value`` is that of no change.
+    ``builds`` is the 95 % interval over fresh builds. ``ranks`` are the bounds of a rank test over rounds: a
+    change outside them is rejected with 1 % error on each side. ``p_value`` is that of no change.
     """
 
     builds: Interval
@@ -25,9 +25,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineFigure:
-    """A ratio tuned / reference that a baseline file holds, or held before it was renewed.
+    """A present or past ratio tuned / reference of a baseline file.
 
-    ``recorded`` is an ISO 8601 time in UTC; ``changed`` tells what was not as with the figure it replaced.
+    ``recorded`` is an ISO 8601 time in UTC; ``changed`` lists the differences to the figure it replaced.
     """
 
     device: str
@@ -38,19 +38,19 @@ class BaselineFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionEvidence:
-    """The ratio tuned / reference of this run beside the one of the baseline in ``file``.
+    """The ratio tuned / reference of this run and that of the baseline in ``file``.
 
-    ``file`` is relative to the spec's folder, ``command`` writes or renews the entry, ``reason`` says why
-    nothing was compared. ``looks`` is 2 where it was measured again, more closely, before judging.
-    ``notes`` tell what else differs between the two runs. ``history`` are the figures of this device, the oldest
-    first, the one compared with last; ``elsewhere`` those that hold on other devices.
+    ``file`` is relative to the spec's folder, ``command`` writes or renews the entry, ``reason`` is why
+    nothing was compared. ``looks`` is 2 if it was measured a second time, with more samples, before judging.
+    ``notes`` list other differences between the two runs. ``history`` are the figures of this device, the
+    oldest first, the one compared with last; ``elsewhere`` the present ones of other devices.
     """
 
     state: BaselineState
     file: str = ""
     command: str = ""
     reason: str = ""
-    required: bool = False  # a baseline that cannot be compared with is a failure
+    required: bool = False  # whether an incomparable baseline is a failure
     baseline: Interval | None = None
     ratio: Interval | None = None
     change: Change | None = None

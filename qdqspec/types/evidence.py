@@ -1,4 +1,4 @@
-"""All that is known of a case when its checks judge it."""
+"""Records of the evidence that checks judge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProfileLatency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyLine:
-    """What was measured of a role: at one of several profiles, ``at x 1x64 (30 %)``, or (``at`` empty) at all.
+    """The measurement of a role: at one of several profiles, ``at x 1x64 (30 %)``, or (``at`` empty) over all.
 
     ``reference`` are the samples that the ratio refers to, and ``clock`` is the gating clock.
     """
@@ -41,8 +41,9 @@ class LatencyLine:
     def median_ms(self) -> float:
         """Milliseconds on the gating clock: the reference's median times the ratio.
 
-        The ratio is taken within rounds, so that a change of the processor's speed affects both sides. The median of
-        the role's own samples may contradict it, because its builds can meet another mixture of speeds.
+        The ratio is computed within rounds, so that a change of the processor's speed affects both sides. The
+        median of the role's own samples may contradict it, because its builds can run at another mixture of
+        speeds.
         """
         if self.ratio is None or not self.reference.on(self.clock):
             return self.samples.median_ms(self.clock)
@@ -61,10 +62,10 @@ class LatencyLine:
 class LatencyEvidence:
     """Final interleaved measurement over fresh builds, by role.
 
-    Roles: ``reference``, ``tuned``, and where they differ from these ``everything`` (all of it quantized)
-    and ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's
-    over the tuned one's. With several shape ``profiles``, samples and ratios are weighted geometric means over
-    them, and each sample's own profiles stand in the same order as ``profiles``.
+    Roles: ``reference``, ``tuned``, and if they differ from these ``everything`` (everything quantized) and
+    ``runner-up``. ``ratios[role]`` is the role's time over the reference's, ``speedup`` the reference's over
+    the tuned one's. With several shape ``profiles``, samples and ratios are weighted geometric means over
+    them, and each sample's own profiles are in the same order as ``profiles``.
     """
 
     clock: Clock
@@ -74,15 +75,15 @@ class LatencyEvidence:
     builds: int
     provenance: Provenance = Provenance()
     failures: Mapping[str, str] = field(default_factory=dict)  # why a role has no samples
-    drift: float = 0.0  # how much slower the machine was at the end than at the beginning, as a share
-    profiles: tuple[ProfileLatency, ...] = ()  # none where there is one
+    drift: float = 0.0  # slowdown of the machine from the beginning to the end, as a share
+    profiles: tuple[ProfileLatency, ...] = ()  # empty for a single profile
 
     def median_ms(self, role: str) -> float:
         """Milliseconds of a role on the gating clock, consistent with its ratio to the reference."""
         return self.line(role).median_ms
 
     def line(self, role: str, profile: int | None = None) -> LatencyLine:
-        """A role as a whole, or at one of several shape profiles."""
+        """The measurement of a role over all shape profiles, or at one of them."""
         own, reference = self.samples[role], self.samples.get("reference", Samples())
         ratio, at = self.ratios.get(role), ""
         if profile is not None:
@@ -93,7 +94,7 @@ class LatencyEvidence:
         return LatencyLine(role=role, at=at, samples=own, reference=reference, ratio=ratio, clock=self.clock)
 
     def lines(self) -> Iterator[LatencyLine]:
-        """Every role as a whole, and behind each its profiles where there are several."""
+        """Each role over all profiles, followed by its profiles if there are several."""
         for role in self.samples:
             yield self.line(role)
             for number in range(len(self.profiles)):
@@ -104,8 +105,8 @@ class LatencyEvidence:
 class AccuracyEvidence:
     """A task metric of reference and tuned model on labelled data. Higher is better.
 
-    Of metrics that judge sample by sample, ``lost`` are the samples that the reference has right and the tuned model
-    has wrong, ``gained`` those the other way round.
+    For metrics that judge sample by sample, ``lost`` are the samples that the reference has right and the
+    tuned model has wrong, ``gained`` the opposite.
     """
 
     metric: str
@@ -118,10 +119,10 @@ class AccuracyEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedPair:
-    """A site as shipped, with its numbers. Scales of channels and blocks are listed in the order of memory.
+    """A site of the selected model, with its numbers. Scales of channels and blocks are in the order of memory.
 
-    ``outer`` multiplies them all where a format quantizes its scales too.
-    A weight is ``stored`` as integers behind a DequantizeLinear, or else stays as it was behind both.
+    ``outer`` multiplies them all if a format quantizes its scales too. A weight is ``stored`` as integers
+    behind a DequantizeLinear, or else stays float behind both.
     """
 
     site: Site
@@ -133,10 +134,10 @@ class PlacedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurvivalEvidence:
-    """What one optimizer left of the Q/DQ pairs of a model.
+    """The Q/DQ pairs of a model after one optimizer.
 
-    ``kept`` pairs still stand as Q/DQ, ``integer`` ones went into kernels that compute in integers; ``lost``
-    names the others: ``tensor > node:input``. Where the optimizer could not be run, ``error`` says why.
+    ``kept`` pairs are still Q/DQ, ``integer`` ones were fused into integer kernels; ``lost`` names the
+    others: ``tensor > node:input``. If the optimizer could not be run, ``error`` is the reason.
     """
 
     optimizer: Optimizer
@@ -148,16 +149,16 @@ class SurvivalEvidence:
 
     @property
     def pairs(self) -> int:
-        """How many pairs the model had."""
+        """Number of pairs in the model."""
         return self.kept + self.integer + len(self.lost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What lint has to say of one node, or of the whole model where ``node`` is empty.
+    """A lint finding about one node, or about the whole model if ``node`` is empty.
 
-    ``refused`` is what a target does not build or computes wrongly, ``slow`` what costs time there, ``note`` what is
-    worth knowing. ``id`` is documented and stable; ``source`` says how it is known.
+    ``refused`` is something that a target does not build or computes wrongly, ``slow`` costs time there,
+    ``note`` is information. ``id`` is documented and stable; ``source`` cites the evidence.
     """
 
     id: str
@@ -171,9 +172,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that is known of a case when its checks judge it. Parts that were not asked for are ``None``.
+    """All evidence of a case that its checks judge. Parts that were not requested are ``None``.
 
-    ``skipped`` is why the case could not run here; nothing else is known of it then.
+    ``skipped`` is why the case could not run here; the other parts are empty then.
     """
 
     case: Case
@@ -185,8 +186,8 @@ class Evidence:
     pairs: tuple[PlacedPair, ...] = ()
     latency: LatencyEvidence | None = None
     parity: ParityEvidence | None = None
-    culprits: CulpritEvidence | None = None  # of a case whose parity is not what its checks ask
-    parity_search: Mapping[str, ParitySearch] = field(default_factory=dict)  # by what its checks ask
+    culprits: CulpritEvidence | None = None  # if parity exceeds a limit of its checks
+    parity_search: Mapping[str, ParitySearch] = field(default_factory=dict)  # by parameters of its checks
     accuracy: Mapping[str, AccuracyEvidence] = field(default_factory=dict)  # by metric
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # "reference", "tuned"
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
@@ -199,7 +200,7 @@ class Evidence:
 
     @property
     def status(self) -> Status:
-        """What became of the case."""
+        """The result of the case in one word."""
         if self.skipped:
             return "skipped"
         if self.search is None:
@@ -213,7 +214,7 @@ class Evidence:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Every task metric known of what is shipped: as its checks took it, else as the search was held to it."""
+        """All known task metrics of the selected model: from its checks, else from the search."""
         bound = self.search.accuracy if self.search is not None else None
         held = {} if bound is None else {bound.metric: bound.shipped}
         return held | {name: found.tuned for name, found in self.accuracy.items()}

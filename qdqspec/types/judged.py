@@ -1,4 +1,4 @@
-"""What is made of evidence: verdicts and records."""
+"""Records made of evidence: verdicts and run records."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a check says. ``headline`` is complete in itself and shorter than 80 columns."""
+    """The result of a check. ``headline`` is a complete sentence shorter than 80 columns."""
 
     outcome: Outcome
     headline: str
     sections: tuple[Section, ...] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
-    advice: str = ""  # what to do next; empty where it passed
-    command: str = ""  # one that settles an inconclusive verdict
+    advice: str = ""  # what to do next; empty for a pass
+    command: str = ""  # a command that decides an inconclusive verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """A verdict with the check it belongs to."""
+    """A verdict with its check."""
 
     id: str
     kind: str
@@ -43,7 +43,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseRecord:
-    """One case of a run: its evidence and what its checks said."""
+    """One case of a run: its evidence and the results of its checks."""
 
     evidence: Evidence
     results: tuple[CheckResult, ...] = ()
@@ -51,7 +51,7 @@ class CaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run, ready for any report. ``started`` is an ISO 8601 time in UTC."""
+    """One run, as input of reports. ``started`` is an ISO 8601 time in UTC."""
 
     version: str
     started: str

@@ -1,4 +1,4 @@
-"""What was measured of candidates: samples, layer times, races, trials, the search."""
+"""Records of measurements: samples, layer times, races, trials, the search."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from qdqspec.types.words import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """Milliseconds of single runs, on both clocks. ``cpu_ms`` is empty where it means nothing.
+    """Milliseconds of single runs, on both clocks. ``cpu_ms`` is empty if it is not meaningful.
 
-    ``notes`` is what the runtime itself says against them: unstable, bound by something else. Where a model runs at
-    several shape profiles, a sample is the weighted geometric mean of one run at each, and ``profiles`` holds these.
+    ``notes`` are the runtime's own remarks: unstable, limited by something else. If a model runs at several
+    shape profiles, a sample is the weighted geometric mean of one run at each, and ``profiles`` holds these.
     """
 
     wall_ms: tuple[float, ...] = ()
@@ -26,7 +26,7 @@ class Samples:
     profiles: tuple[Samples, ...] = ()
 
     def on(self, clock: Clock) -> tuple[float, ...]:
-        """The samples of the clock asked for; wall time where thread CPU time was not taken."""
+        """The samples on a clock; wall time if thread CPU time was not measured."""
         return self.cpu_ms if clock == "cpu" and self.cpu_ms else self.wall_ms
 
     def median_ms(self, clock: Clock) -> float:
@@ -46,12 +46,12 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """One executed kernel: its time in milliseconds, and the ONNX nodes it stands for.
+    """One executed kernel: its time in milliseconds, and the ONNX nodes that it computes.
 
-    ``boundary`` marks kernels that only convert (quantize, dequantize, reorder, transpose inserted by
-    the runtime); they are charged to ``tensors``. ``integer`` is true where the kernel computes on
-    integers, or on another narrow format such as fp8. ``precision`` tells, where the runtime does, what
-    it computes in and what it writes: ``int8 > fp16``.
+    ``boundary`` marks kernels that only convert (quantize, dequantize, reorder, transpose inserted by the
+    runtime); their time is assigned to ``tensors``. ``integer`` is true if the kernel computes on integers,
+    or on another narrow format such as fp8. ``precision`` is, if the runtime reports it, the format of the
+    computation and that of the result: ``int8 > fp16``.
     """
 
     name: str
@@ -77,7 +77,8 @@ class Interval:
 class Race:
     """A challenger against the incumbent, in interleaved pairs. ``ratio`` is challenger over incumbent.
 
-    ``interval`` is where the ranks of the pairs see it, between these very builds; without six pairs, nowhere.
+    ``interval`` is that of the signed ranks of the pairs, for these builds; ``None`` for fewer than six
+    pairs.
     """
 
     opponent: str
@@ -90,7 +91,7 @@ class Race:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One candidate: what it was, whether it built, and how it fared. A failure is data, not an exception."""
+    """One candidate: its placement, whether it was built, and its measurements. A failure is data, not an exception."""
 
     number: int
     phase: str
@@ -98,18 +99,19 @@ class Trial:
     status: Literal["ok", "failed"] = "ok"
     error: str | None = None
     samples: Samples = Samples()
-    rival: Samples = Samples()  # of whom it raced, pair by pair with its own
+    rival: Samples = Samples()  # of its opponent in the race, pair by pair with its own
     build_seconds: float = 0.0
     graph_hash: str = ""
     layers: tuple[LayerTime, ...] = ()
     race: Race | None = None
-    incumbent: bool = False  # true where it became the one to beat
-    ratio: float | None = None  # median over the reference's, as first screened
-    subgraph: tuple[str, ...] = ()  # the nodes that it was built of, where that was not the whole model
-    sqnr_db: float | None = None  # worst output against the reference's, where the search watches accuracy
-    accuracy: float | None = None  # a task metric on all evaluation data, where that was taken of it
+    incumbent: bool = False  # true if it became the incumbent
+    ratio: float | None = None  # median over the reference's, at screening
+    subgraph: tuple[str, ...] = ()  # the nodes it was built of, if not the whole model
+    # worst output against the reference's, if the search has an accuracy constraint
+    sqnr_db: float | None = None
+    accuracy: float | None = None  # a task metric on all evaluation data, if it was computed
     eps: float | None = (
-        None  # the smallest share of time that counts, once it is known how much builds differ
+        None  # the smallest share of time that counts, once the variation between builds is known
     )
 
     @property
@@ -120,7 +122,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKey:
-    """What baselines and caches are keyed by (``key``), and what is only recorded (``details``)."""
+    """The key of baselines and caches for a device (``key``), and facts that are only recorded (``details``)."""
 
     key: str
     details: Mapping[str, str] = field(default_factory=dict)
@@ -128,7 +130,7 @@ class DeviceKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where a number came from, and how old it is in seconds."""
+    """The source of a number, and its age in seconds."""
 
     source: Literal["measured", "cached", "replayed"] = "measured"
     age_seconds: float = 0.0
@@ -149,11 +151,11 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
-    """A placement that no other one beats in both latency and accuracy, each measured on it.
+    """A Pareto-optimal placement: no other one is better in both measured latency and accuracy.
 
-    ``placement`` is its digest, ``pairs`` how many activations it quantizes, ``ratio`` its time over the
-    reference's, from fresh builds; ``sqnr_db`` is that of its worst output, ``accuracy`` the task metric that the
-    search is held to, where it is.
+    ``placement`` is its digest, ``pairs`` the number of activations it quantizes, ``ratio`` its time over the
+    reference's, from fresh builds; ``sqnr_db`` is that of its worst output, ``accuracy`` the constrained task
+    metric, if there is one.
     """
 
     placement: str
@@ -165,10 +167,10 @@ class FrontPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyBound:
-    """What a search held a task metric to: nothing is shipped that was not scored and reached ``least``.
+    """The accuracy constraint of a search on a task metric: the selected model was scored and reached ``least``.
 
-    ``shipped`` is the value of what is shipped, ``best`` the best of all quantized candidates that were scored;
-    ``scored`` says how many these were, each on all ``samples``.
+    ``shipped`` is the value of the selected model, ``best`` the best of all quantized candidates that were
+    scored; ``scored`` is their number, each on all ``samples``.
     """
 
     metric: str
@@ -180,14 +182,14 @@ class AccuracyBound:
     samples: int
 
 
-# Phases whose builds are no candidates: they repeat one, quantize one block to see what noise it makes, or are a
+# Phases whose builds are not candidates: they repeat one, quantize one block to measure its error, or build a
 # part of the model.
 NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The result of a search. ``unchanged`` is true where the reference itself is selected; ``reason`` states why."""
+    """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why."""
 
     winner: Placement
     trials: tuple[Trial, ...]
@@ -200,8 +202,8 @@ class SearchResult:
     blocks: int
     regions: int
     patterns: int
-    front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy both: fastest first
-    accuracy: AccuracyBound | None = None  # where a task metric was a constraint
+    front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy: fastest first
+    accuracy: AccuracyBound | None = None  # if a task metric was a constraint
     limits: SearchLimits = field(default_factory=SearchLimits)
     provenance: Provenance = Provenance()
 
@@ -223,9 +225,9 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a search is, for progress bars and heartbeat lines. ``best`` is the ratio to the reference.
+    """The progress of a search, for progress bars and heartbeat lines. ``best`` is the ratio to the reference.
 
-    ``waiting`` states what the run waits for; nothing else is known then.
+    ``waiting`` states what the run waits for; the other fields are unknown then.
     """
 
     case: str

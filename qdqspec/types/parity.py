@@ -1,4 +1,4 @@
-"""How close a model comes to its reference, and what the difference comes from."""
+"""Records of the difference between a model and its reference."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EXACT_DB = 200.0  # the SQNR of equal outputs as a finite number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorParity:
-    """How close one output is to the reference's.
+    """Difference of one output from the reference's.
 
-    ``sqnr_db`` is ten times the log of signal power over noise power (infinite where equal),
-    ``max_abs`` the largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over
-    the reference's range, ``agreement`` the share of the reference's best classes that are also its own, by
-    `TopK.key`, where it has that many classes.
+    ``sqnr_db`` is ten times the log of signal power over noise power (infinite if equal), ``max_abs`` the
+    largest absolute difference, ``max_steps`` the same in steps of an 8-bit grid over the reference's range,
+    ``agreement`` the share of the reference's best classes that are also its own, by `TopK.key`, if it has
+    that many classes.
     """
 
     name: str
@@ -26,7 +26,7 @@ class TensorParity:
     cosine: float
     max_abs: float
     max_steps: float
-    compared: bool = True  # false where the output is not a float tensor and was compared for equality
+    compared: bool = True  # false if the output is not a float tensor and was compared for equality
     matches: bool = True
     note: str = ""  # why it could not be compared, or did not match
     agreement: Mapping[str, float] = field(default_factory=dict)  # by `TopK.key`
@@ -34,9 +34,9 @@ class TensorParity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopK:
-    """The question how many of the ``k`` best classes two outputs share.
+    """Parameters of the agreement: how many of the ``k`` best classes two outputs share.
 
-    Classes lie along ``axis``; where it is ``None``, along the last axis longer than one, but never the first of
+    Classes are along ``axis``; if it is ``None``, along the last axis longer than one, but never the first of
     several, which counts samples.
     """
 
@@ -51,12 +51,12 @@ class TopK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityEvidence:
-    """Parity of the tuned model with the reference, over ``samples`` inputs. The worst output leads.
+    """Parity of the tuned model with the reference, over ``samples`` inputs.
 
-    ``outputs`` compare the float model with the tuned one, both as the backend runs them. The two steps between:
-    ``quantization`` compares the float model with the tuned one computed as ONNX defines it, pair by pair and
-    nothing fused, and ``runtime`` this arithmetic with what the backend makes of it. Both are empty where that was
-    not done, and ``undivided`` says why.
+    ``outputs`` compare the float model with the tuned one, both as the backend runs them. The two steps
+    between: ``quantization`` compares the float model with the tuned one computed as ONNX defines it, pair by
+    pair and without fusion, and ``runtime`` compares this arithmetic with the result of the backend. Both are
+    empty if that was not computed, and ``undivided`` is the reason.
     """
 
     outputs: tuple[TensorParity, ...]
@@ -68,7 +68,7 @@ class ParityEvidence:
 
     @property
     def sqnr_db(self) -> float:
-        """The worst output's SQNR in dB, a finite number: 200 where all outputs are equal."""
+        """The worst output's SQNR in dB, a finite number: 200 if all outputs are equal."""
         worst = min((o.sqnr_db for o in self.outputs), default=EXACT_DB)
         return max(-EXACT_DB, min(EXACT_DB, worst))
 
@@ -90,10 +90,10 @@ class ParityEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """One Q/DQ pair and the noise that it makes.
+    """One Q/DQ pair and its error.
 
-    ``alone_db`` is the SQNR with this pair and no other, ``share`` its part of the noise of all pairs.
-    ``without_db`` is measured with all that the readers of this pair, and of the worse ones before it, read left in
+    ``alone_db`` is the SQNR with this pair only, ``share`` its part of the error of all pairs. ``without_db``
+    is the SQNR if all tensors that the readers of this pair, and of the worse ones before it, read stay in
     float; it is known for the worst pairs only.
     """
 
@@ -104,22 +104,22 @@ class Culprit:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that read the pair: to leave them out of quantization takes the pair out."""
+        """The nodes that read the pair: excluding them from quantization removes the pair."""
         return tuple(dict.fromkeys(end.node for end in self.site.consumers if not end.is_output))
 
     @property
     def makes_output(self) -> bool:
-        """Whether the pair makes a graph output."""
+        """Whether the pair quantizes a graph output."""
         return any(end.is_output for end in self.site.consumers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CulpritEvidence:
-    """What single Q/DQ pairs of a model cost at one output, the worst first, over a few samples of ``data``.
+    """The error of single Q/DQ pairs at one output, the worst first, over a few samples of ``data``.
 
-    ``together_db`` is the SQNR with all ``total`` pairs, ``rest`` the part of the noise that those not listed make.
-    Everything is computed as ONNX defines it, so that it tells of quantization and not of what a runtime makes of
-    it. ``missing`` says why there is nothing, or not more.
+    ``together_db`` is the SQNR with all ``total`` pairs, ``rest`` the part of the error of pairs not listed.
+    All values are computed as ONNX defines the operators, so that they show quantization and not the runtime.
+    ``missing`` is why pairs are not listed.
     """
 
     output: str = ""
@@ -134,7 +134,7 @@ class CulpritEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedInput:
-    """One input of a model as it was tried: its values in words, their bounds, and the bounds that data has shown."""
+    """One input of a model in a search: its values in words, their bounds, and the bounds seen in data."""
 
     name: str
     dtype: str
@@ -147,16 +147,16 @@ class TriedInput:
 
     @property
     def within(self) -> bool:
-        """Whether all its values lie in the range that the data has shown."""
+        """Whether all its values are in the range seen in data."""
         return self.known_low <= self.low and self.high <= self.known_high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One input that was tried alone, and what it breaks, in words; nothing where it breaks nothing.
+    """One input that was tried alone, and messages of the limits it breaks, if any.
 
-    ``parity`` is that of this input; where the tuned model does not run on it, it has no outputs. ``file`` holds the
-    input, and ``command`` tries it again.
+    ``parity`` is that of this input; it has no outputs if the tuned model does not run on it. ``file`` holds
+    the input, and ``command`` tries it again.
     """
 
     inputs: tuple[TriedInput, ...]
@@ -167,7 +167,7 @@ class Probe:
 
     @property
     def within(self) -> bool:
-        """Whether all of it lies in the range that the data has shown."""
+        """Whether all of it is in the range seen in data."""
         return all(one.within for one in self.inputs)
 
 
@@ -175,9 +175,9 @@ class Probe:
 class ParitySearch:
     """A search for an input that breaks a parity check: ``tried`` different ones in ``seconds``.
 
-    ``late`` is whether the time was over before as many were tried as the check asks for. ``closest_db`` is the
-    smallest SQNR of those that did not break it, ``found`` the smallest that does. ``missing`` says why nothing was
-    tried.
+    ``late`` is whether the time ended before the requested number was tried. ``closest_db`` is the smallest
+    SQNR of those that did not break it, ``found`` the smallest input that does. ``missing`` is why nothing
+    was tried.
     """
 
     tried: int = 0

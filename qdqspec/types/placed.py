@@ -1,4 +1,4 @@
-"""Where Q/DQ stands: sites, placements, and the regions they belong to."""
+"""Records of Q/DQ placements: sites, placements, and the regions they belong to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _row_of = attrgetter("row")
 
 
 class Consumer(NamedTuple):
-    """An edge's end: input ``input`` of node ``node``.
+    """The end of an edge: input ``input`` of node ``node``.
 
-    Where ``node`` is empty the model itself reads the tensor: it is graph output number ``input``. No node is
-    called so, as unnamed ones are ``OpType#n``.
+    If ``node`` is empty, the end is the graph output number ``input``. No node has an empty name: unnamed
+    nodes are called ``OpType#n``.
     """
 
     node: str
@@ -32,10 +32,10 @@ class Consumer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One Q/DQ pair: a tensor, the consumers that see it quantized, and the number format.
+    """One Q/DQ pair: a tensor, the consumers that read it quantized, and the number format.
 
-    ``axis`` is set where scales are per channel (weights). ``weight`` marks a constant tensor.
-    Tensor and node names are those of the model without Q/DQ. ``row`` is all of it as a line of JSON.
+    ``axis`` is set if scales are per channel (weights). ``weight`` marks a constant tensor. Tensor and node
+    names are those of the model without Q/DQ. ``row`` is the site as a line of JSON.
     """
 
     tensor: str
@@ -52,16 +52,16 @@ class Site:
         object.__setattr__(self, "row", row)
 
     def __hash__(self) -> int:
-        """That of the row, which Python keeps: placements hold tens of thousands of sites."""
+        """Hash of the row, which Python caches: placements hold tens of thousands of sites."""
         return hash(self.row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where Q/DQ pairs stand in a whole model. Equal sites are the same placement, whatever the labels.
+    """The Q/DQ pairs of a whole model. Equal sites are the same placement, whatever the labels.
 
-    ``labels`` remembers which label each block was given, for strategies that think in blocks. ``listed`` are the
-    sites once more, where they are at hand nearly in order: sorting these takes a quarter of the time.
+    ``labels`` holds the label of each block, for strategies that work on blocks. ``listed`` are the sites
+    again in nearly sorted order, if available: sorting these takes a quarter of the time.
     """
 
     sites: frozenset[Site]
@@ -78,7 +78,7 @@ class Placement:
 
     @property
     def ordered(self) -> tuple[Site, ...]:
-        """The sites in an order that depends on nothing but themselves."""
+        """The sites in a canonical order."""
         return self._ordered
 
     @property
@@ -88,7 +88,7 @@ class Placement:
 
     @property
     def pairs(self) -> int:
-        """How many activation Q/DQ pairs it has; weight sites are not counted."""
+        """Number of activation Q/DQ pairs; weight sites are not counted."""
         return sum(not site.weight for site in self.sites)
 
 

@@ -1,4 +1,4 @@
-"""What a rehearsal computes of a placement."""
+"""Records of a rehearsal: the computed error of a placement."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from qdqspec.types.parity import TensorParity
 class Rehearsed:
     """The error of a placement against the float model over ``samples`` inputs, computed as ONNX defines Q/DQ.
 
-    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that saturate or choose,
-    such as a Softmax; where an output has none, the output itself. Noise of single pairs adds up there.
+    ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that saturate or
+    select, such as a Softmax; if an output has none, the output itself. Errors of single pairs are additive
+    there.
     """
 
     outputs: tuple[TensorParity, ...]

@@ -1,11 +1,11 @@
-"""Closed sets of words that cross rooms."""
+"""Closed sets of words that packages share."""
 
 from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["fp", "in+out", "in-only", "weight-only", "activation-only"]
-Label: TypeAlias = str  # a kind; in another than the case's first format with that before it: "int4:in-only"
+Label: TypeAlias = str  # a kind, prefixed with the format if it is not the case's first: "int4:in-only"
 Clock: TypeAlias = Literal["cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 Status: TypeAlias = Literal["tuned", "unchanged", "skipped", "not run"]  # of a case
@@ -29,21 +29,21 @@ LABELS: tuple[Kind, ...] = ("fp", "in+out", "in-only")
 HALVES: tuple[Kind, ...] = (
     "weight-only",
     "activation-only",
-)  # what few kernels compute with; asked for by name
+)  # few kernels use these; available on request
 
 
 def label_of(number_format: str, kind: Kind) -> Label:
-    """``int4:in-only``; the kind alone where the format is ``""``, which stands for the case's first."""
+    """``int4:in-only``; the kind alone if the format is ``""``, the case's first."""
     return f"{number_format}:{kind}" if number_format and kind != "fp" else kind
 
 
 def format_of(label: Label) -> str:
-    """The format a label names; ``""`` for the case's first one, and for float."""
+    """The format of a label; ``""`` for the case's first one, and for float."""
     return label.rpartition(":")[0]
 
 
 def kind_of(label: Label) -> Kind:
-    """The kind of a label; raises ``ValueError`` where it is none."""
+    """The kind of a label. Raises ``ValueError`` if it is unknown."""
     kind = label.rpartition(":")[2]
     for known in (*LABELS, *HALVES):
         if kind == known:
