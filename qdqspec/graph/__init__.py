@@ -1,1 +1,1 @@
-"""What a model is: loading, hashing, looking at nodes and tensors."""
+"""ONNX models: loading, hashing, access to nodes and tensors."""

@@ -1,4 +1,4 @@
-"""What one should know of a model before relying on what is measured of it."""
+"""Warnings about properties of a model that make its measurements unreliable."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from qdqspec.graph.ops import is_default
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
-_TRAINS = 2  # index of Dropout's input that says so
+_TRAINS = 2  # index of Dropout's input `training_mode`
 _SHOWN = 3
 
 
 def cautions(model: Model) -> Iterator[str]:
-    """Sentences, each with what to do about it; none for an ordinary model."""
+    """Sentences, each with advice; none for an ordinary model."""
     random = [node.name for node in model.nodes if _is_random(model, node)]
     if random:
         yield f"its outputs are random ({_listed(random)}): comparing them proves little; export it for inference"
@@ -39,7 +39,7 @@ def _is_random(model: Model, node: Node) -> bool:
 
 
 def _trains(model: Model, dropout: Node) -> bool:
-    """Whether a Dropout drops: since opset 12 an input says so, and one that is computed may."""
+    """Whether a Dropout drops values: since opset 12 an input decides, and a computed one may."""
     told = dropout.inputs[_TRAINS] if len(dropout.inputs) > _TRAINS else ""
     if not told:
         return False

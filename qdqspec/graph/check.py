@@ -1,8 +1,8 @@
-"""Whether a model file is one that everything else may rely on.
+"""Validates a model file before other modules rely on it.
 
-What a model says of itself is not believed: names must be text, external data must lie beside it and be as long as it
-says, and local functions must not stand for more than anybody can look at. Then ONNX's own checker is asked. That
-comes last because it, and shape inference after it, follow calls of functions by recursion in native code.
+The model's own statements are verified: names must be text, external data must be beside it and as long as
+declared, and local functions must not expand to an unreasonable size. Then ONNX's own checker runs. It comes
+last because it, and shape inference after it, follow calls of functions by recursion in native code.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from onnx import TensorProto
 from qdqspec.errors import ModelError
 from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, is_external, tensors
 
-MOST_CALLS = 1_000_000  # nodes that the calls of local functions may stand for, all together
-DEEPEST_CALLS = 100  # functions that call each other in a row
+MOST_CALLS = 1_000_000  # nodes to which all calls of local functions may expand
+DEEPEST_CALLS = 100  # nesting depth of function calls
 
-# Bits of an element, by name, where numpy has no such type of its own and stores a byte each.
+# Bits of an element, by name, for types that numpy stores in one byte each.
 _NARROW = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 _AGAIN = "export the model again"
 _NO_SHAPE = "Field 'shape' of 'type' is required"
 
 
 def require_file(path: Path) -> None:
-    """Raise `ModelError` where there is no such file, or something that cannot be read to its end."""
+    """Raise `ModelError` if the file does not exist or cannot be read to its end."""
     if path.is_dir():
         raise ModelError("this is a folder, not a model file", where=path, cure="name the .onnx file in it")
     if not path.exists():
@@ -38,7 +38,7 @@ def require_file(path: Path) -> None:
 
 
 def check_model(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise `ModelError` naming the file and the first thing that is wrong with the model."""
+    """Raise `ModelError` naming the file and the first problem of the model."""
     if not proto.graph.node:
         raise ModelError("the model has no nodes", where=path, cure=_AGAIN)
     _check_texts(proto, path)
@@ -50,36 +50,37 @@ def check_model(proto: onnx.ModelProto, path: Path) -> None:
             own |= _check_place(tensor, path) == path
         elif tensor.HasField("raw_data"):
             _check_length(len(tensor.raw_data), tensor, path)
-    # The checker would read a whole large file twice over to see weights that were measured already.
+    # The checker would read a whole large file twice to see weights whose length is already verified.
     problem = _problem(_without_values(proto) if own else str(path))
     if problem is not None and _NO_SHAPE in problem:
-        # Runtimes accept outputs without a declared shape, and exporters write them; the checker looks no further.
+        # Runtimes accept outputs without a declared shape, and exporters write them; the checker stops there.
         problem = _problem(_with_shapes(_without_values(proto)))
     if problem is not None:
         raise ModelError(f"the model is not valid ONNX: {problem}", where=path, cure=_AGAIN)
 
 
 def external_files(proto: onnx.ModelProto, path: Path) -> list[Path]:
-    """The files beside a model that hold weights, each checked to be there and to lie beside it."""
+    """The files beside a model that hold weights; each is verified to exist beside it."""
     files = {_place(tensor, path)[0] for tensor in tensors(proto) if is_external(tensor)}
     return sorted(files - {path})
 
 
 def first_line(error: Exception) -> str:
-    """What an exception of native code says, short."""
+    """The first line of a native exception's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _problem(model: onnx.ModelProto | str) -> str | None:
     try:
         onnx.checker.check_model(model)
-    except Exception as error:  # noqa: BLE001 - beside its own errors whatever C++ threw, or could not say in UTF-8
+    # noqa: BLE001 - its own errors, other C++ exceptions, and messages that are not UTF-8
+    except Exception as error:
         return first_line(error)
     return None
 
 
 def _without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with empty tensors in the place of initializers that stand in files."""
+    """The model with empty tensors in place of initializers stored in files."""
     light = copy_model(proto, but={"initializer"})
     for tensor in proto.graph.initializer:
         if is_external(tensor):
@@ -90,7 +91,7 @@ def _without_values(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_shapes(light: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with some shape for every input and output of the graph that has a type and no shape."""
+    """The model with some shape for each graph input and output that has a type and no shape."""
     for info in chain(light.graph.input, light.graph.output):
         if info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape"):
             info.type.tensor_type.shape.SetInParent()
@@ -101,7 +102,7 @@ def _with_shapes(light: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _check_texts(proto: onnx.ModelProto, path: Path) -> None:
-    """Protobuf hands text that is no UTF-8 over as bytes, which nobody here expects."""
+    """Reject names that are not UTF-8: protobuf returns them as bytes."""
     for text in _texts(proto):
         if not isinstance(text, str):
             raise ModelError(f"a name in the model is not text: {text!r:.60}", where=path, cure=_AGAIN)
@@ -141,7 +142,7 @@ def _properties(entries: Iterable[onnx.StringStringEntryProto]) -> Iterator[str]
 
 
 def _check_calls(proto: onnx.ModelProto, path: Path) -> None:
-    """A few functions that call each other twice, thirty deep, stand for a thousand million nodes."""
+    """Limit the expansion of local functions: calling each other twice, thirty deep, gives 10**9 nodes."""
     if not proto.functions:
         return
     called = {(f.domain, f.name): _calls(f.node) for f in proto.functions}
@@ -171,7 +172,7 @@ _INLINE = "export the model without local functions, or with fewer"
 
 
 def _calls(nodes: Iterable[onnx.NodeProto]) -> list[tuple[str, str]]:
-    """What nodes call, those in their bodies too."""
+    """The functions that nodes call, including the nodes in their bodies."""
     found = []
     for node in nodes:
         found.append((node.domain, node.op_type))
@@ -200,14 +201,14 @@ def _is_text(tensor: TensorProto) -> bool:
 
 
 def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
-    """The file with a tensor's bytes, which lies beside the model, and what else is said of the place."""
+    """The file with a tensor's bytes, which is beside the model, and the other entries of its location."""
     said = {entry.key: entry.value for entry in tensor.external_data}
     name = said.get("location", "")
     file = path.parent / name
     try:
         inside = file.resolve().is_relative_to(path.parent.resolve())
         is_file = inside and file.is_file()
-    except (OSError, ValueError, RuntimeError):  # too long, with a zero byte, a ring of links
+    except (OSError, ValueError, RuntimeError):  # too long, with a zero byte, or a cycle of links
         raise ModelError(
             f"its external data {name!r:.60} is no name of a file", where=path, cure=_AGAIN
         ) from None
@@ -223,7 +224,7 @@ def _place(tensor: TensorProto, path: Path) -> tuple[Path, dict[str, str]]:
 
 
 def _check_place(tensor: TensorProto, path: Path) -> Path:
-    """Check that a tensor's file has as many bytes for it as its shape needs; return the file."""
+    """Verify that a tensor's file has the bytes that its shape needs; return the file."""
     file, said = _place(tensor, path)
     offset, length = (_whole_number(said, key, tensor, path) for key in ("offset", "length"))
     needed = _needed(tensor)
@@ -261,7 +262,7 @@ def _whole_number(said: dict[str, str], key: str, tensor: TensorProto, path: Pat
 
 
 def _needed(tensor: TensorProto) -> int:
-    """Bytes of a tensor whose elements may be narrower than a byte."""
+    """Bytes of a tensor; elements may be narrower than a byte."""
     bits = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * 8
     bits = _NARROW.get(TensorProto.DataType.Name(tensor.data_type), bits)
     return -(-int(prod(tensor.dims)) * bits // 8)

@@ -1,7 +1,7 @@
-"""Constant folding that never touches Q/DQ: shape arithmetic and weight preparation, computed once.
+"""Constant folding that never changes Q/DQ: shape arithmetic and weight preparation are computed once.
 
-Values are computed by onnx's own reference
-implementation, an operator at a time. The other folding, of BatchNormalization, is in `qdqspec.graph.fold`.
+Values are computed by onnx's reference implementation, one operator at a time. `qdqspec.graph.fold` folds
+BatchNormalization.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qdqspec.graph.protos import copy_model, graphs_inside, size_of
 
 Array = npt.NDArray[np.generic]
 
-LIMIT_BYTES = 2**20  # a result may be as large as what it was made from, or so large at least
+LIMIT_BYTES = 2**20  # limit for a result that is larger than its inputs
 
 _STANDARD = ("", "ai.onnx")
 
@@ -32,7 +32,7 @@ _RANDOM = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )  # fmt: skip
 
-# Results whose size depends on values, but cannot exceed the inputs' by more than their rank.
+# Results whose size depends on values, but exceeds the inputs' by at most a factor of their rank.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 
 _LOOKED_INTO = 1024  # elements: larger inputs cannot be shapes, axes or repeats
@@ -40,7 +40,7 @@ _LOOKED_INTO = 1024  # elements: larger inputs cannot be shapes, axes or repeats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedConstants:
-    """The smaller model; names of the nodes that became constants, and of those that nobody needed."""
+    """The smaller model; names of the nodes that became constants, and of those that became unused."""
 
     model: Model
     folded: tuple[str, ...] = ()
@@ -49,16 +49,16 @@ class FoldedConstants:
 
 
 def fold_constants(model: Model, *, limit_bytes: int = LIMIT_BYTES) -> FoldedConstants:
-    """Compute what depends on constants only, and drop nodes and initializers that nobody reads.
+    """Compute nodes that depend on constants only, and remove unused nodes and initializers.
 
-    QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and every operator outside ONNX's own domain stay,
-    constant inputs or not, and so does whatever depends on them. So do random operators, If, Loop and Scan,
-    nodes that make an output of a graph, and results that are larger than ``limit_bytes`` and than what
-    they are made from. Tensors keep their names. Where nothing is to be done, the very model is returned.
-    Folding twice is folding once.
+    QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and each operator outside ONNX's own domain stay,
+    even with constant inputs, and so do all nodes that depend on them. So do random operators, If, Loop and
+    Scan, nodes that make an output of a graph, and results that are larger than ``limit_bytes`` and than
+    their inputs. Tensors keep their names. If nothing changes, the same model object is returned. Folding is
+    idempotent.
     """
     now, folded, dead = model, list[str](), list[str]()
-    while True:  # what became constant may tell shapes that were not known before
+    while True:  # new constants may determine further shapes
         work = _Folding(now, limit_bytes)
         work.fold()
         gone = work.sweep()
@@ -73,24 +73,24 @@ def fold_constants(model: Model, *, limit_bytes: int = LIMIT_BYTES) -> FoldedCon
 
 
 def _name_in(model: Model, node: Node) -> str:
-    """What a node is called in the model as it was given: unnamed ones are counted anew in a smaller one."""
+    """The node's name in the original model: unnamed nodes are renumbered in a smaller one."""
     return model.producer[next(name for name in node.outputs if name)].name
 
 
 @dataclass(slots=True)
 class _Folding:
-    """One folding under way."""
+    """The state of one folding."""
 
     model: Model
     limit: int
-    values: dict[str, Array] = field(default_factory=dict)  # what was computed, by tensor
+    values: dict[str, Array] = field(default_factory=dict)  # computed values, by tensor
     folded: list[Node] = field(default_factory=list)
     too_large: list[str] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
     _fixed: frozenset[str] = frozenset()
 
     def fold(self) -> None:
-        """Compute every node whose inputs are constant, in graph order."""
+        """Compute each node whose inputs are constant, in graph order."""
         self._fixed = _fixed_constants(self.model)
         functions = {(f.domain, f.name) for f in self.model.proto.functions}
         for node in self.model.nodes:
@@ -103,11 +103,11 @@ class _Folding:
                 self.gone.add(node.index)
 
     def _may(self, node: Node) -> bool:
-        """Whether a node may become a constant: plain ONNX, repeatable, inside the graph, on constants."""
+        """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
         return (
             node.domain in _STANDARD
             and node.op_type not in QUANTIZING | _RANDOM
-            and node.outputs[0] not in self.model.constants  # a Constant node is one already
+            and node.outputs[0] not in self.model.constants  # a Constant node already is a constant
             and not any(True for _ in graphs_inside(node.proto))
             and node.name not in self.model.bodies
             and not any(map(self._is_result, node.outputs))
@@ -123,7 +123,7 @@ class _Folding:
         return all(name in self.values or name in self._fixed for name in node.inputs if name)
 
     def _static_shape(self, node: Node) -> tuple[int, ...] | None:
-        """The whole shape of the tensor that a Shape or Size node asks for, where it is known beforehand."""
+        """The shape of the tensor that a Shape or Size node reads, if it is static."""
         if node.op_type not in ("Shape", "Size"):
             return None
         shape = self.model.shape(node.inputs[0])
@@ -148,13 +148,13 @@ class _Folding:
         return self.values[tensor] if tensor in self.values else self.model.array(tensor)
 
     def sweep(self) -> set[int]:
-        """The nodes that go: what was folded, and what only they and each other read. Q/DQ never goes."""
+        """The nodes to remove: folded ones, and those read only by removed nodes. Q/DQ is never removed."""
         readers = {name: len(ends) for name, ends in self.model.consumers.items()}
         seen = {*self.model.outputs, *self.model.subgraph_reads}
         work = list(self.gone)
         for index in work:
             self._release(self.model.nodes[index], readers)
-        for node in reversed(self.model.nodes):  # readers come after what they read
+        for node in reversed(self.model.nodes):  # consumers come after their producers
             alive = any(readers.get(name) or name in seen for name in node.outputs if name)
             if node.index not in self.gone and not alive and self._may_die(node):
                 for each in (node, *self.model.nodes_inside.get(node.name, ())):
@@ -172,13 +172,13 @@ class _Folding:
                 readers[name] -= 1
 
     def unread(self) -> set[str]:
-        """Initializers of the model that nobody reads once these nodes are gone; inputs a caller may feed stay."""
+        """Initializers that become unused when these nodes are removed; those that a caller may feed stay."""
         read = {name for node in self.model.nodes if node.index not in self.gone for name in node.inputs}
         read |= {*self.model.outputs, *self.model.subgraph_reads}
         return {name for name in self._fixed & self.model.initializers.keys() if name not in read}
 
     def build(self, gone: set[int]) -> onnx.ModelProto:
-        """The model with constants in place of what was folded."""
+        """The model with constants in place of the folded nodes."""
         unread = self.unread()
         proto = copy_model(self.model.flat, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
@@ -187,7 +187,7 @@ class _Folding:
         graph.input.extend(i for i in self.model.flat.graph.input if i.name not in unread)
         made = [numpy_helper.from_array(self.values[name], name) for name in self._needed(gone)]
         graph.initializer.extend(made)
-        if proto.ir_version < 4:  # until then every initializer is a graph input as well
+        if proto.ir_version < 4:  # until then each initializer is a graph input as well
             graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in made)
         lost = {name for index in gone for name in self.model.nodes[index].outputs}
         graph.value_info.extend(v for v in self.model.flat.graph.value_info if v.name not in lost)
@@ -199,7 +199,7 @@ class _Folding:
         yield from (name for name in self.values if name in read)
 
     def notes(self) -> Iterator[str]:
-        """What was constant and stays."""
+        """Notes about constant nodes that stay."""
         if self.too_large:
             names = ", ".join(f"'{name}'" for name in self.too_large[:3])
             more = f" and {len(self.too_large) - 3} more" if len(self.too_large) > 3 else ""
@@ -221,7 +221,7 @@ def _shape_value(node: Node, shape: tuple[int, ...]) -> Array:
 
 
 def _alone(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelProto:
-    """A model of this node only. Small inputs are initializers, because the result's shape may hang on them."""
+    """A model of this node only. Small inputs are initializers, because the result's shape may depend on them."""
     small = [numpy_helper.from_array(v, n) for n, v in inputs.items() if v.size <= _LOOKED_INTO]
     large = [
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
@@ -234,10 +234,10 @@ def _alone(model: Model, node: Node, inputs: Mapping[str, Array]) -> onnx.ModelP
 
 
 def _size_of_outputs(proto: onnx.ModelProto) -> int | None:
-    """Bytes of all results, before any is computed; ``None`` where inference cannot tell."""
+    """Bytes of all results, before any is computed; ``None`` if inference cannot determine them."""
     try:
         inferred = shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-    except Exception:  # noqa: BLE001 - inference refuses in classes of its own: then it cannot tell
+    except Exception:  # noqa: BLE001 - inference raises various classes: then the size is unknown
         return None
     total = 0
     for info in inferred.graph.output:
@@ -252,13 +252,13 @@ def _size_of_outputs(proto: onnx.ModelProto) -> int | None:
 
 
 def _computed(proto: onnx.ModelProto, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
-    """What the reference implementation makes of it; nothing where it knows no way or makes another type."""
+    """The results of the reference implementation; ``None`` if it fails or gives another type."""
     feeds = {i.name: inputs[i.name] for i in proto.graph.input}
     names = [o.name for o in proto.graph.output]
     try:
         with np.errstate(all="ignore"):
             results = ReferenceEvaluator(proto).run(None, feeds)
-    except Exception:  # noqa: BLE001 - whatever it cannot compute stays an operator
+    except Exception:  # noqa: BLE001 - an operator that it cannot compute is kept
         return None
     if not all(isinstance(result, np.ndarray | np.generic) for result in results):
         return None

@@ -1,7 +1,7 @@
-"""Graph outputs whose declared shape is not the one that the model computes.
+"""Finds graph outputs whose declared shape differs from the computed one.
 
-ONNX Runtime's ``session.run`` takes such a model with a warning in its log; a run that is given the output's memory, as
-timing does, fails with "Invalid rank for output".
+ONNX Runtime's ``session.run`` accepts such a model with a warning in its log; a run with preallocated
+outputs, as for timing, fails with "Invalid rank for output".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qdqspec.graph.protos import copy_model
 
 
 def unconfirmed_outputs(model: Model) -> tuple[str, ...]:
-    """Outputs whose declared shape does not follow from the model: it may be wrong."""
+    """Outputs whose declared shape does not follow from the model and may be wrong."""
     light = without_weights(model.proto)
     for output in light.graph.output:
         output.type.tensor_type.ClearField("shape")
@@ -28,7 +28,7 @@ def unconfirmed_outputs(model: Model) -> tuple[str, ...]:
 
 
 def contradictions(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """For each output that had a shape other than the declared one: both, in words."""
+    """For each output whose shape differs from the declared one: both, in words."""
     found = {}
     for output in model.proto.graph.output:
         declared, shape = _declared(output), shapes.get(output.name)
@@ -38,7 +38,7 @@ def contradictions(model: Model, shapes: Mapping[str, Sequence[int]]) -> dict[st
 
 
 def redeclared(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> onnx.ModelProto:
-    """A copy with outputs of the ranks of ``shapes``; a dimension that was declared otherwise is unknown."""
+    """A copy with outputs of the ranks of ``shapes``; a dimension with another declared size is unknown."""
     copied = copy_model(proto)
     for output in copied.graph.output:
         if output.name not in shapes:

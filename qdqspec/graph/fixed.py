@@ -1,4 +1,4 @@
-"""Models with an input fixed to a value: constants are folded, and an If on a constant becomes the branch it takes."""
+"""Fixes inputs of a model to values: constants are folded, and an If on a constant becomes its taken branch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TAKEN = {True: "then_branch", False: "else_branch"}
 
 
 def fixed_arrays(model: Model, values: Mapping[str, FixedValue]) -> dict[str, Array]:
-    """The values as the inputs of the model take them; raises `SpecError` for what none of them can be."""
+    """The values as arrays for the inputs of the model. Raises `SpecError` for a value that is not valid."""
     return {name: _fixed_array(model, name, value) for name, value in values.items()}
 
 
 def fix_inputs(model: Model, values: Mapping[str, Array]) -> onnx.ModelProto:
     """The model without these inputs, specialized to their values; Q and DQ are never folded.
 
-    What a branch that is taken defines keeps its name where the graph around it has no such name. Where the value
-    decides nothing, the input is a constant and all else is as it was.
+    Tensors of a taken branch keep their names if the surrounding graph has no such names. If the value
+    decides nothing, the input is a constant and the rest of the model is unchanged.
     """
     proto = copy_model(model.proto)
     proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
@@ -74,7 +74,7 @@ def _fixed_array(model: Model, name: str, value: FixedValue) -> Array:
 
 
 def _is_faithful(given: Array, cast: Array) -> bool:
-    """Floats may be rounded, not overflow; integers and truth values keep their value."""
+    """Whether the cast is valid: floats may be rounded, not overflow; integers and truth values keep their value."""
     if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
         return bool((given == cast).all())
     return bool(np.isfinite(cast.astype(np.float64)).all())
@@ -92,7 +92,7 @@ def _text(shape: tuple[int | None, ...]) -> str:
 
 
 def _inline_taken(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> bool:
-    """Replace every If of a graph and of its bodies whose condition is constant; whether there was one."""
+    """Replace each If of a graph and its bodies whose condition is constant; return whether there was one."""
     constants = {**around, **_constants(graph)}
     found = False
     while (taken := _first_taken(graph, constants)) is not None:
@@ -114,7 +114,7 @@ def _inline_taken(graph: onnx.GraphProto, around: Mapping[str, TensorProto]) -> 
 def _read_constants(
     owner: onnx.NodeProto, body: onnx.GraphProto, constants: Mapping[str, TensorProto]
 ) -> bool:
-    """In a body of Loop or Scan, read a constant that each turn passes on unchanged where it is defined."""
+    """In a body of Loop or Scan, read a constant that each iteration passes on unchanged at its definition."""
     below = [*all_graphs(body)]
     hidden = {name for graph in below for name in defined_in(graph)}
     now = {
@@ -131,9 +131,9 @@ def _read_constants(
 
 
 def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str, str, str]]:
-    """What a Loop or Scan carries from turn to turn: first value, name inside, and what a turn passes on.
+    """The loop-carried values of a Loop or Scan: initial value, name inside, and the value an iteration returns.
 
-    Copies that an Identity makes are called as what they copy.
+    A copy made by Identity has the name of its source.
     """
     copies = {
         node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity" and not node.domain
@@ -149,7 +149,7 @@ def _states(owner: onnx.NodeProto, body: onnx.GraphProto) -> Iterator[tuple[str,
 
 
 def _first_taken(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -> tuple[int, str] | None:
-    """The number of the first If on a constant, and the branch that it takes."""
+    """The index of the first If on a constant, and the branch that it takes."""
     for number, node in enumerate(graph.node):
         condition = _condition(node, constants)
         if condition is not None:
@@ -158,7 +158,7 @@ def _first_taken(graph: onnx.GraphProto, constants: Mapping[str, TensorProto]) -
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
-    replaced = {value.name for value in graph.input}  # by what a caller feeds
+    replaced = {value.name for value in graph.input}  # by the caller's feed
     found = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in replaced}
     for node in graph.node:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
@@ -167,7 +167,7 @@ def _constants(graph: onnx.GraphProto) -> dict[str, TensorProto]:
 
 
 def _condition(node: onnx.NodeProto, constants: Mapping[str, TensorProto]) -> bool | None:
-    """What an If has for condition, where that is constant."""
+    """The condition of an If, if it is constant."""
     if node.op_type != "If" or node.domain not in ("", "ai.onnx"):
         return None
     tensor = constants.get(node.input[0])
@@ -200,7 +200,7 @@ def _branch_in(
 def _new_names(
     graph: onnx.GraphProto, owner: onnx.NodeProto, branch: onnx.GraphProto, path: str
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """What tensors of a branch are called in the graph, and outputs of the If that are copies of another tensor."""
+    """Names in the graph for tensors of a branch, and outputs of the If that are copies of another tensor."""
     made = [name for node in branch.node for name in node.output if name]
     own = [*made, *(t.name for t in branch.initializer), *(t.values.name for t in branch.sparse_initializer)]
     given = [output.name for output in branch.output]
@@ -235,7 +235,7 @@ def _given_to(graph: onnx.GraphProto) -> Iterable[str]:
 
 
 def _free(name: str, otherwise: str, taken: set[str]) -> str:
-    """The name, or another that is not ``taken``; it is from now on."""
+    """The name, or a variant that is not in ``taken``; it is added to the set."""
     free = name if name not in taken else otherwise
     while free in taken:
         free += "~"

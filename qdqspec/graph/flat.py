@@ -1,11 +1,11 @@
-"""A model with bodies as one flat graph, and back: so that a change of the graph reaches the nodes of all bodies.
+"""Converts a model with bodies to one flat graph and back, so that graph changes apply to the nodes of all bodies.
 
-In the flat form the nodes of a body come before the node that owns the body, between two marker nodes: `Enter` makes
-the inputs of the body and one tensor more, which `Leave` reads behind the outputs of the body; it makes another one,
-which the owner reads behind its own inputs. So dependencies, order and readers are those of an ordinary graph. Names
-are the unique ones of `qdqspec.graph.scopes`.
-The markers hold what is needed to restore the original names and the fields of the body, so that the flat form of an
-unchanged model gives the same model, and that of a changed one differs in the changes only.
+In the flat form the nodes of a body come before the node that owns the body, between two marker nodes.
+`Enter` makes the inputs of the body and one more tensor, which `Leave` reads after the outputs of the body;
+`Leave` makes another one, which the owner reads after its own inputs. So dependencies, order and readers are
+those of an ordinary graph. Names are the unique ones of `qdqspec.graph.scopes`. The markers hold the data to
+restore the original names and the fields of the body, so that the flat form of an unchanged model gives the
+same model, and that of a changed one differs in the changes only.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MOVED = ("node", "initializer", "value_info")  # fields of graphs that are in t
 
 
 def flat_form(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The flat form of a model that has bodies; another is its own."""
+    """The flat form of a model with bodies; a model without bodies is returned unchanged."""
     return opened(proto) if has_bodies(proto) else proto
 
 
 def scopes_of(flat: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """The path of the graph that each node of a flat form is in; that of a body for its markers."""
+    """The path of the graph that each node of a flat form is in; for markers, that of their body."""
     inside = [""]
     for node in flat:
         if node.domain == MARKERS and node.op_type == ENTER:
@@ -43,12 +43,12 @@ def scopes_of(flat: Iterable[onnx.NodeProto]) -> Iterator[str]:
 
 
 def is_flat(proto: onnx.ModelProto) -> bool:
-    """Whether a model is the flat form of one with bodies."""
+    """Whether a model is the flat form of a model with bodies."""
     return any(node.domain == MARKERS for node in proto.graph.node)
 
 
 def opened(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The flat form of a model. Every node has a name in it."""
+    """The flat form of a model, in which each node has a name."""
     flat = copy_model(proto, but=_MOVED)
     scopes = find_scopes(proto)
     inside = {(scope.owner, scope.attribute): scope for scope in scopes.bodies}
@@ -60,8 +60,8 @@ def opened(proto: onnx.ModelProto) -> onnx.ModelProto:
 def closed(flat: onnx.ModelProto, replaced: Mapping[str, str] | None = None) -> onnx.ModelProto:
     """The model of a flat form.
 
-    Initializers that the flat form did not have when it was made go where those are that they have ``replaced`` (by
-    the new name), or else to the innermost graph that contains all their readers.
+    Initializers that were added to the flat form go to the graph of those that they have ``replaced`` (by the
+    new name), or else to the innermost graph that contains all their readers.
     """
     proto = copy_model(flat, but=_MOVED)
     _Closing(flat.graph, dict(replaced or {})).write(proto.graph)
@@ -69,7 +69,7 @@ def closed(flat: onnx.ModelProto, replaced: Mapping[str, str] | None = None) -> 
 
 
 def path_of(enter: onnx.NodeProto) -> str:
-    """The path of the graph that this marker begins."""
+    """The path of the graph that begins with this marker."""
     found = _attribute(enter, "path")
     return "" if found is None else str(found.s.decode())
 
@@ -84,7 +84,7 @@ class _Opening:
     taken: set[str]  # names of nodes and tensors
 
     def write(self, scope: Scope) -> str:
-        """Append a graph; returns the tensor that its owner reads."""
+        """Append a graph; return the tensor that its owner reads."""
         self.graph.node.append(self._enter(scope))
         begin = self.graph.node[-1].output[-1]
         for tensor in scope.graph.initializer:
@@ -108,7 +108,7 @@ class _Opening:
         return helper.make_node(
             ENTER,
             [],
-            [*(scope.unique(value.name) for value in inputs), name],  # so that it makes one at least
+            [*(scope.unique(value.name) for value in inputs), name],  # at least one output
             name=name,
             domain=MARKERS,
             path=scope.path,
@@ -131,7 +131,7 @@ class _Opening:
             attribute=scope.attribute,
             body=skeleton.SerializeToString(
                 deterministic=True
-            ),  # bytes: no body, for those who look for bodies
+            ),  # stored as bytes, so that it is not seen as a body
         )
         self.graph.node.append(leave)
         return token
@@ -160,18 +160,18 @@ def _flat_node(node: onnx.NodeProto, name: str, scope: Scope, inside: Mapping[st
 
 
 def _without_body(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
-    """What stands for a body: the operators in it but pairs, as text."""
+    """An attribute in place of a body: the operators in it except pairs, as text."""
     kinds = (node.op_type for node in attribute.g.node if node.op_type not in QDQ_OPS)
     return helper.make_attribute(attribute.name, ",".join(kinds))
 
 
 def _name_text(node: onnx.NodeProto) -> str:
-    """The name of a node behind ``=``; empty where it has none, which is not the same as an empty one."""
+    """The name of a node with ``=`` in front; empty if it has none, which differs from an empty name."""
     return f"={node.name}" if node.HasField("name") else ""
 
 
 def _listed(pairs: Iterable[tuple[str, str]]) -> onnx.TensorProto:
-    """Pairs of names as an attribute; a tensor, because a list without elements has no type."""
+    """Pairs of names as an attribute; a tensor, because an empty list has no type."""
     texts = [text.encode() for pair in pairs for text in pair]
     return onnx.TensorProto(data_type=onnx.TensorProto.STRING, dims=[len(texts)], string_data=texts)
 
@@ -181,7 +181,7 @@ def _listed(pairs: Iterable[tuple[str, str]]) -> onnx.TensorProto:
 
 @dataclass(slots=True, eq=False)
 class _Body:
-    """One graph of the flat form: its markers, and the nodes between them without those of bodies inside it."""
+    """One graph of the flat form: its markers, and the nodes between them without those of inner bodies."""
 
     enter: onnx.NodeProto
     parent: _Body | None
@@ -190,7 +190,7 @@ class _Body:
 
     @property
     def prefix(self) -> str:
-        """What the names of its nodes begin with."""
+        """The prefix of the names of its nodes."""
         path = path_of(self.enter)
         return f"{path}/" if path else ""
 
@@ -213,15 +213,15 @@ class _Closing:
         self._flat = flat
         self._replaced = replaced
         self._bodies: list[_Body] = []  # in the order of their ends: inner ones first
-        self._finished: dict[str, tuple[str, onnx.GraphProto]] = {}  # by the tensor that stands for a body
-        self._readers: dict[str, _Body] = {}  # the innermost graph around all readers, by tensor
+        self._finished: dict[str, tuple[str, onnx.GraphProto]] = {}  # by the tensor that represents a body
+        self._readers: dict[str, _Body] = {}  # the innermost graph that contains all readers, by tensor
         self._read()
         self._local = self._restored()
         self._initializers = self._sorted(flat.initializer, self._homes("initializers"))
         self._infos = self._sorted(flat.value_info, self._homes("value_info"))
 
     def write(self, main: onnx.GraphProto) -> None:
-        """Put every graph together; ``main`` becomes the main graph."""
+        """Build all graphs; ``main`` becomes the main graph."""
         for body in self._bodies:
             if body.leave is None:
                 self._fill(main, body)
@@ -241,7 +241,7 @@ class _Closing:
                 if path_of(node):
                     body = _Body(node, body)
                 else:
-                    main.enter = node  # a part that was cut out has none
+                    main.enter = node  # a part of a model has none
                 continue
             for name in {*node.input, *names_read_inside(node)}:
                 self._readers[name] = _common(self._readers[name], body) if name in self._readers else body
@@ -256,7 +256,7 @@ class _Closing:
         self._bodies.append(main)
 
     def _restored(self) -> dict[str, str]:
-        """Own names of tensors by their unique ones; of a name that one graph alone defines now, none."""
+        """Original names of tensors by their unique ones, unless only one graph defines the name now."""
         local = {unique: name for body in self._bodies for unique, name in body.listed("tensors").items()}
         made = {name for node in self._flat.node for name in node.output}
         made.update(tensor.name for tensor in self._flat.initializer)
@@ -268,7 +268,7 @@ class _Closing:
         return {unique: body for body in self._bodies for unique in body.listed(kind)}
 
     def _sorted(self, messages: Iterable[_Named], homes: Mapping[str, _Body]) -> dict[int, list[_Named]]:
-        """Tensors or types by the graph that they belong to; of several by one name, the first."""
+        """Tensors or types by the graph that they belong to; only the first of each name."""
         found: dict[int, list[_Named]] = {id(body): [] for body in self._bodies}
         main = self._bodies[-1]
         seen: set[str] = set()
@@ -318,7 +318,7 @@ class _Closing:
         return node
 
     def _names(self, body: _Body) -> list[str | None]:
-        """The own names of the nodes of a graph: none where counting them gives the name that the flat form has."""
+        """Original names of the nodes of a graph; ``None`` where numbering gives the name of the flat form."""
         original = body.listed("nodes")
         unique = [node.name.removeprefix(body.prefix) for node in body.nodes]
         own = [original.get(node.name, f"={name}") for node, name in zip(body.nodes, unique, strict=True)]

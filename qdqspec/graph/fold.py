@@ -1,8 +1,7 @@
-"""Folding that prepares a model for quantization without touching any Q or DQ.
+"""Folding that prepares a model for quantization without changing any Q or DQ.
 
-Today: BatchNormalization into the convolution before
-it. Runtimes do that themselves for float weights, but cannot once an integer weight with a DequantizeLinear
-stands there, so it must be done before pairs are placed.
+BatchNormalization is folded into the convolution before it. Runtimes do that themselves for float weights,
+but not for an integer weight with a DequantizeLinear, so it must be done before pairs are inserted.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ class Folded:
 
 
 def fold_batchnorm(model: Model) -> Folded:
-    """Fold each inference-mode BatchNormalization into the Conv or ConvTranspose that alone feeds it.
+    """Fold each inference-mode BatchNormalization into the Conv or ConvTranspose that it is the only consumer of.
 
-    Weights and biases are computed in float64 and stored in the weight's type. The convolution then makes
-    the tensor that the normalization made, under that name; all else stays as it was, and every node is called as
-    it was. A model with nothing to fold is returned as it is.
+    Weights and biases are computed in float64 and stored in the weight's type. The convolution then makes the
+    output tensor of the normalization, under that name; the rest of the model is unchanged, and all nodes
+    keep their names. A model with nothing to fold is returned unchanged.
     """
     folds = list(_find(model))
     if not folds:
@@ -48,7 +47,7 @@ def fold_batchnorm(model: Model) -> Folded:
     proto.graph.initializer.extend(t for t in model.flat.graph.initializer if t.name not in unread)
     proto.graph.input.extend(i for i in model.flat.graph.input if i.name not in unread)
     rewritten: dict[int, onnx.NodeProto] = {}
-    for conv, norm in folds:  # a weight at a time: memory holds the results, and what one takes to compute
+    for conv, norm in folds:  # one weight at a time limits memory to the results and one computation
         names = [_free_name(f"{norm.outputs[0]}/{what}", taken) for what in ("weight", "bias")]
         for name, values in zip(names, _folded_values(model, conv, norm), strict=True):
             proto.graph.initializer.append(numpy_helper.from_array(values, name))
@@ -60,7 +59,7 @@ def fold_batchnorm(model: Model) -> Folded:
 
 
 def _find(model: Model) -> Iterator[tuple[Node, Node]]:
-    """Each convolution with the normalization that it takes in."""
+    """Each convolution with the normalization to fold into it."""
     for norm in model.nodes:
         if norm.op_type != "BatchNormalization" or norm.domain not in _DEFAULT_DOMAINS:
             continue
@@ -79,7 +78,7 @@ def _foldable(model: Model, conv: Node, norm: Node) -> bool:
         and alone
         and all(name in model.constants for name in parameters if name)
         and not norm.attributes.get("training_mode", 0)
-        and bool(norm.attributes.get("spatial", 1))  # opset 7 also had statistics of every single activation
+        and bool(norm.attributes.get("spatial", 1))  # opset 7 also had statistics for each single activation
         and len([name for name in norm.outputs if name]) == 1
     )
 
@@ -105,7 +104,7 @@ def _scale_channels(weight: npt.NDArray[np.float64], factor: npt.NDArray[np.floa
 
 
 def _rewritten(conv: Node, norm: Node, parameters: list[str]) -> onnx.NodeProto:
-    """The convolution with its new parameters, making what the normalization made."""
+    """The convolution with its new parameters and the output of the normalization."""
     node = onnx.NodeProto()
     node.CopyFrom(conv.proto)
     del node.input[1:]
@@ -115,7 +114,7 @@ def _rewritten(conv: Node, norm: Node, parameters: list[str]) -> onnx.NodeProto:
 
 
 def _named(proto: onnx.NodeProto, name: str) -> onnx.NodeProto:
-    """The node under the name it is known by: those without one are counted, and fewer are left to count."""
+    """The node with its unique name stored: unnamed nodes are numbered, and the numbers would change."""
     if proto.name == name:
         return proto
     named = onnx.NodeProto()
@@ -125,7 +124,7 @@ def _named(proto: onnx.NodeProto, name: str) -> onnx.NodeProto:
 
 
 def _free_name(wanted: str, taken: set[str]) -> str:
-    """The name, or one like it that the model does not use yet; taken from now on."""
+    """The name, or a variant that the model does not use; it is added to the set."""
     name, number = wanted, 1
     while name in taken:
         number += 1
@@ -135,7 +134,7 @@ def _free_name(wanted: str, taken: set[str]) -> str:
 
 
 def _unread(model: Model, folds: Sequence[tuple[Node, Node]]) -> set[str]:
-    """The old parameters that nothing reads any more."""
+    """The old parameters that have no reader any more."""
     old = {name for conv, norm in folds for name in (*conv.inputs[1:], *norm.inputs[1:])}
     convs = {conv.index for conv, _ in folds}
     gone = {norm.index for _, norm in folds}

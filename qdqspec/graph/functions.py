@@ -1,4 +1,4 @@
-"""Local functions of a model in place of their calls."""
+"""Inlines local functions of a model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from onnx import inliner
 from qdqspec.graph.protos import all_graphs, copy_model, graphs_inside, refill
 from qdqspec.graph.scopes import unique_node_names
 
-# Domains whose operators a runtime has kernels for: a function of theirs is a definition for other runtimes.
+# Domains whose operators a runtime has kernels for: their functions are definitions for other runtimes.
 _RUNTIMES = ("ai.onnx", "com.microsoft")
 _TOKEN = re.compile(r"^<(\d+)>")
 _Key: TypeAlias = tuple[str, str, str]  # domain, name and overload of a function
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy with local functions inlined; the model itself where it has none.
+    """A copy with local functions inlined; the model itself if it has none.
 
-    Functions in the domain of a runtime (TensorRT's Q/DQ, ONNX Runtime's contributed operators) stay calls, as do
-    those of operator sets in another version than the model's. A node of a function is named ``<call>/<node>``.
+    Functions in the domain of a runtime (TensorRT's Q/DQ, ONNX Runtime's contributed operators) stay calls,
+    as do those of operator sets in another version than the model's. A node of a function is named
+    ``<call>/<node>``.
     """
     imports = {(o.domain or "ai.onnx", o.version) for o in proto.opset_import}
     called = [f for f in proto.functions if _is_inlined(f, imports)]
@@ -46,9 +47,9 @@ def _is_inlined(function: onnx.FunctionProto, imports: set[tuple[str, int]]) -> 
 
 
 class _Naming:
-    """Gives each call a copy of its function, the nodes of which are named by a number: ``<17>``.
+    """Gives each call its own copy of the function, with nodes named by a number: ``<17>``.
 
-    The inliner appends to names; `restore` replaces what begins with a number by the name that it is for.
+    The inliner appends to names; `restore` replaces the leading number by the full name.
     """
 
     def __init__(self, proto: onnx.ModelProto, functions: Iterable[onnx.FunctionProto]) -> None:
@@ -61,14 +62,14 @@ class _Naming:
         proto.functions.extend(self._copies)
 
     def restore(self, proto: onnx.ModelProto) -> None:
-        """Give the nodes of a model their names."""
+        """Restore the names of the nodes of a model."""
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 if found := _TOKEN.match(node.name):
                     node.name = self._names[int(found[1])]
 
     def _call(self, node: onnx.NodeProto, path: str, within: tuple[_Key, ...]) -> None:
-        """Where a node is a call, have it call a copy of the function."""
+        """If a node is a call, make it call a copy of the function."""
         called = (node.domain, node.op_type, node.overload)
         if called not in self._functions or called in within:
             return

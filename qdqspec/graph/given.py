@@ -1,4 +1,4 @@
-"""The model that is worked on: the user's, or a changed copy of it."""
+"""The input model: the user's model, or a changed copy of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdqspec.types import FixedValue
 
 
 class OwnCopy(Model):
-    """A changed copy of a user's model; its file is there as long as the copy is. Messages name the user's file."""
+    """A changed copy of a user's model; its file exists as long as the copy. Messages name the user's file."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class OwnCopy(Model):
 
     @property
     def where(self) -> str:
-        """What an error message calls the model: the user's file."""
+        """The name of the model in error messages: the user's file."""
         return self.origin.where
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was changed."""
+        """The changes that were made."""
         return (*self.origin.notes, *self._notes)
 
     @property
@@ -56,7 +56,7 @@ class OwnCopy(Model):
 def given_model(path: Path, values: Mapping[str, FixedValue]) -> Model:
     """The user's model with local functions inlined and these inputs fixed.
 
-    Raises `SpecError` where a value is none that the input can have.
+    Raises `SpecError` for a value that is not valid for its input.
 
     The hash of a model with fixed inputs is over the user's model and the values.
     """
@@ -77,7 +77,7 @@ def _without_calls(model: Model) -> Model:
 
 
 def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
-    """The model, or a copy where the declared shape of an output is not the one that a run gave."""
+    """The model, or a copy if the declared shape of an output differs from that of a run."""
     shapes = {name: value.shape for name, value in outputs.items() if hasattr(value, "shape")}
     wrong = contradictions(model, shapes)
     if not wrong:
@@ -92,7 +92,7 @@ def with_true_outputs(model: Model, outputs: Mapping[str, Array]) -> Model:
 
 
 def fixed_in(model: Model) -> Mapping[str, Array]:
-    """The inputs that a copy has fixed; none of the user's own model."""
+    """The inputs that a copy has fixed; none for the user's own model."""
     return model.fixed if isinstance(model, OwnCopy) else {}
 
 

@@ -1,7 +1,7 @@
 """A read-only view of an ONNX model: unique node names, producers, consumers, types, hash.
 
-The nodes of bodies of If, Loop and Scan are nodes of the model like those of the main graph. It knows nothing of
-quantization, backends or specs.
+The nodes of bodies of If, Loop and Scan are nodes of the model like those of the main graph. The view is
+independent of quantization, backends and specs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from qdqspec.types import Consumer
 
 __all__ = ["PROTOBUF_LIMIT", "QDQ_OPS", "Model", "Node", "TensorType", "load_model"]
 
-PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models travel by path and external data
+PROTOBUF_LIMIT = 2**31 - 1  # bytes; larger models are passed by path and external data
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """One node of the main graph or of a body; a tensor of a body has its unique name.
 
-    ``name`` is unique: unnamed and repeated ones are ``OpType#number``, and those of a body begin with its path,
-    which is the ``scope``. ``proto`` is the node in the flat form of the model: see `qdqspec.graph.flat`.
+    ``name`` is unique: unnamed and repeated ones are ``OpType#number``, and those of a body begin with its
+    path, which is the ``scope``. ``proto`` is the node in the flat form of the model: see
+    `qdqspec.graph.flat`.
     """
 
     index: int
@@ -51,7 +52,7 @@ class Node:
 
     @property
     def is_marker(self) -> bool:
-        """Whether it is no operator: it makes the inputs of a body, or reads its outputs."""
+        """Whether the node is not an operator, but makes the inputs of a body or reads its outputs."""
         return self.domain == MARKERS
 
     @property
@@ -61,7 +62,7 @@ class Node:
 
     @property
     def body_reads(self) -> frozenset[str]:
-        """Names read by its bodies whose nodes are not nodes of the model; those made inside are among them."""
+        """Names read by its bodies whose nodes are not nodes of the model, including those made inside."""
         return frozenset(names_read_inside(self.proto))
 
 
@@ -74,12 +75,12 @@ class TensorType:
 
 
 class Model:
-    """A loaded model. Nothing here changes ``proto``; build changed copies instead.
+    """A loaded model. ``proto`` is never changed; changed copies are built instead.
 
     ``sha256`` is over the file's bytes and its external data, so a copy elsewhere is the same model.
-    ``Constant`` nodes count as initializers: see `constants`. ``flat`` is the form that changed copies are made of,
-    in which the nodes of bodies are in one graph with the others; a model without bodies is its own flat form. A model
-    can be made of either.
+    ``Constant`` nodes count as initializers: see `constants`. ``flat`` is the form that changed copies are
+    made of, in which the nodes of bodies are in one graph with the others; a model without bodies is its own
+    flat form. A model can be made of either.
     """
 
     def __init__(
@@ -94,12 +95,12 @@ class Model:
 
     @cached_property
     def proto(self) -> onnx.ModelProto:
-        """The model as ONNX has it, each body in its node."""
+        """The model in ONNX's form, each body in its node."""
         return closed(self._given) if is_flat(self._given) else self._given
 
     @property
     def where(self) -> str:
-        """What an error message calls this model."""
+        """The name of this model in error messages."""
         return str(self.path) if self.path else "the model"
 
     @property
@@ -137,7 +138,7 @@ class Model:
 
     @cached_property
     def bodies(self) -> dict[str, tuple[Node, ...]]:
-        """For each node that has bodies, the markers that their nodes end with; these read what the bodies give."""
+        """For each node with bodies, the markers at the end of each body, which read the outputs of the body."""
         if not self.has_bodies:
             return {}
         ends = {node.outputs[0]: node for node in self.nodes if node.is_marker and node.op_type == LEAVE}
@@ -146,25 +147,25 @@ class Model:
 
     @cached_property
     def nodes_inside(self) -> dict[str, tuple[Node, ...]]:
-        """The nodes of the bodies of a node, markers and those of bodies inside these among them, by its name."""
+        """The nodes of the bodies of a node, including markers and those of inner bodies, by its name."""
         if not self.has_bodies:
             return {}
         by_scope: dict[str, list[Node]] = {}
         for node in self.nodes:
             by_scope.setdefault(node.scope, []).append(node)
         found: dict[str, tuple[Node, ...]] = {}
-        for owner, ends in self.bodies.items():  # inner ones come first
+        for owner, ends in self.bodies.items():  # inner bodies come first
             own = [node for end in ends for node in by_scope[end.scope]]
             found[owner] = (*own, *(inner for node in own for inner in found.get(node.name, ())))
         return found
 
     @cached_property
     def output_ends(self) -> dict[str, Consumer]:
-        """Graph outputs as consumers of their tensors; of a tensor that is several, the first stands for all."""
+        """Graph outputs as consumers of their tensors; for a tensor that is several outputs, the first."""
         return {name: Consumer("", index) for index, name in reversed([*enumerate(self.outputs)])}
 
     def ends(self, tensor: str) -> tuple[Consumer, ...]:
-        """Who sees a tensor: the graph output that it is, if it is one, and its `consumers`."""
+        """All readers of a tensor: the graph output, if it is one, and its `consumers`."""
         readers = self.consumers.get(tensor, ())
         return (self.output_ends[tensor], *readers) if tensor in self.output_ends else readers
 
@@ -175,7 +176,7 @@ class Model:
 
     @cached_property
     def captured(self) -> frozenset[str]:
-        """What a graph other than the one that makes it reads, constants aside; with those of `subgraph_reads`."""
+        """Tensors that another graph than their own reads, without constants; with those of `subgraph_reads`."""
         if not self.has_bodies:
             return self.subgraph_reads
         makers = {out: node.scope for node in self.nodes for out in node.outputs}
@@ -201,7 +202,7 @@ class Model:
         return found
 
     def array(self, tensor: str) -> np.ndarray:
-        """The value of a constant tensor. Its own memory; do not write to it."""
+        """The value of a constant tensor. The array is shared and must not be changed."""
         base = self.path.parent if self.path else None
         return numpy_helper.to_array(with_own_bytes(self.constants[tensor], base))
 
@@ -211,12 +212,12 @@ class Model:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of how the model came to be; nothing of a model as it was read."""
+        """Notes on changes of the model; empty for a model as read."""
         return ()
 
     @property
     def user_files(self) -> tuple[Path, ...]:
-        """The user's files that the model comes from, which nothing may be written to."""
+        """The user's files that the model comes from, which must not be overwritten."""
         return (*(() if self.path is None else (self.path,)), *self.external_files())
 
     @cached_property
@@ -233,7 +234,8 @@ class Model:
     def types(self) -> Mapping[str, TensorType]:
         """Inferred element types and shapes of the tensors; unknown tensors are missing.
 
-        Behind operators that inference does not know, types are told by what else reads or makes the tensors.
+        After operators that inference does not know, types are derived from the other nodes that read or make
+        the tensors.
         """
         found: dict[str, TensorType] = {}
         for scope in find_scopes(_inferred(self)).all:
@@ -250,26 +252,27 @@ class Model:
             told = unified([node.proto for node in self.nodes], self.opset, known)
             shapes = {name: found[name].shape if name in found else None for name in told}
             found |= {name: TensorType(elem_type, shapes[name]) for name, elem_type in told.items()}
-        one: dict[TensorType, TensorType] = {}  # a model has thousands of tensors and few types
+        # equal types share one object: a model has thousands of tensors and few types
+        one: dict[TensorType, TensorType] = {}
         return {name: one.setdefault(known, known) for name, known in found.items()}
 
     def elem_type(self, tensor: str) -> int | None:
-        """Element type of a tensor, or ``None`` where it is not known."""
+        """Element type of a tensor, or ``None`` if unknown."""
         known = self.types.get(tensor)
         return known.elem_type if known else None
 
     def shape(self, tensor: str) -> tuple[int | None, ...] | None:
-        """Shape of a tensor (unknown dimensions ``None``), or ``None`` where the rank is not known."""
+        """Shape of a tensor (unknown dimensions ``None``), or ``None`` if the rank is unknown."""
         known = self.types.get(tensor)
         return known.shape if known else None
 
 
 def load_model(path: Path | str) -> Model:
-    """Read a model and check that it is whole.
+    """Read and validate a model.
 
-    Raises `ModelError` naming the file when it is missing, not ONNX, invalid, or lacks external data: see
-    `qdqspec.graph.check`. External data stays on disk: tensors keep their references. So do the weights of a file
-    of 64 MiB and more, which then refer to the file itself: see `qdqspec.graph.ondisk`.
+    Raises `ModelError` naming the file if it is missing, not ONNX, invalid, or lacks external data: see
+    `qdqspec.graph.check`. External data stays on disk: tensors keep their references. So do the weights of a
+    file of 64 MiB and more, which then refer to the file itself: see `qdqspec.graph.ondisk`.
     """
     path = Path(path).absolute()
     digest = hashlib.sha256()
@@ -298,7 +301,7 @@ def _read(path: Path) -> onnx.ModelProto:
         try:
             return read_light(path)
         except ValueError:
-            pass  # onnx says better what is wrong
+            pass  # onnx reports the problem in more detail
     return onnx.load(str(path), load_external_data=False)
 
 
@@ -309,7 +312,7 @@ def _hash_file(digest: hashlib._Hash, path: Path) -> None:
 
 
 def _nodes(protos: Sequence[onnx.NodeProto]) -> Iterator[Node]:
-    bodies: set[str] = set()  # the tensors that stand for them
+    bodies: set[str] = set()  # the tensors that represent them
     named = zip(unique_node_names(protos), protos, scopes_of(protos), strict=True)
     for index, (name, proto, scope) in enumerate(named):
         inputs, outputs = tuple(proto.input), tuple(proto.output)
@@ -328,13 +331,13 @@ def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:
 
 
 def _inferred(model: Model) -> onnx.ModelProto:
-    """Shape inference on a copy without big weights, so that it costs no memory and knows no 2 GB limit."""
+    """Shape inference on a copy without big weights, which saves memory and avoids the 2 GB limit."""
     light = onnx.ModelProto()
     light.CopyFrom(without_weights(model.proto))
     light.functions.extend(meanings(light))
     try:
         return shape_inference.infer_shapes(light, data_prop=True)
-    except Exception:  # noqa: BLE001 - inference is best effort: unknown tensors are simply not offered
+    except Exception:  # noqa: BLE001 - inference is best effort: unknown tensors are not offered
         return light
 
 

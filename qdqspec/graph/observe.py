@@ -1,10 +1,10 @@
-"""Models that give inner tensors as outputs, tensors in bodies of If, Loop and Scan among them.
+"""Builds models whose outputs are inner tensors, including tensors in bodies of If, Loop and Scan.
 
-A tensor of a body leaves it through the outputs of the node that has the body, level by level, flattened and as
-float32. What an If gives of the branch that it does not take has no elements. A Loop gives the values of all
-iterations, joined: as a scan output where the shape is known, else as a loop-carried variable that grows. A Scan
-gives scan outputs; these must have one shape, so that of a body inside a Scan's body only the smallest and the largest
-value of each step are given.
+A tensor of a body is passed out through the outputs of the node that has the body, level by level, flattened
+and as float32. A tensor of the branch that an If does not take has no elements. A Loop returns the values of
+all iterations, concatenated: as a scan output if the shape is known, else as a loop-carried variable that
+grows. A Scan returns scan outputs; these must have one shape, so that for a body inside a Scan's body only
+the smallest and the largest value of each step are returned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qdqspec.graph.scopes import Scope, Scopes, bodies_of, find_scopes
 from qdqspec.graph.wire import Parts, parts_of
 
 Array: TypeAlias = npt.NDArray[np.generic]
-_SCAN_SINCE = 9  # before it, a Scan has a batch axis and other attributes
+_SCAN_SINCE = 9  # before, a Scan had a batch axis and other attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class Observer:
     names: Mapping[str, str]
 
     def seen(self, outputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The values by tensor; those of a body are flattened, and have no elements where the body did not run."""
+        """The values by tensor; those of a body are flattened, and empty if the body did not run."""
         return {self.names[name]: value for name, value in outputs.items() if name in self.names}
 
 
 def observe(model: Model, tensors: Iterable[str]) -> Observer:
-    """The model with ``tensors`` for outputs, and nothing else; it shares the model's weights.
+    """The model with ``tensors`` as its only outputs; it shares the model's weights.
 
-    Graph inputs and constants cannot be outputs and are skipped, as is what no graph of the model makes.
+    Graph inputs, constants and unknown tensors are skipped.
     """
     wanted = set(tensors)
     proto = copy_model(model.proto, but={"initializer", "output"})
@@ -61,7 +61,7 @@ def observe(model: Model, tensors: Iterable[str]) -> Observer:
 
 
 def _made(scope: Scope) -> Iterator[str]:
-    """What a graph computes, by its own names: results of nodes that are no constants, and a body's inputs."""
+    """The tensors that a graph computes, by its own names: results of non-constant nodes, and a body's inputs."""
     given = {
         value.name
         for value in (*scope.graph.initializer, *(s.values for s in scope.graph.sparse_initializer))
@@ -74,7 +74,7 @@ def _made(scope: Scope) -> Iterator[str]:
 
 
 def _output(model: Model, name: str) -> onnx.ValueInfoProto:
-    """An output without a shape: a wrong one inferred for a dynamic model would only cause warnings."""
+    """An output without a shape: a wrong inferred shape of a dynamic model would only cause warnings."""
     known = model.elem_type(name)
     if known is None:
         return onnx.ValueInfoProto(name=name)
@@ -89,7 +89,7 @@ def _flat_value(name: str) -> onnx.ValueInfoProto:
 class _Flat:
     """The values of a tensor as a one-dimensional float32 tensor ``name`` of an outer graph.
 
-    ``size`` is its number of elements where that is the same in every run.
+    ``size`` is its number of elements if that is the same in each run.
     """
 
     tensor: str
@@ -98,10 +98,10 @@ class _Flat:
 
 
 class _Lifting:
-    """Moves values of bodies outwards. Inner bodies come before those that they are in."""
+    """Passes values of bodies outwards. Inner bodies are processed before outer ones."""
 
     def __init__(self, model: Model, proto: onnx.ModelProto, scopes: Scopes) -> None:
-        self.lifted: dict[str, list[_Flat]] = {}  # by the path of the graph that they have come to
+        self.lifted: dict[str, list[_Flat]] = {}  # by the path of the graph that they were passed to
         self._model = model
         self._scopes = scopes
         self._taken = {name for scope in scopes.all for name in scope.tensors} | scopes.of_tensor.keys()
@@ -111,7 +111,7 @@ class _Lifting:
         proto.ir_version = max(proto.ir_version, IR_WITH_FREE_INITIALIZERS)
 
     def constants(self) -> list[TensorProto]:
-        """Initializers of the main graph that the new nodes read; none where no body is looked into."""
+        """Initializers of the main graph that the new nodes read; none if no body is observed."""
         values: dict[str, Array] = {
             self._flat: np.array([-1], np.int64),
             self._empty: np.zeros(0, np.float32),
@@ -125,7 +125,7 @@ class _Lifting:
         )
 
     def lift(self, scope: Scope, own: list[str]) -> None:
-        """Give these tensors of a body, and what has come to it from inner ones, to the graph around it."""
+        """Pass these tensors of a body, and those of its inner bodies, to the graph around it."""
         assert scope.parent is not None
         node = scope.parent.graph.node[self._scopes.of_node[scope.owner][1]]
         can = node.op_type != "Scan" or self._model.opset >= _SCAN_SINCE
@@ -168,7 +168,7 @@ class _Lifting:
         return _Flat(tensor=flat.tensor, name=node.output[-1])
 
     def _through_loop(self, node: onnx.NodeProto, body: onnx.GraphProto, flat: _Flat) -> _Flat:
-        """A loop-carried variable, to which every iteration appends."""
+        """A loop-carried variable, to which each iteration appends."""
         carried = len(body.input) - 2
         before, after, given = self._name("before"), self._name("after"), self._name("of_loop")
         body.node.append(helper.make_node("Concat", [before, flat.name], [after], axis=0))
@@ -183,7 +183,7 @@ class _Lifting:
     def _stacked(
         self, node: onnx.NodeProto, body: onnx.GraphProto, around: onnx.GraphProto, flat: _Flat
     ) -> _Flat:
-        """A scan output: one row an iteration."""
+        """A scan output: one row per iteration."""
         outputs = self._all_outputs(node, len(body.output) - (node.op_type == "Loop"))
         body.output.append(_flat_value(flat.name))
         stacked, given = self._name("stacked"), self._name("of_scan")
@@ -195,7 +195,7 @@ class _Lifting:
         return _Flat(tensor=flat.tensor, name=given)
 
     def _extremes(self, body: onnx.GraphProto, flat: _Flat) -> Iterator[_Flat]:
-        """The smallest value and the largest; plus and minus infinity where there is none."""
+        """The smallest value and the largest; plus and minus infinity for an empty tensor."""
         for operator, bound in (("ReduceMin", self._low), ("ReduceMax", self._high)):
             bounded, extreme = self._name("bounded"), self._name("extreme")
             body.node.append(helper.make_node("Concat", [flat.name, bound], [bounded], axis=0))
@@ -203,7 +203,7 @@ class _Lifting:
             yield _Flat(tensor=flat.tensor, name=extreme, size=1)
 
     def _joined(self, graph: onnx.GraphProto, low: _Flat, high: _Flat) -> _Flat:
-        """The extremes of the steps that had any."""
+        """The extremes of the steps with at least one value."""
         none, some, joined = self._name("none"), self._name("some"), self._name("joined")
         kept = [self._name("kept") for _ in (low, high)]
         graph.node.append(helper.make_node("Greater", [low.name, high.name], [none]))
@@ -214,7 +214,7 @@ class _Lifting:
         return _Flat(tensor=low.tensor, name=joined)
 
     def _all_outputs(self, node: onnx.NodeProto, count: int) -> list[str]:
-        """The node's outputs, with a name for each that it leaves out."""
+        """The node's outputs, with a name for each omitted one."""
         named = [name or self._name("unread") for name in node.output]
         return [*named, *(self._name("unread") for _ in range(count - len(named)))]
 

@@ -1,8 +1,8 @@
-"""Reading large models without their weights: tensors refer to the model's own file.
+"""Reads large models without their weights: tensors refer to the model's own file.
 
-ONNX lets a tensor stand in a file beside the model, from one byte on. That file may be the model itself: its weights
-are there already, at known places. So a model of any size is read as what it computes, and its weights when they
-are asked for; everything that can deal with external data can deal with it.
+ONNX lets a tensor refer to a byte range of a file beside the model. That file may be the model itself, which
+holds its weights at known positions. So a model of any size is read as its graph, and weights are read on
+demand, by any code that supports external data.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from onnx import TensorProto
 from qdqspec.graph.wire import INITIALIZER
 
 LARGE = 64 * 2**20  # bytes of a model file from which its weights stay on disk
-_WEIGHT = 2**16  # bytes of an initializer from which it does
+_WEIGHT = 2**16  # bytes of an initializer from which it stays on disk
 _GRAPH = onnx.ModelProto.GRAPH_FIELD_NUMBER
 _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
 
 
 class _Field(NamedTuple):
-    """One field: its number, where it begins, where its content begins, and where it ends."""
+    """One field: its number, its start, the start of its content, and its end."""
 
     number: int
     start: int
@@ -34,7 +34,7 @@ class _Field(NamedTuple):
 def read_light(path: Path) -> onnx.ModelProto:
     """A model whose large initializers, if they are raw bytes, refer to ``path`` itself.
 
-    Raises `ValueError` where the bytes are not a message, and what protobuf raises where they are no model.
+    Raises `ValueError` if the bytes are not a message, and protobuf's error if they are not a model.
     """
     proto = onnx.ModelProto()
     with path.open("rb") as file:
@@ -48,7 +48,7 @@ def read_light(path: Path) -> onnx.ModelProto:
 
 def _read_graph(file: BinaryIO, field: _Field, graph: onnx.GraphProto) -> None:
     graph.SetInParent()
-    begin = field.content  # of what was passed over and not yet read
+    begin = field.content  # start of the fields skipped and not yet read
     for inner in _fields(file, field.content, field.end):
         if inner.number == INITIALIZER and inner.end - inner.content >= _WEIGHT:
             graph.MergeFromString(_bytes(file, begin, inner.start))
@@ -74,10 +74,10 @@ def _tensor(file: BinaryIO, field: _Field) -> TensorProto:
 
 
 def _fields(file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
-    """The fields between two places of a file. Only their heads are read."""
+    """The fields between two positions of a file. Only their headers are read."""
     while start < end:
         file.seek(start)
-        window = file.read(min(24, end - start))  # a tag and a length are at most ten bytes each
+        window = file.read(min(24, end - start))  # a tag and a length have at most ten bytes each
         tag, at = _varint(window, 0)
         number, kind = tag >> 3, tag & 7
         if kind == 2:

@@ -1,11 +1,11 @@
-"""What each ONNX operator is, in the one table that regions, placement and calibration share.
+"""Properties of ONNX operators, in one table that regions, placement and calibration share.
 
-Tables and questions about single nodes; may import floor 0 and the model view. Source: the ONNX operator
-documents. Whether a backend really runs an operator in integers is the backend's own table.
+The module holds tables and queries about single nodes. Source: the ONNX operator documents. Which operators
+run in integers is defined by each backend's own table.
 
-Operators that are not listed, of unknown domains too, are ordinary compute. Inputs that came with a later
-opset stand behind those that were there before, so input indexes hold for every opset; where an operator's
-meaning changed, the functions below ask for the opset.
+Operators that are not listed, including those of unknown domains, are ordinary compute. Inputs added in a
+later opset come after the earlier ones, so input indexes are valid for each opset; where an operator's
+meaning changed, the functions below take the opset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qdqspec.types import Consumer
 FLOATS = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16})
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
-# Every value they put out is a value of input 0 (or zero): one scale serves both sides.
+# Each output value is a value of input 0 (or zero): one scale serves both sides.
 COPY_OPS = frozenset(
     {
         "DepthToSpace", "Dropout", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Pad",
@@ -26,13 +26,13 @@ COPY_OPS = frozenset(
     }
 )  # fmt: skip
 
-# They move values too, but not as they are or not of one input: nothing to compute, nothing to decide.
+# They move values, but changed or of several inputs: there is nothing to compute or to quantize.
 MOVING_OPS = COPY_OPS | {
     "Cast", "CastLike", "Concat", "SplitToSequence",
     "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear",
 }  # fmt: skip
 
-# A region is built around these: they do the work, and everything light that follows joins them.
+# A region is built around these: they do the main work, and light operators after them join them.
 ANCHORS = frozenset(
     {
         "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv",
@@ -42,7 +42,7 @@ ANCHORS = frozenset(
     }
 )  # fmt: skip
 
-# They change the resolution, which is where one stage of a network ends and the next begins.
+# They change the resolution, which is the border between stages of a network.
 POOLS = frozenset(
     {
         "AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool", "Resize",
@@ -50,13 +50,13 @@ POOLS = frozenset(
     }
 )  # fmt: skip
 
-# What they return says something of a tensor's form, nothing of its values.
+# Their results depend on a tensor's shape, not on its values.
 SHAPE_SOURCES = frozenset({"Shape", "Size"})
 
-# They hold graphs of their own.
+# They have graphs as attributes.
 CONTROL = frozenset({"If", "Loop", "Scan"})
 
-# Operand order does not change what they compute; see `is_commutative` for old opsets.
+# Operand order does not matter; see `is_commutative` for old opsets.
 COMMUTATIVE = frozenset(
     {
         "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul", "Or", "Sum",
@@ -85,7 +85,7 @@ DATA_INPUTS: dict[str, tuple[int, ...]] = {
 # Operators with a constant weight: the index of its input.
 WEIGHT_INPUT = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}
 
-# Nothing is ever placed before or after them.
+# No pair is inserted before or after them.
 NEVER = frozenset(
     {
         "Cast", "Constant", "ConstantOfShape", "DequantizeLinear", "DynamicQuantizeLinear", "EyeLike", "If", "Loop",
@@ -105,7 +105,7 @@ def copies_values(node: Node) -> bool:
 
 
 def is_nearest(node: Node) -> bool:
-    """Whether a Resize or Upsample picks values and does not mix them. The default of both is to pick."""
+    """Whether a Resize or Upsample selects values without interpolation, which is the default of both."""
     return (
         is_default(node)
         and node.op_type in ("Resize", "Upsample")
@@ -114,7 +114,7 @@ def is_nearest(node: Node) -> bool:
 
 
 def is_commutative(node: Node, opset: int) -> bool:
-    """Whether operands may change places. Before opset 7 only the second one was broadcast."""
+    """Whether operands may be swapped. Before opset 7 only the second one was broadcast."""
     return (
         is_default(node)
         and node.op_type in COMMUTATIVE
@@ -123,13 +123,13 @@ def is_commutative(node: Node, opset: int) -> bool:
 
 
 def data_inputs(node: Node) -> tuple[int, ...]:
-    """Indexes of the inputs that carry activations or weights, present ones only."""
+    """Indexes of the present inputs that carry activations or weights."""
     wanted = DATA_INPUTS.get(node.op_type, tuple(range(len(node.inputs))))
     return tuple(i for i in wanted if i < len(node.inputs) and node.inputs[i])
 
 
 def is_float(model: Model, tensor: str) -> bool:
-    """Whether a tensor is known to hold floating-point numbers that a Q/DQ pair can stand on."""
+    """Whether a tensor is known to hold floating-point numbers that can be quantized."""
     return model.elem_type(tensor) in FLOATS
 
 

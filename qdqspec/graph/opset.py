@@ -1,9 +1,9 @@
-"""Raising the version of the default operator set, and nothing else.
+"""Raises the version of the default operator set, without other changes.
 
-onnx's version converter keeps the meaning of a model but not its bytes: it drops node metadata, encodes
-initializers anew and writes inferred shapes into the graph. All that is put back here, so that a raised
-model differs from the original only where an operator's definition changed. Big weights do not pass
-through the converter at all, which makes it cheap and indifferent to models above 2 GB.
+onnx's version converter keeps the meaning of a model but not its bytes: it drops node metadata, re-encodes
+initializers and writes inferred shapes into the graph. These changes are undone here, so that the converted
+model differs from the original only where an operator's definition changed. Big weights are not passed to the
+converter, which makes it fast and independent of the 2 GB limit.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from qdqspec.errors import ModelError
 from qdqspec.graph.protos import copy_model, is_external, refill
 from qdqspec.graph.scopes import bodies_of
 
-_SMALL = 1024  # elements: constants an operator's adapter may want to look into (axes, shapes, bounds)
-IR_WITH_FREE_INITIALIZERS = 4  # before it, every initializer had to be a graph input as well
+_SMALL = 1024  # elements: constants that an operator's adapter may need (axes, shapes, bounds)
+IR_WITH_FREE_INITIALIZERS = 4  # before, each initializer had to be a graph input as well
 
 
 def opset_of(proto: onnx.ModelProto) -> int:
-    """The version of the default operator set; 1 where none is imported, as ONNX rules."""
+    """The version of the default operator set; 1 if none is imported, as in ONNX."""
     return max((int(o.version) for o in proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
 
 
 def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
     """The same model at default opset ``version`` or above, as a new proto.
 
-    The IR version rises to 4 where it was lower, so that new initializers need not be graph inputs.
-    Raises `ModelError` saying from, to and why where the converter cannot do it.
+    The IR version rises to at least 4, so that new initializers need not be graph inputs. Raises `ModelError`
+    with both versions and the reason if the converter fails.
     """
     if opset_of(proto) >= version:
         raised = copy_model(proto)
@@ -55,7 +55,8 @@ def _converted(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
 
 def _with_weights_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     light = copy_model(proto, but={"initializer"})
-    light.ir_version = max(light.ir_version, IR_WITH_FREE_INITIALIZERS)  # or one that is no input is not seen
+    # else the converter does not see initializers that are not inputs
+    light.ir_version = max(light.ir_version, IR_WITH_FREE_INITIALIZERS)
     declared = {i.name for i in proto.graph.input}
     for tensor in proto.graph.initializer:
         if prod(tensor.dims) <= _SMALL and not is_external(tensor):
@@ -68,7 +69,7 @@ def _with_weights_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _put_back(original: onnx.ModelProto, raised: onnx.ModelProto) -> None:
-    """Undo what the converter changed beside the operators."""
+    """Undo the converter's changes other than those of operators."""
     refill(raised.metadata_props, original.metadata_props)
     refill(raised.functions, original.functions)
     _put_back_graph(original.graph, raised.graph)

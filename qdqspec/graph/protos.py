@@ -1,7 +1,7 @@
-"""Copying models part by part, so that weights are never copied by the way.
+"""Copies models field by field, without copying weights.
 
-Protobuf offers only deep copies, and a deep copy of a model copies its weights. What is built here shares
-nothing with its source but costs only what was asked for.
+Protobuf offers only deep copies, and a deep copy of a model copies its weights. The copies made here share
+nothing with their source but contain only the requested fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Message: TypeAlias = onnx.ModelProto | onnx.GraphProto
 
 
 def copy_fields(source: Message, target: Message, *, but: Iterable[str] = ()) -> None:
-    """Write every set field of ``source``, except those named, into the empty message ``target``."""
+    """Write each set field of ``source``, except those named, into the empty message ``target``."""
     for field, value in source.ListFields():
         if field.name in but:
             continue
@@ -39,7 +39,7 @@ def copy_model(proto: onnx.ModelProto, *, but: Iterable[str] = ()) -> onnx.Model
 
 
 def refill(field: Any, values: Iterable[object]) -> None:
-    """Make a repeated field hold just these values (protobuf's containers have no common public type)."""
+    """Replace the content of a repeated field (protobuf's containers have no common public type)."""
     kept = list(values)
     del field[:]
     field.extend(kept)
@@ -54,7 +54,7 @@ def graphs_inside(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def names_read_inside(node: onnx.NodeProto) -> set[str]:
-    """What the bodies of a node read or give back; names that are made inside are among them."""
+    """Names that the bodies of a node read or return, including those made inside."""
     read: set[str] = set()
     for body in graphs_inside(node):
         for graph in all_graphs(body):
@@ -64,7 +64,7 @@ def names_read_inside(node: onnx.NodeProto) -> set[str]:
 
 
 def rename_tensors(node: onnx.NodeProto, now: Callable[[str], str]) -> None:
-    """Change what a node calls the tensors it reads and makes, those that its bodies see of the outside too."""
+    """Rename the tensors that a node reads and makes, and the outer tensors that its bodies read."""
     refill(node.input, map(now, node.input))
     refill(node.output, map(now, node.output))
     for body in graphs_inside(node):
@@ -84,12 +84,12 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def is_external(tensor: TensorProto) -> bool:
-    """Whether the tensor's bytes stand in a file beside the model."""
+    """Whether the tensor's bytes are in a file beside the model."""
     return bool(external_data_helper.uses_external_data(tensor))
 
 
 def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
-    """All tensors of a model: initializers and attribute values, in bodies and functions too."""
+    """All tensors of a model: initializers and attribute values, also in bodies and functions."""
     yield from proto.graph.initializer
     yield from tensors_in_nodes(proto.graph.node)
     for function in proto.functions:
@@ -97,7 +97,7 @@ def tensors(proto: onnx.ModelProto) -> Iterator[TensorProto]:
 
 
 def map_tensors(proto: onnx.ModelProto, change: Callable[[TensorProto], TensorProto]) -> onnx.ModelProto:
-    """A copy in which every tensor is what ``change`` makes of it; it returns its argument to leave it."""
+    """A copy in which ``change`` is applied to each tensor; it returns its argument for no change."""
     copied = copy_model(proto, but={"initializer"})
     copied.graph.initializer.extend(change(tensor) for tensor in proto.graph.initializer)
     inner = [*tensors_in_nodes(copied.graph.node)]
@@ -110,7 +110,7 @@ def map_tensors(proto: onnx.ModelProto, change: Callable[[TensorProto], TensorPr
 
 
 def size_of(tensor: TensorProto) -> int:
-    """Bytes of a tensor's elements; sub-byte types are counted as a byte each."""
+    """Bytes of a tensor's elements; sub-byte types are counted as one byte each."""
     if tensor.data_type == TensorProto.STRING:
         return sum(len(text) for text in tensor.string_data)
     return int(prod(tensor.dims)) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize

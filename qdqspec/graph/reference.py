@@ -1,4 +1,4 @@
-"""Models in the ONNX reference implementation, with the operators that it lacks."""
+"""Runs models in the ONNX reference implementation, with operators that it lacks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from qdqspec.graph.trt import meanings
 
 Array = npt.NDArray[np.generic]
 
-_KNOWS_DEQUANTIZE = 19  # onnx 1.23 has no version of DequantizeLinear for opsets below
+_KNOWS_DEQUANTIZE = 19  # onnx 1.23 has no version of DequantizeLinear for lower opsets
 
 
 def reference_outputs(model: Path, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of a model file by name, computed operator by operator, slowly, as ONNX defines them."""
+    """The outputs of a model file by name, computed slowly, operator by operator, as ONNX defines them."""
     evaluator = evaluator_of(onnx.load(str(model)))
     values = evaluator.run(None, dict(feeds))
     return {name: np.asarray(value) for name, value in zip(evaluator.output_names, values, strict=True)}
 
 
 def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
-    """The reference implementation of a model, also of TensorRT's operators in it (`qdqspec.graph.trt`)."""
+    """The reference implementation of a model, including TensorRT's operators (`qdqspec.graph.trt`)."""
     older: list[type[OpRun]] = [DequantizeLinear] if opset_of(proto) < _KNOWS_DEQUANTIZE else []
     foreign = [*meanings(proto)]
     if foreign:
@@ -38,7 +38,7 @@ def evaluator_of(proto: onnx.ModelProto) -> ReferenceEvaluator:
 
 
 class DequantizeLinear(OpRun):
-    """What opsets 10 and 13 define; the evaluator knows it by its name, and hands it later attributes as well."""
+    """DequantizeLinear of opsets 10 and 13. The evaluator finds it by name, and passes later attributes as well."""
 
     op_domain = ""
 

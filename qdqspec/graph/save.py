@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and never onto the user's own."""
+"""Writes models atomically, and never over the user's own files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from qdqspec.graph.protos import is_external, map_tensors, size_of, tensors
 from qdqspec.graph.weights import WeightStore, with_own_bytes
 from qdqspec.graph.wire import Parts, parts_of
 
-INLINE_LIMIT = 1_900_000_000  # bytes of weights: protobuf ends at 2 GiB, and nodes need room too
+INLINE_LIMIT = 1_900_000_000  # bytes of weights: protobuf is limited to 2 GiB including the nodes
 
-# Bytes written at once: a page. For more of them Linux puts the file into large blocks of free memory, which a virtual
-# machine has to ask its host for: 12 MB then took 3 or 35 to 40 ms of CPU time; page by page they take 10 to 15.
+# Bytes written at once: a page. For larger writes Linux allocates large blocks of free memory, which a
+# virtual machine has to request from its host: 12 MB then took 3 or 35 to 40 ms of CPU time; page by page
+# they take 10 to 15.
 _AT_ONCE = 4096
 
 
@@ -31,11 +32,11 @@ def save_model(
     base: Path | None = None,
     limit_bytes: int = INLINE_LIMIT,
 ) -> None:
-    """Write a model so that its file is whole or not there.
+    """Write a model atomically.
 
-    ``inputs`` are files of the user's that must not be touched. With ``base``, external data is read from
-    that folder and taken in; without it, references stay as they are. A model with ``limit_bytes`` of
-    weights or more keeps them in ``<name>.data`` beside it. Raises `OutputError` where it cannot write.
+    ``inputs`` are files of the user that must not be overwritten. With ``base``, external data is read from
+    that folder and included; without it, references are kept. A model with ``limit_bytes`` of weights or more
+    keeps them in ``<name>.data`` beside it. Raises `OutputError` if it cannot be written.
     """
     path = Path(path).absolute()
     data = path.with_name(path.name + ".data")
@@ -60,7 +61,7 @@ def save_model(
 
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[memoryview]:
-    """The same bytes, some at a time."""
+    """The same bytes in blocks."""
     for chunk in chunks:
         view = memoryview(chunk)
         yield from (view[i : i + _AT_ONCE] for i in range(0, len(view), _AT_ONCE))
@@ -71,7 +72,7 @@ def _whole(model: onnx.ModelProto | Parts) -> onnx.ModelProto:
 
 
 def _in_parts(proto: onnx.ModelProto, base: Path | None) -> Parts:
-    """A model in parts. They hold what stands inside nodes whole, so external data there is taken in first."""
+    """A model in parts. Attribute tensors are stored inside nodes, so their external data is loaded first."""
     if base is not None:
         inner = sum(map(is_external, tensors(proto))) - sum(map(is_external, proto.graph.initializer))
         if inner:
@@ -88,7 +89,7 @@ def _taken_in(tensor: TensorProto, base: Path | None) -> TensorProto:
 
 
 def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:
-    """Write a text file whole or not at all. Raises `OutputError` as `save_model` does."""
+    """Write a text file atomically. Raises `OutputError` as `save_model` does."""
     path = Path(path).absolute()
     refuse_overwriting(path, inputs)
     _require_room(path)
@@ -96,7 +97,7 @@ def write_text(path: Path, text: str, *, inputs: Sequence[Path] = ()) -> None:
 
 
 def refuse_overwriting(path: Path, inputs: Sequence[Path]) -> None:
-    """Raise `OutputError` where ``path`` is one of ``inputs``, by whatever name or link."""
+    """Raise `OutputError` if ``path`` is one of ``inputs``, by any name or link."""
     for given in inputs:
         same = path.resolve() == given.resolve()
         if same or (path.exists() and given.exists() and path.samefile(given)):
@@ -116,7 +117,7 @@ def _external_files(proto: onnx.ModelProto, base: Path | None) -> list[Path]:
 
 def _move_out(folder: Path, path: Path, data: Path) -> None:
     if (folder / data.name).exists():
-        # An old model must never be read with new weights: for a moment there is no model instead.
+        # An old model must never be read with new weights: for a moment no model exists.
         path.unlink(missing_ok=True)
         (folder / data.name).replace(data)
     (folder / path.name).replace(path)
@@ -124,7 +125,7 @@ def _move_out(folder: Path, path: Path, data: Path) -> None:
 
 @contextmanager
 def _workshop(path: Path) -> Iterator[Path]:
-    """A hidden folder on the same disk as ``path``, gone afterwards; errors of the disk are explained."""
+    """A hidden folder on the same disk as ``path``, removed afterwards; disk errors are explained."""
     _require_room(path)
     with explained("the file", path), partial_folder(path.parent) as folder:
         yield folder

@@ -1,10 +1,10 @@
 """Unique names for the nodes and tensors of all graphs of a model: the main graph and bodies of If, Loop and Scan.
 
-A scope is one graph of the model, called by its path: the main graph is ``""``, a body ``If_0/then_branch``, a body
-inside that one ``If_0/then_branch/Loop_2/body``; ``~`` is appended where a node is named so already. A node of a body
-is named ``<path>/<node>``. A tensor keeps its own name where no other graph of the model defines the same name, and
-in the main graph always; otherwise it is named ``<path>/<tensor>``. Bodies of other operators, such as SequenceMap,
-are not scopes.
+A scope is one graph of the model, identified by its path: the main graph is ``""``, a body
+``If_0/then_branch``, a body inside that one ``If_0/then_branch/Loop_2/body``; ``~`` is appended if a node has
+that name. A node of a body is named ``<path>/<node>``. A tensor keeps its own name if no other graph of the
+model defines the same name, and in the main graph always; otherwise it is named ``<path>/<tensor>``. Bodies
+of other operators, such as SequenceMap, are not scopes.
 """
 
 from __future__ import annotations
@@ -76,17 +76,17 @@ class Scopes:
 
     @cached_property
     def of_tensor(self) -> Mapping[str, tuple[Scope, str]]:
-        """The graph that defines a tensor, and what the tensor is called there, by its unique name."""
+        """The graph that defines a tensor, and the tensor's name there, by its unique name."""
         return {unique: (s, local) for s in self.all for local, unique in s.tensors.items()}
 
     @cached_property
     def of_node(self) -> Mapping[str, tuple[Scope, int]]:
-        """The graph that has a node, and the node's number there, by its unique name."""
+        """The graph of a node, and the node's index there, by its unique name."""
         return {name: (s, index) for s in self.all for index, name in enumerate(s.names)}
 
 
 def find_scopes(proto: onnx.ModelProto) -> Scopes:
-    """All graphs of a model with unique names for what they have. It costs one walk over the nodes."""
+    """All graphs of a model with unique names for their nodes and tensors, in one pass over the nodes."""
     names = tuple(unique_node_names(proto.graph.node))
     inside = [(index, body) for index, node in enumerate(proto.graph.node) for body in bodies_of(node)]
     if not inside:
@@ -108,10 +108,10 @@ def bodies_of(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def unique_node_names(protos: Iterable[onnx.NodeProto]) -> Iterator[str]:
-    """A unique name for every node of one graph: its own, or ``OpType#number`` where it has none or a repeated one.
+    """A unique name for each node of one graph: its own, or ``OpType#number`` if it has none or a repeated one.
 
-    The number counts nodes that are not Q or DQ, so that inserting and stripping pairs leaves the names of all
-    other nodes as they are. Q and DQ nodes are counted on their own.
+    The number counts nodes that are not Q or DQ, so that inserting and stripping pairs keeps the names of all
+    other nodes. Q and DQ nodes are counted separately.
     """
     seen: set[str] = set()
     plain = pairs = 0
@@ -137,7 +137,7 @@ def defined_in(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 class _OwnNames(Mapping[str, str]):
-    """The tensors of a model without bodies, which keep their names; found when first asked for."""
+    """The tensors of a model without bodies, which keep their names; computed on first use."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._graph = graph
@@ -164,7 +164,7 @@ class _Namer:
         self._times = Counter(self._main.tensors.keys())
         for body in _below(graph):
             self._times.update(defined_in(body))
-        self._tensors = set(self._times)  # unique names given, and all own names
+        self._tensors = set(self._times)  # unique names assigned, and all own names
         self._paths: set[str] = set()
         self._take(names)
 
@@ -201,7 +201,7 @@ class _Namer:
         return _free(f"{path}/{name}", self._tensors)
 
     def _take(self, names: Iterable[str]) -> None:
-        """No body gets a path that begins the name of a node, or is one."""
+        """Reserve names, so that no body's path is a node's name or a prefix of one."""
         for name in names:
             parts = name.split("/")
             self._paths.update("/".join(parts[:i]) for i in range(1, len(parts) + 1))
@@ -215,7 +215,7 @@ def _below(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _free(wanted: str, taken: set[str]) -> str:
-    """The name, or one like it that is not ``taken``; it is from now on."""
+    """The name, or a variant that is not in ``taken``; it is added to the set."""
     while wanted in taken:
         wanted += "~"
     taken.add(wanted)

@@ -1,20 +1,21 @@
-"""TensorRT's own Q/DQ operators in blocks, domain ``trt``, said in ONNX's operators.
+"""Definitions of TensorRT's blocked Q/DQ operators, domain ``trt``, in ONNX operators.
 
-ONNX has no operator that quantizes activations as they come, block by block, each with a scale of its own. TensorRT's
-parser reads these for NVFP4 and MXFP8:
+ONNX has no operator that quantizes activations dynamically in blocks with one scale each. TensorRT's parser
+reads these for NVFP4 and MXFP8:
 
 - ``TRT_FP4DynamicQuantize(x, scale)`` with ``axis``, ``block_size`` 16 and ``scale_type`` FLOAT8E4M3FN gives FLOAT4E2M1
-  numbers and 8-bit scales of blocks, which ``scale``, a constant, multiplies. Two DequantizeLinear undo it.
+  numbers and 8-bit scales of blocks, which ``scale``, a constant, multiplies. Two DequantizeLinear are the inverse.
 - ``TRT_MXFP8DynamicQuantize(x)`` with ``axis``, ``block_size`` 32 and ``output_dtype`` FLOAT8E4M3FN gives 8-bit floats
   and scales of blocks that are powers of two, as uint8: the exponent plus 127 (E8M0).
 - ``TRT_MXFP8QuantizeLinear(x, scale)`` and ``TRT_MXFP8DequantizeLinear(x, scale)`` with ``axis``, ``block_size`` and
-  ``output_dtype`` take such scales. ONNX's own operators with FLOAT8E8M0 scales are refused.
+  ``output_dtype`` take such scales. The parser rejects ONNX's own operators with FLOAT8E8M0 scales.
 
-What they compute is given here as ONNX functions along the last axis (the last but one for given scales), for shape
-inference and for the reference implementation. Kernels may round otherwise in the last bit.
+They are defined here as ONNX functions along the last axis (the last but one for given scales), for shape
+inference and for the reference implementation. Kernels may round differently in the last bit.
 
-Sources: onnx-tensorrt, onnxOpImporters.cpp; NVIDIA, TensorRT operators, DynamicQuantize, and "Quantization Schemes"
-(round half to even, saturate); E8M0 is rounded up, as Model-Optimizer does (quant_utils, ``compute_e8m0``).
+Sources: onnx-tensorrt, onnxOpImporters.cpp; NVIDIA, TensorRT operators, DynamicQuantize, and "Quantization
+Schemes" (round half to even, saturate); E8M0 is rounded up, as Model-Optimizer does (quant_utils,
+``compute_e8m0``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MXFP8_QUANTIZE = "TRT_MXFP8QuantizeLinear"
 MXFP8_DEQUANTIZE = "TRT_MXFP8DequantizeLinear"
 
 DYNAMIC_OPS = frozenset({FP4_DYNAMIC, MXFP8_DYNAMIC})
-# What of ONNX's each stands for in a pair.
+# The ONNX operator that each corresponds to in a pair.
 PAIR_OPS = {
     FP4_DYNAMIC: "QuantizeLinear",
     MXFP8_DYNAMIC: "QuantizeLinear",
@@ -117,9 +118,9 @@ def is_pair_op(node: onnx.NodeProto) -> bool:
 
 
 def meanings(proto: onnx.ModelProto) -> Iterator[onnx.FunctionProto]:
-    """The functions that say what the operators of domain ``trt`` in the main graph compute, each once.
+    """The functions that define the operators of domain ``trt`` in the main graph, each once.
 
-    What the model itself defines is left to it.
+    Functions that the model itself defines are omitted.
     """
     given = {function.name for function in proto.functions if function.domain == DOMAIN}
     used = {node.op_type for node in proto.graph.node if is_pair_op(node)}
@@ -138,5 +139,5 @@ def as_e8m0(scale: npt.NDArray[np.floating]) -> npt.NDArray[np.uint8]:
 
 
 def of_e8m0(stored: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
-    """The powers of two that exponents plus 127 stand for."""
+    """The powers of two of exponents plus 127."""
     return np.ldexp(np.float32(1), stored.astype(np.int32) - _BIAS)

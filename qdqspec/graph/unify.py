@@ -1,8 +1,9 @@
-"""Element types that operators' own rules tell where shape inference cannot.
+"""Derives element types by unification where shape inference cannot.
 
-Behind an operator of an unknown domain inference knows nothing. But the schema of a Conv says that its data, weight
-and result are of one type, so the weight alone tells the other two: tensors that stand for one type variable of a
-node have one type, and whatever is known of one of them holds for all. (Type inference by unification: Robinson 1965.)
+Shape inference stops at an operator of an unknown domain. But the schema of a Conv states that its data,
+weight and result are of one type, so the weight alone determines the other two: tensors of one type variable
+of a node have one type, and the known type of one applies to all. (Type inference by unification: Robinson
+1965.)
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from onnx import defs
 
 _Formal = tuple[
     tuple[str, bool], ...
-]  # type variable of each parameter, and whether it stands for all further ones
+]  # type variable of each parameter, and whether it applies to all further ones
 
 
 def unified(nodes: Sequence[onnx.NodeProto], opset: int, known: Mapping[str, int]) -> dict[str, int]:
-    """Element types of tensors that are not in ``known`` and must be what others are. Contradictions tell nothing."""
+    """Element types of tensors not in ``known`` that must equal known ones. Contradictions are skipped."""
     leader: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -45,7 +46,7 @@ def unified(nodes: Sequence[onnx.NodeProto], opset: int, known: Mapping[str, int
 
 
 def _alike(node: onnx.NodeProto, opset: int) -> Iterator[list[str]]:
-    """The tensors of a node by type variable; nothing of an operator that is not ONNX's own."""
+    """The tensors of a node by type variable; none for an operator that is not ONNX's own."""
     if node.domain not in ("", "ai.onnx"):
         return
     formal = _schema(node.op_type, opset)
@@ -61,7 +62,7 @@ def _alike(node: onnx.NodeProto, opset: int) -> Iterator[list[str]]:
 
 
 def _variable(parameters: _Formal, index: int) -> str:
-    """The type variable of a parameter; empty where there is none, as for a list of tensors of different types."""
+    """The type variable of a parameter; empty if there is none, as for a list of tensors of different types."""
     if index < len(parameters):
         return parameters[index][0]
     return parameters[-1][0] if parameters and parameters[-1][1] else ""

@@ -1,7 +1,7 @@
-"""Weights written once and referred to by many model files.
+"""A file of weights, written once, that many model files refer to.
 
-A search writes dozens of candidates of one model. Their weights stand in one file beside them, as ONNX
-external data, so that a candidate is a few kilobytes and costs nothing that grows with the weights.
+A search writes dozens of candidates of one model. Their weights are in one file beside them, as ONNX external
+data, so that a candidate takes a few kilobytes, independent of the size of the weights.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from qdqspec.errors import ModelError
 from qdqspec.files import unwritable
 from qdqspec.graph.protos import is_external, map_tensors, size_of
 
-# ONNX Runtime's shape inference reads shapes and axes, and fails where these are external data ("Cannot
-# parse data from external tensors"). They are 32 or 64 bits wide, and weights never are.
+# ONNX Runtime's shape inference reads shapes and axes, and fails if these are external data ("Cannot parse
+# data from external tensors"). They are 32 or 64 bits wide, and weights never are.
 _INLINE = frozenset({TensorProto.STRING, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64})
 
-WEIGHTS = "weights.bin"  # what the file is called unless it is told otherwise
+WEIGHTS = "weights.bin"  # default name of the file
 _ALIGNMENT = 64  # bytes: a cache line, and wide enough for any vector load from a memory map
 
 
 class WeightStore:
-    """A file of tensor bytes in ``folder`` that models saved there refer to. It only ever grows.
+    """A file of tensor bytes in ``folder`` that models saved there refer to. It only grows.
 
-    Equal bytes are stored once. A file left by an earlier run is kept, since models may refer to it, and
-    where it begins with the very bytes written now, they are not written again. ``base`` is the folder
-    that external data of the tensors given is relative to. Not for several writers at a time.
+    Equal bytes are stored once. A file of an earlier run is kept, since models may refer to it, and bytes at
+    its beginning that equal those to write are not written again. ``base`` is the folder that external data
+    of the tensors given is relative to. Only one writer at a time.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class WeightStore:
             raise unwritable("the weights' file", self.path, error) from None
 
     def externalize(self, tensor: TensorProto) -> TensorProto:
-        """The same tensor with its bytes in the file; small ones and those of shape types come back inline.
+        """The same tensor with its bytes in the file; small ones and those of shape types are returned inline.
 
-        External data elsewhere is taken over. Raises `OutputError` where it cannot write.
+        External data elsewhere is copied. Raises `OutputError` if it cannot be written.
         """
         if tensor.data_type in _INLINE or size_of(tensor) < self._threshold:
             return with_own_bytes(tensor, self._base)
@@ -83,16 +83,16 @@ class WeightStore:
 def share_weights(
     proto: onnx.ModelProto, folder: Path, threshold_bytes: int = 1024, *, base: Path | None = None
 ) -> onnx.ModelProto:
-    """A light copy of a model, for ``folder``, whose big tensors stand in ``folder/weights.bin``.
+    """A light copy of a model, for ``folder``, whose big tensors are in ``folder/weights.bin``.
 
-    ``base`` is the folder of the original where that has external data itself.
+    ``base`` is the folder of the original if that has external data itself.
     """
     store = WeightStore(folder, base=base, threshold_bytes=threshold_bytes)
     return map_tensors(proto, store.externalize)
 
 
 def tensor_bytes(tensor: TensorProto, base: Path | None = None) -> bytes:
-    """A tensor's elements as ONNX stores them raw; external ones are read from the folder ``base``."""
+    """A tensor's elements in ONNX's raw format; external ones are read from the folder ``base``."""
     if is_external(tensor):
         return _external_bytes(tensor, base)
     if tensor.HasField("raw_data"):
@@ -101,7 +101,7 @@ def tensor_bytes(tensor: TensorProto, base: Path | None = None) -> bytes:
 
 
 def with_own_bytes(tensor: TensorProto, base: Path | None) -> TensorProto:
-    """The same tensor holding its bytes itself; external ones are read from the folder ``base``."""
+    """The same tensor with its bytes included; external ones are read from the folder ``base``."""
     if not is_external(tensor):
         return tensor
     own = _bare(tensor)

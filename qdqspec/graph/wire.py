@@ -1,9 +1,8 @@
-"""Models as bytes to be joined: protobuf's wire format, as far as ONNX needs it.
+"""Builds models by joining bytes in protobuf's wire format, as far as ONNX needs it.
 
-A protobuf message is its fields one after another, and a repeated field is a field an element. So a model can be
-put together from bytes that were made before, which costs what copying the bytes costs, and its weights can be
-written one by one, without a copy of all of them in memory.
-Source: protobuf.dev, "Encoding".
+A protobuf message is a sequence of its fields, and a repeated field is one field per element. So a model can
+be joined from bytes that were serialized before, at the cost of copying them, and its weights can be written
+one by one, without a copy of all of them in memory. Source: protobuf.dev, "Encoding".
 """
 
 from __future__ import annotations
@@ -25,17 +24,15 @@ NODE = onnx.GraphProto.NODE_FIELD_NUMBER
 INITIALIZER = onnx.GraphProto.INITIALIZER_FIELD_NUMBER
 INPUT = onnx.GraphProto.INPUT_FIELD_NUMBER
 _NODE_INPUT = onnx.NodeProto.INPUT_FIELD_NUMBER
-LAST = 2**29 - 1  # the highest number a field can have
+LAST = 2**29 - 1  # the highest possible field number
 
-Piece: TypeAlias = bytes | TensorProto  # whole fields of a graph as they are written, or one initializer
+Piece: TypeAlias = bytes | TensorProto  # whole fields of a graph in serialized form, or one initializer
 
-_AT_ONCE = (
-    1024  # pieces joined: their memory is used again for the next ones, where all together ask for new pages
-)
+_AT_ONCE = 1024  # pieces joined at a time: their memory is reused, while joining all would allocate new pages
 
 
 def varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """A number in base 128, the lowest seven bits first."""
     if number < 128:
         return b"%c" % number
     written = bytearray()
@@ -48,7 +45,7 @@ def varint(number: int) -> bytes:
 
 @lru_cache(maxsize=10_000)
 def head(number: int, size: int) -> bytes:
-    """What stands before the ``size`` bytes of a string or message in field ``number``."""
+    """The header of a string or message of ``size`` bytes in field ``number``."""
     return varint(number << 3 | 2) + varint(size)
 
 
@@ -66,7 +63,7 @@ def fields_between(message: Message, first: int, last: int) -> bytes:
 
 
 def cut_node(node: onnx.NodeProto) -> tuple[list[bytes], bytes]:
-    """A node's inputs, a field each, and all that follows them."""
+    """A node's inputs, one field each, and the bytes after them."""
     inputs = [node_input(name) for name in node.input]
     whole = node.SerializeToString(deterministic=True)
     return inputs, whole[sum(map(len, inputs)) :]
@@ -79,9 +76,9 @@ def node_input(name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Pieces of a graph one after another: their numbers in a stock that many models share, and all their bytes.
+    """A sequence of pieces of a graph: their indexes in a list that many models share, and their total bytes.
 
-    So nothing of a piece is touched before it is written.
+    No piece is accessed before it is written.
     """
 
     stock: Sequence[Piece]
@@ -89,7 +86,7 @@ class Run:
     size_bytes: int
 
     def chunks(self) -> Iterator[bytes]:
-        """Some pieces joined at a time."""
+        """Joined pieces, some at a time."""
         for start in range(0, len(self.order), _AT_ONCE):
             some = self.order[start : start + _AT_ONCE].tolist()
             yield b"".join(map(self.stock.__getitem__, some))
@@ -97,9 +94,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A model in the order of its file: what stands before its graph, the graph, and what follows.
+    """A model in the order of its file: the bytes before its graph, the graph, and the bytes after it.
 
-    ``apart`` says that every tensor with external data is a piece of its own.
+    ``apart`` is whether each tensor with external data is a separate piece.
     """
 
     before: bytes
@@ -108,7 +105,7 @@ class Parts:
     apart: bool = False
 
     def proto(self) -> onnx.ModelProto:
-        """The model that the bytes are."""
+        """The model that the bytes encode."""
         model = onnx.ModelProto()
         model.MergeFromString(self.before)
         model.graph.SetInParent()
@@ -122,12 +119,12 @@ class Parts:
         return model
 
     def tensors(self) -> Iterator[TensorProto]:
-        """The initializers that stand by themselves."""
+        """The initializers that are separate pieces."""
         return (piece for piece in self.graph if isinstance(piece, TensorProto))
 
     def chunks(self, own: Callable[[TensorProto], TensorProto]) -> Iterator[bytes]:
-        """The file, some pieces at a time. ``own`` gives an initializer as it is to be written, when it is."""
-        # Sizes come first, so a tensor is asked for twice: reading is cheaper than keeping all of them.
+        """The file, some pieces at a time. ``own`` returns an initializer in the form to write, on demand."""
+        # Sizes come first, so each tensor is requested twice: reading is cheaper than keeping all of them.
         yield self.before + head(_GRAPH, sum(_size(piece, own) for piece in self.graph))
         for piece in self.graph:
             if isinstance(piece, TensorProto):

@@ -1,1 +1,1 @@
-"""How close outputs are, and the data they are compared on."""
+"""Comparison of model outputs, and the data for it."""

@@ -1,4 +1,4 @@
-"""How many of the best classes two outputs share."""
+"""Top-k agreement: how many of the best classes two outputs share."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy.typing as npt
 from qdqspec.types import TopK
 
 Array = npt.NDArray[np.generic]
-Classes = npt.NDArray[np.intp]  # one row for each place that is classified, best first
+Classes = npt.NDArray[np.intp]  # one row for each classified position, best first
 
 
 @dataclass(slots=True)
 class Agreement:
-    """The classes in common so far, for each of the questions asked."""
+    """The running counts of common classes, for each of the ``tops``."""
 
     tops: Iterable[TopK]
     shared: dict[str, int] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
 
     def add(self, reference: Array, tuned: Array) -> None:
-        """Take in one sample of an output; the shapes are equal. Changes this record."""
+        """Add one sample of an output; the shapes are equal. Changes this record."""
         for top in self.tops:
             axis = class_axis(reference.shape, top)
             if axis is not None:
@@ -39,7 +39,7 @@ class Agreement:
 
 
 def class_axis(shape: tuple[int, ...], top: TopK) -> int | None:
-    """The axis of the classes; ``None`` where there are no more than ``k``, so that there is nothing to choose."""
+    """The axis of the classes; ``None`` if there are at most ``k``, so that agreement is trivial."""
     if top.axis is not None:
         axis = top.axis if top.axis >= 0 else len(shape) + top.axis
         return axis if 0 <= axis < len(shape) and shape[axis] > top.k else None
@@ -49,7 +49,7 @@ def class_axis(shape: tuple[int, ...], top: TopK) -> int | None:
 
 
 def in_common(reference: Array, tuned: Array, k: int, axis: int) -> int:
-    """How many of the ``k`` best classes are the same, summed over all other axes; order does not count."""
+    """How many of the ``k`` best classes are the same, summed over all other axes, in any order."""
     ours, theirs = _best(reference, k, axis), _best(tuned, k, axis)
     return int((ours[:, :, None] == theirs[:, None, :]).sum())
 

@@ -1,8 +1,7 @@
 """Compares outputs of the tuned model with the reference's, sample by sample.
 
-Polygraphy's comparison functions give
-largest difference and cosine of each sample; what needs all samples together (signal and noise power, the
-reference's range) is summed here, in float64.
+Polygraphy's comparison functions compute the largest difference and cosine of each sample; statistics over
+all samples (signal and noise power, the reference's range) are summed here, in float64.
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ Floats = npt.NDArray[np.float64]
 _CompareFunc = Callable[..., Mapping[str, Any]]  # Polygraphy is not typed
 
 _STEPS = 255  # of an 8-bit grid
-_CHUNK = 2**16  # values given to Polygraphy at once where samples are small: a call costs milliseconds
+_CHUNK = 2**16  # values passed to Polygraphy at once for small samples: a call takes milliseconds
 
 
 class Run(NamedTuple):
-    """The outputs for one sample: of the float model, of the tuned one, and of this as ONNX defines its arithmetic."""
+    """The outputs for one sample: of the float model, of the tuned one, and of the latter as ONNX defines its
+    arithmetic.
+    """
 
     reference: Outputs
     tuned: Outputs
@@ -38,12 +39,12 @@ class Run(NamedTuple):
 
 
 class Comparison:
-    """Two models' outputs, compared sample by sample. ``tops`` asks for agreement on classes too.
+    """Comparison of two models' outputs, sample by sample. ``tops`` requests agreement on classes too.
 
-    SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that
-    are no floats must be equal. NaN or infinity where the reference has none, another shape and a missing
-    output are the worst possible result, with the reason in ``note``. What outputs are ``typical``-ly, by name, is
-    for inputs that make weaker ones: see `Typical`.
+    SQNR is over all samples together; cosine and largest difference are the worst sample's. Outputs that are
+    not floats must be equal. NaN or infinity where the reference has none, another shape and a missing output
+    are the worst possible result, with the reason in ``note``. ``typical`` are statistics of outputs by name,
+    for inputs with weaker outputs: see `Typical`.
     """
 
     def __init__(self, tops: Iterable[TopK] = (), typical: Mapping[str, Typical] | None = None) -> None:
@@ -52,7 +53,7 @@ class Comparison:
         self._outputs: dict[str, _Output] = {}
 
     def add(self, reference: Outputs, tuned: Outputs) -> None:
-        """Take in one sample."""
+        """Add one sample."""
         for name, value in reference.items():
             if name not in self._outputs:
                 typical = self._typical.get(name, Typical())
@@ -60,7 +61,7 @@ class Comparison:
             self._outputs[name].add(np.asarray(value), tuned.get(name))
 
     def results(self) -> tuple[TensorParity, ...]:
-        """What is known of each output, in the order of the reference's."""
+        """The parity of each output, in the order of the reference's."""
         return tuple(output.result() for output in self._outputs.values())
 
 
@@ -70,11 +71,10 @@ def compare_outputs(
     tops: Iterable[TopK] = (),
     typical: Mapping[str, Typical] | None = None,
 ) -> ParityEvidence:
-    """Compare (reference, tuned) outputs over all samples; ``data`` names where the inputs came from.
+    """Compare (reference, tuned) outputs over all samples; ``data`` names the source of the inputs.
 
-    ``tops`` and ``typical`` are as `Comparison` takes them.
-    Where every run has the arithmetic too, what quantization and what the runtime costs is told apart.
-    Raises `DataError` without a sample.
+    ``tops`` and ``typical`` are as for `Comparison`. If each run includes the arithmetic, quantization and
+    runtime are compared separately. Raises `DataError` without a sample.
     """
     total, quantization, runtime = (Comparison(tops, typical) for _ in range(3))
     samples, divided = 0, True
@@ -102,7 +102,7 @@ def compare_outputs(
 
 @dataclass(slots=True)
 class _Output:
-    """What is known of one output so far."""
+    """The running statistics of one output."""
 
     name: str
     agreement: Agreement
@@ -120,7 +120,7 @@ class _Output:
     pending: list[tuple[Floats, Floats]] = field(default_factory=list)
 
     def add(self, reference: Array, tuned: Array | None) -> None:
-        """Take in one sample. Changes this output."""
+        """Add one sample. Changes this output."""
         self.is_float = bool(np.issubdtype(reference.dtype, np.floating))
         self.note = self.note or _mismatch(reference, tuned)
         if self.note or tuned is None:
@@ -153,7 +153,7 @@ class _Output:
             self.pending.clear()
 
     def result(self) -> TensorParity:
-        """The parity over all samples taken in."""
+        """The parity over all samples added."""
         if not self.is_float:
             return self._equality()
         if self.note:
@@ -195,7 +195,7 @@ def sqnr_db(signal: float, noise: float) -> float:
     """Ten times the log of signal power over noise power; infinite without noise, even without signal."""
     if noise == 0:
         return math.inf
-    # As a difference, since the ratio of two powers may leave what a float can hold.
+    # As a difference, since the ratio of two powers may exceed the range of a float.
     return 10 * (math.log10(signal) - math.log10(noise)) if signal > 0 else -math.inf
 
 
@@ -211,7 +211,7 @@ def _ratio(difference: float, step: float) -> float:
 
 
 def _mismatch(reference: Array, tuned: Array | None) -> str:
-    """Why two outputs cannot be compared value by value; empty where they can."""
+    """Why two outputs cannot be compared value by value; empty if they can."""
     if tuned is None:
         return "the tuned model does not give this output"
     if reference.shape != tuned.shape:
@@ -235,7 +235,7 @@ def _max_abs(reference: Floats, tuned: Floats) -> float:
 
 
 def _cosine(reference: Floats, tuned: Floats) -> float:
-    """The cosine similarity: exactly 1 where both are equal, also where both are zero; -1 where it is not defined."""
+    """The cosine similarity: exactly 1 if both are equal, also if both are zero; -1 if it is not defined."""
     if np.array_equal(reference, tuned):
         return 1.0
     from polygraphy.comparator import CosineSimilarityCompareFunc
@@ -250,7 +250,7 @@ def _polygraphy(func: _CompareFunc, reference: Floats, tuned: Floats) -> Mapping
     from polygraphy.logger import G_LOGGER
 
     results = [IterationResult({"output": values}) for values in (reference, tuned)]
-    # Its verdicts against its own tolerances are not ours; without this it prints them.
+    # Its verdicts use its own tolerances; without this it prints them.
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL), np.errstate(all="ignore"):
         metrics: Mapping[str, float] = func(*results)["output"].metric_values()
     return metrics

@@ -1,4 +1,4 @@
-"""Sample inputs from .npz files, or random ones (`random_feeds`) where there are none.
+"""Sample inputs from .npz files, or random ones (`random_feeds`) if there are none.
 
 Samples are streamed: one feed is in memory at a time.
 """
@@ -28,14 +28,15 @@ __all__ = ["Dataset", "Feeds", "open_data", "random_feeds", "shaped_by_data"]
 Array = npt.NDArray[np.generic]
 Feed = dict[str, Array]
 
-_MOST_LABELS = 1 << 31  # bytes; they are held in memory
-LABELS = "labels"  # the one array of a data file that is no model input
+_MOST_LABELS = 1 << 31  # bytes; labels are held in memory
+LABELS = "labels"  # the one array of a data file that is not a model input
 
 
 class Feeds(Protocol):
-    """Inputs for a model, one feed a run; may be gone through as often as one likes.
+    """Inputs for a model, one feed per run; may be iterated repeatedly.
 
-    ``random`` is true where they were drawn and not recorded: parity then proves little, and callers report that.
+    ``random`` is true if they were drawn and not recorded: parity is then weak evidence, and callers report
+    that.
     """
 
     @property
@@ -45,7 +46,7 @@ class Feeds(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the results should know about the data."""
+        """Remarks about the data for the reader of the results."""
         ...
 
     def __len__(self) -> int: ...
@@ -57,9 +58,9 @@ class Feeds(Protocol):
 class Dataset:
     """Samples of one .npz file, or of a folder of them in order of name.
 
-    ``len`` counts feeds, ``samples`` the samples, and ``batch`` how many make a feed; the last feed is filled up with
-    the first samples again. ``labels`` are the samples' labels, in order. ``unused`` are arrays for inputs that are
-    fixed to a value.
+    ``len`` counts feeds, ``samples`` the samples, and ``batch`` is the number of samples in a feed; the last
+    feed is filled up with the first samples. ``labels`` are the samples' labels, in order. ``unused`` are
+    arrays for inputs that are fixed to a value.
     """
 
     path: Path
@@ -81,7 +82,7 @@ class Dataset:
             yield {name: next(feeds) for name, feeds in rows.items()}
 
     def require_labels(self) -> Array:
-        """The labels; raises `DataError` where the file has none."""
+        """The labels. Raises `DataError` if the file has none."""
         if self.labels is None:
             raise DataError(
                 f"accuracy needs labels, and there is no array '{LABELS}'",
@@ -92,9 +93,10 @@ class Dataset:
 
 
 def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
-    """The inputs of a case, with the shapes that its data has where the model leaves them open.
+    """The inputs of a case, with shapes from its data where the model does not fix them.
 
-    What is declared stays. Calibration data speaks first, then evaluation data; of a folder, the first file.
+    Declared shapes are kept. Calibration data takes precedence over evaluation data; of a folder, the first
+    file is used.
     """
     path = inputs.calibration or inputs.evaluation
     if path is None or not (open_inputs := _open(model, inputs)):
@@ -120,10 +122,10 @@ def open_data(path: Path, inputs: Mapping[str, InputSpec], *, fixed: Collection[
     """Open calibration or evaluation data for a model with these inputs.
 
     An .npz file has one array per model input, its first axis the samples, and may have ``labels``; a folder
-    of such files is read in order of name. A sample is shaped like the input without its first axis, and
-    then as many samples as the batch are stacked (samples from the beginning fill up the last batch, and ``notes``
-    says so), or it is shaped like the whole input. Arrays for inputs that are ``fixed`` are not read. Raises
-    `DataError` for anything else; NaN and infinity are found while the samples are read.
+    of such files is read in order of name. A sample either has the shape of the input without its first axis,
+    and then as many samples as the batch are stacked (samples from the beginning fill up the last batch, with
+    a remark in ``notes``), or the shape of the whole input. Arrays for inputs that are ``fixed`` are not
+    read. Raises `DataError` for anything else; NaN and infinity are detected while the samples are read.
     """
     files = [read_members(file) for file in _files(path)]
     for members in files:
@@ -148,7 +150,7 @@ def open_data(path: Path, inputs: Mapping[str, InputSpec], *, fixed: Collection[
 
 
 def doubts(data: Dataset) -> Iterator[str]:
-    """Why ranges taken from this data may not be those of real inputs. Reads an input up to its first other value."""
+    """Reasons why ranges from this data may not be those of real inputs. Reads an input up to its first other value."""
     if data.samples == 1:
         yield "it is a single sample, and ranges taken from one sample clip others"
     for column in data._columns:  # noqa: SLF001 - of this module
@@ -179,14 +181,14 @@ class _Column:
         return -(-self.rows // self.group)
 
     def feeds(self) -> Iterator[Array]:
-        """The feeds; where the samples do not fill the last one, they begin again."""
+        """The feeds; if the samples do not fill the last one, they repeat from the first."""
         every = (self._rows(member) for member in chain.from_iterable(repeat(self.members)))
         rows = islice(chain.from_iterable(every), self.count * self.group)
         while group := tuple(islice(rows, self.group)):
             yield np.stack(group) if self.stacked else group[0]
 
     def only_value(self) -> float | None:
-        """The value of an input in floating point that holds no other; ``None`` where values differ."""
+        """The only value in a floating-point input; ``None`` if values differ."""
         if not np.issubdtype(self.spec.dtype, np.floating) or not self.spec.shape:
             return None
         rows = chain.from_iterable(member.rows() for member in self.members)
@@ -216,7 +218,7 @@ class _Column:
 
 
 def _faithful(row: Array, cast: Array) -> bool:
-    """Floats must be finite after the cast, integers must keep their value."""
+    """Whether the cast is valid: floats must be finite, integers must keep their value."""
     if np.issubdtype(cast.dtype, np.integer) or cast.dtype == np.bool_:
         return bool((row == cast).all())
     return bool(np.isfinite(cast).all())
@@ -296,7 +298,7 @@ def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
 def _labels(
     path: Path, files: list[dict[str, Member]], inputs: Mapping[str, InputSpec], rows: int
 ) -> Array | None:
-    """The labels, one a sample."""
+    """The labels, one per sample."""
     members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
     if not members:
         return None

@@ -1,7 +1,4 @@
-"""What inputs of a model may be: shapes, and values that data has shown or a spec allows.
-
-It makes no inputs.
-"""
+"""The domain of a model's inputs: shapes, and values seen in data or allowed by a spec."""
 
 from __future__ import annotations
 
@@ -32,11 +29,11 @@ class Span:
         return self.low <= value <= self.high
 
     def nearest(self, value: float) -> float:
-        """The value, or the bound that is nearest to it."""
+        """The value, or the nearest bound."""
         return min(max(value, self.low), self.high)
 
     def stretched(self, factor: float) -> Span:
-        """The span that is so many times as wide about the same middle."""
+        """The span scaled by a factor about its middle."""
         middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2 * factor
         return Span(middle - half, middle + half)
 
@@ -54,7 +51,7 @@ class Axis:
 class InputDomain:
     """One input of a model. ``shapes`` has an entry for each profile.
 
-    ``known`` is what the data has shown, ``tried`` what may be tried, which for floats is wider.
+    ``known`` is the range seen in data, ``tried`` the range to try, which for floats is wider.
     """
 
     name: str
@@ -65,7 +62,7 @@ class InputDomain:
 
     @property
     def is_float(self) -> bool:
-        """Whether it takes floating point values, and not integers or truth values."""
+        """Whether it takes floating-point values, and not integers or truth values."""
         return bool(np.issubdtype(self.dtype, np.floating))
 
 
@@ -78,11 +75,11 @@ def input_domains(
     values: Mapping[str, Span],
     beyond: float,
 ) -> tuple[InputDomain, ...]:
-    """The domain of each input: ``profiles`` give the shapes, ``known`` the values that the data has shown.
+    """The domain of each input: ``profiles`` give the shapes, ``known`` the ranges seen in data.
 
-    ``values`` are all that an input may hold, where a spec says so. Where it does not, integers stay within what
-    is known, because they may be indices, and floats go ``beyond`` times as far. Raises `SpecError` for a name in
-    ``values`` that is no input.
+    ``values`` are the ranges allowed by a spec. Without one, integers stay within the known range, because
+    they may be indices, and floats extend it ``beyond`` times. Raises `SpecError` for a name in ``values``
+    that is not an input.
     """
     if unknown := [name for name in values if name not in specs]:
         near = did_you_mean(unknown[0], [*specs])
@@ -106,7 +103,7 @@ def input_domains(
 
 
 def spans_of(feeds: Iterable[Mapping[str, Array]]) -> dict[str, Span]:
-    """The smallest and the largest value of each input in all feeds; empty arrays say nothing."""
+    """The smallest and the largest value of each input in all feeds; empty arrays are skipped."""
     found: dict[str, Span] = {}
     for feed in feeds:
         for name, array in feed.items():
@@ -127,9 +124,9 @@ def _tried(dtype: np.dtype[np.generic], known: Span, beyond: float) -> Span:
 
 
 def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, str]) -> tuple[Axis, ...]:
-    """The axes of an input: what its profile declares, or else its one shape.
+    """The axes of an input: those of its profile, or else its one shape.
 
-    Dimensions of the same name in the model belong together; of dimensions without a name, those do that are
+    Dimensions of the same name in the model are linked; dimensions without a name are linked if they are
     declared with the same bounds.
     """
     declared = profile.shapes.get(name)
@@ -141,7 +138,7 @@ def _axes(profile: ShapeProfile, name: str, shape: Shape, names: Mapping[int, st
 
 
 def _axis_names(model: Model) -> dict[str, dict[int, str]]:
-    """The symbols that the model has for dimensions, by input and axis."""
+    """The symbolic names of dimensions in the model, by input and axis."""
     return {
         port.name: {
             i: dim.dim_param for i, dim in enumerate(port.type.tensor_type.shape.dim) if dim.dim_param

@@ -1,9 +1,9 @@
 """Hypothesis strategies that draw recipes for all inputs of a model.
 
-Everything is drawn from single bits. Hypothesis mixes constants of the code that happens to be imported into the
-integers and floats that it draws, and keeps those constants in a folder where it was started: bits have neither, so
-that one seed gives the same inputs everywhere. Simpler inputs take fewer bits or smaller ones, and Hypothesis shrinks
-towards these: smaller shapes, values that the data has shown, the kinds in the order in which they stand below.
+Everything is drawn from single bits. Hypothesis mixes constants of imported code into the integers and floats
+that it draws, and stores those constants in a folder of the working directory. Bits avoid both, so that one
+seed gives the same inputs everywhere. Simpler inputs take fewer bits or smaller ones, and Hypothesis shrinks
+towards these: smaller shapes, values seen in data, the kinds in the order listed below.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _FLOATS: tuple[Kind, ...] = (
 _WHOLE: tuple[Kind, ...] = ("zeros", "constant", "uniform", "sample")
 _LEVELS = 6  # bits of a value between two bounds
 _SEEDS = 8  # bits
-_PLACES = 4  # bits: the parts of an array that a spike may stand in
-_GAINS = (1.0, 0.5, 2.0, 0.25, 1.5, 0.0625, -1.0, 4.0)  # what samples are multiplied by
+_PLACES = 4  # bits: the positions of a spike
+_GAINS = (1.0, 0.5, 2.0, 0.25, 1.5, 0.0625, -1.0, 4.0)  # factors of samples
 _FEW = 32  # values of one array
-_SHIFTS = (0.0, 0.125, -0.125, 0.5)  # and moved by, in widths of what is known
+_SHIFTS = (0.0, 0.125, -0.125, 0.5)  # offsets of samples, in widths of the known range
 
 
 def drawn_inputs(domains: Sequence[InputDomain], samples: int) -> SearchStrategy[Drawn]:
-    """Inputs for a model: each made in a way of its own, or all of them of one sample of the data, changed."""
+    """Inputs for a model: each made independently, or all of them from one sample of the data, changed."""
     return _inputs(tuple(domains), samples)
 
 
 def simpler(drawn: Drawn, domains: Sequence[InputDomain], made: Mapping[str, Array]) -> Iterator[Drawn]:
-    """The same with smaller shapes, or with one input made in a simpler way, the simplest first.
+    """Variants with smaller shapes, or with one input made in a simpler way, the simplest first.
 
-    ``made`` are the arrays of what was drawn. Hypothesis makes bits smaller, and seldom comes from one kind of input
-    to another.
+    ``made`` are the arrays of the inputs drawn. Hypothesis makes bits smaller, and rarely changes one kind of
+    input to another.
     """
     for profile in range(len(domains[0].shapes) if domains else 0):
         yield from _smaller(drawn, domains, profile)
@@ -65,7 +65,7 @@ def simpler(drawn: Drawn, domains: Sequence[InputDomain], made: Mapping[str, Arr
 
 
 def _smaller(drawn: Drawn, domains: Sequence[InputDomain], profile: int) -> Iterator[Drawn]:
-    """With the least lengths throughout, and with that of one axis after the other."""
+    """With the least lengths for all axes, and for one axis after the other."""
     axes = {axis.name: axis.least for domain in domains for axis in domain.shapes[profile]}
     for names in ({*axes}, *({name} for name in axes)):
         changed = {
@@ -76,7 +76,7 @@ def _smaller(drawn: Drawn, domains: Sequence[InputDomain], profile: int) -> Iter
 
 
 def _shortened(recipe: Recipe, axes: tuple[Axis, ...], names: Collection[str]) -> Recipe | None:
-    """The recipe with the named axes at their least; ``None`` where its shape is of another profile."""
+    """The recipe with the named axes at their least; ``None`` if its shape is of another profile."""
     if len(axes) != len(recipe.shape):
         return None
     if not all(axis.least <= length <= axis.most for axis, length in zip(axes, recipe.shape, strict=True)):
@@ -90,7 +90,7 @@ def _shortened(recipe: Recipe, axes: tuple[Axis, ...], names: Collection[str]) -
 def _plain_recipes(domain: InputDomain, recipe: Recipe, made: Array) -> Iterator[Recipe]:
     """Recipes from the simplest on; all others count as less simple than these.
 
-    An index that breaks something is one of those in the array: each of a few is tried throughout.
+    An index that breaks something is one of those in the array: each of a few is tried as a constant.
     """
     blank = Recipe(kind="zeros", shape=recipe.shape)
     yield blank
@@ -108,14 +108,14 @@ def _inputs(draw: DrawFn, domains: tuple[InputDomain, ...], samples: int) -> Dra
     profile = _below(draw, len(domains[0].shapes)) if domains else 0
     lengths: dict[str, int] = {}
     shapes = {domain.name: _shape(draw, domain, profile, lengths) for domain in domains}
-    if samples and _below(draw, 4) == 3:  # a real input keeps what its parts have to do with each other
+    if samples and _below(draw, 4) == 3:  # a real input keeps the relation between its parts
         number = _below(draw, samples)
         return {domain.name: _sample(draw, domain, shapes[domain.name], number) for domain in domains}
     return {domain.name: _recipe(draw, domain, shapes[domain.name], samples) for domain in domains}
 
 
 def _shape(draw: DrawFn, domain: InputDomain, profile: int, lengths: dict[str, int]) -> tuple[int, ...]:
-    """A shape of the profile. Axes of one name are equally long: ``lengths`` keeps what they were drawn as."""
+    """A shape of the profile. Axes of one name are equally long: ``lengths`` stores the drawn lengths."""
     shape = []
     for axis in domain.shapes[profile]:
         if axis.name not in lengths:
@@ -148,7 +148,7 @@ def _sample(draw: DrawFn, domain: InputDomain, shape: tuple[int, ...], number: i
 
 
 def _span(draw: DrawFn, domain: InputDomain) -> Span:
-    """All that is known, all that may be tried, or what lies between two values of it."""
+    """The known range, the range to try, or a range between two values of it."""
     choice = _below(draw, 4)
     if choice < 2:
         return (_inner(domain), domain.tried)[choice]
@@ -157,7 +157,7 @@ def _span(draw: DrawFn, domain: InputDomain) -> Span:
 
 
 def _value(draw: DrawFn, domain: InputDomain) -> float:
-    """A bound, or a value between the bounds, of what is known and then of what may be tried."""
+    """A bound, or a value between the bounds, of the known range and then of the range to try."""
     span = _of(draw, (_inner(domain), domain.tried))
     choice = _below(draw, 4)
     if choice < 2:
@@ -166,7 +166,7 @@ def _value(draw: DrawFn, domain: InputDomain) -> float:
 
 
 def _inner(domain: InputDomain) -> Span:
-    """What is known of what may be tried."""
+    """The known range, limited to the range to try."""
     return Span(domain.tried.nearest(domain.known.low), domain.tried.nearest(domain.known.high))
 
 

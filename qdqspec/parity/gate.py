@@ -1,6 +1,6 @@
-"""The SQNR of a candidate: on a few samples while a search runs, on all data before it is selected.
+"""The SQNR of a candidate: on a few samples during a search, on all data before it is selected.
 
-Of the few samples the reference's outputs are kept; all data is run through both models, sample by sample.
+For the few samples the reference's outputs are kept; all data is run through both models, sample by sample.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from qdqspec.parity.compare import sqnr_db
 from qdqspec.types import EXACT_DB
 
 SAMPLES = 8
-MOST_DB = EXACT_DB  # equal outputs count as a finite number: JSON has no infinity
+MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
 class Runs(Protocol):
-    """An engine, as far as it is run."""
+    """The part of an engine's interface that runs it."""
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
@@ -38,7 +38,7 @@ class OutputGate:
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return len(self._pairs)
 
     def __call__(self, engine: Runs) -> float:
@@ -46,7 +46,7 @@ class OutputGate:
         return min(self.by_output(engine).values(), default=MOST_DB)
 
     def by_output(self, engine: Runs) -> dict[str, float]:
-        """The same for each output of floats."""
+        """The SQNR of each float output."""
         return _by_output((expected, engine.run(feed)) for feed, expected in self._pairs)
 
 
@@ -58,14 +58,14 @@ class AllData:
     reference: Callable[[], Engine]
 
     def __call__(self, engine: Runs) -> float:
-        """Run both on every sample; nothing is kept."""
+        """Run both on each sample; nothing is kept."""
         with closing(self.reference()) as reference:
             found = _by_output((reference.run(feed), engine.run(feed)) for feed in self.feeds)
         return min(found.values(), default=MOST_DB)
 
 
 def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> dict[str, float]:
-    """The SQNR of each output of floats, over all (reference, candidate) outputs."""
+    """The SQNR of each float output, over all (reference, candidate) outputs."""
     signal: dict[str, float] = {}
     noise: dict[str, float] = {}
     for expected, seen in runs:
@@ -78,7 +78,7 @@ def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) 
 
 
 def _powers(expected: Array, seen: Array | None) -> tuple[float, float]:
-    """Signal and noise power of one output; infinite noise where it cannot be compared."""
+    """Signal and noise power of one output; infinite noise if it cannot be compared."""
     reference = expected.astype(np.float64)
     finite = np.isfinite(reference)
     power = float(np.square(reference[finite]).sum())

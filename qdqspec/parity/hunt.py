@@ -1,6 +1,6 @@
-"""Looks for the smallest input that breaks something, with Hypothesis.
+"""Searches for the smallest input that breaks something, with Hypothesis.
 
-It knows nothing of models: it is given what to draw from and a function that tries what was drawn.
+It is independent of models: it takes a strategy and a function that tries a drawn input.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from qdqspec.parity.tried import Tried
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hunt:
-    """How many inputs were tried, and the smallest that broke something, if any did.
+    """The number of inputs tried, and the smallest that broke something, if any.
 
-    ``late`` is whether the time was over before all were tried.
+    ``late`` is whether the time ended before all were tried.
     """
 
     tried: int
@@ -32,11 +32,11 @@ class Hunt:
 
 
 class _BrokenError(Exception):
-    """An input that breaks something: what Hypothesis looks for, and shrinks."""
+    """An input that breaks something: the failure that Hypothesis shrinks."""
 
 
 class _Late(BaseException):
-    """The time is over and nothing was found: no exception of the kind that Hypothesis would look into."""
+    """The time is over and nothing was found. A BaseException, so that Hypothesis does not shrink it."""
 
 
 def hunt(
@@ -51,9 +51,9 @@ def hunt(
 ) -> Hunt:
     """Try up to ``examples`` drawn inputs for up to ``seconds``, and shrink the first that breaks something.
 
-    ``attempt`` returns ``None`` for an input that is none. What it said of an input is remembered: once the time is
-    over nothing new is tried, and what was found by then is what is returned. One seed gives the same inputs.
-    ``simpler`` offers simpler inputs in place of one that Hypothesis cannot make smaller.
+    ``attempt`` returns ``None`` for an invalid input. Its answers are cached: once the time is over no new
+    input is tried, and the smallest found by then is returned. One seed gives the same inputs. ``simpler``
+    offers simpler inputs in place of one that Hypothesis cannot shrink further.
     """
     hunter = _Hunter(attempt, seconds, clock)
 
@@ -70,7 +70,7 @@ def hunt(
 
 
 class _Hunter:
-    """Answers Hypothesis, and remembers the answers."""
+    """Answers Hypothesis, and caches the answers."""
 
     def __init__(
         self, attempt: Callable[[Drawn], Tried | None], seconds: float, clock: Callable[[], float]
@@ -87,7 +87,7 @@ class _Hunter:
         if not self._is_known(drawn):
             if self._smallest is None:
                 raise _Late
-            return  # while shrinking: what is not known to break something does not count
+            return  # while shrinking, an untried input does not count
         answer = self._answers[repr(drawn)]
         if answer is None:
             reject()
@@ -97,7 +97,7 @@ class _Hunter:
             raise _BrokenError
 
     def simplify(self, simpler: Callable[[Drawn], Iterable[Drawn]]) -> None:
-        """Take what is simpler and breaks something too, as long as there is any."""
+        """Replace the result by a simpler input that breaks something too, repeatedly."""
         while self._smallest is not None:
             plain = next((one for one in simpler(self._smallest) if self._breaks(one)), None)
             if plain is None:
@@ -109,7 +109,7 @@ class _Hunter:
         return answer is not None and bool(answer.broken)
 
     def _is_known(self, drawn: Drawn) -> bool:
-        """Whether it was tried, now or before; once the time is over nothing is tried any more."""
+        """Whether the input was tried, now or before; once the time is over no new one is."""
         key = repr(drawn)
         if key not in self._answers:
             if self._clock() >= self._stop:
@@ -128,7 +128,7 @@ class _Hunter:
 
 
 def _settings(examples: int) -> settings:
-    """Nothing of Hypothesis' own profile, and nothing that it would keep or print."""
+    """Settings independent of Hypothesis' profiles, without its database and output."""
     return settings(
         max_examples=examples,
         phases=(Phase.generate, Phase.target, Phase.shrink),

@@ -1,4 +1,4 @@
-"""Task metrics on labelled data: those that are built in, and those that the caller brings. Higher is better."""
+"""Task metrics on labelled data: built-in ones, and those of the caller. Higher is better."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOW = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """A metric's value over ``samples``; ``right`` tells sample by sample, where the metric does."""
+    """A metric's value over ``samples``; ``right`` is its result per sample, if the metric has one."""
 
     value: float
     samples: int
@@ -34,7 +34,7 @@ class Score:
 
 
 def require_metric(name: str, own: Mapping[str, Metric]) -> None:
-    """Raise `ConfigError` with the nearest name where a metric is neither the caller's nor built in."""
+    """Raise `ConfigError` with the nearest name if a metric is neither the caller's nor built in."""
     if name in own or tally_named(name) is not None:
         return
     known = (*own, *BUILT_IN)
@@ -52,22 +52,23 @@ def evaluate(
     output: str | None = None,
     own: Mapping[str, Metric] | None = None,
 ) -> Score:
-    """Score a model's outputs with the caller's metric of that name, else with the one that is built in.
+    """Score a model's outputs with the caller's metric of that name, else with the built-in one.
 
-    ``outputs`` are those of consecutive feeds, first axis the batch; ``labels`` has one entry a sample. ``output``
-    names the one that is scored: where it is None a built-in metric takes the first, the caller's gets them all.
-    Raises `ConfigError` for an unknown metric, `DataError` for outputs, labels or a metric that do not fit.
+    ``outputs`` are those of consecutive feeds, first axis the batch; ``labels`` has one entry per sample.
+    ``output`` names the one to score: if it is None a built-in metric uses the first, the caller's gets them
+    all. Raises `ConfigError` for an unknown metric, `DataError` for unsuitable outputs, labels or metric
+    values.
     """
     require_metric(name, own or {})
     if own and name in own:
         return _of_own(name, own[name], outputs, labels, output)
     begin = tally_named(name)
-    assert begin is not None  # require_metric has looked
+    assert begin is not None  # require_metric has verified it
     return _counted(begin(), outputs, labels, output)
 
 
 def _counted(tally: Tally, outputs: Batches, labels: Array, output: str | None) -> Score:
-    """Batch by batch, so that outputs need not be in memory together."""
+    """Score batch by batch, so that outputs need not be in memory together."""
     tally.require(labels)
     done = 0
     for batch in outputs:
@@ -113,10 +114,10 @@ def _named(batch: Mapping[str, Array], name: str) -> str:
 def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: str | None) -> Score:
     gathered = _gathered(outputs, len(labels), output)
     given = labels.view()
-    given.flags.writeable = False  # the same labels are judged by again
+    given.flags.writeable = False  # the same labels are used again
     try:
         value: object = metric(gathered, given)
-    except Exception as error:  # whatever the caller's code raises is told by its name and place
+    except Exception as error:  # any error of the caller's code is reported by its name and position
         raise DataError(
             f"metric '{name}' raised {type(error).__name__}: {error}",
             where=_place(error, metric),
@@ -132,7 +133,7 @@ def _of_own(name: str, metric: Metric, outputs: Batches, labels: Array, output: 
 
 
 def _gathered(outputs: Batches, samples: int, output: str | None) -> dict[str, Array]:
-    """Every output over all samples, or the one that is named."""
+    """Each output over all samples, or the named one."""
     parts: dict[str, list[Array]] = {}
     for batch in outputs:
         for name in batch if output is None else (_named(batch, output),):
@@ -141,7 +142,7 @@ def _gathered(outputs: Batches, samples: int, output: str | None) -> dict[str, A
 
 
 def _joined(values: list[Array], samples: int) -> Array:
-    """Joined along the first axis where that counts samples, else an array of arrays, one for each feed."""
+    """Concatenated along the first axis if that counts samples, else an array of arrays, one for each feed."""
     shapes = {(value.shape[1:], value.dtype) for value in values if value.ndim}
     if len(shapes) == 1 and all(v.ndim for v in values) and sum(map(len, values)) == samples:
         return np.concatenate(values)
@@ -152,14 +153,14 @@ def _joined(values: list[Array], samples: int) -> Array:
 
 
 def _place(error: Exception, metric: Callable[..., object]) -> str | None:
-    """The last line of the metric's own file that was running."""
+    """The last executed line in the metric's own file."""
     own = getattr(getattr(metric, "__code__", None), "co_filename", None)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if own is None or f.filename == own]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if own is not None and frames else None
 
 
 def _called(outputs: Mapping[str, Array], labels: Array) -> str:
-    """What a metric was called with, for who wrote it."""
+    """The arguments of a metric, for messages to its author."""
     shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in outputs.items())
     return (
         f"it is called with outputs by name ({shapes}) and labels {list(labels.shape)}, and gives one number"

@@ -1,4 +1,4 @@
-"""What SQNR it takes to keep a task metric, learnt from candidates that were scored by it. Pure; may import floor 0."""
+"""Estimates the minimum SQNR that satisfies the metric constraint. Pure."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ from dataclasses import dataclass, field
 
 from qdqspec.types import Trial
 
-HOPELESS_DB = 3.0  # below one whose score was too low: twice its noise
-STEP_DB = 5.0  # how much more than that is aimed at while nothing is known to do
+# this far below a rejected candidate's SQNR, which is twice its noise, no candidate is raced
+HOPELESS_DB = 3.0
+STEP_DB = 5.0  # target above a rejected candidate's SQNR while no accepted one is known
 
 
 @dataclass(slots=True)
 class NoiseBar:
-    """How little noise keeps a score, as far as scored candidates tell.
+    """Estimates the minimum SQNR that satisfies a metric constraint, from scored candidates.
 
-    Noise and score go together only loosely: this says what to try and what not to race, never what wins.
+    SQNR and score are only loosely correlated: the estimate decides what to try and what not to race, never
+    what wins.
     """
 
-    kept: list[float] = field(default_factory=list)  # SQNR in dB of those whose score was high enough
-    lost: list[float] = field(default_factory=list)  # and of those whose score was not
+    kept: list[float] = field(default_factory=list)  # SQNR in dB of candidates that satisfied the constraint
+    lost: list[float] = field(default_factory=list)  # and of those that did not
 
     def learn(self, trial: Trial, least: float) -> None:
-        """Take in a scored candidate; one without a score, an SQNR or any pairs tells nothing."""
+        """Add a scored candidate; one without a score, an SQNR or any pairs is ignored."""
         if trial.accuracy is not None and trial.sqnr_db is not None and trial.placement.sites:
             (self.kept if trial.accuracy >= least else self.lost).append(trial.sqnr_db)
 
     @property
     def lost_db(self) -> float:
-        """The SQNR of the cleanest one refused that is noisier than all that were not; minus infinity for none."""
+        """The highest SQNR of rejected candidates that is below that of all accepted ones; minus infinity for none."""
         noisiest_kept = min(self.kept, default=float("inf"))
         return max((db for db in self.lost if db < noisiest_kept), default=-float("inf"))
 
     def is_hopeless(self, sqnr_db: float) -> bool:
-        """Whether a candidate is so much noisier than one refused that it is not worth a race."""
+        """Whether a candidate's SQNR is so far below a rejected one's that it is not worth a race."""
         return sqnr_db <= self.lost_db - HOPELESS_DB
 
     @property
     def aim_db(self) -> float | None:
-        """The SQNR worth trying next: between what was refused and what was not; ``None`` while none was refused."""
+        """The SQNR to try next: between that of rejected and accepted candidates; ``None`` while none was rejected."""
         if not self.lost:
             return None
         if self.lost_db == -float("inf"):

@@ -1,4 +1,4 @@
-"""Finds the noisiest of many by hearing groups of them. Pure; may import the standard library only."""
+"""Branch and bound for the items with the largest noise, by measuring groups of items. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ T = TypeVar("T")
 
 
 class Noisiest(Generic[T]):
-    """Items by falling noise, as many as are asked for, each with the noise power that ``hear`` gave for it alone.
+    """Items by falling noise, as many as are iterated, each with the noise power that ``hear`` returns for it alone.
 
-    Noise adds up, so that a group is at least as noisy as its noisiest member: the noisiest group is divided until
-    it is one item, which no other can exceed (branch and bound). A few of n items take about their number times
-    2 log n hearings; where more than that are wanted, each item is heard at once, which takes n.
+    Noise powers are additive, so that a group has at least the noise of its noisiest member: the noisiest
+    group is divided until it is one item, which no other can exceed (branch and bound). A few of n items take
+    about their number times 2 log n measurements; if more than that are wanted, each item is measured at
+    once, which takes n.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Noisiest(Generic[T]):
 
     @property
     def rest(self) -> float:
-        """Noise power of all that were not yet given."""
+        """Noise power of all items not yet returned."""
         return math.fsum(-power for power, _, _ in self._groups)
 
     def _add(self, group: Sequence[T]) -> None:
@@ -48,7 +49,7 @@ class Noisiest(Generic[T]):
 
 
 def _parts(items: Sequence[T], wanted: int | None) -> Iterator[Sequence[T]]:
-    """What is heard first: two halves where few are wanted, else every item alone."""
+    """The first groups to measure: two halves if few items are wanted, else each item alone."""
     few = wanted is not None and 2 * wanted * math.log2(max(len(items), 1)) < len(items)
     size = math.ceil(len(items) / 2) if few else 1
     for start in range(0, len(items), size):

@@ -1,6 +1,6 @@
-"""Reads arrays of an .npz file row by row, without ever holding one in memory, and writes such files.
+"""Reads arrays of an .npz file row by row, with one row in memory at a time, and writes such files.
 
-No pickle: object arrays are refused. It knows nothing of models.
+No pickle: object arrays are rejected.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _READERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-_LONGEST_HEADER = 1 << 16  # bytes; numpy reads it whole before it looks at its length
+_LONGEST_HEADER = 1 << 16  # bytes; numpy reads the whole header before it checks its length
 _LARGEST_ROW = 1 << 31  # bytes: a row is held in memory
-_MOST_EMPTY = 1 << 20  # rows without a byte in them: a file of nothing may claim any number
+_MOST_EMPTY = 1 << 20  # rows of zero bytes: an empty file may claim any number
 _MOST_ARRAYS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One array of an .npz file, known by its header. ``shape`` includes the first axis, the samples."""
+    """One array of an .npz file, described by its header. ``shape`` includes the first axis, the samples."""
 
     file: Path
     name: str
@@ -47,7 +47,7 @@ class Member:
         return prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self) -> Iterator[Array]:
-        """The array's rows along its first axis, each in memory of its own."""
+        """The array's rows along its first axis, each in its own memory."""
         size = self.row_bytes
         with (
             _reading(self.file, self.name),
@@ -67,8 +67,8 @@ class Member:
 def read_members(file: Path) -> dict[str, Member]:
     """The arrays of an .npz file by name. Only headers are read.
 
-    Raises `DataError` where the file is missing or no .npz, or an array is pickled, has no first axis, is
-    stored column by column, or is not as long as its shape needs.
+    Raises `DataError` if the file is missing or not an .npz, or an array is pickled, has no first axis, is
+    stored in column-major order, or is not as long as its shape needs.
     """
     if not file.is_file():
         raise DataError("there is no such data file", where=file, cure="check the path in the spec")
@@ -82,9 +82,9 @@ def read_members(file: Path) -> dict[str, Member]:
 
 
 def npz_bytes(arrays: Mapping[str, Array], beside: Mapping[str, str] | None = None) -> bytes:
-    """An .npz file of these arrays, with texts ``beside`` them by file name, which numpy does not look at.
+    """An .npz file of these arrays, with texts ``beside`` them by file name, which numpy ignores.
 
-    Its bytes depend on nothing else; names may be any, as names of inputs are.
+    Its bytes depend on nothing else; array names may be any text, as names of inputs are.
     """
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -98,7 +98,7 @@ def npz_bytes(arrays: Mapping[str, Array], beside: Mapping[str, str] | None = No
 
 
 def read_beside(file: Path, name: str, most: int) -> str | None:
-    """A text beside the arrays; ``None`` where there is none. Raises `DataError` where it is longer than ``most``."""
+    """A text stored beside the arrays; ``None`` if there is none. Raises `DataError` if it is longer than ``most``."""
     with _reading(file), zipfile.ZipFile(file) as archive:
         if name not in archive.namelist():
             return None
@@ -138,7 +138,7 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
 
 
 def _check_size(member: Member, held: int) -> None:
-    """Whether an array is as long as its header says, and its rows are such that one can be held in memory."""
+    """Verify that an array is as long as its header states, and that a row fits in memory."""
     rows, size = member.shape[0], member.row_bytes
     if not size and rows > _MOST_EMPTY:
         raise _damaged(member.file, member.name, f"it has {rows:,} rows with nothing in them")
@@ -170,7 +170,7 @@ def _header(stream: IO[bytes], file: Path, name: str) -> tuple[tuple[int, ...], 
 
 
 def _read_exactly(stream: IO[bytes], size: int) -> bytes:
-    """Up to ``size`` bytes; fewer only at the end. A zip member may give less than asked for at once."""
+    """Up to ``size`` bytes; fewer only at the end. A zip member may return less than requested at once."""
     parts = []
     while size and (part := stream.read(size)):
         parts.append(part)
@@ -184,7 +184,7 @@ def _damaged(file: Path, name: str, why: str) -> DataError:
 
 @contextmanager
 def _reading(file: Path, name: str | None = None) -> Iterator[None]:
-    """Turn what zipfile and zlib raise into a `DataError` that names the file."""
+    """Convert errors of zipfile and zlib to a `DataError` that names the file."""
     subject = "the file" if name is None else f"array '{name}'"
     try:
         yield

@@ -1,4 +1,4 @@
-"""Inputs drawn at random, for models that come without data."""
+"""Random inputs, for models without data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from qdqspec.parity.shapes import InputSpec, Shape, input_specs
 
 Array = npt.NDArray[np.generic]
 
-_FEW = 2  # integers are below this unless the model shows an index range: masks and segment numbers fit
+# upper bound of integers, unless the model indicates an index range: suits masks and segment numbers
+_FEW = 2
 _SAME_VALUES = frozenset(
     {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
@@ -21,22 +22,22 @@ _SAME_VALUES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomFeeds:
-    """The same seeded inputs at every pass; ``random`` is always true."""
+    """The same seeded inputs in each pass; ``random`` is always true."""
 
     seed: int
     count: int
     random: bool = True
     labels: None = None
-    _inputs: Mapping[str, tuple[InputSpec, int]]  # with the integer limit of each
+    _inputs: Mapping[str, tuple[InputSpec, int]]  # with the upper bound of integers for each
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The warning that belongs beside every result."""
+        """The warning for each result on random inputs."""
         return ("inputs are random, so ranges and parity say little about real data",)
 
     @property
     def samples(self) -> int:
-        """How many feeds there are."""
+        """Number of feeds."""
         return self.count
 
     def __len__(self) -> int:
@@ -51,7 +52,7 @@ class RandomFeeds:
 def random_feeds(model: Model, shapes: Mapping[str, Shape], seed: int, count: int) -> RandomFeeds:
     """``count`` feeds of plausible values: floats from the standard normal, integers small and not negative.
 
-    Integers that look up rows of a table (Gather) span the table; others are 0 or 1. ``shapes`` come from
+    Integers that index rows of a table (Gather) span the table; others are 0 or 1. ``shapes`` come from
     `resolve_shapes`.
     """
     specs = input_specs(model, shapes)
@@ -68,7 +69,7 @@ def _draw(random: np.random.Generator, spec: InputSpec, limit: int) -> Array:
 
 
 def _integer_limit(model: Model, name: str) -> int:
-    """The size of the smallest table the input indexes, else `_FEW`."""
+    """The size of the smallest table that the input indexes, else `_FEW`."""
     sizes = []
     tensors, seen = [name], {name}
     while tensors:
@@ -83,7 +84,7 @@ def _integer_limit(model: Model, name: str) -> int:
 
 
 def _table_size(model: Model, table: str, axis: int) -> int:
-    """Rows along the axis; 1, the only safe limit, where the model does not say."""
+    """Rows along the axis; 1, the only safe limit, if unknown."""
     shape = model.shape(table)
     size = None if shape is None else shape[axis]
     return size if size else 1

@@ -1,4 +1,4 @@
-"""Inputs as recipes: few numbers that say how an array is made, so that a search can make them simpler."""
+"""Inputs as recipes: a few numbers that define an array, so that a search can simplify them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Kind: TypeAlias = Literal[
     "zeros", "constant", "denormal", "spike", "alternating", "uniform", "normal", "sample"
 ]
 
-_PLACES = 16  # where a spike may stand, in parts of the array
+_PLACES = 16  # positions of a spike, as parts of the array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How one input is made. What ``first``, ``second`` and ``number`` mean is the kind's matter:
+    """The definition of one input. ``first``, ``second`` and ``number`` depend on the kind:
 
-    constant and spike: the value ``first``, the spike in the ``number``-th of 16 parts; alternating: ``first`` and
-    ``second`` in turn; uniform and normal: between ``first`` and ``second``, from seed ``number``; sample: data
-    sample ``number`` times ``first`` plus ``second``.
+    constant and spike: the value ``first``, the spike in the ``number``-th of 16 parts; alternating:
+    ``first`` and ``second`` in turn; uniform and normal: between ``first`` and ``second``, from seed
+    ``number``; sample: data sample ``number`` times ``first`` plus ``second``.
     """
 
     kind: Kind
@@ -36,7 +36,7 @@ class Recipe:
 
 
 def make(recipe: Recipe, domain: InputDomain, samples: Sequence[Array]) -> Array:
-    """The array of a recipe. All values lie in what may be tried; integers are whole."""
+    """The array of a recipe. All values are in the range to try; integers are whole."""
     with np.errstate(over="ignore"):
         values = _values(recipe, domain, samples)
         if not domain.is_float:
@@ -45,7 +45,7 @@ def make(recipe: Recipe, domain: InputDomain, samples: Sequence[Array]) -> Array
 
 
 def words(recipe: Recipe, domain: InputDomain) -> str:
-    """What the array holds, for people."""
+    """A description of the array for people."""
     first, second = (_number(value, domain) for value in (recipe.first, recipe.second))
     if recipe.kind == "sample":
         changed = domain.is_float and (recipe.first, recipe.second) != (1.0, 0.0)

@@ -1,4 +1,4 @@
-"""The shapes and types of a model's inputs, as one case runs it."""
+"""The shapes and types of a model's inputs in one case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qdqspec.types import Inputs, InputShape, ShapeProfile
 Array = npt.NDArray[np.generic]
 Shape = tuple[int, ...]
 
-_LARGEST = 1 << 31  # bytes of an input: it is made and sent in one piece
+_LARGEST = 1 << 31  # bytes of an input, which is created and sent whole
 _NO_NUMBERS = (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 _NO_TENSORS = {
     "sequence_type": "is a sequence",
@@ -30,19 +30,19 @@ _NO_TENSORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """What one input of a case takes: its numpy dtype and its full shape, batch included."""
+    """The numpy dtype and the full shape, batch included, of one input of a case."""
 
     dtype: np.dtype[np.generic]
     shape: Shape
 
 
 def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, Shape]:
-    """The static shape of every model input, for one profile of a case, by its place in the spec.
+    """The static shape of each model input, for one profile of a case, given by its index in the spec.
 
-    Declared shapes come first, then the model's own static dimensions. ``inputs.batch`` replaces every
-    dynamic leading dimension. A dynamic leading dimension of an input of rank two or more that nobody
-    declares is 1; any other undeclared dynamic dimension raises `ModelError`, as does a declared one that
-    contradicts the model. Declared names that are no inputs raise `SpecError`.
+    Declared shapes come first, then the model's own static dimensions. ``inputs.batch`` replaces each dynamic
+    leading dimension. An undeclared dynamic leading dimension of an input of rank two or more is 1; any other
+    undeclared dynamic dimension raises `ModelError`, as does a declared one that contradicts the model.
+    Declared names that are not inputs raise `SpecError`.
     """
     declared = inputs.profiles[profile].opt()
     if unknown := [name for name in declared if name not in model.inputs]:
@@ -60,10 +60,10 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
 
 
 def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
-    """The profiles of a case with its batch in them, for backends that must know shapes before they build.
+    """The profiles of a case including its batch, for backends that must know shapes before they build.
 
-    Only what is declared, or follows from the batch: a dimension that nobody declares is left out, for the
-    backend to refuse. Raises as `resolve_shapes` does where a batch reaches no input.
+    Contains only dimensions that are declared or follow from the batch; the backend rejects undeclared ones.
+    Raises as `resolve_shapes` does if a batch applies to no input.
     """
     if inputs.batch is None:
         return inputs.profiles
@@ -75,7 +75,7 @@ def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:
 
 
 def _with_batch(declared: Mapping[str, InputShape], resolved: Mapping[str, Shape]) -> dict[str, InputShape]:
-    """Declared ranges whose first dimension is what it was resolved to."""
+    """Declared ranges with the first dimension as resolved."""
     return {
         name: InputShape(
             min=(*resolved[name][:1], *shape.min[1:]),
@@ -90,7 +90,7 @@ def _with_batch(declared: Mapping[str, InputShape], resolved: Mapping[str, Shape
 def resized(feeds: Mapping[str, Array], shapes: Mapping[str, Shape]) -> dict[str, Array]:
     """The same values at other shapes of the same rank: repeated along each axis, and cut.
 
-    So they stay what the model takes: indices within their table, masks of ones and zeros.
+    So they stay valid: indices within their table, masks of ones and zeros.
     """
     return {name: _resized(feeds[name], shape) for name, shape in shapes.items()}
 
@@ -104,12 +104,12 @@ def _resized(value: Array, shape: Shape) -> Array:
 
 
 def shapes_text(shapes: Mapping[str, Shape]) -> str:
-    """Shapes in words: ``ids 1x8, mask 1x8``."""
+    """Shapes as text: ``ids 1x8, mask 1x8``."""
     return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in shapes.items())
 
 
 def input_specs(model: Model, shapes: Mapping[str, Shape]) -> dict[str, InputSpec]:
-    """Dtype and shape of every model input; raises `ModelError` for an input that is no numeric tensor."""
+    """Dtype and shape of each model input. Raises `ModelError` for an input that is not a numeric tensor."""
     return {name: InputSpec(dtype=_dtype(model, name), shape=tuple(shapes[name])) for name in model.inputs}
 
 
@@ -126,7 +126,7 @@ def _own_shape(model: Model, name: str, declared: Shape | None) -> tuple[int | N
 
 
 def _check_batch(model: Model, own: Mapping[str, tuple[int | None, ...]], batch: int | None) -> None:
-    """A batch must reach an input: one with a dynamic first dimension, or one that has it already."""
+    """Verify that a batch applies to an input: one with a dynamic first dimension, or with that value."""
     first = {name: shape[0] for name, shape in own.items() if shape}
     if batch is None or any(dim in (None, batch) for dim in first.values()):
         return
@@ -179,7 +179,7 @@ def _dtype(model: Model, name: str) -> np.dtype[np.generic]:
 
 
 def _require_numbers(model: Model, name: str) -> int:
-    """The element type of an input; raises `ModelError` where it cannot be fed from arrays."""
+    """The element type of an input. Raises `ModelError` if it cannot be fed from arrays."""
     elem_type = model.elem_type(name)
     kinds = (value.type for value in model.proto.graph.input if value.name == name)
     kind = next((kind.WhichOneof("value") for kind in kinds), None)

@@ -1,4 +1,4 @@
-"""The metrics that are built in, counted batch by batch. Higher is better."""
+"""The built-in metrics, computed batch by batch. Higher is better."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ Array = npt.NDArray[np.generic]
 Counts = npt.NDArray[np.int64]
 Right = npt.NDArray[np.bool_]
 
-BUILT_IN = ("top1", "top5", "miou")  # as they are listed for people; any top<k> is known
-VOID = (-1, 255)  # classes of pixels that do not count, as Pascal VOC and Cityscapes mark them
+BUILT_IN = ("top1", "top5", "miou")  # as listed for people; any top<k> is valid
+VOID = (-1, 255)  # classes of ignored pixels, as in Pascal VOC and Cityscapes
 
 _TOP_K = re.compile(r"top([1-9]\d{0,3})")
 
 
 class Tally(Protocol):
-    """A metric under way: takes in one batch after the other."""
+    """A metric that is computed batch by batch."""
 
     def require(self, labels: Array) -> None:
-        """Raise `DataError` where these, of all samples, are not the kind of labels it takes."""
+        """Raise `DataError` if the labels of all samples are not suitable for the metric."""
         ...
 
     def add(self, scores: Array, labels: Array) -> None:
-        """Take in a batch: scores with the samples first, and one label a sample."""
+        """Add a batch: scores with the samples first, and one label per sample."""
         ...
 
     @property
     def value(self) -> float:
-        """The metric over all that was taken in."""
+        """The metric over all batches added."""
         ...
 
     @property
     def right(self) -> Right | None:
-        """Which samples are right; ``None`` where the metric does not tell sample by sample."""
+        """Which samples are right; ``None`` if the metric has no result per sample."""
         ...
 
 
 def tally_named(name: str) -> Callable[[], Tally] | None:
-    """What begins a count of that name; ``None`` where none is built in."""
+    """The class of a built-in metric; ``None`` if there is none of that name."""
     if (match := _TOP_K.fullmatch(name)) is not None:
         k = int(match[1])
         return lambda: TopK(k)
@@ -62,7 +62,7 @@ class TopK:
         self._right: list[Right] = []
 
     def require(self, labels: Array) -> None:
-        """One class number a sample."""
+        """Require one class number per sample."""
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
                 f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers",
@@ -70,7 +70,7 @@ class TopK:
             )
 
     def add(self, scores: Array, labels: Array) -> None:
-        """Take in class scores ``[batch, classes]`` and class numbers ``[batch]``."""
+        """Add class scores ``[batch, classes]`` and class numbers ``[batch]``."""
         flat = scores.reshape(len(scores), -1).astype(np.float64)
         _check_classes(labels, flat.shape[1])
         order = np.argsort(-flat, axis=1, kind="stable")[:, : self._k]
@@ -79,7 +79,7 @@ class TopK:
 
     @property
     def value(self) -> float:
-        """Right samples over all."""
+        """Share of right samples."""
         return float(self.right.mean())
 
     @property
@@ -101,7 +101,7 @@ class MeanIoU:
         self._either: Counts | None = None
 
     def require(self, labels: Array) -> None:
-        """Class numbers for the pixels of each sample."""
+        """Require class numbers for the pixels of each sample."""
         if labels.ndim < 2 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(
                 f"labels are {labels.dtype} of shape {list(labels.shape)}, not class numbers of pixels",
@@ -109,7 +109,7 @@ class MeanIoU:
             )
 
     def add(self, scores: Array, labels: Array) -> None:
-        """Take in scores ``[batch, classes, ...]`` and class numbers ``[batch, ...]`` of the same places."""
+        """Add scores ``[batch, classes, ...]`` and class numbers ``[batch, ...]`` of the same positions."""
         places = (len(scores), *scores.shape[2:])
         if labels.shape != places:
             raise DataError(
@@ -134,7 +134,7 @@ class MeanIoU:
 
     @property
     def value(self) -> float:
-        """The mean over classes; NaN where no pixel counts."""
+        """The mean over classes; NaN if no pixel counts."""
         if self._both is None or self._either is None or not self._either.any():
             return float("nan")
         occurs = self._either > 0

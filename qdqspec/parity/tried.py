@@ -1,4 +1,4 @@
-"""What came of an input that was tried."""
+"""The result of an input that was tried."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Tried(NamedTuple):
-    """What an input breaks, in words, and how noisy it was, which is climbed towards more."""
+    """Messages of the limits that an input breaks, and its noise, which the search maximizes."""
 
     broken: tuple[str, ...]
     noise: float

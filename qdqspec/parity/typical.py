@@ -1,4 +1,4 @@
-"""What the outputs of a model are on its data."""
+"""Statistics of a model's outputs on its data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Array = npt.NDArray[np.generic]
 class Typical:
     """The mean power of an output's values, and their bounds.
 
-    A single input is judged against these where its own outputs are weaker. A step of quantization is as large for
-    an input of zeros as for any other, so that against its own outputs alone it would break every limit.
+    An input with weaker outputs is judged against these. A quantization step is as large for an input of
+    zeros as for any other, so that relative to its own outputs it would exceed each limit.
     """
 
     power: float = 0.0
@@ -26,7 +26,7 @@ class Typical:
 
 
 def typical_of(runs: Iterable[Mapping[str, Array]]) -> dict[str, Typical]:
-    """What each output of floats is over all runs; values that are not finite do not count."""
+    """The statistics of each float output over all runs; values that are not finite do not count."""
     powers: dict[str, float] = {}
     counts: dict[str, int] = {}
     odd: set[str] = set()
