@@ -73,8 +73,7 @@ def first_line(error: Exception) -> str:
 def _problem(model: onnx.ModelProto | str) -> str | None:
     try:
         onnx.checker.check_model(model)
-    # noqa: BLE001 - its own errors, other C++ exceptions, and messages that are not UTF-8
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - any C++ exception, also with messages that are not UTF-8
         return first_line(error)
     return None
 
