@@ -28,6 +28,8 @@ _CURES = {
     "cudaErrorNoDevice": "check that nvidia-smi lists a GPU, and CUDA_VISIBLE_DEVICES",
     "cudaErrorInsufficientDriver": "update the NVIDIA driver, or install what fits a driver of CUDA 12: "
     "pip install 'qdqspec[tensorrt-cu12]'",
+    "cudaErrorDevicesUnavailable": "another process holds the GPU in compute mode EXCLUSIVE_PROCESS: engines that are "
+    "compared are open in two processes; set it with nvidia-smi --compute-mode=DEFAULT",
     "cudaErrorInitializationError": "CUDA was initialized before this process was forked",
 }
 
@@ -98,6 +100,19 @@ def describe(index: int = 0) -> Device:
         driver=_version(call("cudaDriverGetVersion")),
         runtime=_version(call("cudaRuntimeGetVersion")),
     )
+
+
+def bus_id(index: int = 0) -> str:
+    """The PCI address of a GPU, by which nvidia-smi finds the same one. Initializes CUDA."""
+    found = call("cudaDeviceGetPCIBusId", 32, index)
+    return (found.decode() if isinstance(found, bytes) else str(found)).rstrip("\0")
+
+
+def is_exclusive(index: int = 0) -> bool:
+    """Whether a GPU takes one process at a time (compute mode EXCLUSIVE_PROCESS). Initializes CUDA."""
+    cuda = runtime()
+    mode = call("cudaDeviceGetAttribute", cuda.cudaDeviceAttr.cudaDevAttrComputeMode, index)
+    return int(mode) == int(cuda.cudaComputeMode.cudaComputeModeExclusiveProcess)
 
 
 def select(index: int) -> None:
@@ -205,22 +220,40 @@ class Event:
             _free("cudaEventDestroy", raw)
 
 
-def time_runs(stream: Stream, work: Callable[[], None], runs: int) -> tuple[float, ...]:
-    """Milliseconds that each run of ``work`` takes on the device, between two events on the stream.
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Milliseconds of runs: on the device, and what the host took to queue each."""
 
-    Runs are queued one behind the other, so that the time in which the host launches is not part of them.
+    device_ms: tuple[float, ...]
+    host_ms: tuple[float, ...]
+
+
+def time_runs(
+    stream: Stream,
+    work: Callable[[], None],
+    runs: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timed:
+    """Time each run of ``work`` on the device, between two events on the stream, and on the host.
+
+    Runs are queued one behind the other, so that the time in which the host launches is not part of them, as long as
+    it is shorter than the run: a queue that runs empty puts the launch into the time between the events.
     """
     times: list[float] = []
+    host: list[float] = []
     with _events(min(runs, _IN_FLIGHT)) as pairs:
         while len(times) < runs:
             batch = pairs[: runs - len(times)]
             for start, stop in batch:
+                began = clock()
                 start.record(stream)
                 work()
                 stop.record(stream)
+                host.append(1e3 * (clock() - began))
             stream.synchronize()
             times.extend(stop.elapsed_ms(start) for start, stop in batch)
-    return tuple(times)
+    return Timed(tuple(times), tuple(host))
 
 
 def warm_up(stream: Stream, work: Callable[[], None], runs: int, milliseconds: float) -> int:

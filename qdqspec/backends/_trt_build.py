@@ -37,6 +37,7 @@ class Built:
     engine: trt.ICudaEngine
     runtime: trt.Runtime
     facts: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what TensorRT said against the engine
 
 
 class Build:
@@ -75,7 +76,7 @@ class Build:
             "layers": engine.num_layers,
             "warnings": list(self._log.warnings),
         }
-        return Built(engine=engine, runtime=runtime, facts=facts)
+        return Built(engine=engine, runtime=runtime, facts=facts, notes=self._log.notes)
 
     def _compile(self, profiles: Sequence[ShapeProfile]) -> tuple[trt.IHostMemory, dict[str, Any]]:
         import tensorrt as trt

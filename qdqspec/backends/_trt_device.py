@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,10 +22,12 @@ from pathlib import Path
 from qdqspec.backends import _cuda
 from qdqspec.backends._cpu import slug_from_text
 from qdqspec.backends._cuda import INSTALL
+from qdqspec.backends._gpu_state import gpu_settings
 from qdqspec.backends._trt_api import NEWEST, installed_version, parts, require_tensorrt
 from qdqspec.errors import BackendError
 
 _PROBE = "the process that looks for TensorRT"
+_SECOND = "--second"
 _SEE_WHY = "import tensorrt in a Python shell to see why"
 _TIMEOUT = 180.0  # seconds; libraries of several gigabytes may come from a cold disk
 
@@ -105,7 +108,8 @@ def find(index: int) -> Found:
         require_tensorrt()
         import tensorrt as trt
 
-        version, gpu = trt.__version__, _gpu(index)
+        version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(_cuda.bus_id(index))
+        _require_room_for_two(index)
     except BackendError as error:
         return Found(why=error.what, install=error.cure or INSTALL, tensorrt=installed_version() or "")
     facts = {
@@ -114,6 +118,7 @@ def find(index: int) -> Found:
         "compute capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
         "memory": f"{gpu.memory_bytes / 2**30:.0f} GiB",
         "driver": f"for CUDA {gpu.driver}",
+        **settings,
         "cuda-bindings": f"for CUDA {gpu.runtime}",
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -132,8 +137,39 @@ def _gpu(index: int) -> _cuda.Device:
     return _cuda.describe(index)
 
 
+def _require_room_for_two(index: int) -> None:
+    """Raise `BackendError` where the GPU takes one process only: engines that are compared are open in two.
+
+    Compute mode EXCLUSIVE_PROCESS alone does not tell: under CUDA's MPS several processes share one context.
+    """
+    if not _cuda.is_exclusive(index):
+        return
+    _cuda.select(index)
+    with closing(_cuda.Stream()):
+        second = subprocess.run(
+            [sys.executable, "-P", "-m", "qdqspec.backends._trt_device", str(index), _SECOND],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+            check=False,
+        )
+    if second.returncode:
+        raise BackendError(
+            "the GPU is in compute mode EXCLUSIVE_PROCESS and refuses a second process, but engines that are compared "
+            f"are open in two ({' '.join(second.stderr.split())[-200:]})",
+            cure="nvidia-smi --compute-mode=DEFAULT",
+        )
+
+
 def main(arguments: list[str]) -> None:
-    """``INDEX``: print what is here as one line of JSON."""
+    """``INDEX``: print what is here as one line of JSON. ``INDEX --second``: open the GPU, fail where it is refused."""
+    if arguments[1:] == [_SECOND]:
+        try:
+            _cuda.select(int(arguments[0]))
+            _cuda.Stream().close()
+        except BackendError as error:
+            sys.exit(error.what)
+        return
     found = find(int(arguments[0]))
     names = ("why", "install", "tensorrt", "gpu", "capability", "facts")
     sys.stdout.write("\n" + json.dumps({name: getattr(found, name) for name in names}) + "\n")

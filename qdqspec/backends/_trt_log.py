@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qdqspec.backends._trtexec_messages import shortened
 from qdqspec.errors import BackendError
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 _KEPT = 400  # lines; a builder that runs out of memory writes one for every kernel it drops
 _QUOTED = 4  # of them in a message
+_NOTED = 3  # warnings that are noted on the samples
+SHORT_OF_MEMORY = (
+    "short of GPU memory: the builder left kernels out, and the latency depends on what was free"
+)
 _MEMORY = re.compile(r"out ?of ?memory|OutOfMemory|cudaErrorMemoryAllocation|bad_alloc", re.IGNORECASE)
 _DROPPED = re.compile(r"Skipping tactic .*(insufficient|memory)", re.IGNORECASE)
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
@@ -65,6 +70,17 @@ class Log:
     def dropped_kernels(self) -> bool:
         """Whether the builder had to leave out kernels for want of memory, so that the engine may be slow."""
         return any(_DROPPED.search(line) for line in (*self.errors, *self.warnings))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Warnings for people: kernels dropped for want of memory as one, the first few others as they are."""
+        others = [shortened(text) for text in self.warnings if not _DROPPED.search(text)]
+        found = [f"TensorRT warns: {text}" for text in others[:_NOTED]]
+        if len(others) > _NOTED:
+            found.append(f"TensorRT warns of {len(others) - _NOTED} more things: see builds.jsonl")
+        if self.dropped_kernels:
+            found.insert(0, SHORT_OF_MEMORY)
+        return tuple(found)
 
     def failure(self, what: str, model: Path, cure: str | None = None) -> BackendError:
         """The error that says ``what`` happened, and why by the last lines of the log."""

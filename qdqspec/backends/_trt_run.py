@@ -141,6 +141,11 @@ class Session:
             self.enqueue()
             self._stream.synchronize()
 
+    @property
+    def shapes_from_data(self) -> bool:
+        """Whether an output's size is known only while the model runs; such a run cannot be recorded."""
+        return bool(self._allocators)
+
     def capture(self) -> tuple[Graph | None, str]:
         """The run as a CUDA graph, or why there is none. `settle` comes first.
 
@@ -255,6 +260,7 @@ class Bound:
     session: Session
     feeds: Mapping[str, Array]
     graph: Graph | None = None
+    note: str = ""  # why there is no graph where one was wanted
 
     def close(self) -> None:
         """Free graph and session."""

@@ -20,6 +20,7 @@ from qdqspec.config.declared import BackendOptions
 from qdqspec.types import DeviceKey, Kind, LayerTime, Samples, ShapeProfile
 
 Array = npt.NDArray[np.generic]
+BUILD_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,8 @@ class BuildOptions:
 
     ``device`` is the index of the GPU, where the backend uses one. ``serial`` counts the builds of a run; a
     simulated device draws the deviation of a build from it. ``profiles`` are the shapes that inputs with dynamic
-    dimensions will have. ``state`` is a folder in which a backend keeps what the builds of one run share, such as a
-    timing cache; it stays with the results.
+    dimensions will have. A build that takes longer than ``build_seconds`` is ended. ``state`` is a folder in which a
+    backend keeps what the builds of one run share, such as a timing cache; it stays with the results.
     A ``fresh`` build takes nothing from there that could make it like an earlier one: it is to show how much two
     builds differ.
     """
@@ -98,13 +99,17 @@ class BuildOptions:
     device: int = 0
     serial: int = 0
     profiles: tuple[ShapeProfile, ...] = ()
+    build_seconds: float = BUILD_SECONDS
     state: Path | None = None
     fresh: bool = False
 
     @classmethod
     def of(cls, settings: Settings) -> BuildOptions:
         """What the settings of a run say of building."""
-        return cls(threads=settings.threads, device=settings.device, extra=settings.extra)
+        limit = settings.build_limit or BUILD_SECONDS
+        return cls(
+            threads=settings.threads, device=settings.device, extra=settings.extra, build_seconds=limit
+        )
 
 
 PLAIN = BuildOptions()  # one thread, the first GPU, nothing else said

@@ -11,13 +11,16 @@ import hashlib
 import json
 import math
 import re
+import statistics
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.backends import _cuda
+from qdqspec.backends._gpu_state import GpuWatch
 from qdqspec.backends._trt_api import installed_version, parts, require_tensorrt
 from qdqspec.backends._trt_build import Build, Built
 from qdqspec.backends._trt_cache import Shared
@@ -39,12 +42,15 @@ from qdqspec.backends._trt_run import Bound, Session, check_feeds, ports_of
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
-from qdqspec.types import DeviceKey, LayerTime, Samples
+from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
 _PROFILE_WARMUP = 5
+_ENQUEUE_BOUND = 0.8  # launch over device time above which trtexec says that the host limits the throughput
+_LAUNCHES = 256  # runs that are looked back at for that, and the fewest that tell
+_FEWEST_LAUNCHES = 8
 _STOOD_STILL = 1.0  # seconds without a run after which a GPU has lowered its clocks
 _OPAQUE = "{ForeignNode["  # a region that went to Myelin, TensorRT's other compiler, as a whole
 # TensorRT numbers regions and kernels anew in every build: __mye123, _myl4_1.
@@ -137,6 +143,10 @@ class TensorRtEngine:
         self._shared.record({**self._built.facts, "graph_hash": self.graph_hash})
         self._stream = _cuda.Stream()
         self._bound: dict[int, Bound] = {}  # by profile
+        self._watch = GpuWatch(_cuda.bus_id(options.device))
+        self._launches: deque[float] = deque(
+            maxlen=_LAUNCHES
+        )  # time to launch a run over its time on the device
         self._last_run = -math.inf  # on the clock of `time.perf_counter`
         self._runner: tuple[dict[str, Shape], Session] | None = None
 
@@ -155,8 +165,8 @@ class TensorRtEngine:
         """Fix the inputs that `time` and `layers` use at a profile; they are copied to the GPU once, here.
 
         With several optimization profiles the run uses the kernels of that one, even where another takes these shapes.
-        It is recorded as a CUDA graph where that is possible; where not, ``builds.jsonl`` says why, and times hold
-        what the host takes to launch.
+        It is recorded as a CUDA graph where that is possible, in a second attempt too; where not, ``builds.jsonl`` and
+        a note on the samples say why: times may hold what the host takes to launch.
         """
         session = self._open(feeds, profile)
         self._unbind(profile)
@@ -165,6 +175,11 @@ class TensorRtEngine:
         why = "switched off by tensorrt.cuda-graph"
         if self._words.cuda_graph:
             bound.graph, why = session.capture()
+            if bound.graph is None and not session.shapes_from_data:
+                session.settle()
+                bound.graph, why = session.capture()
+            if bound.graph is None:
+                bound.note = f"{NOT_CAPTURED}: {why}"
         done = {"cuda_graph": bound.graph is not None, "why_not": why}
         self._shared.record({"model": self.model.name, "profile": profile, **done})
 
@@ -178,9 +193,11 @@ class TensorRtEngine:
         launch = bound.session.enqueue if graph is None else lambda: graph.launch(stream)
         with refusals(self._log, "the model could not be timed", self.model):
             _cuda.warm_up(stream, launch, warmup, self._warmup_ms())
-            times = _cuda.time_runs(stream, launch, runs)
+            timed = _cuda.time_runs(stream, launch, runs)
         self._last_run = time.perf_counter()
-        return Samples(wall_ms=times)
+        self._launches.extend(h / max(d, 1e-6) for h, d in zip(timed.host_ms, timed.device_ms, strict=True))
+        self._watch.observe()
+        return Samples(wall_ms=timed.device_ms, notes=self._notes(bound))
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per layer, in names of the model without Q/DQ, from a context that profiles.
@@ -197,6 +214,8 @@ class TensorRtEngine:
     def close(self) -> None:
         """Free everything on the GPU; closing twice does no harm."""
         if self._built is not None:
+            if self._watch.states:
+                self._shared.record({"model": self.model.name, "gpu": self._watch.record()})
             for profile in tuple(self._bound):
                 self._unbind(profile)
             self._drop_runner()
@@ -204,6 +223,17 @@ class TensorRtEngine:
             self._stream.close()
 
     # ---- inside ---------------------------------------------------------------------------------
+
+    def _notes(self, bound: Bound) -> tuple[str, ...]:
+        """What speaks against the samples: of the build, of the binding, of the GPU and of the host."""
+        found = [*self._require_built().notes, bound.note, *self._watch.notes]
+        if len(self._launches) >= _FEWEST_LAUNCHES:
+            share = statistics.median(self._launches)
+            if share > _ENQUEUE_BOUND:
+                found.append(
+                    f"enqueue-bound: the host takes {share:.1f} times as long to launch a run as the GPU to compute it"
+                )
+        return tuple(note for note in found if note)
 
     def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Session:
         engine = self._require_built().engine

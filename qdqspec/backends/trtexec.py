@@ -32,7 +32,6 @@ from qdqspec.backends._trt_plugins import trtexec_option
 from qdqspec.backends._trtexec_files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
 from qdqspec.backends._trtexec_log import Report
 from qdqspec.backends._trtexec_process import (
-    BUILD_SECONDS,
     CALL_SECONDS,
     INSTALL,
     Tool,
@@ -54,6 +53,9 @@ _WEAK = frozenset({"--fp16", "--bf16", "--int8", "--fp8", "--int4", "--best"})
 _FORMATS = ("int8", "fp8")  # per-tensor activations; blocked formats go through backend tensorrt
 _PROFILED_RUNS = 50  # at least: single runs are short, and each layer is timed to half a microsecond
 _DEVICE = "--device="
+_PATIENCE = (
+    0.95  # of the limit of a build: a little less than our caller waits, so that the reason is reported
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +259,7 @@ class TrtexecEngine:
             wanted.append(f"--timingCacheFile={cache}")
             if cache == own and (damage := set_aside_damaged(cache)) is not None:
                 sys.stderr.write(f"{damage}\n")  # into the log of this process
-        report = self._run(words, wanted, BUILD_SECONDS)
+        report = self._run(words, wanted, _PATIENCE * options.build_seconds)
         if not plan.is_file():
             raise BackendError("trtexec passed and wrote no engine", where=where)
         if cache and cache == own and cache.is_file():

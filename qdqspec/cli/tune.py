@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run leaves
 _OPTIONS = (
     "backend", "device", "mode", "threads", "jobs", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
-    "retune",
+    "build-limit", "retune",
     "report", "allow-path", "baseline", "backend-option", "plugin", "trtexec-args",
 )  # fmt: skip
 

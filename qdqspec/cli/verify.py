@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from qdqspec.session import Session
     from qdqspec.types import Probe
 
-_OPTIONS = ("backend", "device", "threads", "seed", "backend-option", "plugin", "trtexec-args")
+_OPTIONS = ("backend", "device", "threads", "seed", "build-limit", "backend-option", "plugin", "trtexec-args")
 _LIMITS = ("min_sqnr_db", "min_cosine", "max_abs", "max_steps")
 
 

@@ -90,6 +90,12 @@ OPTIONS: tuple[Option, ...] = (
         help="Time for the whole run, such as 20m; what is not decided by then is inconclusive.",
     ),
     Option(
+        name="build-limit",
+        parse=values.duration,
+        metavar="TIME",
+        help="Time for each build of a model, such as 30m; one that takes longer is a failed trial (default: 10m).",
+    ),
+    Option(
         name="require",
         parse=values.one_of(REQUIREMENTS),
         metavar="WHAT",

@@ -22,8 +22,8 @@ UPDATES: tuple[Update, ...] = ("new", "changed", "all")
 class Settings:
     """The values of a run. Relative paths are relative to ``root``.
 
-    ``time_limit`` is in seconds. ``require`` turns skips into failures: ``device`` those for a missing
-    backend, ``conclusive`` those for an undecided measurement. ``baseline`` is the policy for a missing
+    ``time_limit``, and ``build_limit`` for each build, are in seconds. ``require`` turns skips into failures:
+    ``device`` those for a missing backend, ``conclusive`` those for an undecided measurement. ``baseline`` is the policy for a missing
     baseline. ``retune`` searches again although a winner is cached; ``in_ci`` is whether the variable ``CI``
     is set; there, a cached winner is replaced only on request. ``origins`` has the origin of each option that
     was given; ``layout`` is the folder structure of ``output``.
@@ -40,6 +40,7 @@ class Settings:
     jobs: int = 1
     device: int = 0
     time_limit: float | None = None
+    build_limit: float | None = None
     require: tuple[str, ...] = ()
     scheme: str | None = None
     output: Path = Path("reports")

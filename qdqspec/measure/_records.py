@@ -64,6 +64,7 @@ def options_to_json(options: BuildOptions) -> dict[str, Any]:
         "device": options.device,
         "serial": options.serial,
         "profiles": profiles,
+        "build_seconds": options.build_seconds,
         "state": None if options.state is None else str(options.state.absolute()),
         "fresh": options.fresh,
     }
@@ -78,6 +79,7 @@ def options_from_json(data: Json) -> BuildOptions:
         device=data["device"],
         serial=data["serial"],
         profiles=tuple(_profile_from_json(profile) for profile in data["profiles"]),
+        build_seconds=data["build_seconds"],
         state=None if state is None else Path(state),
         fresh=data["fresh"],
     )

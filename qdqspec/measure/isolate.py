@@ -38,7 +38,6 @@ from qdqspec.measure.worker import backend_by_name
 from qdqspec.quantize.scales import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
-BUILD_TIMEOUT = 600.0
 CALL_TIMEOUT = 120.0
 _PROFILE_ROOM = 16 << 20
 _ACCOUNT = threading.Lock()  # several builds may end at once
@@ -51,17 +50,18 @@ class Isolated:
     """The given backend, or the one of that name, with every engine in its own child process.
 
     An instance answers `probe`, `device` and `capabilities` itself; children find theirs by its name.
-    ``build_timeout`` and ``call_timeout`` are in seconds; several runs in one call get more, by what a
-    run has taken so far. ``fork`` chooses the launcher: by default a process that has the library loaded
-    is forked where that is safe, and a fresh interpreter is started elsewhere. ``cpu_seconds`` adds up what
-    engines have used for ``build``, ``bind``, ``run``, ``time`` and ``layers``.
+    ``build_timeout`` (by default the limit in the options of each build) and ``call_timeout`` are in seconds;
+    several runs in one call get more, by what a run has taken so far. ``fork`` chooses the launcher: by default a
+    process that has the library loaded is forked where that is safe, and a fresh interpreter is started
+    elsewhere. ``cpu_seconds`` adds up what engines have used for ``build``, ``bind``, ``run``, ``time`` and
+    ``layers``.
     """
 
     def __init__(
         self,
         backend: str | Backend,
         *,
-        build_timeout: float = BUILD_TIMEOUT,
+        build_timeout: float | None = None,
         call_timeout: float = CALL_TIMEOUT,
         fork: bool | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Isolated:
         engine = IsolatedEngine(child, model, self._call_timeout, self.cpu_seconds)
         words = options_to_json(replace(options, serial=options.serial + serial))
         request = {"do": "build", "model": str(model.absolute()), "options": words}
-        answer, _ = engine.ask(request, timeout=self._build_timeout)
+        answer, _ = engine.ask(request, timeout=self._build_timeout or options.build_seconds)
         engine.graph_hash = str(answer["graph_hash"])
         return engine
 
@@ -216,7 +216,9 @@ class IsolatedEngine:
         return BackendError(
             _with_words(f"the engine gave no answer to '{what}' for {seconds:g} s and was ended", words),
             where=self._model,
-            cure="give it more time, or leave this candidate out",
+            cure="give it more time with --qdq-build-limit"
+            if what == "build"
+            else "leave this candidate out",
         )
 
     def _crashed(self, what: str) -> BackendError:

@@ -40,6 +40,7 @@ from qdqspec.types.evidence import (
 from qdqspec.types.judged import CaseRecord, CheckResult, RunRecord, Section, Verdict
 from qdqspec.types.measured import (
     NOT_CANDIDATES,
+    NOT_CAPTURED,
     AccuracyBound,
     DeviceKey,
     FrontPoint,
@@ -91,6 +92,7 @@ __all__ = [
     "HALVES",
     "LABELS",
     "NOT_CANDIDATES",
+    "NOT_CAPTURED",
     "SLACK",
     "TRIALS",
     "AccuracyBound",

@@ -11,6 +11,9 @@ from qdqspec.types.asked import SearchLimits
 from qdqspec.types.placed import Placement
 from qdqspec.types.words import Clock
 
+# How a note begins that says of an engine that its runs are launched one by one, not as a CUDA graph.
+NOT_CAPTURED = "not recorded as a CUDA graph"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:

@@ -6,12 +6,15 @@ Work is done when it is queued. Time is made up: it passes only while something 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 MEMORY_BYTES = 80 << 30
 
@@ -19,12 +22,27 @@ MEMORY_BYTES = 80 << 30
 @dataclass
 class Gpu:
     now_ms: float = 0.0
+    captures: int = 0  # that ended
     device: int = 0  # the one that this process works on
     blocks: dict[int, Any] = field(default_factory=dict)  # by address
     pending: dict[int, Callable[[], None]] = field(
         default_factory=dict
     )  # what fills a buffer once it is read
     streams: dict[int, Stream] = field(default_factory=dict)
+    held: IO[bytes] | None = None  # by this process, which no other one can then use
+
+    def held_alone(self) -> bool:
+        """Whether this process has, or gets, the GPU in compute mode EXCLUSIVE_PROCESS; until it ends."""
+        if self.held is None:
+            place = os.environ.get("FAKE_GPU_LOCK") or Path(tempfile.gettempdir()) / f"fake-gpu-{os.getuid()}"
+            lock = Path(place).open("ab")  # noqa: SIM115 - held until the process ends
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                lock.close()
+                return False
+            self.held = lock
+        return True
 
     def allocate(self, size: int) -> int:
         block = ctypes.create_string_buffer(max(size, 1))

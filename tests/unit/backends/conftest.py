@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -50,6 +51,34 @@ def tensorrt_version(request: pytest.FixtureRequest, install_tensorrt: Callable[
 def fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """``fail("null-engine")`` makes the fake break down in this way."""
     return lambda name: monkeypatch.setenv("FAKE_TRT", name)
+
+
+@pytest.fixture
+def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """``put_nvidia_smi(**{"clocks.sm": "1980"})`` puts one on PATH that answers these fields; again, it answers anew.
+
+    A query for a field that it does not know fails, as the real one's does.
+    """
+    from qdqspec.backends import _gpu_state
+
+    folder = tmp_path / "smi"
+
+    def put(**fields: str) -> Path:
+        folder.mkdir(exist_ok=True)
+        cases = "".join(f'    {name}) row="$row, {text}" ;;\n' for name, text in fields.items())
+        script = folder / "nvidia-smi"
+        script.write_text(
+            '#!/bin/sh\nfor word in "$@"; do case "$word" in --query-gpu=*) asked=${word#*=} ;; esac; done\n'
+            'row=\nfor name in $(echo "$asked" | tr , " "); do case "$name" in\n'
+            f'{cases}    *) echo "Field \\"$name\\" is not a valid field to query."; exit 2 ;;\nesac; done\n'
+            'echo "${row#, }"\n'
+        )
+        script.chmod(0o755)
+        _gpu_state.gpu_settings.cache_clear()
+        return script
+
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return put
 
 
 @pytest.fixture

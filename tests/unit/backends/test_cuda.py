@@ -104,7 +104,19 @@ def test_every_run_is_timed_alone(runs: int):
         gpu.now_ms += next(lasting)
 
     with closing(_cuda.Stream()) as stream:
-        assert _cuda.time_runs(stream, work, runs) == tuple(range(1, runs + 1))
+        assert _cuda.time_runs(stream, work, runs).device_ms == tuple(range(1, runs + 1))
+
+
+def test_the_time_to_launch_each_run_is_the_hosts():
+    ticks = iter(range(100))
+    with closing(_cuda.Stream()) as stream:
+        timed = _cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
+    assert timed.host_ms == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_an_exclusive_gpu_is_known():
+    assert not _cuda.is_exclusive()
+    assert _cuda.bus_id() == "00000000:01:00.0"
 
 
 def test_warming_up_counts_runs_and_time():

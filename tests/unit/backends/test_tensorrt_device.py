@@ -89,6 +89,32 @@ def test_no_gpu(install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch):
     assert availability.facts == {"tensorrt": "11.4.0.106"}
 
 
+def test_a_gpu_that_takes_one_process_only_is_refused_before_a_search(
+    install_tensorrt: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Engines that are compared are open in two processes: the second would fail in every race."""
+    monkeypatch.setenv("FAKE_TRT", "exclusive-process")
+    monkeypatch.setenv("FAKE_GPU_LOCK", str(tmp_path / "gpu"))
+    install_tensorrt("11.4.0.106")
+    availability = TensorRt().probe()
+    assert not availability.usable
+    assert "EXCLUSIVE_PROCESS" in availability.why
+    assert "cudaErrorDevicesUnavailable" in availability.why
+    assert availability.install == "nvidia-smi --compute-mode=DEFAULT"
+
+
+def test_settings_of_the_gpu_are_facts(
+    install_tensorrt: Install, put_nvidia_smi: Callable[..., Path], tmp_path: Path
+):
+    put_nvidia_smi(
+        **{"driver_version": "580.65.06", "compute_mode": "Default", "mig.mode.current": "Disabled"}
+    )
+    install_tensorrt("11.4.0.106")
+    facts = TensorRt().probe().facts
+    assert facts["driver version"] == "580.65.06"
+    assert (facts["compute mode"], facts["MIG"]) == ("Default", "Disabled")
+
+
 def test_a_gpu_with_a_wrong_number(install_tensorrt: Install):
     install_tensorrt("11.4.0.106")
     with pytest.raises(BackendError, match="there is no GPU 2: 1 can be used"):

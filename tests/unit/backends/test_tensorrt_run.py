@@ -75,10 +75,69 @@ def test_the_run_is_recorded_as_a_cuda_graph(opened: Open, tmp_path: Path):
     assert engine.time(5).wall_ms
 
 
+def test_a_graph_that_could_not_be_recorded_is_tried_again(opened: Open, tmp_path: Path, fail: Fail):
+    engine = opened()
+    fail("no-graph-at-first")
+    engine.bind(FEEDS)
+    assert engine._bound[0].graph is not None
+    assert not [note for note in engine.time(1).notes if "CUDA graph" in note]
+
+
+def test_kernels_left_out_for_want_of_memory_are_noted_on_the_samples(opened: Open, fail: Fail):
+    fail("short-of-memory")
+    engine = opened()
+    engine.bind(FEEDS)
+    note, *_ = engine.time(1).notes
+    assert note.startswith("short of GPU memory: the builder left kernels out")
+
+
+def test_warnings_of_the_build_are_noted_on_the_samples(opened: Open, fail: Fail):
+    fail("slow-fp4")
+    engine = opened()
+    engine.bind(FEEDS)
+    note, *_ = engine.time(1).notes
+    assert note.startswith(
+        "TensorRT warns: The network has FP4 Q/DQ layers but the hardware does not accelerate FP4"
+    )
+
+
+def test_a_run_that_is_shorter_than_its_launch_is_noted(opened: Open, fail: Fail):
+    engine = opened()
+    engine.bind(FEEDS)
+    fail("slow-launch")  # 2 ms, and a run takes a few microseconds
+    assert not [note for note in engine.time(2).notes if "enqueue-bound" in note], "too few to tell"
+    (note,) = [note for note in engine.time(8).notes if "enqueue-bound" in note]
+    assert "to launch a run as the GPU to compute it" in note
+
+
+def test_throttling_and_moving_clocks_are_noted(
+    opened: Open, tmp_path: Path, put_nvidia_smi: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
+    from qdqspec.backends import _gpu_state
+
+    monkeypatch.setattr(_gpu_state, "_EVERY", 0.0)
+    state = {"clocks.sm": "1980", "clocks.mem": "2619", "temperature.gpu": "45", "power.draw": "[N/A]"}
+    put_nvidia_smi(**state, **{"clocks_event_reasons.active": "0x0000000000000001"})
+    engine = opened()
+    engine.bind(FEEDS)
+    assert not [note for note in engine.time(1).notes if "GPU" in note]
+    put_nvidia_smi(
+        **state | {"clocks.sm": "1410"}, **{"clocks_throttle_reasons.active": "0x0000000000000024"}
+    )
+    throttled, moved = [note for note in engine.time(1).notes if "GPU" in note]
+    assert throttled == "the GPU was throttled while it was timed: power cap, software thermal slowdown"
+    assert moved.startswith("the GPU's clock moved between 1410 and 1980 MHz")
+    engine.close()
+    first, second = records(tmp_path)[-1]["gpu"]
+    assert (first["sm_mhz"], first["celsius"], first["watts"]) == (1980, 45, None)
+    assert second["throttled"] == ["power cap", "software thermal slowdown"]
+
+
 def test_where_it_cannot_be_recorded_it_runs_without_and_says_why(opened: Open, tmp_path: Path, fail: Fail):
     fail("no-graph")
     engine = opened()
     engine.bind(FEEDS)
+    assert any(note.startswith("not recorded as a CUDA graph: cuda") for note in engine.time(1).notes)
     assert engine._bound[0].graph is None
     told = records(tmp_path)[-1]
     assert told["cuda_graph"] is False

@@ -256,6 +256,12 @@ class Builder:
                 "for node conv1.weight + QuantizeLinear_7 + Conv_9.)",
             )
             return None
+        if fault("slow-fp4"):
+            _say(
+                "WARNING",
+                "The network has FP4 Q/DQ layers but the hardware does not accelerate FP4 compute. Therefore, the "
+                "engine performance might suffer.",
+            )
         if fault("short-of-memory"):
             _say(
                 "WARNING", "Skipping tactic 0x2 due to insufficient memory on requested size of 456 detected."

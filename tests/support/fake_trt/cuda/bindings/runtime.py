@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ class cudaError_t(enum.IntEnum):
     cudaSuccess = 0
     cudaErrorInvalidValue = 1
     cudaErrorMemoryAllocation = 2
+    cudaErrorDevicesUnavailable = 46
     cudaErrorNoDevice = 100
     cudaErrorInvalidDevice = 101
     cudaErrorIllegalAddress = 700
@@ -31,6 +33,15 @@ class cudaMemcpyKind(enum.IntEnum):
 
 class cudaStreamCaptureMode(enum.IntEnum):
     cudaStreamCaptureModeThreadLocal = 1
+
+
+class cudaDeviceAttr(enum.IntEnum):
+    cudaDevAttrComputeMode = 20
+
+
+class cudaComputeMode(enum.IntEnum):
+    cudaComputeModeDefault = 0
+    cudaComputeModeExclusiveProcess = 3
 
 
 BYTES_PER_MS = 25e6  # over the bus
@@ -74,6 +85,18 @@ def _gpus() -> list[SimpleNamespace]:
     ]
 
 
+def cudaDeviceGetAttribute(attr: cudaDeviceAttr, device: int) -> Answer:
+    assert attr is cudaDeviceAttr.cudaDevAttrComputeMode
+    alone = fault("exclusive-process")
+    return OK, int(
+        cudaComputeMode.cudaComputeModeExclusiveProcess if alone else cudaComputeMode.cudaComputeModeDefault
+    )
+
+
+def cudaDeviceGetPCIBusId(length: int, device: int) -> Answer:
+    return OK, f"00000000:0{device + 1}:00.0".encode()[: length - 1]
+
+
 def cudaDriverGetVersion() -> Answer:
     return OK, 12080
 
@@ -88,6 +111,8 @@ def cudaMemGetInfo() -> Answer:
 
 def cudaStreamCreateWithFlags(flags: int) -> Answer:
     assert flags == cudaStreamNonBlocking
+    if fault("exclusive-process") and not gpu.held_alone():
+        return cudaError_t.cudaErrorDevicesUnavailable, None
     stream = Stream(len(gpu.streams) + 1)
     gpu.streams[stream.number] = stream
     return OK, stream
@@ -112,7 +137,8 @@ def cudaStreamBeginCapture(stream: Stream, mode: cudaStreamCaptureMode) -> Answe
 
 def cudaStreamEndCapture(stream: Stream) -> Answer:
     recorded, stream.recording = stream.recording, None
-    if fault("no-graph"):
+    gpu.captures += 1
+    if fault("no-graph") or (fault("no-graph-at-first") and gpu.captures == 1):
         return cudaError_t.cudaErrorStreamCaptureInvalidated, None
     return OK, recorded
 
@@ -128,6 +154,8 @@ def cudaGraphDestroy(graph: list[Any]) -> Answer:
 
 
 def cudaGraphLaunch(graph: tuple[Any, ...], stream: Stream) -> Answer:
+    if fault("slow-launch"):
+        time.sleep(2e-3)
     for work in graph:
         gpu.queue(stream.number, work)
     return (OK,)

@@ -1,0 +1,124 @@
+"""The state of a GPU beside its measurements: clocks, reasons for throttling, temperature, power, by nvidia-smi.
+
+Samples that were taken while the GPU was throttled, or at two clocks, do not compare; a `GpuWatch` notes both.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+_SECONDS = 10.0
+_EVERY = 5.0  # seconds between two queries: each takes some tens of milliseconds
+_MOVED = 1.03  # clocks of one engine whose ratio is above this are noted
+# Drivers from 535 on call them event reasons; the older name is tried where that is not known.
+_REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
+_FACTS = {"driver_version": "driver version", "compute_mode": "compute mode", "mig.mode.current": "MIG"}
+# Bits of NVML's nvmlClocksEventReasons that mean a lower clock than the one asked for; idling and set clocks do not.
+_THROTTLED = {
+    0x04: "power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One look at a GPU: MHz, degrees Celsius, watts; ``None`` where the driver does not report a figure."""
+
+    sm_mhz: float | None
+    memory_mhz: float | None
+    celsius: float | None
+    watts: float | None
+    throttled: tuple[str, ...]
+
+
+class GpuWatch:
+    """Looks at a GPU while an engine is timed, and notes what speaks against its samples."""
+
+    def __init__(self, gpu: str) -> None:
+        """``gpu`` is what nvidia-smi takes for ``-i``: a PCI address, an index or a UUID."""
+        self._gpu = gpu
+        self._next = -math.inf
+        self.states: list[GpuState] = []
+
+    def observe(self) -> None:
+        """Look again, if the last look was some seconds ago and nvidia-smi answers."""
+        if time.perf_counter() < self._next:
+            return
+        state = gpu_state(self._gpu)
+        self._next = time.perf_counter() + (_EVERY if state is not None else math.inf)
+        if state is not None:
+            self.states.append(state)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader of the samples should know."""
+        found = []
+        if reasons := dict.fromkeys(reason for state in self.states for reason in state.throttled):
+            found.append(f"the GPU was throttled while it was timed: {', '.join(reasons)}")
+        clocks = [state.sm_mhz for state in self.states if state.sm_mhz]
+        if clocks and max(clocks) > _MOVED * min(clocks):
+            found.append(
+                f"the GPU's clock moved between {min(clocks):g} and {max(clocks):g} MHz: lock it "
+                "(nvidia-smi --lock-gpu-clocks)"
+            )
+        return tuple(found)
+
+    def record(self) -> list[dict[str, Any]]:
+        """The states as they are written beside the results."""
+        return [asdict(state) for state in self.states]
+
+
+def gpu_state(gpu: str) -> GpuState | None:
+    """The state of a GPU now; ``None`` where nvidia-smi is missing or does not answer."""
+    for reasons in _REASON_FIELDS:
+        row = _query(gpu, (*_FIELDS, reasons))
+        if row is not None:
+            *figures, mask = row
+            sm, memory, celsius, watts = map(_number, figures)
+            return GpuState(
+                sm_mhz=sm, memory_mhz=memory, celsius=celsius, watts=watts, throttled=_reasons(mask)
+            )
+    return None
+
+
+@cache
+def gpu_settings(gpu: str) -> dict[str, str]:
+    """Driver version, compute mode and MIG mode of a GPU, as far as they are known."""
+    row = _query(gpu, tuple(_FACTS))
+    return {} if row is None else dict(zip(_FACTS.values(), row, strict=True))
+
+
+def _query(gpu: str, fields: tuple[str, ...]) -> list[str] | None:
+    command = ["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    rows = list(csv.reader(done.stdout.splitlines()[:1], skipinitialspace=True))
+    return rows[0] if not done.returncode and rows and len(rows[0]) == len(fields) else None
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:  # [N/A], [Not Supported]
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _reasons(mask: str) -> tuple[str, ...]:
+    try:
+        bits = int(mask, 16)
+    except ValueError:
+        return ()
+    return tuple(name for bit, name in _THROTTLED.items() if bits & bit)
