@@ -23,10 +23,10 @@ class Settings:
     """The values of a run. Relative paths are relative to ``root``.
 
     ``time_limit``, and ``build_limit`` for each build, are in seconds. ``require`` turns skips into failures:
-    ``device`` those for a missing backend, ``conclusive`` those for an undecided measurement. ``baseline`` is the policy for a missing
-    baseline. ``retune`` searches again although a winner is cached; ``in_ci`` is whether the variable ``CI``
-    is set; there, a cached winner is replaced only on request. ``origins`` has the origin of each option that
-    was given; ``layout`` is the folder structure of ``output``.
+    ``device`` those for a missing backend, ``conclusive`` those for an undecided measurement. ``baseline`` is
+    the policy for a missing baseline. ``retune`` searches again although a winner is cached; ``in_ci`` is
+    whether the variable ``CI`` is set; there, a cached winner is replaced only on request. ``origins`` has the
+    origin of each option that was given; ``layout`` is the folder structure of ``output``.
     """
 
     root: Path = field(default_factory=Path.cwd)
