@@ -19,7 +19,18 @@ from independent import Feed, feeds_of, open_session
 
 OURS = Path(__file__).parents[1] / "specs" / "data"
 SPECS = {"squeezenet10": ("squeezenet", "same class"), "ultraface_rfb320": ("faces", "same detections")}
-CALIBRATION, EVALUATION = 16, 64  # samples at most
+CALIBRATION, EVALUATION = 16, 1024  # samples at most
+# Of the folders' models, those whose weights were drawn and not trained: their accuracy means nothing.
+RANDOM_WEIGHTS = frozenset(
+    {
+        "bert_small_s128",
+        "convnext_atto_b1",
+        "mobilenetv2_b1",
+        "qdq_conv_polygraphy",
+        "synth_res_5k",
+        "unet_b1",
+    }
+)
 DYNAMIC = 64  # elements of a dynamic dimension that is no batch
 TYPES = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(float16)": np.float16}
 

@@ -1,0 +1,78 @@
+"""Benchmarks that go on where they were stopped: `benchmarks/resumed.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SCRIPT = """\
+import json, sys
+name, made = sys.argv[1], sys.argv[3]
+with open("ran.txt", "a") as log:
+    log.write(name + "\\n")
+if name == "broken":
+    sys.exit("no such model")
+if name == "slow":
+    import time
+    time.sleep(60)
+with open(made, "w") as file:
+    json.dump({"name": name}, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def resumed() -> ModuleType:
+    path = Path(__file__).parents[2] / "benchmarks" / "resumed.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_resumed", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(resumed: ModuleType, folder: Path, names: list[str], limit_s: float = 30.0) -> dict[str, Any]:
+    (folder / "script.py").write_text(SCRIPT)
+    rows: dict[str, Any] = resumed.run_rows(
+        folder / "script.py",
+        {name: [name] for name in names},
+        folder / "rows.json",
+        limit_s=limit_s,
+        failed=lambda key, why: {"name": key, "failed": why},
+        show=lambda row: None,
+    )
+    return rows
+
+
+def test_a_run_goes_on_with_the_rows_that_are_missing(
+    resumed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(resumed, tmp_path, ["a"]) == {"a": {"name": "a"}}
+    rows = run(resumed, tmp_path, ["b", "broken", "a"])
+    assert list(rows) == ["b", "broken", "a"]
+    assert rows["broken"] == {"name": "broken", "failed": "exit 1: no such model"}
+    assert (tmp_path / "ran.txt").read_text().split() == ["a", "b", "broken"]
+    assert resumed.kept_rows(tmp_path / "rows.json").keys() == {"a", "b", "broken"}
+
+
+def test_a_row_that_takes_too_long_is_stopped(
+    resumed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    rows = run(resumed, tmp_path, ["slow"], limit_s=1.0)
+    assert rows["slow"]["failed"].startswith("stopped after")
+    assert time.monotonic() - started < 30
+
+
+def test_what_a_command_writes_is_kept(resumed: ModuleType, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "print('first'); print('last'); raise SystemExit(3)"]
+    assert resumed.run_limited(words, 30.0, tmp_path / "log.txt") == "exit 3: last"
+    assert (tmp_path / "log.txt").read_text() == "first\nlast\n"
