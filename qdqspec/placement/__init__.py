@@ -1,1 +1,1 @@
-"""Where Q/DQ pairs can stand, and putting them there."""
+"""Placements of Q/DQ pairs: the search space, insertion, removal and comparison."""

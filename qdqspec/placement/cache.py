@@ -1,8 +1,8 @@
-"""The pattern cache: what served each pattern best, by backend and device, to begin the next search with.
+"""The pattern cache: the best schemes of each pattern, by backend and device, for warm starts of later searches.
 
-A pattern is kept twice, with its shapes
-and without, so that a smaller sister of a model finds something too. Ratios are those of whole models, reference
-one: they order the schemes of a pattern and promise nothing for another model.
+A pattern is stored twice, with its shapes and without, so that a smaller variant of a model also matches.
+Ratios are those of whole models, reference one: they rank the schemes of a pattern and do not predict another
+model's ratio.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.pattern import Granularity
 from qdqspec.types import NOT_CANDIDATES, Interval, Label, Placement, Region, Trial
 
-MOST = 32  # schemes a pattern
-MINIMUM_DISTANCE = 2  # two schemes that differ in fewer sites are near duplicates
-UNPROVED = 0.02  # by so much a ratio counts as worse that no fresh builds confirmed
+MOST = 32  # schemes per pattern
+MINIMUM_DISTANCE = 2  # schemes that differ in fewer sites count as duplicates
+UNPROVED = 0.02  # penalty of a ratio without confirmation by fresh builds
 GRANULARITIES: tuple[Granularity, ...] = ("structure+shapes", "structure")
-_BEST_TRIALS = 64  # beyond these a trial has nothing to teach another model
-_STARTS = 2  # warm starts of different rank; each costs the next search a build
-_CLOSE = 1.1  # a lower rank is worth one only where its ratio is at most so many times the best
+_BEST_TRIALS = 64  # trials whose schemes are stored
+_STARTS = 2  # warm starts of different rank; each takes one build of the next search
+_CLOSE = 1.1  # largest ratio of a lower rank to the best for a warm start
 
 
 class Key(NamedTuple):
-    """What a row of the cache is found by. Placements do not transfer between backends."""
+    """The key of a row of the cache. Placements are not transferred between backends."""
 
     backend: str
     device: str
@@ -40,7 +40,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A scheme and how the fastest model with it did; ``interval`` where fresh builds confirmed that."""
+    """A scheme and the ratio of the fastest model with it; ``interval`` if fresh builds confirmed it."""
 
     scheme: Scheme
     ratio: float
@@ -48,28 +48,28 @@ class Entry:
 
     @property
     def rank(self) -> tuple[float, str, float, float]:
-        """Smaller is better: first the ratio it is sure not to exceed, then whatever makes the order total."""
+        """Sort key, smaller is better: first the upper bound of the ratio, then fields that make the order total."""
         low, high = self.interval or (self.ratio, self.ratio * (1 + UNPROVED))
         return high, self.scheme.digest, self.ratio, low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternCache:
-    """Entries of each key, the best first; ``texts`` tells people what a pattern looks like."""
+    """Entries of each key, the best first; ``texts`` are readable forms of the patterns."""
 
     entries: Mapping[Key, tuple[Entry, ...]] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends that it knows something for."""
+        """The backends with entries."""
         return tuple(sorted({key.backend for key in self.entries}))
 
 
 def pruned(
     entries: Iterable[Entry], *, most: int = MOST, minimum_distance: int = MINIMUM_DISTANCE
 ) -> tuple[Entry, ...]:
-    """The best first, without any that is a near duplicate of a better one, and at most ``most``."""
+    """The best entries first, without duplicates of better ones, at most ``most``."""
     kept: list[Entry] = []
     for entry in sorted(entries, key=lambda entry: entry.rank):
         if len(kept) == most:
@@ -80,7 +80,7 @@ def pruned(
 
 
 def merge(one: PatternCache, other: PatternCache) -> PatternCache:
-    """What either knows, pruned together. The order of the two does not matter."""
+    """The entries of both caches, pruned together. The operation is commutative."""
     keys = {**one.entries, **other.entries}
     entries = {key: pruned((*one.entries.get(key, ()), *other.entries.get(key, ()))) for key in keys}
     return PatternCache(entries=entries, texts={**one.texts, **other.texts})
@@ -97,7 +97,7 @@ def gather(
     *,
     confirmed: Mapping[str, Interval] | None = None,
 ) -> PatternCache:
-    """What the trials of a search say of each pattern. ``confirmed`` are ratios of fresh builds, by placement."""
+    """The entries from the trials of a search. ``confirmed`` are ratios of fresh builds, by placement."""
     proved = confirmed or {}
     good = [t for t in trials if t.ok and t.ratio is not None and t.phase not in NOT_CANDIDATES]
     good.sort(key=lambda trial: _entry(Scheme(), trial, proved).rank)
@@ -113,7 +113,7 @@ def gather(
 
 
 def _told(frames: Frames, space: SchemeSpace, placement: Placement) -> Iterator[tuple[str, Scheme, str]]:
-    """The commonest scheme of each pattern where anything can be decided, with the pattern's text."""
+    """The most frequent scheme of each pattern with units, and the pattern's text."""
     schemes = schemes_in(frames, placement)
     counts: dict[str, Counter[Scheme]] = {}
     texts: dict[str, str] = {}
@@ -139,14 +139,14 @@ def _entry(scheme: Scheme, trial: Trial, confirmed: Mapping[str, Interval]) -> E
 
 
 class WarmStart(NamedTuple):
-    """A placement to begin with. ``proved`` where this very device found the best of every region in it."""
+    """A placement to begin with. ``proved`` if this device measured the best scheme of each region in it."""
 
     placement: Placement
     proved: bool
 
 
 class _Known(NamedTuple):
-    """What is known for one region, and which frames it is told in."""
+    """The entries for one region, and the index of the frames that they refer to."""
 
     frames: int
     entries: tuple[Entry, ...]
@@ -155,11 +155,11 @@ class _Known(NamedTuple):
 def warm_starts(
     cache: PatternCache, regions: Sequence[Region], space: SchemeSpace, backend: str, device: str
 ) -> tuple[WarmStart, ...]:
-    """Placements to begin with: the best scheme of every pattern that is known, then the second best.
+    """Placements to begin with: the best known scheme of each pattern, then the second best.
 
-    What this device found counts more than what others did; where it knows every region, the best is all there is to
-    try. Regions of unknown patterns stay float, and in one more placement are quantized whole. Raises `StateError`
-    where the cache knows other backends only.
+    Entries of this device take precedence over those of others; if it has entries for each region, only the
+    best is returned. Regions of unknown patterns stay float, and in one more placement are fully quantized.
+    Raises `StateError` if the cache has entries of other backends only.
     """
     if cache.entries and backend not in cache.backends:
         raise StateError(
@@ -181,7 +181,7 @@ def warm_starts(
     for rank in range(ranks if known else 0):
         labels = _composed(frames, space, known, rank)
         for start in (space.resolve({**labels, **(unknown if rank == 0 else {})}), space.resolve(labels)):
-            if start.sites or proved:  # that a sister stays float is worth knowing too
+            if start.sites or proved:  # an empty start records that a similar model stays float
                 starts.setdefault(start.digest, WarmStart(start, proved))
     return tuple(starts.values())
 
@@ -189,13 +189,13 @@ def warm_starts(
 def _is_own(
     cache: PatternCache, backend: str, device: str, frames: Sequence[Frames], known: Mapping[str, _Known]
 ) -> bool:
-    """Whether this device itself knows every pattern."""
+    """Whether this device has entries for each pattern."""
     patterns = (frames[found.frames].of(region_id).pattern for region_id, found in known.items())
     return all(Key(backend, device, pattern) in cache.entries for pattern in patterns)
 
 
 def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[Entry, ...]]:
-    """Entries by pattern: this device's, or where it has none those of other devices together."""
+    """Entries by pattern: this device's, or if it has none those of all other devices."""
     own: dict[str, tuple[Entry, ...]] = {}
     others: dict[str, tuple[Entry, ...]] = {}
     for key, entries in cache.entries.items():
@@ -208,7 +208,7 @@ def _usable(cache: PatternCache, backend: str, device: str) -> dict[str, tuple[E
 def _known(
     usable: Mapping[str, tuple[Entry, ...]], frames: Sequence[Frames], region_id: str
 ) -> _Known | None:
-    """The entries for a region; with its shapes if they are known so."""
+    """The entries for a region; those with its shapes if there are any."""
     for index, framed in enumerate(frames):
         entries = usable.get(framed.of(region_id).pattern, ())
         fitting = tuple(entry for entry in entries if _fits(framed, region_id, entry.scheme))
@@ -218,7 +218,7 @@ def _known(
 
 
 def _fits(frames: Frames, region_id: str, scheme: Scheme) -> bool:
-    """Whether all places are there; a cache from elsewhere may name any."""
+    """Whether all places of a scheme exist in a region; a cache may contain any."""
     frame = frames.of(region_id)
     return all(find_ends(frames, frame, site.place) is not None for site in scheme.sites)
 
@@ -229,7 +229,7 @@ def _composed(
     known: Mapping[str, _Known],
     rank: int,
 ) -> dict[str, Label]:
-    """Labels of all units when each region takes its scheme of that rank, or its best where none is close."""
+    """Labels of all units if each region uses its scheme of that rank, or its best if none is close."""
     placements = []
     for index, framed in enumerate(frames):
         schemes = {
@@ -247,5 +247,5 @@ def _ranked(entries: Sequence[Entry], rank: int) -> Entry:
 
 
 def _of_unknown(frames: Frames, space: SchemeSpace, known: Mapping[str, object]) -> dict[str, Label]:
-    """The full label for every unit in a region of which nothing is known."""
+    """The full label for each unit in a region without entries."""
     return {unit.id: unit.full for unit in space.units if frames.leaf_of.get(unit.id) not in known}

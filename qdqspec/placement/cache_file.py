@@ -1,7 +1,7 @@
 """`patterns.yaml`: the pattern cache as a file.
 
-Any bytes give a cache or a `StateError` with the file's name. Aliases are refused: with them, a small file can
-stand for a large one.
+Any bytes give a cache or a `StateError` with the file's name. Aliases are rejected: with them, a small file
+can expand to a large one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from qdqspec.placement.relative import parse_scheme
 
 SCHEMA_VERSION = 1
 MOST_BYTES = 4 * 2**20  # the parser takes a second for some 200 KB
-_DEPTH = 10  # a cache has eight levels; the parser is quadratic in them
-_WIDE = 2**20  # characters before a line is broken: one line a scheme
+_DEPTH = 10  # a cache has eight levels; the parser's time is quadratic in them
+_WIDE = 2**20  # characters before a line is broken: one line per scheme
 _CURE = "delete it, and let a tuning run write it anew"
 
 
 def write_cache(path: Path, cache: PatternCache) -> None:
-    """Write a cache, whole or not at all. Raises `OutputError` where that cannot be done."""
+    """Write a cache atomically. Raises `OutputError` if it cannot be written."""
     write_text(path, cache_text(cache))
 
 
@@ -68,7 +68,7 @@ def _row(entry: Entry) -> CommentedMap:
 
 
 def read_cache(path: Path) -> PatternCache:
-    """Read a cache. Raises `StateError` naming the file where it is missing, damaged, or no cache."""
+    """Read a cache. Raises `StateError` naming the file if it is missing, damaged, or not a cache."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise StateError(
@@ -90,13 +90,13 @@ def _plain(text: str, where: Path) -> object:
         return YAML(typ="safe", pure=True).load(text)
     except StateError:
         raise
-    except Exception as error:  # noqa: BLE001 - beside its own errors the parser raises whatever a bad text leads to
+    except Exception as error:  # noqa: BLE001 - the parser raises various other errors for invalid text
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise StateError(f"the pattern cache is not YAML: {reason}", where=where, cure=_CURE) from None
 
 
 def _refuse_tricks(text: str, where: Path) -> None:
-    """Stop at the first sign of what takes the parser time or memory out of proportion to the file."""
+    """Reject constructs that take the parser time or memory out of proportion to the file."""
     depth = 0
     for event in YAML(typ="safe", pure=True).parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)

@@ -1,8 +1,8 @@
-"""From a placement to schemes relative to patterns and back: what lets a placement move to another model.
+"""Converts placements to schemes relative to patterns and back, to transfer them between models.
 
-An edge (a tensor and who reads it at which input) belongs to the leaf of
-its reader. A tensor that leaves the leaf it is made in, quantized for all who read it, is told by that leaf too:
-carried alone, either side still says what it wants.
+An edge (a tensor and the input that reads it) belongs to the leaf of its reader. If a tensor leaves the leaf
+that makes it, quantized for all readers, the producer's leaf has it too, so that each of both leaves can be
+transferred alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from qdqspec.placement.relative import FLOAT, Place, RelativeSite, Scheme, schem
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.types import Consumer, Placement, Region, Site
 
-_WEIGHT = ("out", "result", "child", "in")  # kinds of places in a COMPOSITE, those that count more later
+_WEIGHT = ("out", "result", "child", "in")  # kinds of places in a COMPOSITE, in rising precedence
 
 
 class _Numbers(NamedTuple):
-    """What is alike in the sites that merge into one."""
+    """The properties that sites must share to be merged."""
 
     format: str
     axis: int
@@ -29,10 +29,10 @@ class _Numbers(NamedTuple):
 
 
 def schemes_of(placement: Placement, regions: Sequence[Region], model: Model) -> dict[str, Scheme]:
-    """The scheme of every leaf, by region id; leaves that stay float have an empty one.
+    """The scheme of each leaf, by region id; leaves that stay float have an empty one.
 
-    A pair that makes an output of a body of If, Loop or Scan is in no scheme, since no region has that output.
-    Raises `PlacementError` where a site names a node that is in no region.
+    A pair on an output of a body of If, Loop or Scan is in no scheme, since no region has that output. Raises
+    `PlacementError` if a site names a node that is in no region.
     """
     return schemes_in(Frames(model, regions), placement)
 
@@ -49,7 +49,7 @@ def schemes_in(frames: Frames, placement: Placement) -> dict[str, Scheme]:
 
 
 def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
-    """The places of a site: each edge, and the output of its maker where the tensor leaves it whole."""
+    """The places of a site: each edge, and the output of its producer if all readers outside the leaf are quantized."""
     model = frames.model
     nodes = {end for end in site.consumers if not end.is_output}
     readers = {end for end in nodes if end.node not in model.by_name or not model.by_name[end.node].is_marker}
@@ -67,17 +67,17 @@ def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
 
 
 def resolve_schemes(schemes: Mapping[str, Scheme], regions: Sequence[Region], model: Model) -> Placement:
-    """The placement that schemes come to, given by region id or by pattern; the id of a region counts more.
+    """The placement of schemes, given by region id or by pattern; a region's id takes precedence.
 
-    Edges of one tensor with equal formats become one site. Where two schemes speak of one edge, its reader's
-    counts more than its maker's, and a COMPOSITE's more than those of the regions in it, of which it
-    keeps all that it does not speak of. Raises `PlacementError` where a scheme does not fit its region.
+    Edges of one tensor with equal formats become one site. If two schemes contain one edge, the reader's
+    takes precedence over the producer's, and a COMPOSITE's over those of the regions in it, which apply to
+    all other edges. Raises `PlacementError` if a scheme does not fit its region.
     """
     return resolve_in(Frames(model, regions), schemes)
 
 
 def resolve_in(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
-    """As `resolve_schemes`, for frames that stand already; patterns are in their granularity."""
+    """As `resolve_schemes`, for existing frames; patterns are in their granularity."""
     edges: dict[Consumer, tuple[str, _Numbers]] = {}
     for frame, sites in _by_weight(frames, schemes):
         for site in sites:
@@ -87,7 +87,7 @@ def resolve_in(frames: Frames, schemes: Mapping[str, Scheme]) -> Placement:
 
 
 def _merged(edges: Mapping[Consumer, tuple[str, _Numbers]]) -> Iterator[Site]:
-    """One site a tensor and format; each int32 bias has a scale of its own."""
+    """One site per tensor and format; each int32 bias has its own scale."""
     groups: dict[tuple[object, ...], list[Consumer]] = {}
     for end, (tensor, numbers) in edges.items():
         if numbers.format != FLOAT:
@@ -102,8 +102,8 @@ def _merged(edges: Mapping[Consumer, tuple[str, _Numbers]]) -> Iterator[Site]:
 
 
 def _by_weight(frames: Frames, schemes: Mapping[str, Scheme]) -> Iterator[tuple[Frame, list[RelativeSite]]]:
-    """Schemes with their regions, those that count more later: leaves before what they lie in."""
-    by_pattern = bool(schemes.keys() - frames.regions.keys())  # else only regions that are named need a frame
+    """Schemes with their regions in rising precedence: leaves before the regions that contain them."""
+    by_pattern = bool(schemes.keys() - frames.regions.keys())  # else only named regions need a frame
     named = (r for r in frames.regions.values() if by_pattern or r.id in schemes)
     deepest_first = sorted(named, key=lambda r: (bool(r.children), -r.id.count(".")))
     told = [(frames.of(region.id), _scheme_for(frames, schemes, region)) for region in deepest_first]
@@ -122,7 +122,7 @@ def _scheme_for(frames: Frames, schemes: Mapping[str, Scheme], region: Region) -
 
 
 def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, Consumer]]:
-    """The edges that a relative site means in a region."""
+    """The edges of a relative site in a region."""
     ends = find_ends(frames, frame, site.place)
     if ends is None:
         raise PlacementError(
@@ -134,7 +134,7 @@ def _ends(frames: Frames, frame: Frame, site: RelativeSite) -> list[tuple[str, C
 
 
 def find_ends(frames: Frames, frame: Frame, place: Place) -> list[tuple[str, Consumer]] | None:
-    """The edges at a place of a region; ``None`` where there is no such place."""
+    """The edges at a place of a region; ``None`` if there is no such place."""
     model = frames.model
     if place.node >= len(frame.order):
         return None

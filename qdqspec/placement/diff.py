@@ -1,7 +1,6 @@
-"""What tells the Q/DQ of two models apart, in names of the models without Q/DQ.
+"""Compares the Q/DQ of two models, in names of the models without Q/DQ.
 
-Pairs are matched by who reads them, never by their own names:
-every tool names its nodes and tensors in its own way.
+Pairs are matched by their readers, never by their own names, which differ between tools.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from qdqspec.types import Consumer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairFacts:
-    """A pair as one model has it. Without numbers, ``problem`` says why. ``scale`` is in channel order."""
+    """A pair of one model. Without numbers, ``problem`` is the reason. ``scale`` is in channel order."""
 
     tensor: str
     format: str
@@ -32,14 +31,12 @@ class PairFacts:
     weight: bool
     stored: bool
     problem: str = ""
-    dynamic: bool = (
-        False  # each block gets its scale when the model runs, and ``scale`` multiplies all of them
-    )
+    dynamic: bool = False  # whether the scales of blocks are computed at run time and multiplied by ``scale``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing that changed in a pair: ``kind`` is format, scale, zero point, axis, storage or integers.
+    """One change in a pair: ``kind`` is format, scale, zero point, axis, storage or integers.
 
     ``low`` and ``high`` bound the relative change of a scale over its channels, such as -0.02 and 0.05.
     """
@@ -52,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairDiff:
-    """Readers that see a tensor otherwise in the second model. ``before`` or ``after`` is missing where it is float."""
+    """Readers of a tensor whose pair differs between the models. ``before`` or ``after`` is ``None`` if float."""
 
     tensor: str
     readers: tuple[str, ...]
@@ -63,7 +60,7 @@ class PairDiff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QdqDiff:
-    """All that tells two models apart: pairs, and the float models behind them."""
+    """All differences of two models: pairs, and the float models without them."""
 
     added: tuple[PairDiff, ...]
     removed: tuple[PairDiff, ...]
@@ -78,7 +75,7 @@ class QdqDiff:
 
 
 def diff_models(a: Model, b: Model) -> QdqDiff:
-    """Compare two models, either or both with Q/DQ, made by whatever tool."""
+    """Compare two models, either or both with Q/DQ, made by any tool."""
     parts = take_apart(a, activations=b), take_apart(b, activations=a)
     sides = tuple(_Side.of(part) for part in parts)
     groups: dict[tuple[int, int], list[Consumer]] = {}
@@ -99,7 +96,7 @@ def diff_models(a: Model, b: Model) -> QdqDiff:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """The pairs of one model by who reads them."""
+    """The pairs of one model by their readers."""
 
     model: Model
     stripped: Model
@@ -120,7 +117,7 @@ class _Side:
         return cls(part.found.model, part.stripped, at)
 
     def half_steps(self, end: Consumer) -> Array | None:
-        """How far a weight stored in integers may lie from its original; ``None`` where it is not stored."""
+        """Largest rounding error of a weight stored in integers; ``None`` if it is not stored."""
         pair = self.at.get(end)
         if pair is None or not pair.stored or pair.numbers is None:
             return None
@@ -154,7 +151,7 @@ def _compare(sides: tuple[_Side, ...], ends: list[Consumer]) -> PairDiff | None:
 
 
 def _name(sides: tuple[_Side, ...], end: Consumer, before: FoundPair | None, after: FoundPair | None) -> str:
-    """What the tensor is called: by the model where it is float, as tools lose the names of weights."""
+    """The tensor's name in the model where it is float, as tools lose the names of weights."""
     for side, pair in zip(sides, (before, after), strict=True):
         node = side.stripped.by_name.get(end.node)
         if pair is None and node is not None and end.input < len(node.inputs):
@@ -236,7 +233,7 @@ def _scale_change(before: npt.NDArray[np.float32], after: npt.NDArray[np.float32
 
 
 def percent_range(low: float, high: float) -> str:
-    """``-5.0 % to +10.0 %``, or one percentage where both are the same."""
+    """``-5.0 % to +10.0 %``, or one percentage if both are equal."""
     texts = _percent(low), _percent(high)
     return texts[0] if texts[0] == texts[1] else " to ".join(texts)
 

@@ -1,4 +1,4 @@
-"""A `QdqDiff` as text and as JSON."""
+"""Renders a `QdqDiff` as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def to_json(diff: QdqDiff) -> dict[str, object]:
-    """Everything, never cut."""
+    """All differences, never truncated."""
     return {
         "schema_version": SCHEMA_VERSION,
         "same": diff.same,
@@ -45,7 +45,7 @@ def _entry(pair: PairDiff) -> dict[str, object]:
 
 
 def render_text(diff: QdqDiff, *, most: int | None = 12) -> str:
-    """What a person reads: what it comes to first, then each difference, ``most`` of a kind."""
+    """The differences as text: a summary first, then each difference, ``most`` of a kind."""
     lines = [_headline(diff)]
     lines += _section("added", [_standing(p, p.after) for p in diff.added], most)
     lines += _section("removed", [_standing(p, p.before) for p in diff.removed], most)
@@ -116,7 +116,7 @@ def _changed(pair: PairDiff) -> tuple[str, str]:
 
 
 def _kinds(pairs: Iterable[PairDiff], most: int | None) -> Iterator[str]:
-    """Of a long list, how many pairs changed in what; where scales did, between what bounds."""
+    """Number of changed pairs by kind, with the bounds of scale changes, for long lists."""
     changes = [change for pair in pairs for change in pair.changes]
     counts = Counter(change.kind for change in changes)
     if most is None or sum(counts.values()) <= most:

@@ -1,8 +1,8 @@
-"""Nodes of a model as a model of their own, with the pairs that a placement gives them.
+"""Cuts nodes out of a model as a separate model, with the pairs that a placement gives them.
 
-The cut itself is onnx's; what is ours are the ends: inputs get the
-shapes of values that were observed, or the spans that they have at the profiles of the whole model, and a result is
-read by a node that stands for all readers outside, so that a pair on it has a consumer.
+onnx does the cut; this module adds the boundary. Inputs get the shapes of observed values, or the ranges they
+have at the profiles of the whole model, and a result is read by a node that represents all outside readers,
+so that a pair on it has a consumer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Spans = Mapping[str, InputShape]  # by tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """A part of a model. ``inputs`` must be fed; ``readers`` stands, by result, for who reads it outside."""
+    """A part of a model. ``inputs`` must be fed; ``readers`` is, by result, the consumer that represents outside
+    readers.
+    """
 
     model: Model
     nodes: frozenset[str]
@@ -36,7 +38,7 @@ class Excerpt:
     readers: Mapping[str, Consumer]
 
     def restricted(self, placement: Placement) -> Placement:
-        """What of a placement of the whole model stands in this part."""
+        """The sites of a placement of the whole model that lie in this part."""
         sites = set()
         for site in placement.ordered:
             ends = [end for end in site.consumers if end.node in self.nodes]
@@ -50,7 +52,7 @@ class Excerpt:
 class Excerpts:
     """Cuts parts out of one model, whose inputs have these shapes. Weights are shared with it until they are written.
 
-    ``path`` is where parts will be written, for references to external data.
+    ``path`` is the file of the parts, for references to external data.
     """
 
     def __init__(self, model: Model, shapes: Mapping[str, Shape], path: Path) -> None:
@@ -59,8 +61,8 @@ class Excerpts:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.flat)
         for node, named in zip(proto.graph.node, model.nodes, strict=True):
-            node.name = named.name  # unnamed nodes would be numbered anew
-        del proto.graph.quantization_annotation[:]  # notes for other tools, which the cut refuses
+            node.name = named.name  # unnamed nodes would be renumbered
+        del proto.graph.quantization_annotation[:]  # annotations for other tools, which the cut rejects
         self._types_at: dict[tuple[tuple[str, Shape], ...], Mapping[str, TensorType]] = {}
         self._proto = proto
         self._static = self._types(shapes)
@@ -77,17 +79,17 @@ class Excerpts:
         return tuple(tensor for tensor in found if tensor in known)
 
     def type_of(self, tensor: str) -> tuple[np.dtype[np.generic], Shape] | None:
-        """Element type and shape of a tensor, where both are known."""
+        """Element type and shape of a tensor, if both are known."""
         known = self._static.get(tensor)
         if known is None or known.shape is None or None in known.shape:
             return None
         return helper.tensor_dtype_to_np_dtype(known.elem_type), tuple(dim or 0 for dim in known.shape)
 
     def spans(self, nodes: Collection[str], ranges: Sequence[Mapping[str, InputShape]]) -> tuple[Spans, ...]:
-        """Smallest, usual and largest shape of what these nodes read and give, at each profile of the model.
+        """Smallest, usual and largest shape of these nodes' inputs and results, at each profile of the model.
 
-        ``ranges`` are those of the model's inputs, by profile. Empty where nothing varies, and where some shape follows
-        from no shape of the inputs.
+        ``ranges`` are those of the model's inputs, by profile. Empty if nothing varies, and if some shape
+        cannot be inferred from the shapes of the inputs.
         """
         tensors = (*self.inputs(nodes), *self._results(nodes))
         found = [{tensor: self._span(tensor, own) for tensor in tensors} for own in ranges]
@@ -100,9 +102,10 @@ class Excerpts:
     def cut(
         self, nodes: Collection[str], values: Mapping[str, Array], spans: Sequence[Spans] = ()
     ) -> Excerpt:
-        """The part of these nodes, for inputs with types and shapes as in ``values``, or as far as ``spans`` reach.
+        """The part of these nodes, for inputs with the types and shapes of ``values``, or the ranges of ``spans``.
 
-        What looks like a computed shape (a few integers) is fixed. Raises `PlacementError` where no model comes of it.
+        Values that look like computed shapes (a few integers) are fixed. Raises `PlacementError` if no model
+        can be built.
         """
         nodes = self._with_bodies(nodes)
         inputs = self.inputs(nodes)
@@ -173,7 +176,7 @@ class Excerpts:
         return tuple(dim or 0 for dim in known.shape)
 
     def _types(self, shapes: Mapping[str, Shape]) -> Mapping[str, TensorType]:
-        """Types of all tensors where the inputs have these shapes; inferred once for each set of them."""
+        """Types of all tensors for these input shapes; inferred once for each set of them."""
         key = tuple(sorted(shapes.items()))
         if key not in self._types_at:
             proto = onnx.ModelProto()
@@ -196,13 +199,13 @@ def _corners(span: InputShape) -> tuple[Shape, ...]:
 
 
 def _open_dims(tensor: str, spans: Sequence[Spans]) -> list[int | str]:
-    """The dimensions of a tensor; those that vary have a name of their own."""
+    """The dimensions of a tensor; those that vary are named."""
     columns = zip(*(shape for own in spans for shape in _corners(own[tensor])), strict=True)
     return [sizes[0] if len(set(sizes)) == 1 else f"{tensor}:{axis}" for axis, sizes in enumerate(columns)]
 
 
 def _fix(proto: onnx.ModelProto, values: Mapping[str, Array]) -> None:
-    """Make constants of inputs."""
+    """Turn inputs into constants."""
     kept = [given for given in proto.graph.input if given.name not in values]
     del proto.graph.input[:]
     proto.graph.input.extend(kept)
@@ -210,11 +213,12 @@ def _fix(proto: onnx.ModelProto, values: Mapping[str, Array]) -> None:
 
 
 def _read_outside(proto: onnx.ModelProto, index: int) -> Consumer:
-    """Put a node behind a result, which becomes the output in its place."""
+    """Add a node after a result, which becomes the output in its place."""
     output = proto.graph.output[index]
     name = f"{output.name}:outside"
     proto.graph.node.append(helper.make_node("Identity", [output.name], [name], name=name))
     if output.type.tensor_type.elem_type != TensorProto.UNDEFINED:
-        proto.graph.value_info.append(output)  # it is inside now, and pairs ask for its type
+        # the tensor is an inner one now, and its type is needed for pairs
+        proto.graph.value_info.append(output)
     output.name = name
     return Consumer(name, 0)

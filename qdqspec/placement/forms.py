@@ -1,6 +1,6 @@
-"""The formats that a case may choose among, and what of a unit is quantized in each.
+"""The formats that a case may choose among, and the quantized parts of a unit in each.
 
-What the backend stores a format in is the backend's to say.
+The backend defines how a format is stored.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from qdqspec.types import HALVES, Kind, Label, QuantizeRules, Site, label_of
 class FormatChoice:
     """One of a case's formats as its backend stores it.
 
-    ``name`` is what labels say before the kind, ``""`` for the case's first format. ``activation`` and ``weight`` are
-    names of `qdqspec.quantize.formats`; without an activation, weights alone are quantized.
+    ``name`` is the prefix of the kind in labels, ``""`` for the case's first format. ``activation`` and
+    ``weight`` are names of `qdqspec.quantize.formats`; without an activation, only weights are quantized.
     """
 
     format: str
@@ -27,19 +27,19 @@ class FormatChoice:
 
     @property
     def block(self) -> int:
-        """How many elements of a weight share a scale along the summed axis; 0 where a channel does."""
+        """Number of elements of a weight that share a scale along the summed axis; 0 for scales per channel."""
         return number_format(self.weight).block
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """The labels that a unit may have in it, whatever the unit."""
+        """The labels that any unit may have in this format."""
         return label_of(self.name, "in+out"), label_of(self.name, "in-only")
 
 
 def format_choices(rules: QuantizeRules, capabilities: Capabilities) -> tuple[FormatChoice, ...]:
-    """The formats of a case that the backend has, in the case's order; of those stored alike, the first.
+    """The formats of a case that the backend supports, in the case's order; of those stored alike, the first.
 
-    A case of one format gets it, whether the backend names it or not: who asks has looked before.
+    A case of one format gets it, whether the backend lists it or not: the caller has verified it.
     """
     known = [name for name in rules.formats if name in capabilities.formats] or [rules.formats[0]]
     found: dict[tuple[str, str | None], FormatChoice] = {}
@@ -63,7 +63,7 @@ def _stored(name: str, rules: QuantizeRules, capabilities: Capabilities) -> tupl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What is quantized of a unit in one format: how its kinds are labelled, its constants and int32 biases."""
+    """The quantized parts of a unit in one format: its kinds of labels, its constants and int32 biases."""
 
     choice: FormatChoice
     kinds: tuple[Kind, ...]
@@ -77,7 +77,7 @@ class Form:
 
     @property
     def halves(self) -> tuple[Label, ...]:
-        """The labels that quantize constants alone and activations alone; none where it has but one of them."""
+        """The labels that quantize constants alone and activations alone; none if it has only one of them."""
         has_both = self.choice.activation is not None and self.constants
         return tuple(label_of(self.choice.name, kind) for kind in HALVES) if has_both else ()
 
@@ -87,6 +87,6 @@ class Form:
         return self.labels[self.kinds.index("in+out") if "in+out" in self.kinds else -1]
 
     def without(self, unwanted: Kind) -> Form:
-        """The form less one kind; an int32 bias goes with ``in-only``, which alone needs it."""
+        """The form without one kind; an int32 bias is removed with ``in-only``, the only kind that needs it."""
         kinds = tuple(kind for kind in self.kinds if kind != unwanted)
         return replace(self, kinds=kinds, biases=() if unwanted == "in-only" else self.biases)

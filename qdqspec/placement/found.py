@@ -1,7 +1,7 @@
-"""The Q/DQ pairs that stand in a model, with their numbers, in names of the model without them.
+"""Finds the Q/DQ pairs of a model with their numbers, in names of the model without them.
 
-A pair is described as it is, whether or not a placement
-can say it: who compares models must see 4-bit blocks as well as 8-bit channels.
+A pair is described as it is, whether or not a placement can express it: a comparison of models covers 4-bit
+blocks as well as 8-bit channels.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ RESCALES = "its DequantizeLinear has other numbers than its QuantizeLinear"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Numbers:
-    """What a pair computes with. ``format`` is the ONNX element type in lower case: int8, float8e4m3fn.
+    """The parameters of a pair. ``format`` is the ONNX element type in lower case: int8, float8e4m3fn.
 
     ``scale`` is float32 and has no dimension, one (along ``axis``), or those of the tensor in blocks of
-    ``block`` elements along it; ``zero_point`` has the same shape and is zero where none is given.
-    ``precision`` is the element type the operators are told to compute in, 0 where they are not told.
-    ``scale_type`` is the element type of scales that are stored narrow, and ``outer`` what multiplies them all.
-    Where ``dynamic`` the scales of blocks are found when the model runs, and ``scale`` is 1.
+    ``block`` elements along it; ``zero_point`` has the same shape and is zero if none is given. ``precision``
+    is the element type that the operators are set to compute in, 0 if unset. ``scale_type`` is the element
+    type of scales stored in a narrow format, and ``outer`` their common factor. If ``dynamic``, the scales of
+    blocks are computed at run time, and ``scale`` is 1.
     """
 
     format: str
@@ -50,7 +50,7 @@ class Numbers:
 
     @property
     def step(self) -> npt.NDArray[np.float32]:
-        """What one unit of the stored numbers is worth, as far as it is known."""
+        """The value of one unit of the stored numbers, as far as it is known."""
         return self.scale if self.outer is None else np.asarray(self.scale * self.outer, np.float32)
 
     def same(self, other: Numbers) -> bool:
@@ -73,15 +73,15 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoundPair:
-    """One quantized tensor and those who read it so.
+    """One quantized tensor and its readers.
 
-    ``tensor`` and ``ends`` are names of the model without Q/DQ, ``quantized`` (the integers) and ``nodes`` (the
-    DequantizeLinear nodes) those of the model it stands in. A weight is ``stored`` where it has no QuantizeLinear.
-    Without ``numbers``, ``problem`` says why they are not known.
+    ``tensor`` and ``ends`` are names of the model without Q/DQ, ``quantized`` (the integers) and ``nodes``
+    (the DequantizeLinear nodes) those of the model with it. A weight is ``stored`` if it has no
+    QuantizeLinear. Without ``numbers``, ``problem`` is why they are unknown.
     """
 
     tensor: str
-    ends: tuple[Consumer, ...]  # a graph output that it makes among them, under the name of the tensor
+    ends: tuple[Consumer, ...]  # including a graph output that it makes, under the name of the tensor
     hidden: bool  # whether a body of If, Loop or Scan reads it
     quantized: str
     nodes: tuple[str, ...]
@@ -92,12 +92,12 @@ class FoundPair:
 
     @property
     def unread(self) -> bool:
-        """Whether nobody reads it but another pair."""
+        """Whether only another pair reads it."""
         return not (self.ends or self.hidden)
 
 
 def find_pairs(apart: TakenApart) -> tuple[FoundPair, ...]:
-    """The pairs that were taken out, in graph order; several readers of the same integers are one pair."""
+    """The pairs that were removed, in graph order; several readers of the same integers are one pair."""
     found: dict[tuple[str, str], list[FoundPair]] = {}
     for node in apart.found.model.nodes:
         scale = makes_scale(apart.found.model, node.outputs[0])
@@ -148,7 +148,7 @@ def _pair(apart: TakenApart, node: Node) -> FoundPair:
 
 
 def _ends(apart: TakenApart, tensor: str) -> Iterator[Consumer]:
-    """Who sees a tensor and is still there in the model without Q/DQ."""
+    """The readers of a tensor that remain in the model without Q/DQ."""
     for end in apart.found.model.ends(tensor):
         if end.is_output:
             yield end
@@ -171,7 +171,7 @@ def _numbers_of(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
 
 
 def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
-    """What a pair that quantizes as it comes computes with; ``None`` where it does not undo what it did."""
+    """The parameters of a dynamically quantizing pair; ``None`` if Q and DQ do not match."""
     source, outer = dequantize.inputs[1], None
     if quantize.op_type == FP4_DYNAMIC:
         undo = model.producer.get(source)
@@ -199,7 +199,7 @@ def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
 
 
 def _format(model: Model, node: Node) -> str:
-    """The element type of a pair's integers: a QuantizeLinear makes uint8 where nothing says otherwise."""
+    """The element type of a pair's integers: uint8 by default for a QuantizeLinear."""
     zero_point = node.inputs[2] if len(node.inputs) > 2 else ""
     elem_type: int = TensorProto.FLOAT8E4M3FN
     if is_pair_op(node.proto):
@@ -237,11 +237,11 @@ def _read(model: Model, node: Node, format_name: str) -> Numbers:
 def _scales(
     model: Model, node: Node
 ) -> tuple[npt.NDArray[np.float32], int | None, npt.NDArray[np.float32] | None]:
-    """The scale of a Q or DQ, the type it is stored in where that is a narrow one, and what multiplies it."""
+    """The scale of a Q or DQ, its storage type if that is narrow, and its factor."""
     maker = model.producer.get(node.inputs[1])
     if node.inputs[1] not in model.constants and maker is not None:
         inner, outer = model.array(maker.inputs[0]), model.array(maker.inputs[1]).astype(np.float32)
-        plain = len(maker.inputs) == 2 and outer.size == 1  # else what it makes is all that is known
+        plain = len(maker.inputs) == 2 and outer.size == 1  # else only the result of the operator is known
         if plain:
             stored = model.constants[maker.inputs[0]].data_type
             return inner.astype(np.float32), stored, outer.reshape(())
@@ -251,9 +251,9 @@ def _scales(
 
 
 def _axis(model: Model, node: Node, scale: npt.NDArray[np.float32]) -> int | None:
-    """The axis of a scale's elements, counted from 0; ``None`` where one number stands for the whole tensor.
+    """The axis of a scale's elements, counted from 0; ``None`` for one scale for the whole tensor.
 
-    A scale of shape [1] does, save along an axis that is named and has one element itself.
+    A scale of shape [1] is one for the whole tensor, unless the named axis has one element itself.
     """
     shape = _shape(model, node)
     axis = blocks_of(node)[0]

@@ -1,4 +1,4 @@
-"""Frames: what the places of a pattern are in one region of one model."""
+"""Frames: the mapping of the places of a pattern to one region of one model."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Frame:
     """A region with its nodes in the canonical order of its pattern."""
 
     region: Region
-    pattern: str  # digest, in the granularity the frames were made with
+    pattern: str  # digest, in the granularity of the frames
     order: tuple[str, ...]
     position: Mapping[str, int]
 
 
 class Frames:
-    """The frames of a model's regions, each made when first asked for.
+    """The frames of a model's regions, each computed on first use.
 
     With ``granularity="structure"``, regions that differ in shapes only share their patterns.
     """
@@ -48,7 +48,7 @@ class Frames:
 
     @cached_property
     def leaf_of(self) -> dict[str, str]:
-        """The leaf that each node is in, by name."""
+        """The leaf of each node, by name."""
         return {node: region.id for region in self.leaves for node in region.nodes}
 
     def of(self, region_id: str) -> Frame:
@@ -65,18 +65,18 @@ class Frames:
         return self._made[region_id]
 
     def place(self, end: Consumer) -> tuple[str, Place]:
-        """The leaf that an input is in, and its place there. Raises `PlacementError` where it is in none."""
+        """The leaf of an input, and its place there. Raises `PlacementError` if no leaf has it."""
         if end not in self._places:
             if end.node not in self.leaf_of:
                 raise PlacementError(f"node '{end.node}' is in no region", where=self.model.where)
             frame = self.of(self.leaf_of[end.node])
-            # Its own slot, unless operands may change places.
+            # Its own slot, unless operands may be swapped.
             slot = self._slots_of(frame, self.model.by_name[end.node]).index(end.input)
             self._places[end] = frame.region.id, Place("in", frame.position[end.node], slot)
         return self._places[end]
 
     def input(self, frame: Frame, node: str, slot: int) -> int | None:
-        """The input at a canonical slot; ``None`` where the node has none there."""
+        """The input at a canonical slot; ``None`` if the node has none there."""
         slots = self._slots_of(frame, self.model.by_name[node])
         return slots[slot] if slot < len(slots) else None
 
@@ -95,7 +95,7 @@ class Frames:
         return self._slots[key]
 
     def _rank(self, frame: Frame, tensor: str) -> tuple[object, ...]:
-        """What tells one operand from another in every region of the pattern: its maker, or its readers."""
+        """Sort key of an operand that is the same in all regions of the pattern: its producer, or its readers."""
         maker = self.model.producer.get(tensor)
         if maker is not None and maker.name in frame.position:
             return 0, frame.position[maker.name], maker.outputs.index(tensor)

@@ -1,6 +1,6 @@
-"""Reads placements out of models that other tools, training or a person quantized.
+"""Imports placements from quantized models of other tools, of training, or made by hand.
 
-What a placement cannot express is noted, never misread.
+Parts that a placement cannot express are noted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SUPERSEDED = "is quantized again at once, with other numbers: only the last pai
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The placement of a quantized model with its numbers, and what a reader should know.
+    """The placement of a quantized model with its numbers, and notes for the reader.
 
-    Tensor and node names are those of the model that `strip_qdq` makes. ``positions`` of its nodes are for models that
-    call them otherwise: see `qdqspec.placement.match`.
+    Tensor and node names are those of the model that `strip_qdq` makes. ``positions`` of its nodes are for
+    models with other names: see `qdqspec.placement.match`.
     """
 
     placement: Placement
@@ -41,18 +41,17 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A placement for one float model, and what of it does not fit there."""
+    """A placement for one float model, and notes on the sites that do not fit it."""
 
     placement: Placement
     notes: tuple[str, ...] = ()
 
 
 def import_placement(model: Model, reference: Model | None = None) -> Imported:
-    """Read the Q/DQ pairs of a model, whoever put them in.
+    """Import the Q/DQ pairs of a model, made by any tool.
 
     ``reference`` is the model before quantization, for its names of weights and nodes that the tool removed.
-    Pairs that a placement cannot say (blocks and formats it does not know, computed scales) are noted and left
-    out.
+    Pairs that a placement cannot express (unknown blocks and formats, computed scales) are noted and omitted.
     """
     apart = take_apart(model, reference)
     found = find_pairs(apart)
@@ -69,10 +68,10 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
 
 
 def placement_for(model: Model, quantized: Model) -> Fitted:
-    """The placement of a quantized model as a placement of ``model``, its float original or one like it.
+    """The placement of a quantized model as a placement of ``model``, its float original or a similar one.
 
-    Sites are found again by the nodes that read them, because tools rename tensors. For warm starts: a search
-    calibrates anew, so that the numbers are not needed.
+    Sites are matched by the nodes that read them, because tools rename tensors. For warm starts: a search
+    calibrates again, so that the numbers are not needed.
     """
     imported = import_placement(quantized, model)
     matcher = Matcher(model, imported.positions)
@@ -87,7 +86,7 @@ def placement_for(model: Model, quantized: Model) -> Fitted:
 
 
 def _unsayable(pair: FoundPair) -> str:
-    """Why a placement cannot say the pair; empty where it can."""
+    """Why a placement cannot express the pair; empty if it can."""
     if pair.numbers is None:
         return pair.problem
     if pair.ends and not _consumers(pair):
@@ -98,7 +97,7 @@ def _unsayable(pair: FoundPair) -> str:
 
 
 def _consumers(pair: FoundPair) -> tuple[Consumer, ...]:
-    """Those that a site can name: a constant that is a graph output is made by no node."""
+    """The consumers that a site can name: no node makes a constant that is a graph output."""
     return tuple(end for end in pair.ends if not (end.is_output and pair.weight))
 
 
@@ -118,7 +117,7 @@ def _unknown_numbers(numbers: Numbers) -> str:
 
 
 def _half_said(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
-    """Pairs of which a site says a part, or that another pair makes void."""
+    """Pairs that a site expresses only in part, or that another pair overrides."""
     by_tensor: dict[str, list[FoundPair]] = {}
     for pair in found:
         by_tensor.setdefault(pair.tensor, []).append(pair)
@@ -132,7 +131,7 @@ def _half_said(found: Iterable[FoundPair]) -> Iterator[tuple[str, str]]:
 
 
 def _repeated(pair: FoundPair, others: Iterable[FoundPair]) -> bool:
-    """Whether every pair of the tensor that is read computes the same, so that quantizing twice is as once."""
+    """Whether each read pair of the tensor computes the same, so that quantizing twice equals once."""
     numbers = [other.numbers for other in others if not other.unread]
     return pair.numbers is not None and all(n is not None and n.same(pair.numbers) for n in numbers)
 
@@ -159,7 +158,7 @@ def _placed(pair: FoundPair) -> PlacedPair:
 
 
 def _losses(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[str]:
-    """Stored integers that the float weight behind them does not give back."""
+    """Stored integers that quantizing the restored float weight does not reproduce."""
     sources = {(pair.tensor, _consumers(pair)): pair.quantized for pair in found if pair.stored}
     for pair in placed:
         source = sources.get((pair.site.tensor, pair.site.consumers))

@@ -1,8 +1,8 @@
-"""Putting the Q/DQ pairs of a placement into a model, leaving everything else byte for byte as it was.
+"""Inserts the Q/DQ pairs of a placement into a model; all other bytes stay unchanged.
 
-The pairs are onnx-graphsurgeon's (`placement.pairs`). They are
-spliced into the model's bytes (`placement.splice`), because a round trip of a whole model through graphsurgeon
-changes it: see docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
+The pairs are made with onnx-graphsurgeon (`placement.pairs`). They are spliced into the model's bytes
+(`placement.splice`), because a round trip of a whole model through graphsurgeon changes it: see
+docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["RAISED_FROM", "Inserted", "Inserter", "QuantSource", "WeightMode", "
 
 WeightMode: TypeAlias = Literal["integer", "float"]
 
-RAISED_FROM = "qdqspec.raised_from"  # model metadata: opset and IR version before they were raised
+RAISED_FROM = "qdqspec.raised_from"  # model metadata: original opset and IR version
 
 
 @dataclass(frozen=True)
 class Inserted:
-    """A model with Q/DQ pairs, and what a reader should know of how it came to be.
+    """A model with Q/DQ pairs, and notes for the reader.
 
-    ``parts`` is the model as it is written to a file; ``proto`` is the same to look at.
+    ``parts`` is the model in the form to write; ``proto`` is the same as a message.
     """
 
     parts: Parts
@@ -46,7 +46,7 @@ class Inserted:
 
     @cached_property
     def proto(self) -> onnx.ModelProto:
-        """The model, read from its parts when first asked for."""
+        """The model, parsed from its parts on first use."""
         return self.parts.proto()
 
 
@@ -60,20 +60,20 @@ def insert_qdq(
 ) -> Inserted:
     """The model with the pairs of a placement; `Inserter` makes many candidates of one model.
 
-    Weights at the sites ``floating`` stay float whatever ``weights`` says.
-    Raises `PlacementError` where a site does not fit, `ModelError` where the opset cannot be raised.
+    Weights at the sites ``floating`` stay float with any ``weights``. Raises `PlacementError` if a site does
+    not fit, `ModelError` if the opset cannot be raised.
     """
     return Inserter(model, numbers, weights=weights, floating=floating).insert(placement)
 
 
 class Inserter:
-    """Makes candidates of one model; what they share is prepared once.
+    """Makes candidates of one model; the common parts are prepared once.
 
     An activation gets a QuantizeLinear and a DequantizeLinear, and only the site's consumers read their
-    output. Where a graph output is one of them, the DequantizeLinear makes it under its name, and the float
-    tensor gets another one, under which nodes that are no consumers read it. A weight is stored as integers
-    behind a DequantizeLinear, or with ``weights="float"``, and at the sites ``floating`` always, as it was with
-    both before its consumers. With a ``store``, candidates refer to weights there, and are to be saved in its
+    output. If a graph output is one of them, the DequantizeLinear makes it under its name, and the float
+    tensor is renamed; nodes that are not consumers read it under the new name. A weight is stored as integers
+    behind a DequantizeLinear; with ``weights="float"``, and at the sites ``floating`` always, it stays float
+    and gets both operators. With a ``store``, candidates refer to weights there, and are to be saved in its
     folder.
     """
 
@@ -93,10 +93,11 @@ class Inserter:
         self._inserts: list[Insert] = []
         self._known: dict[
             str, int
-        ] = {}  # numbers of inserts by the row of the site, or of the whole and its part
-        self._behind: dict[int, int] = {}  # by such a number, another where a pair makes the graph output
+        ] = {}  # numbers of inserts by the row of the site, or of the whole site and its part
+        # by such a number, the number of the variant that makes the graph output
+        self._behind: dict[int, int] = {}
         self._wholes: list[Site] = []  # of inserts: the site, of which the insert may be a part
-        self._makers: set[int] = set()  # of graph outputs
+        self._makers: set[int] = set()  # inserts that make graph outputs
         self._opsets: list[int] = []
         self._bases: dict[int, _Base] = {}
         self._apart = store is None
@@ -123,7 +124,9 @@ class Inserter:
         return Inserted(self._with_bodies(candidate, numbers), base.notes)
 
     def _parts(self, site: Site) -> Iterator[tuple[Site, Site]]:
-        """A site as one for each graph that reads it: kernels are fused within a graph. With each, the whole."""
+        """A site split into one for each graph that reads it, as kernels are fused within a graph; each with the whole
+        site.
+        """
         ends: dict[str, list[Consumer]] = {}
         for end in site.consumers:
             node = self._model.by_name.get(end.node)
@@ -148,7 +151,7 @@ class Inserter:
         return self._known[key]
 
     def _beside(self, number: int) -> int:
-        """The insert where a pair makes the graph output that it quantizes: the float tensor has another name."""
+        """The variant of an insert whose pair makes the graph output: the float tensor has another name."""
         site = self._inserts[number].site
         if number in self._makers:
             return number
@@ -191,7 +194,7 @@ class Inserter:
 
 
 def raised(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
-    """The model at that opset, remembering where it came from. What `insert_qdq` does when it must."""
+    """The model at that opset, with the original opset in its metadata. `insert_qdq` does this when necessary."""
     higher = raise_opset(proto, opset)
     higher.metadata_props.add(key=RAISED_FROM, value=_version(proto))
     return higher
@@ -202,7 +205,7 @@ def _version(proto: onnx.ModelProto) -> str:
 
 
 class _Base:
-    """The model at one opset, with what is known of where inserts go in it."""
+    """The model at one opset, with the positions of inserts in it."""
 
     def __init__(
         self, model: Model, proto: onnx.ModelProto, flat: onnx.ModelProto, opset: int, *, apart: bool
@@ -221,7 +224,7 @@ class _Base:
         self._renamed: dict[frozenset[str], Mapping[int, Cut]] = {}
 
     def spots(self, numbers: Sequence[int], inserts: Sequence[Insert]) -> list[int]:
-        """Where the inserts of these numbers go."""
+        """The positions of the inserts of these numbers."""
         spots = list(map(self._spots.get, numbers, repeat(-1)))
         if -1 in spots:
             self._spots |= {n: self._find(inserts[n]) for n in numbers if n not in self._spots}
@@ -229,7 +232,7 @@ class _Base:
         return spots
 
     def _find(self, insert: Insert) -> int:
-        """A spot after what makes its tensor, or before the first that reads it: in the graph of those that read it."""
+        """A position after the producer of the tensor, or before the first reader: in the graph of the readers."""
         site = insert.site
         places = [place for end in site.consumers if not end.is_output for place in self._places(end, site)]
         ends = list(dict.fromkeys(places))
@@ -242,7 +245,7 @@ class _Base:
         return bool(self._scopes) and any(self._scopes[i] != self._scopes[producer] for i, _ in ends)
 
     def renamed(self, names: Mapping[str, str]) -> Mapping[int, Cut]:
-        """The nodes that see graph outputs whose float tensors get these names."""
+        """The nodes that make or read graph outputs whose float tensors get these names."""
         key = frozenset(names)
         if key not in self._renamed:
             nodes = sorted({node for name in names for node in self._seen_by[name]})
@@ -261,7 +264,7 @@ class _Base:
     def _places(self, end: Consumer, site: Site) -> Iterable[tuple[int, int]]:
         """Where the consumer reads the tensor in the base, whose opset may be higher than the model's.
 
-        Of a node that raising the opset wrote anew, that is wherever the nodes it added read the tensor.
+        If raising the opset rewrote the node, these are all places where the added nodes read the tensor.
         """
         kept = self._kept(end, site.tensor)
         if kept is not None:
@@ -270,7 +273,7 @@ class _Base:
             self._added.get(site.tensor),
             set(self._model.consumers[site.tensor]) - {*site.consumers},
         )
-        # The added nodes do not tell whose they are, so that all whose they can be must be meant.
+        # The origin of added nodes is unknown, so all possible origins must be consumers.
         if found and not any(
             self._kept(other, site.tensor) is None for other in others if not other.is_output
         ):
@@ -282,7 +285,7 @@ class _Base:
         )
 
     def _kept(self, end: Consumer, tensor: str) -> int | None:
-        """Where the consumer's node stands in the base, if it reads the tensor there as it did."""
+        """The index of the consumer's node in the base, if it reads the tensor there as before."""
         node = self._model.by_name[end.node]
         index = node.index
         if self.notes:
@@ -292,7 +295,7 @@ class _Base:
 
     @cached_property
     def _added(self) -> Mapping[str, list[tuple[int, int]]]:
-        """What the nodes that raising the opset added read, by tensor."""
+        """The inputs of the nodes that raising the opset added, by tensor."""
         known = {(node.op_type, node.outputs[:1]) for node in self._model.nodes}
         found: dict[str, list[tuple[int, int]]] = {}
         for index, node in enumerate(self._nodes):

@@ -1,7 +1,7 @@
-"""Why a search does not offer an operator, or a graph output, for quantization: what `qdqspec inspect` tells.
+"""Explains why a search does not offer an operator or a graph output for quantization, for `qdqspec inspect`.
 
-What is offered is the space's to say; here it is asked, and each node it left
-out is held against the same conditions again, in the words of a person.
+The search space decides. For each node that it does not offer, the same conditions are evaluated again, with
+a message for each.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def judge(
     note: str = "",
     rules: QuantizeRules | None = None,
 ) -> Judged:
-    """What of a model a backend's search may quantize, and why not the rest.
+    """The nodes of a model that a backend's search may quantize, and the reasons against the others.
 
-    BatchNormalization is folded first, as tuning does. ``note`` is handed on: what a reader should know of the backend.
+    BatchNormalization is folded first, as in tuning. ``note`` is passed on: a remark about the backend.
     """
     rules = rules or QuantizeRules()
     folded = fold_batchnorm(model)
@@ -57,7 +57,7 @@ def judge(
     carried = flow_of(folded.model).carried
     words = _Words(folded.model, capabilities, rules, carried)
     asked = _Words(folded.model, capabilities, replace(rules, outputs=True), carried)
-    # Nodes without a name are counted, so that folding gives them others: they are the same by their order.
+    # Folding renumbers nodes without a name: they are matched by their order.
     left = zip((node for node in model.nodes if node.name not in gone), folded.model.nodes, strict=True)
     reasons = {ours.name: words.reason(theirs) for ours, theirs in left if not ours.is_marker}
     reasons |= {name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in gone}
@@ -80,13 +80,13 @@ class _Words:
         self._carried = carried
 
     def reason(self, node: Node) -> str:
-        """Why nothing is decided about a node; empty where something is."""
+        """Why a node is not offered; empty if it is."""
         if node.name in self._space.by_id:
             return ""
         return next(self._reasons(node))
 
     def outputs(self) -> Iterator[tuple[str, str]]:
-        """Why each graph output stays float; empty where it may be quantized."""
+        """Why each graph output stays float; empty if it may be quantized."""
         offered = {tensor for unit in self._space.units for tensor in unit.outputs}
         for tensor in self._model.outputs:
             yield tensor, "" if tensor in offered else self._why_not_made(tensor)
@@ -128,7 +128,7 @@ class _Words:
 
     @cached_property
     def _ruled(self) -> dict[str, str]:
-        """The placement rule that left out what the operators alone would have offered, by node."""
+        """The placement rule that excluded a node that the operators alone would offer, by node."""
         names = self._can.rules
         return left_out(self._model, tuple(self._finder.find(None)), names) if names else {}
 
@@ -151,7 +151,7 @@ class _Words:
             yield "a constant that it reads is empty, infinite or no number, so it has no scale"
 
     def _unseen(self, tensor: str, head: Node) -> str:
-        """Why a tensor that an operator makes cannot be integer for all that read it; empty where it can."""
+        """Why a tensor cannot be integer for all its readers; empty if it can."""
         ends = self._model.ends(tensor)
         if not is_float(self._model, tensor):
             return f"what it makes is of {self._type(tensor)}"

@@ -1,8 +1,8 @@
-"""Finds the sites of a placement in a model that calls tensors or nodes otherwise.
+"""Finds the sites of a placement in a model with other names of tensors or nodes.
 
-Quantizing tools rename tensors, and exporters rename nodes. A site is looked for by its own names; then by the nodes
-that read it, which keep their names more often than tensors do; then by the position of these nodes in the graph,
-where the source of the placement wrote it down (`positions`).
+Quantizing tools rename tensors, and exporters rename nodes. A site is searched by its own names; then by the
+nodes that read it, which keep their names more often than tensors do; then by the position of these nodes in
+the graph, if the source of the placement recorded it (`positions`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from qdqspec.graph.ops import is_commutative
 from qdqspec.placement.pairs import misfit
 from qdqspec.types import Consumer, Site
 
-_ROUNDS = 3  # how many nodes away a neighbour may be that tells two nodes apart
+_ROUNDS = 3  # largest distance of neighbours that distinguish nodes
 
-# Tools remove and insert these, so that they count for no position but their own.
+# Tools remove and insert these, so that they do not count for the positions of others.
 _PASSED_OVER = QDQ_OPS | {"BatchNormalization", "Cast", "Clip", "Constant", "Dropout", "Identity", "Relu"}
 
 
 def positions(model: Model) -> dict[str, str]:
-    """The position of each node in the graph, in words that hold whatever tensors and nodes are called.
+    """The position of each node in the graph, as text independent of the names of tensors and nodes.
 
-    ``Conv:5f0c12ab34cd:3/8`` is the third of eight Conv nodes with the same surroundings: operators up to three nodes
-    away on either side and the shapes of their weights (Weisfeiler-Lehman labels), counted from the inputs on.
+    ``Conv:5f0c12ab34cd:3/8`` is the third of eight Conv nodes with the same surroundings: operators up to
+    three nodes away on either side and the shapes of their weights (Weisfeiler-Lehman labels), counted from
+    the inputs on.
     """
     labels = _labels(model)
     depths = _depths(model)
@@ -44,7 +45,7 @@ def positions(model: Model) -> dict[str, str]:
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """Where a site is in a model, one site for each tensor that its consumers read; or why it is not there."""
+    """The sites of a site in a model, one for each tensor that its consumers read; or the reasons why it is missing."""
 
     sites: tuple[Site, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class Matcher:
     known: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, site: Site) -> Found:
-        """Where the site is. A site that fits by its own names is taken as it is."""
+        """The sites of a site in this model. A site that fits by its own names is returned unchanged."""
         why = misfit(self.model, site)
         if why is None:
             return Found(sites=(site,))
@@ -84,7 +85,7 @@ class Matcher:
         return Found(sites=tuple(sites), reasons=tuple(dict.fromkeys(reasons or (() if sites else (why,)))))
 
     def _end(self, tensor: str, end: Consumer) -> tuple[str, Consumer] | str:
-        """A consumer in this model with the tensor that it reads, or why it has none."""
+        """A consumer in this model with the tensor that it reads, or why there is none."""
         if end.is_output:
             if tensor in self.model.output_ends:
                 return tensor, self.model.output_ends[tensor]
@@ -97,9 +98,10 @@ class Matcher:
         return node.inputs[end.input], Consumer(node.name, end.input)
 
     def _node(self, name: str) -> Node | None:
-        """The node of that name, or else in its position; one of another operator is not meant.
+        """The node of that name, or else of its position; it must have the same operator.
 
-        Of nodes without a name, which are counted, the position decides: a node more or less changes the count.
+        For nodes without a name, which are numbered, the position decides, because the numbers change with
+        each added node.
         """
         node = self.model.by_name.get(name)
         position = self.known.get(name)
@@ -117,7 +119,7 @@ class Matcher:
 
 
 def _labels(model: Model) -> dict[str, str]:
-    """A label for each node that is the same for nodes of the same surroundings."""
+    """A label for each node, equal for nodes with the same surroundings."""
     labels = {node.name: _digest([node.domain, node.op_type, *_weights(model, node)]) for node in model.nodes}
     readers = {node.name: _readers(model, node) for node in model.nodes}
     makers = {node.name: _makers(model, node) for node in model.nodes}
@@ -141,13 +143,13 @@ def _in_order(node: Node, opset: int, operands: list[str]) -> list[str]:
 
 
 def _weights(model: Model, node: Node) -> list[str]:
-    """Shapes of the constants of a node that are weights: biases and bounds come and go."""
+    """Shapes of the constants of a node that are weights; biases and bounds are ignored."""
     constants = (model.constants[name] for name in node.inputs if name in model.constants)
     return [str(list(constant.dims)) for constant in constants if len(constant.dims) > 1]
 
 
 def _makers(model: Model, node: Node) -> list[str]:
-    """What makes each operand that is no constant: the name of a node, or that it is an input of the graph."""
+    """The source of each operand that is not a constant: a node's name, or that it is a graph input."""
     found = []
     for tensor in node.inputs:
         maker = model.producer.get(tensor)
@@ -160,7 +162,7 @@ def _makers(model: Model, node: Node) -> list[str]:
 
 
 def _readers(model: Model, node: Node) -> list[Consumer]:
-    """The consumers of a node's outputs, behind what is passed over."""
+    """The consumers of a node's outputs, after skipped nodes."""
     found, waiting = [], list(node.outputs)
     while waiting:
         for end in model.ends(waiting.pop()):
@@ -173,7 +175,7 @@ def _readers(model: Model, node: Node) -> list[Consumer]:
 
 
 def _depths(model: Model) -> Mapping[str, int]:
-    """On the longest path from the inputs, how many nodes come before each; passed-over ones count nothing."""
+    """Number of nodes before each on the longest path from the inputs, without skipped nodes."""
     depths: Counter[str] = Counter()
     for node in model.nodes:
         before = (model.producer.get(name) for name in node.inputs)

@@ -1,6 +1,6 @@
-"""Which constants of a node are its weight and its bias, and along which axis their channels or blocks lie.
+"""Weights and biases of nodes, and the axes of their channels or blocks.
 
-What operators are is told by `qdqspec.graph.ops`.
+`qdqspec.graph.ops` has the properties of operators.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT
 from qdqspec.quantize.formats import NumberFormat
 
-# Where a weight's output channels lie, whatever its rank; Gemm's depends on its attributes.
+# The axis of a weight's output channels, for any rank; Gemm's depends on its attributes.
 WEIGHT_AXES = {"Conv": 0, "ConvTranspose": 1}
 _BLOCKED_RANKS = (2, 3)
 
@@ -23,7 +23,7 @@ def weight_input(model: Model, node: Node) -> int | None:
 
 
 def channel_axis(model: Model, node: Node, index: int) -> int | None:
-    """The axis of a weight's output channels; ``None`` where one scale for all is the only choice."""
+    """The axis of a weight's output channels; ``None`` if only one scale for all is possible."""
     rank = len(model.constants[node.inputs[index]].dims)
     if node.op_type == "ConvTranspose" and node.attributes.get("group", 1) != 1:
         return None
@@ -42,10 +42,11 @@ def summed_axis(model: Model, node: Node, index: int) -> int | None:
 
 
 def dynamic_misfit(model: Model, tensor: str, fmt: NumberFormat, axis: int | None) -> str | None:
-    """Why an activation cannot be quantized as it comes in blocks of a format along an axis, or ``None``.
+    """Why an activation cannot be quantized dynamically in blocks of a format along an axis, or ``None``.
 
-    Source: NVIDIA, TensorRT operators, DynamicQuantize: two or three dimensions, the blocked one a constant of the
-    build and a whole number of blocks. Ours are along the last, which products are summed over.
+    Source: NVIDIA, TensorRT operators, DynamicQuantize: two or three dimensions, the blocked one a constant
+    of the build and a whole number of blocks. Blocks here are along the last one, which products are summed
+    over.
     """
     shape = model.shape(tensor)
     if shape is None or len(shape) not in _BLOCKED_RANKS:
@@ -60,9 +61,9 @@ def dynamic_misfit(model: Model, tensor: str, fmt: NumberFormat, axis: int | Non
 
 
 def bias_input(model: Model, node: Node, channels: int) -> int | None:
-    """The index of a constant bias of so many channels that a Gemm adds, or an Add after a MatMul.
+    """The index of a constant bias with so many channels that a Gemm adds, or an Add after a MatMul.
 
-    A bias that is broadcast otherwise, from one value or over rows, is none that integer kernels take.
+    A bias that is broadcast otherwise, from one value or over rows, is not supported by integer kernels.
     """
     for index in (2,) if node.op_type == "Gemm" else (0, 1):
         constant = model.constants.get(node.inputs[index]) if index < len(node.inputs) else None

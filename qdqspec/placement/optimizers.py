@@ -1,6 +1,6 @@
-"""Optimizers that a quantized model may pass through on its way: ours, ONNX Runtime's, and two well-known tools.
+"""Runs optimizers that may process a quantized model: our folding, ONNX Runtime's, onnxslim and onnxscript.
 
-The tools are optional, and imported when they are run.
+The last two are optional, and imported when they are run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Run = Callable[[Path, Path], Path]  # model file, folder to write to; the optimi
 
 
 def run_optimizer(name: Optimizer, model: Path, folder: Path) -> Path:
-    """Write what an optimizer makes of a model into ``folder``.
+    """Write the model that an optimizer makes of a model into ``folder``.
 
-    Raises `BackendUnavailableError` with the way to get it where it is not installed, `BackendError` where it
+    Raises `BackendUnavailableError` with installation advice if it is not installed, `BackendError` if it
     fails.
     """
     return _RUNS[name](model, folder)
@@ -70,10 +70,10 @@ def _import(module: str, package: str) -> Any:
 
 @contextmanager
 def _failures(tool: str, model: Path) -> Iterator[None]:
-    """Turns whatever a tool raises into our error, with its reason on one line."""
+    """Convert any error of a tool to `BackendError`, with its reason on one line."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - it is the tool's to choose its classes
+    except Exception as error:  # noqa: BLE001 - a tool may raise any class
         why = " ".join(str(error).split())[:300] or type(error).__name__
         raise BackendError(f"{tool} failed on the model: {why}", where=model) from None
 

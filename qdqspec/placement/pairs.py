@@ -1,7 +1,4 @@
-"""One Q/DQ pair as ONNX nodes and constants, built with onnx-graphsurgeon.
-
-Knows how a pair looks, not where it is put.
-"""
+"""Makes one Q/DQ pair as ONNX nodes and constants, with onnx-graphsurgeon. `placement.insert` inserts it."""
 
 from __future__ import annotations
 
@@ -35,10 +32,10 @@ from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.quantize.scales import REALS, in_type_of
 from qdqspec.types import Site
 
-MARK = "qdqspec.tensor"  # node metadata of what we insert: the tensor whose values the node carries
+MARK = "qdqspec.tensor"  # node metadata of inserted nodes: the tensor whose values the node carries
 
-# Q and DQ compute in the type of their scale, and every operator around them expects the tensor's own. This is
-# the first opset that takes it.
+# Q and DQ compute in the type of their scale, and each operator around them expects the tensor's own type.
+# This is the first opset that supports it.
 _REAL_OPSET: dict[int, int] = {
     onnx.TensorProto.FLOAT: 13,
     onnx.TensorProto.FLOAT16: 19,
@@ -47,7 +44,7 @@ _REAL_OPSET: dict[int, int] = {
 
 
 class QuantSource(Protocol):
-    """Where the numbers of a site come from: calibration, or a scheme file."""
+    """Source of the numbers of a site: calibration, or a scheme file."""
 
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of the site."""
@@ -60,10 +57,10 @@ class QuantSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What stands for one site. Consumers read ``output``; ``nodes`` come in topological order.
+    """The nodes and constants of one site. Consumers read ``output``; ``nodes`` are in topological order.
 
-    ``integer`` is the stored weight where there is one; it then has a DequantizeLinear only.
-    ``opset`` is the first version of the default operator set that takes the pair.
+    ``integer`` is the stored weight if there is one; it then has a DequantizeLinear only. ``opset`` is the
+    first version of the default operator set that supports the pair.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -74,7 +71,7 @@ class Pair:
 
 
 def misfit(model: Model, site: Site) -> str | None:
-    """Why a site does not fit a model, or ``None`` where it does."""
+    """Why a site does not fit a model, or ``None`` if it does."""
     if not model.ends(site.tensor):
         return "no node of the model reads it"
     if site.weight and site.tensor not in model.constants:
@@ -105,7 +102,7 @@ def misfit(model: Model, site: Site) -> str | None:
 
 
 def makes_output(site: Site) -> bool:
-    """Whether the site's pair makes a graph output, the consumer that is always the first."""
+    """Whether the site's pair makes a graph output, which is always the first consumer."""
     return bool(site.consumers) and site.consumers[0].is_output
 
 
@@ -130,7 +127,7 @@ class PairMaker:
         self._private = frozenset(model.constants) - frozenset(model.outputs) - model.subgraph_reads
 
     def is_private(self, tensor: str) -> bool:
-        """Whether nodes of the model alone read this constant."""
+        """Whether only nodes of the model read this constant."""
         return tensor in self._private
 
     def stores_integers(self, site: Site) -> bool:
@@ -140,14 +137,14 @@ class PairMaker:
         return site.weight and self._integer_weights and site not in self._floating
 
     def float_name(self, tensor: str) -> str:
-        """What a graph output is called before the pair that makes it: ``y_float``; ``y_float~1`` if taken."""
+        """The new name of a graph output's float tensor before the pair: ``y_float``; ``y_float~1`` if taken."""
         return self._free(f"{tensor}_float")
 
     def make(self, site: Site, *, source: str = "", whole: Site | None = None) -> Pair:
-        """The pair of a site. Raises `PlacementError` naming tensor and model where it does not fit.
+        """The pair of a site. Raises `PlacementError` naming tensor and model if it does not fit.
 
-        ``source`` is the tensor to quantize where it is not called what the site says. Where the site is the part
-        of a ``whole`` one that one graph reads, the constants are those of the whole.
+        ``source`` is the tensor to quantize if its name differs from the site's. If the site is the part of a
+        ``whole`` one that one graph reads, the constants are those of the whole.
         """
         self._check(site)
         whole = whole or site
@@ -177,7 +174,7 @@ class PairMaker:
         )
 
     def _dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
-        """An activation whose blocks get their scales when the model runs, by TensorRT's operators."""
+        """An activation whose blocks get their scales at run time, with TensorRT's operators."""
         fmt, output = params.format, self._output(site)
         quantized, scale, stored, outer = (
             self._name(site, kind) for kind in ("_quantized", "_scale", "_scale_quantized", "_scale_scale")
@@ -213,7 +210,7 @@ class PairMaker:
     def _number_inputs(
         self, site: Site, params: QuantParams, elem_type: int
     ) -> tuple[list[str], tuple[onnx.TensorProto, ...], list[onnx.NodeProto]]:
-        """The names of scale and, where it is spelled, zero point; their values; what makes a scale of two levels."""
+        """The names of scale and, if present, zero point; their values; and the nodes of a scale of two levels."""
         fmt, real = params.format, REALS[elem_type]
         shape = params.scale.shape if fmt.block or params.axis is None else (-1,)
         if _has_powers(params):
@@ -238,13 +235,13 @@ class PairMaker:
         values = self._numbers.integer_weight(site)
         return np.asarray(
             values, dtype=params.format.dtype, order="C"
-        )  # `ascontiguousarray` makes scalars vectors
+        )  # `ascontiguousarray` turns scalars into vectors
 
     def _output(self, site: Site) -> str:
         """The tensor after the pair.
 
-        A stored integer weight that everybody reads takes over the weight's name, so that its consumers,
-        and who looks for the weight later, find it where it was. A graph output keeps its name as well.
+        A stored integer weight that all consumers read takes the weight's name, so that consumers and later
+        tools find it under that name. A graph output keeps its name as well.
         """
         if makes_output(site):
             return site.tensor
@@ -270,11 +267,11 @@ class PairMaker:
         return node
 
     def _name(self, site: Site, kind: str) -> str:
-        """``x_scale``; ``x_scale.2`` where only the third consumer on is meant; ``x_scale~1`` if taken.
+        """``x_scale``; ``x_scale.2`` if only consumers from the third on are meant; ``x_scale~1`` if taken.
 
-        Where a graph output is meant and not all others, it is ``x_scale.output``. No two sites of a placement
-        can get the same name: they differ in tensor or in first consumer, and no ending can be mistaken for
-        another.
+        If a graph output is meant and not all others, it is ``x_scale.output``. Names of two sites of a
+        placement are distinct: the sites differ in tensor or in first consumer, and the suffixes are
+        unambiguous.
         """
         part = ""
         if not self._covers_all(site):
@@ -291,7 +288,7 @@ class PairMaker:
         return name
 
     def _covers_all(self, site: Site) -> bool:
-        """Whether every node that reads the tensor reads the pair."""
+        """Whether each node that reads the tensor reads the pair."""
         readers = {end for end in site.consumers if not end.is_output}
         return len(readers) == len(self._model.consumers.get(site.tensor, ()))
 
@@ -302,7 +299,7 @@ def _along(params: QuantParams) -> dict[str, int]:
 
 
 def _has_powers(params: QuantParams) -> bool:
-    """Whether scales are powers of two, stored as exponents, which TensorRT's operators alone take."""
+    """Whether scales are powers of two, stored as exponents, which only TensorRT's operators support."""
     return params.format.scale_type == onnx.TensorProto.FLOAT8E8M0
 
 
@@ -313,7 +310,7 @@ def _operators(params: QuantParams) -> tuple[str, str]:
 
 
 def _quantize_attributes(params: QuantParams) -> dict[str, int]:
-    """Where no zero point tells the type to make, an attribute does."""
+    """An attribute gives the output type if no zero point does."""
     attributes = _along(params)
     if not params.has_zero_point:
         attributes["output_dtype"] = params.format.elem_type
@@ -321,18 +318,18 @@ def _quantize_attributes(params: QuantParams) -> dict[str, int]:
 
 
 def _dequantize_attributes(params: QuantParams, elem_type: int) -> dict[str, int]:
-    """The output has the scale's type where nothing else is said, which exponents must not be."""
+    """The output has the scale's type by default, which exponents must not be."""
     return _along(params) | ({"output_dtype": elem_type} if _has_powers(params) else {})
 
 
 def _tensor(name: str, values: npt.NDArray[np.generic]) -> onnx.TensorProto:
-    """Beside graphsurgeon, which does not know types of less than a byte and says so on standard output."""
+    """Made without graphsurgeon, which does not support sub-byte types and prints that to standard output."""
     return numpy_helper.from_array(np.asarray(values, order="C"), name)
 
 
 @cache
 def _blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodeProto:
-    """A node as graphsurgeon makes it, without name and tensors. Made once: a model takes thousands of a kind."""
+    """A node from graphsurgeon without name and tensors. Cached: a model takes thousands of a kind."""
     domain = DOMAIN if op_type in PAIR_OPS else None
     ends = {"inputs": [gs.Variable("x")], "outputs": [gs.Variable("y")]}
     node = gs.Node(op_type, "", dict(attributes), **ends, domain=domain)
@@ -344,7 +341,7 @@ def _blank(op_type: str, attributes: tuple[tuple[str, int], ...]) -> onnx.NodePr
 
 
 def _all_names(proto: onnx.ModelProto) -> Iterator[str]:
-    """Every name of a tensor or node, in bodies too."""
+    """Each name of a tensor or node, in bodies too."""
     for graph in all_graphs(proto.graph):
         for named in (*graph.input, *graph.initializer, *graph.output, *graph.value_info):
             yield named.name

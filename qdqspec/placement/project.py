@@ -1,7 +1,7 @@
-"""The nearest placement that a space offers to one that comes from elsewhere.
+"""Projects a foreign placement onto the nearest one in a search space.
 
-A placement of another tool or model may name what this backend cannot run, or leave an operator half
-quantized. Projected, it is a choice of labels like any other, with this case's formats and numbers.
+A placement of another tool or model may contain sites that this backend cannot run, or quantize an operator
+only in part. Projected, it is a choice of labels, with this case's formats and numbers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from qdqspec.types import Consumer, Kind, Label, Placement, label_of
 
 
 def project(space: SchemeSpace, placement: Placement) -> Placement:
-    """The placement of the labels that are read off the sites. One that the space made comes back as it was."""
+    """The placement of the labels derived from the sites. A placement of the space itself is unchanged."""
     return space.resolve(labels_of(space, placement))
 
 
 def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
-    """The label of each unit that is quantized whole: all its inputs, its weight, and for integers out its outputs.
+    """The label of each unit that is wholly quantized: all inputs, its weight, and for integers out its outputs.
 
-    Several placements count together. Of the formats a unit has, it gets the one that its sites look most like;
-    otherwise formats and axes do not count: they are the space's.
+    Several placements are merged. Of the formats of a unit, it gets the one most similar to its sites;
+    otherwise formats and axes are ignored and taken from the space.
     """
     covered = {end: site.format for p in placements for site in p.sites for end in site.consumers}
     forms = {unit.id: form for unit in space.units if (form := _form(unit, covered)) is not None}
@@ -34,7 +34,7 @@ def labels_of(space: SchemeSpace, *placements: Placement) -> dict[str, Label]:
 
 
 def _form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
-    """The format that a unit's inputs are all quantized in, or look most like."""
+    """The format that a unit's inputs are all quantized in, or the most similar one."""
     fitting = [
         form
         for form in unit.forms
@@ -46,7 +46,7 @@ def _form(unit: Unit, covered: Mapping[Consumer, str]) -> Form | None:
 def _label(
     space: SchemeSpace, unit: Unit, form: Form, covered: Mapping[Consumer, str], floats: Collection[Consumer]
 ) -> Label:
-    """Integers out where all who read its results see them quantized, save those who want floats."""
+    """Integers out if all readers of its results are quantized, except those that read floats."""
     has_integer_bias = any(end in covered for site in form.biases for end in site.consumers)
     results = [end for _, end in space.result_edges(unit)]
     quantized = [end for end in results if end in covered]
@@ -57,18 +57,18 @@ def _label(
 
 
 def _constants(form: Form) -> list[tuple[Consumer, str]]:
-    """Who reads a unit's constants, and how a format stores them."""
+    """The readers of a unit's constants, and the format that stores them."""
     return [(end, site.format) for site in form.constants for end in site.consumers]
 
 
 def _activations(unit: Unit, form: Form) -> list[tuple[Consumer, str]]:
-    """Who reads its activations, and how a format stores them; nobody where it is for weights alone."""
+    """The readers of its activations, and the format that stores them; none for weight-only formats."""
     fmt = form.choice.activation
     return [] if fmt is None else [(end, fmt) for _, end in unit.edges]
 
 
 def _likeness(unit: Unit, form: Form, covered: Mapping[Consumer, str]) -> tuple[int, int, int]:
-    """How many constants are stored as in this format, then how many activations; then, how many there are."""
+    """Sort key: number of constants stored as in this format, then of activations, then their total number."""
     ends = _constants(form), _activations(unit, form)
     constants, activations = (sum(covered[end] == stored for end, stored in group) for group in ends)
     return constants, activations, sum(map(len, ends))

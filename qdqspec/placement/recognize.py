@@ -1,4 +1,4 @@
-"""Which nodes of a model are Q/DQ pairs, whoever put them in: what stripping, import and comparison see alike.
+"""Recognizes the Q/DQ pairs of a model, made by any tool, for stripping, import and comparison.
 
 Pairs are recognized by structure, never by name.
 """
@@ -20,9 +20,9 @@ _DOMAINS = ("", "ai.onnx", "com.microsoft")
 def recognize(
     model: Model, reference: Model | None = None, *, activations: Model | None = None
 ) -> Recognition:
-    """Look at every node of a model; ``reference`` is the model before quantization, at the same opset.
+    """Examine each node of a model; ``reference`` is the model before quantization, at the same opset.
 
-    ``activations`` stands in for it where only a Relu or Clip is wanted that a tool removed.
+    ``activations`` replaces it if only a removed Relu or Clip has to be restored.
     """
     found = Recognition(model, FloatWeights(model, reference), Revival(model, activations or reference))
     found.find()
@@ -31,17 +31,17 @@ def recognize(
 
 @dataclass(slots=True)
 class Recognition:
-    """What of a model is Q/DQ, and what stands for it in the model without.
+    """The Q/DQ of a model, and its replacement in the model without.
 
-    ``gone`` are the nodes that go, by index; ``floats`` the DequantizeLinear nodes whose weights come back, by name;
-    ``place`` the name of such a weight by the integers it stands in for; ``left`` the nodes that cannot be
-    taken out, by reason.
+    ``gone`` are the nodes to remove, by index; ``floats`` the DequantizeLinear nodes whose weights are
+    restored, by name; ``place`` the name of such a weight by the integers it replaces; ``left`` the nodes
+    that cannot be removed, by reason.
     """
 
     model: Model
     weights: FloatWeights
     revival: Revival
-    alias: dict[str, str] = field(default_factory=dict)  # tensor: what stands for it afterwards
+    alias: dict[str, str] = field(default_factory=dict)  # tensor: its replacement
     gone: set[int] = field(default_factory=set)
     floats: dict[str, Node] = field(default_factory=dict)
     place: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Recognition:
     _stored: dict[str, list[str]] = field(default_factory=dict)  # integer forms of each weight
 
     def find(self) -> None:
-        """Decide on every node."""
+        """Classify each node."""
         for node in self.model.nodes:
             if is_op(node, "DequantizeLinear") and not makes_scale(self.model, node.outputs[0]):
                 self._find_dequantize(node)
@@ -78,7 +78,7 @@ class Recognition:
             self.gone.add(node.index)
 
     def _take_pair(self, quantize: Node, dequantize: Node) -> str:
-        """Let what comes before the pair stand for what comes after it; a reason where that cannot be."""
+        """Replace the tensor after the pair by that before it; return the reason if that is impossible."""
         before, after = quantize.inputs[0], dequantize.outputs[0]
         types = {self.model.elem_type(before), self.model.elem_type(after)} - {None}
         if len(types) > 1:
@@ -97,7 +97,7 @@ class Recognition:
         return ""
 
     def _leaves_body(self, before: str, after: str) -> bool:
-        """Whether a tensor is an output of a body, and what stands for it afterwards is of another graph."""
+        """Whether a tensor is an output of a body, and its replacement is of another graph."""
         if not self.model.has_bodies:
             return False
         readers = [self.model.by_name[end.node] for end in self.model.consumers.get(after, ())]
@@ -118,7 +118,7 @@ class Recognition:
         return ""
 
     def _find_places(self) -> None:
-        """Where each weight goes. Of several integer forms, insertion puts one in its place and others at the end."""
+        """The place of each weight. Of several integer forms, insertion puts one in place and others at the end."""
         order = {name: index for index, name in enumerate(self.model.initializers)}
         for name, forms in self._stored.items():
             self.place.setdefault(min(forms, key=lambda form: order.get(form, -1)), name)
@@ -133,7 +133,7 @@ class Recognition:
             self.left.setdefault("has an integer output that others read", []).append(node.name)
 
     def _is_gone(self, node: Node) -> bool:
-        """Whether a node goes, or makes nothing but scales of nodes that go."""
+        """Whether a node is removed, or makes only scales of removed nodes."""
         if node.index in self.gone or not makes_scale(self.model, node.outputs[0]):
             return node.index in self.gone
         return all(
@@ -144,7 +144,7 @@ class Recognition:
         return tensor in self.model.outputs or tensor in self.model.subgraph_reads
 
     def _sweep(self) -> None:
-        """Drop the constants, and what computed them, that only the nodes gone had read."""
+        """Remove the constants, and the nodes that computed them, that only removed nodes had read."""
         work = [name for index in sorted(self.gone) for name in self._own_inputs(self.model.nodes[index])]
         while work:
             name = work.pop()
@@ -152,7 +152,7 @@ class Recognition:
                 continue
             producer = self.model.producer.get(name)
             if producer is not None and producer.index in self.gone:
-                continue  # a pair's own, whose data is not looked for
+                continue  # a pair's own constants are always removed
             if producer is None:
                 self.dropped.update({name} & self.model.initializers.keys())
             elif name in self.place:
@@ -162,7 +162,7 @@ class Recognition:
                 work.extend(producer.inputs)
 
     def _own_inputs(self, node: Node) -> tuple[str, ...]:
-        """The inputs of a Q or DQ gone that are not the data passing through it."""
+        """The inputs of a removed Q or DQ except the data passing through it."""
         stored = is_op(node, "DequantizeLinear") and node.inputs[0] in self.model.constants
         return node.inputs if stored else node.inputs[1:]
 
@@ -171,18 +171,18 @@ class Recognition:
         return not self._is_seen(tensor) and all(self.model.by_name[e.node].index in self.gone for e in ends)
 
     def float_weight(self, name: str) -> TensorProto:
-        """One of ``floats``, made when asked for: all of them are as large as the model before quantization."""
+        """One of ``floats``, computed on demand: all of them are as large as the model before quantization."""
         return self.weights.tensor(self.floats[name], name)
 
     def now(self, tensor: str) -> str:
-        """What a tensor is called in the model without Q/DQ."""
+        """The name of a tensor in the model without Q/DQ."""
         while tensor in self.alias:
             tensor = self.alias[tensor]
         return tensor
 
 
 def is_op(node: Node, op_type: str) -> bool:
-    """Whether a node is a QuantizeLinear or DequantizeLinear, or what TensorRT has in the place of one."""
+    """Whether a node is a QuantizeLinear or DequantizeLinear, or TensorRT's equivalent."""
     if node.domain == DOMAIN:
         return PAIR_OPS.get(node.op_type, node.op_type) == op_type
     return node.op_type == op_type and node.domain in _DOMAINS

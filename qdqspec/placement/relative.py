@@ -1,6 +1,6 @@
-"""Schemes: where Q/DQ pairs stand in one region, told relative to its pattern.
+"""Schemes: the Q/DQ pairs of one region, relative to its pattern.
 
-Nothing here knows a model: `qdqspec.placement.carry` finds the edges that a scheme means in one.
+Schemes are independent of models: `qdqspec.placement.carry` finds the edges of a scheme in one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from qdqspec.errors import PlacementError
 
-FLOAT = "float"  # as a format: this edge stays float, whatever an inner region chose
+FLOAT = "float"  # as a format: this edge stays float, whatever an inner region's scheme has
 
 
 Kind: TypeAlias = Literal["in", "out", "child", "result"]
@@ -23,9 +23,9 @@ _KINDS: dict[str, Kind] = {"in": "in", "out": "out", "child": "child", "result":
 class Place(NamedTuple):
     """A place in a pattern, by the canonical index of a node and a slot of it.
 
-    ``in``: that input of the node. ``out``: that output, for all who read it. ``child``: of a COMPOSITE; the
-    tensor at that input, for all who read it in the same child. ``result``: that output where it is one of the
-    model, for who reads it there; elsewhere it means nothing.
+    ``in``: that input of the node. ``out``: that output, for all readers. ``child``: of a COMPOSITE; the
+    tensor at that input, for all readers in the same child. ``result``: that output as an output of the
+    model; ignored where it is not one.
     """
 
     kind: Kind
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class RelativeSite:
-    """A pair at a place, as `qdqspec.types.Site` without names; ``format`` may be `FLOAT`."""
+    """A pair at a place, like `qdqspec.types.Site` without names; ``format`` may be `FLOAT`."""
 
     place: Place
     format: str
@@ -55,12 +55,12 @@ _WRITTEN = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """The pairs of one region. Equal sites are the same scheme, in whatever order they were given."""
+    """The pairs of one region. Equal sites are the same scheme, in any order."""
 
     sites: frozenset[RelativeSite] = frozenset()
 
     def __str__(self) -> str:
-        """``in0.0=uint8 in0.1=w:int8/0 out2.0=uint8``; `parse_scheme` reads it back."""
+        """``in0.0=uint8 in0.1=w:int8/0 out2.0=uint8``; `parse_scheme` is the inverse."""
         return " ".join(map(str, sorted(self.sites)))
 
     @property
@@ -69,7 +69,7 @@ class Scheme:
         return hashlib.sha256(str(self).encode()).hexdigest()[:16]
 
     def distance(self, other: Scheme) -> int:
-        """In how many sites two schemes differ: the size of their symmetric difference."""
+        """Number of sites in which two schemes differ: the size of their symmetric difference."""
         return len(self.sites ^ other.sites)
 
 
@@ -79,7 +79,7 @@ def scheme(sites: Iterable[RelativeSite]) -> Scheme:
 
 
 def parse_scheme(text: str) -> Scheme:
-    """The scheme that ``str`` wrote. Raises `PlacementError` quoting the word that is no site."""
+    """The scheme of a text from ``str``. Raises `PlacementError` quoting the word that is not a site."""
     sites = []
     for word in text.split():
         match = _WRITTEN.fullmatch(word)

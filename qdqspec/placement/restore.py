@@ -1,4 +1,4 @@
-"""Float weights behind a DequantizeLinear: what they are called, and what they were."""
+"""Restores names and values of float weights behind a DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from qdqspec.placement.pairs import MARK
 
 Array = npt.NDArray[np.generic]
 
-# Axis and block where a node of TensorRT's does not say them: onnx-tensorrt, onnxOpImporters.cpp.
+# Default axis and block of TensorRT's operators: onnx-tensorrt, onnxOpImporters.cpp.
 _DEFAULTS = {
     FP4_DYNAMIC: (1, 16),
     MXFP8_DYNAMIC: (-1, 32),
@@ -38,7 +38,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 @dataclass(slots=True)
 class FloatWeights:
-    """Finds the float form of integer weights, in the reference where it has them."""
+    """Finds the float form of integer weights, in the reference if it has them."""
 
     model: Model
     reference: Model | None
@@ -46,10 +46,10 @@ class FloatWeights:
     dequantized: list[str] = field(default_factory=list)
 
     def name(self, node: Node) -> str:
-        """What the weight behind this DequantizeLinear is called in the model without Q/DQ.
+        """The name of the weight behind this DequantizeLinear in the model without Q/DQ.
 
-        Our own nodes say so; else it is what the node's consumer reads in the reference; else the integer
-        tensor's name without the ending that ONNX Runtime's quantizer gives it; else the node's output.
+        Our own nodes record it; else it is the tensor that the node's consumer reads in the reference; else
+        the integer tensor's name without the suffix of ONNX Runtime's quantizer; else the node's output.
         """
         if node.outputs[0] in self.model.outputs:
             return node.outputs[0]
@@ -65,7 +65,7 @@ class FloatWeights:
         return within_reach(original, self.reference, self.model)
 
     def note(self, node: Node, name: str) -> None:
-        """Remember where the float weight comes from."""
+        """Record the source of the float weight."""
         (self.dequantized if self._original(node, name) is None else self.restored).append(name)
 
     def _original(self, node: Node, name: str) -> TensorProto | None:
@@ -89,7 +89,7 @@ class FloatWeights:
         return None
 
     def _is_free(self, name: str, node: Node) -> bool:
-        """Whether the name stands for nothing else: unknown so far, this node's output, or the weight itself."""
+        """Whether the name is unused, this node's output, or the weight itself."""
         if name == node.outputs[0]:
             return True
         known, integers = self.model.constants.get(name), self.model.constants[node.inputs[0]]
@@ -99,7 +99,7 @@ class FloatWeights:
 
 
 def dequantized(model: Model, node: Node) -> Array:
-    """The values a DequantizeLinear makes of a constant, in the type of its scale or the one it is told.
+    """The values of a DequantizeLinear of a constant, in the type of its scale or of its attribute.
 
     Per tensor, per channel (any axis) and blocked, after the ONNX operator's definition.
     """
@@ -107,7 +107,7 @@ def dequantized(model: Model, node: Node) -> Array:
     scale = scale_of(model, node)
     told = int(str(node.attributes.get("output_dtype", 0)))
     if told:
-        scale = scale.astype(np.float32)  # a power of two may be too small for the type of the result
+        scale = scale.astype(np.float32)  # a power of two may underflow in the type of the result
     axis, block = blocks_of(node)
     steps = integers - _along(_zero_point(model, node), integers.shape, axis, block)
     real: Array = steps.astype(scale.dtype) * _along(scale, integers.shape, axis, block)
@@ -115,14 +115,14 @@ def dequantized(model: Model, node: Node) -> Array:
 
 
 def blocks_of(node: Node) -> tuple[int, int]:
-    """The axis of a Q or DQ, maybe counted from the end, and how many elements share a scale; 0 without blocks."""
+    """The axis of a Q or DQ, which may be negative, and the number of elements per scale; 0 without blocks."""
     axis, block = _DEFAULTS.get(node.op_type, (1, 0)) if is_pair_op(node.proto) else (1, 0)
     attributes = node.attributes
     return int(str(attributes.get("axis", axis))), int(str(attributes.get("block_size", block)))
 
 
 def scale_of(model: Model, node: Node) -> Array:
-    """The scale of a Q or DQ, which another DequantizeLinear may make of constants, as NVFP4 has it."""
+    """The scale of a Q or DQ, which may be a dequantized constant, as in NVFP4."""
     maker = model.producer.get(node.inputs[1])
     if node.inputs[1] not in model.constants and maker is not None:
         return dequantized(model, maker)
@@ -131,9 +131,10 @@ def scale_of(model: Model, node: Node) -> Array:
 
 
 def within_reach(tensor: TensorProto, owner: Model, reader: Model) -> TensorProto:
-    """The tensor as a model in ``reader``'s folder can find it: external data stays where it is.
+    """The tensor as a model in ``reader``'s folder can find it: external data is not moved.
 
-    Its place may lie outside that folder, which ONNX does not allow: who writes the model takes such data in.
+    Its file may be outside that folder, which ONNX does not allow: such data is included when the model is
+    written.
     """
     if not is_external(tensor) or owner.path is None or reader.path is None:
         return tensor
@@ -174,9 +175,9 @@ def is_constant(model: Model, tensors: tuple[str, ...]) -> bool:
 
 
 def makes_scale(model: Model, tensor: str) -> bool:
-    """Whether a DequantizeLinear makes a tensor of constants, to be the scale of others and nothing else.
+    """Whether a DequantizeLinear makes a tensor from constants that is only used as a scale.
 
-    Its numbers may also be the scales that quantizing as it comes found.
+    Its input may also be the scales that dynamic quantization computed.
     """
     maker = model.producer.get(tensor)
     ends = model.consumers.get(tensor, ())
@@ -191,11 +192,11 @@ def makes_scale(model: Model, tensor: str) -> bool:
 
 
 def found_scales(model: Model, tensor: str) -> Node | None:
-    """The node that found these scales of blocks while it quantized; ``None`` where the tensor is something else."""
+    """The node that computed these scales of blocks in dynamic quantization; ``None`` for other tensors."""
     maker = model.producer.get(tensor)
     return maker if maker is not None and is_dynamic(maker) and tensor in maker.outputs[1:] else None
 
 
 def is_dynamic(node: Node) -> bool:
-    """Whether a node quantizes as it comes, and finds the scales of blocks."""
+    """Whether a node quantizes dynamically in blocks."""
     return node.op_type in DYNAMIC_OPS and is_pair_op(node.proto)

@@ -1,8 +1,8 @@
-"""Relu and Clip that a quantizing tool removed, because a zero point cuts off the same values.
+"""Restores Relu and Clip that a quantizing tool removed because a zero point cuts off the same values.
 
-ONNX Runtime's quantizer removes them with unsigned activations: without its pairs such a model computes something
-else. Without the original this is a guess: a zero point at the end of the range may also come from calibration. No
-Relu is inserted where the graph shows that none can have been removed.
+ONNX Runtime's quantizer removes them with unsigned activations: without its pairs such a model computes
+something else. Without the original this is a guess: a zero point at the end of the range may also come from
+calibration. No Relu is inserted if the graph shows that none can have been removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qdqspec.graph.model import Model, Node
 from qdqspec.placement.pairs import MARK
 from qdqspec.placement.signs import Signs, starts_at_zero
 
-# Where a pair cuts off below zero after one of these, it did what a Relu does.
+# A pair after one of these that cuts off negative values acts as a Relu.
 _SIGNED_OUTPUT = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "BatchNormalization", "LayerNormalization"}
 )
@@ -23,7 +23,7 @@ _SIGNED_OUTPUT = frozenset(
 
 @dataclass(slots=True)
 class Revival:
-    """Finds the pairs that stand for an activation function, and what to put there instead.
+    """Finds the pairs that replace an activation function, and the nodes to restore.
 
     ``exact`` are the reference's own nodes, by the index of the node they follow; ``relus`` are
     DequantizeLinear nodes, by index, that become a Relu, with the tensor it reads.
@@ -39,13 +39,13 @@ class Revival:
         self._signs = Signs(self.model)
 
     def take(self, quantize: Node, dequantize: Node) -> bool:
-        """Note the pair if a Relu must stand for it. True where the pair cannot simply be left out."""
+        """Record the pair if a Relu must replace it. True if the pair cannot simply be removed."""
         tensor = quantize.inputs[0]
         producer = self.model.producer.get(tensor)
         if producer is None or not self._cuts_at_zero(producer, quantize):
             return False
         after = dequantize.outputs[0]
-        # A graph output keeps its name through a pair; all else is called after it what it was before.
+        # A graph output keeps its name through a pair; other tensors get the name of the tensor before it.
         known = after if after in self.model.outputs else tensor
         original = self.reference.producer.get(known) if self.reference else None
         if original is None:
@@ -58,12 +58,12 @@ class Revival:
         return False
 
     def constants(self) -> set[str]:
-        """What the revived nodes read and the model lacks: bounds of a Clip."""
+        """Constants that the restored nodes read and the model lacks: bounds of a Clip."""
         read = {name for node in self.exact.values() for name in node.inputs[1:] if name}
         return read - self.model.constants.keys()
 
     def relu(self, dequantize: Node, tensor: str) -> onnx.NodeProto:
-        """The Relu in the place of a pair."""
+        """The Relu in place of a pair."""
         return onnx.helper.make_node("Relu", [tensor], list(dequantize.outputs), f"{dequantize.name}_Relu")
 
     def _fits(self, original: Node) -> bool:

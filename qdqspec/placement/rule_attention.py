@@ -1,4 +1,4 @@
-"""Placement rules about attention: two products around a Softmax, which TensorRT computes in one kernel."""
+"""Placement rules for attention: two products around a Softmax, which TensorRT computes in one kernel."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from qdqspec.placement.forms import Form
 from qdqspec.placement.ops import weight_input
 from qdqspec.placement.units import Unit
 
-# What may stand between a product and the Softmax: scaling, masks, layout. In fp8 the order matters too: a Mul or Div,
-# then an Add. Source: Model-Optimizer, graph_utils, `find_mha_partitions` and `match_fp8_mha_pattern`.
+# Operators allowed between a product and the Softmax: scaling, masks, layout. In fp8 the order matters too: a
+# Mul or Div, then an Add. Source: Model-Optimizer, graph_utils, `find_mha_partitions` and
+# `match_fp8_mha_pattern`.
 _LAYOUT = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Transpose"})
 _SCALES, _MASKS = frozenset({"Div", "Mul"}), frozenset({"Add"})
 _LONGEST_IN_INT8 = 512  # positions
@@ -21,22 +22,22 @@ _HEADS_IN_FP8 = range(9, 257)
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """The product of queries and keys, what follows up to the Softmax and beyond, and the product with the values."""
+    """The product of queries and keys, the nodes up to the product with the values, and that product."""
 
     scores: Node
     between: tuple[Node, ...]
     mixed: Node
-    plain: bool  # whether what stands between is what the fp8 kernel has
+    plain: bool  # whether the nodes between match the fp8 kernel
 
 
 def whole_attention(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
-    """Both products of an attention are quantized together, all four inputs of them, or not at all.
+    """Both products of an attention are quantized together, with all four inputs, or not at all.
 
-    What stands between them stays float. In int8 not beyond 512 positions; in fp8 with 9 to 256 numbers a head, and
-    only where a scale and then a mask, if any, stand before the Softmax. Sizes that are not known count as fitting.
+    The nodes between them stay float. In int8 up to 512 positions; in fp8 with 9 to 256 numbers per head, and
+    only if at most a scale and then a mask precede the Softmax. Unknown sizes count as fitting.
 
-    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_mha_to_exclude`, `match_fp8_mha_pattern`.
-    That a part of the pattern is slower than none of it is inferred, not read.
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_mha_to_exclude`,
+    `match_fp8_mha_pattern`. That a part of the pattern is slower than none of it is inferred, not read.
     """
     by_id = {unit.id: unit for unit in units}
     for attention in _attentions(model):
@@ -51,10 +52,10 @@ def whole_attention(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
 
 
 def transpose_to_matmul(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
-    """A Transpose that leads to a product of activations stays float: the pair stands next to the product.
+    """A Transpose before a product of activations stays float: the pair is next to the product.
 
-    Source: github.com/NVIDIA/TensorRT issue 1604: with Q and DQ right before the Transpose int8 was always slower than
-    float16.
+    Source: github.com/NVIDIA/TensorRT issue 1604: with Q and DQ right before the Transpose int8 was always
+    slower than float16.
     """
 
     def leads(unit: Unit) -> bool:
@@ -69,7 +70,7 @@ def transpose_to_matmul(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ..
 
 
 def _joined(model: Model, attention: _Attention, scores: Unit, mixed: Unit) -> Unit | None:
-    """One unit of both products; ``None`` where no format is left."""
+    """One unit of both products; ``None`` if no format is left."""
     offered = {form.choice.format for form in scores.forms}
     forms = tuple(
         form for form in mixed.forms if form.choice.format in offered and _fits(model, attention, form)
@@ -111,7 +112,7 @@ def _attentions(model: Model) -> Iterator[_Attention]:
 
 
 def _before(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
-    """The product whose result, scaled and masked, a Softmax reads, and the nodes on the way back."""
+    """The product whose result, scaled and masked, a Softmax reads, and the nodes between."""
     way: list[Node] = []
     node = model.producer.get(softmax.inputs[0])
     while node is not None and not _is_product(model, node):
@@ -123,7 +124,7 @@ def _before(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
 
 
 def _source(model: Model, node: Node) -> Node | None:
-    """What makes the data of a scale, mask or layout: of two operands the one that a product leads to."""
+    """The producer of the data of a scale, mask or layout: of two operands the one after a product."""
     makers = [
         model.producer[name]
         for name in node.inputs[:2]
@@ -138,7 +139,7 @@ def _source(model: Model, node: Node) -> Node | None:
 
 
 def _after(model: Model, softmax: Node) -> tuple[Node, list[Node]] | None:
-    """The product that reads what a Softmax gives, and the layout on the way."""
+    """The product that reads the result of a Softmax, and the layout nodes between."""
     way: list[Node] = []
     node = softmax
     while True:

@@ -1,7 +1,7 @@
-"""Placement rules that keep single operators out of formats whose kernels are not made for their size.
+"""Placement rules that keep single operators out of formats without fast kernels for their size.
 
-What the sizes are is told by `qdqspec.placement.sizes`. Weights alone, in
-blocks, are for products of few rows, and are left; so are NVFP4 and MXFP8, of which the sources say nothing.
+`qdqspec.placement.sizes` defines the sizes. Weight-only formats in blocks are for products of few rows and
+are not affected; nor are NVFP4 and MXFP8, which the sources do not mention.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _PRODUCTS = frozenset({"Gemm", "MatMul"})
 
 
 def few_channel_conv(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
-    """A convolution of fewer than 16 channels stays float, save int8 ones with a multiple of 8 on one side.
+    """A convolution of fewer than 16 channels stays float, except int8 ones with a multiple of 8 on one side.
 
     An fp8 one stays float up to 16 channels.
 
-    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_convs_to_exclude`: kernels are missing or
-    slower.
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_convs_to_exclude`: kernels are
+    missing or slower.
     """
 
     def leaves(node: Node, fmt: str) -> bool:
@@ -60,10 +60,10 @@ def large_fp8_kernel(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
 def small_gemm(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
     """A product with one row or column, or whose second operand has fewer than 16, stays float.
 
-    Sizes that are not known count as large.
+    Unknown sizes count as large.
 
-    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_matmul_to_exclude`: a product by a vector
-    does not use tensor cores, and theirs need 16 rows and columns.
+    Source: github.com/NVIDIA/Model-Optimizer, graph_utils, `find_nodes_from_matmul_to_exclude`: a product by
+    a vector does not use tensor cores, and theirs need 16 rows and columns.
     """
 
     def leaves(node: Node, fmt: str) -> bool:  # noqa: ARG001 - alike in both formats
@@ -75,7 +75,7 @@ def small_gemm(model: Model, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
 
 
 def _without(model: Model, units: tuple[Unit, ...], leaves: Callable[[Node, str], bool]) -> tuple[Unit, ...]:
-    """The units less the int8 and fp8 forms that the rule leaves out for a unit's operator."""
+    """The units without the int8 and fp8 forms that the rule excludes for a unit's operator."""
 
     def kept(unit: Unit) -> Unit:
         node = model.by_name[unit.id]

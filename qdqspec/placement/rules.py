@@ -1,10 +1,10 @@
-"""Placement rules: what some compilers want of pairs beyond single operators, one function a rule.
+"""Placement rules: constraints of some compilers on pairs beyond single operators, one function per rule.
 
-A rule takes the units of a model and gives them back with pairs moved or left out. Which
-rules hold is the backend's to say (`Capabilities.rules`): ONNX Runtime wants both sides of a residual Add
-quantized, TensorRT the skip side only. That all inputs of a weighted operator are quantized together holds for
-every backend and is how `qdqspec.placement.units` makes units; that tensors which are copied, pooled or joined
-share their scales is `qdqspec.quantize.ranges.tie_ranges`.
+A rule takes the units of a model and returns them with pairs moved or removed. The backend selects the rules
+(`Capabilities.rules`): ONNX Runtime needs both sides of a residual Add quantized, TensorRT the skip side
+only. All inputs of a weighted operator are quantized together for each backend, by construction of units in
+`qdqspec.placement.units`; tensors that are copied, pooled or joined share their scales by
+`qdqspec.quantize.ranges.tie_ranges`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from qdqspec.types import Consumer
 Units: TypeAlias = tuple[Unit, ...]
 Rule: TypeAlias = Callable[[Model, Units], Units]
 
-# What may stand between a convolution and its LayerNormalization: channels go last there and back.
+# Operators allowed between a convolution and its LayerNormalization: channels are moved last and back.
 _FP8_OPERATORS = frozenset({"Conv", "Gemm", "MatMul"})
 _BETWEEN = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def skip_side_of_residual_add(model: Model, units: Units) -> Units:
-    """Of an Add that joins a weighted branch and a skip, quantize the skip side only.
+    """Of an Add that joins a weighted branch and a skip connection, quantize the skip side only.
 
-    TensorRT computes Conv + Add (+ Relu) in one kernel, which a pair between Conv and Add prevents, and takes
-    the second operand in integers where the skip has one. Where both sides are weighted, the deeper one fuses.
+    TensorRT computes Conv + Add (+ Relu) in one kernel, which a pair between Conv and Add prevents, and reads
+    the second operand in integers if the skip has a pair. If both sides are weighted, the deeper one fuses.
 
-    Source: NVIDIA, "Working with Quantized Types", Q/DQ layer-placement recommendations ("quantize the residual
-    input in skip connections"); github.com/NVIDIA/TensorRT issues 1992 and 3270.
+    Source: NVIDIA, "Working with Quantized Types", Q/DQ layer-placement recommendations ("quantize the
+    residual input in skip connections"); github.com/NVIDIA/TensorRT issues 1992 and 3270.
     """
     makers = _weighted_makers(units)
     main = {unit.id: _weighted_side(model, makers, unit) for unit in units if unit.op_type == "Add"}
@@ -47,17 +47,17 @@ def skip_side_of_residual_add(model: Model, units: Units) -> Units:
 
 
 def conv_to_layernorm(model: Model, units: Units) -> Units:
-    """A convolution that leads to a LayerNormalization gets the pair of its result on that one's data input.
+    """A convolution before a LayerNormalization gets the pair of its result at the data input of the latter.
 
-    Only the copies Transpose, Reshape, Squeeze, Unsqueeze and Identity may stand between, and they are followed
-    along their data input; every tensor that the convolution's unit makes may be where the way begins. Without
-    the pair TensorRT chooses convolutions that write float16, with it those that write int8.
+    Only the copies Transpose, Reshape, Squeeze, Unsqueeze and Identity may be between, and they are followed
+    along their data input; the path may begin at each tensor that the convolution's unit makes. Without the
+    pair TensorRT chooses convolutions that write float16, with it those that write int8.
 
     Source: github.com/NVIDIA/Model-Optimizer pull request 1117 (ConvNeXt).
     """
     convs = {node: unit.id for unit in units if unit.op_type == "Conv" for node in unit.nodes}
     gained: dict[str, list[Edge]] = {}
-    passed: set[str] = set()  # tensors whose way leads to the LayerNormalization and nowhere else
+    passed: set[str] = set()  # tensors whose only path leads to the LayerNormalization
     for norm in model.nodes:
         if norm.op_type == "LayerNormalization" and is_default(norm):
             maker, way = _way_back(model, norm.inputs[0])
@@ -69,10 +69,10 @@ def conv_to_layernorm(model: Model, units: Units) -> Units:
 
 
 def q_before_pad(model: Model, units: Units) -> Units:
-    """The pair of an input that comes out of a Pad stands before the Pad.
+    """The pair of an input that a Pad makes is inserted before the Pad.
 
-    Zero is exact in every format here, so padding with it (or with values of the tensor) commutes with the pair;
-    between Pad and Conv it would keep the two from becoming one kernel. A Pad with another constant is left.
+    Zero is exact in each format used, so padding with it (or with values of the tensor) commutes with the
+    pair; between Pad and Conv it would prevent their fusion. A Pad with another constant is not changed.
 
     Source: github.com/NVIDIA/TensorRT issue 2592 (28 to 21 ms with the pair moved).
     """
@@ -93,10 +93,10 @@ def q_before_pad(model: Model, units: Units) -> Units:
 def fp8_operators(model: Model, units: Units) -> Units:
     """In fp8 only Conv, Gemm, MatMul and residual Adds are computed.
 
-    An Add is residual where one side comes straight out of a weighted operator.
+    An Add is residual if one side comes directly from a weighted operator.
 
-    Source: github.com/NVIDIA/Model-Optimizer, onnx/quantization/fp8.py: "The quantizable op types for FP8 are limited
-    to Conv, Gemm, Matmul, and Residual-Add".
+    Source: github.com/NVIDIA/Model-Optimizer, onnx/quantization/fp8.py: "The quantizable op types for FP8 are
+    limited to Conv, Gemm, Matmul, and Residual-Add".
     """
 
     makers = _weighted_makers(units)
@@ -128,7 +128,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
-    """Apply rules by name, in the order of the table. Units without a choice left are dropped.
+    """Apply rules by name, in the order of the table. Units without any label left are dropped.
 
     Raises `ConfigError` for an unknown name.
     """
@@ -137,7 +137,7 @@ def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
 
 
 def left_out(model: Model, units: Units, names: Iterable[str]) -> dict[str, str]:
-    """By node of these units, the first rule that leaves nothing to decide about it, where one does."""
+    """By node of these units, the first rule after which no label is left, if there is one."""
     before = {node for unit in units for node in unit.nodes}
     told: dict[str, str] = {}
     for name, after in _steps(model, units, names):
@@ -167,7 +167,7 @@ def _weighted_makers(units: Units) -> frozenset[str]:
 
 
 def _weighted_side(model: Model, makers: frozenset[str], add: Unit) -> Edge | None:
-    """The operand that comes straight out of one of these and goes nowhere else; of two, the deeper."""
+    """The operand that comes directly from one of these and has no other reader; of two, the deeper."""
     sides = []
     for tensor, end in add.edges:
         node = model.producer.get(tensor)
@@ -187,9 +187,9 @@ def _beside(unit: Unit, main: Edge | None, fused: set[str]) -> Unit:
 
 
 def _depth(model: Model, tensor: str) -> int:
-    """How many weighted operators stand above a tensor on the longest way, as far as a block reaches."""
+    """Number of weighted operators above a tensor on the longest path, within the depth of a block."""
     depth, front = 0, {tensor}
-    for _ in range(16):  # blocks are shorter than this; beyond, both branches share their way anyway
+    for _ in range(16):  # blocks are shorter; beyond, both branches share their path
         makers = [model.producer[name] for name in front if name in model.producer]
         depth += any(node.op_type in WEIGHT_INPUT for node in makers)
         front = {name for node in makers for name in node.inputs if name and name not in model.constants}
@@ -202,7 +202,7 @@ def _depth(model: Model, tensor: str) -> int:
 
 
 def _way_back(model: Model, tensor: str) -> tuple[Node | None, list[str]]:
-    """What makes a tensor, copies aside, and the tensors on the way."""
+    """The producer of a tensor, copies skipped, and the tensors between."""
     way = [tensor]
     maker = model.producer.get(tensor)
     while maker is not None and maker.op_type in _BETWEEN and is_default(maker):
@@ -212,7 +212,7 @@ def _way_back(model: Model, tensor: str) -> tuple[Node | None, list[str]]:
 
 
 def _read_once(model: Model, way: list[str]) -> set[str]:
-    """The first tensor of the way, if each on it has one reader: then no one else needs it quantized."""
+    """The first tensor of the path, if each on it has one reader: then no other node needs it quantized."""
     return {way[-1]} if all(_is_private(model, tensor) for tensor in way) else set()
 
 
@@ -226,7 +226,7 @@ def _with_edges(unit: Unit, gained: Iterable[Edge], passed: set[str]) -> Unit:
 
 
 def _giving(form: Form) -> Form:
-    """The form with integers out as one of its kinds; of weights alone, as it is."""
+    """The form with ``in+out`` as one of its kinds; weight-only forms are unchanged."""
     gives = "in+out" in form.kinds or form.choice.activation is None
     return form if gives else replace(form, kinds=("in+out", *form.kinds))
 
@@ -239,7 +239,7 @@ def _is_weighted(unit: Unit) -> bool:
 
 
 def _is_private(model: Model, tensor: str) -> bool:
-    """Whether one input of one node is all that ever sees a tensor."""
+    """Whether a tensor has exactly one reader."""
     outside = tensor in model.outputs or tensor in model.captured
     return not outside and len(model.consumers.get(tensor, ())) == 1
 

@@ -1,6 +1,6 @@
-"""`scheme.json`: a placement with its numbers, to keep, to send, and to apply again.
+"""`scheme.json`: a placement with its numbers, to store, transfer and apply again.
 
-A file that is damaged, or that is not a scheme, is refused with its name.
+A file that is damaged, or not a scheme, is rejected with its name.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from qdqspec.types import Consumer, PlacedPair, Placement, Site
 SCHEMA_VERSION = 1
 
 _SMALLEST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-_MOST_BYTES = 256 * 2**20  # a site takes some hundred bytes; nothing near this is a scheme
+_MOST_BYTES = 256 * 2**20  # a site takes some hundred bytes; schemes are far smaller
 IMPORTED = "imported"  # as a backend: the scheme comes from a model that another tool quantized
 _CURE = "write it again with `qdqspec tune`; after an edit by hand, delete its digest"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemeFile:
-    """What a scheme file holds: the backend it was made for, and the sites with their numbers.
+    """Content of a scheme file: the backend it was made for, and the sites with their numbers.
 
-    ``positions`` are those of the nodes that read the sites, where the file has them: see `match.positions`.
+    ``positions`` are those of the nodes that read the sites, if the file has them: see `match.positions`.
     """
 
     backend: str
@@ -51,7 +51,7 @@ class SchemeFile:
 
     @cached_property
     def placement(self) -> Placement:
-        """The sites alone."""
+        """The sites without numbers."""
         return Placement(sites=frozenset(pair.site for pair in self.pairs))
 
 
@@ -62,11 +62,11 @@ def write_scheme(
     backend: str,
     positions: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a placement and the numbers of its sites, whole or not at all. One line a site.
+    """Write a placement and the numbers of its sites atomically. One line per site.
 
-    With ``positions`` of nodes, the sites are found in models that call tensors and nodes otherwise.
-    Raises `PlacementError` where ``pairs`` are not those of the placement, `OutputError` where it cannot
-    write.
+    With ``positions`` of nodes, the sites can be matched in models with other names of tensors and nodes.
+    Raises `PlacementError` if ``pairs`` are not those of the placement, `OutputError` if the file cannot be
+    written.
     """
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
@@ -83,7 +83,7 @@ def write_scheme(
 
 
 def read_scheme(path: Path) -> SchemeFile:
-    """Read a scheme file. Raises `StateError` naming the file where it is missing, damaged or foreign."""
+    """Read a scheme file. Raises `StateError` naming the file if it is missing, damaged or not a scheme."""
     try:
         content = read_json(path, most_bytes=_MOST_BYTES)
     except OSError as error:
@@ -96,12 +96,12 @@ def read_scheme(path: Path) -> SchemeFile:
 
 
 def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
-    """The model with the pairs of a scheme and the very numbers that are in it.
+    """The model with the pairs and numbers of a scheme.
 
-    BatchNormalization is folded first, as tuning does, unless more sites fit the model as it is. Sites are found by
-    their names, by the nodes that read them, and by the position of these: see `qdqspec.placement.match`. Sites that
-    do not fit are left out and noted; where none fits, `PlacementError` is raised. A damaged scheme raises
-    `StateError`.
+    BatchNormalization is folded first, as in tuning, unless more sites fit the model without folding. Sites
+    are matched by their names, by the nodes that read them, and by the position of these: see
+    `qdqspec.placement.match`. Sites that do not fit are omitted and noted; if none fits, `PlacementError` is
+    raised. A damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
     prepared, notes = prepared_for(model, known.pairs, known.positions)
@@ -124,7 +124,7 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
 class FittedPairs:
     """The pairs of a scheme under the names of one model.
 
-    ``moved`` are the tensors that are called otherwise there, ``reasons`` why others were left out, in whole or in
+    ``moved`` are the tensors with other names there, ``reasons`` why others were omitted, in whole or in
     part; both by their names in the scheme.
     """
 
@@ -133,7 +133,7 @@ class FittedPairs:
     reasons: Mapping[str, str]
 
     def notes(self, *, is_imported: bool) -> list[str]:
-        """What a reader should know of it."""
+        """Notes for the reader."""
         notes = []
         if self.moved:
             notes.append(
@@ -150,7 +150,7 @@ class FittedPairs:
 def fit_pairs(
     model: Model, pairs: Iterable[PlacedPair], positions: Mapping[str, str] | None = None
 ) -> FittedPairs:
-    """The pairs as sites of a model. Where two come to read the same input, the first one stays."""
+    """The pairs as sites of a model. If two read the same input, the first one is kept."""
     matcher = Matcher(model, positions or {})
     fitted: list[PlacedPair] = []
     moved: list[str] = []
@@ -177,7 +177,7 @@ def fit_pairs(
 def prepared_for(
     model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None = None
 ) -> tuple[Model, list[str]]:
-    """The model the sites were meant for, and notes: folding makes one tensor of two."""
+    """The model that the sites were made for, and notes: folding replaces two tensors by one."""
     folded = fold_batchnorm(model)
     if (
         not pairs
@@ -189,20 +189,20 @@ def prepared_for(
 
 
 def _fit(model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None) -> tuple[int, int]:
-    """How well pairs fit a model: how many do, and how many by their own names."""
+    """Sort key: number of pairs that fit a model, then number that fit by their own names."""
     fitted = fit_pairs(model, pairs, positions)
     return len(fitted.pairs), -len(fitted.moved)
 
 
 class SchemeNumbers:
-    """The numbers of a scheme as insertion asks for them."""
+    """The numbers of a scheme in the form that insertion needs."""
 
     def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
         self._model = model
         self._params = {pair.site: params_of(pair, _shape(model, pair.site)) for pair in pairs}
 
     def params(self, site: Site) -> QuantParams:
-        """Scale and zero point of a site, or of one with more consumers that this one is part of."""
+        """Scale and zero point of a site, or of the site with more consumers that it is part of."""
         if site not in self._params:
             self._params[site] = self._params[self._whole(site)]
         return self._params[site]
@@ -218,7 +218,7 @@ class SchemeNumbers:
 
 
 def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
-    """The numbers of a pair as arithmetic wants them; scales of blocks need the shape of the weight."""
+    """The numbers of a pair as arithmetic parameters; scales of blocks need the shape of the weight."""
     fmt, axis = number_format(pair.site.format), pair.site.axis
     along: tuple[int, ...] = () if axis is None else (-1,)
     if fmt.dynamic and not pair.site.weight:
@@ -247,7 +247,7 @@ def _misfit(model: Model, pair: PlacedPair) -> str | None:
 
 
 def _shape(model: Model, site: Site) -> tuple[int, ...]:
-    """The shape of a constant; unknown dimensions, which others may have, count nothing."""
+    """The shape of a constant; unknown dimensions of other tensors are 0."""
     return tuple(dim or 0 for dim in model.shape(site.tensor) or ())
 
 
@@ -271,7 +271,7 @@ def _end_record(end: Consumer, position: str | None) -> dict[str, object]:
 
 
 def _sum(backend: object, records: Iterable[object]) -> str:
-    """What the numbers of a scheme are recognized by, as its digest recognizes where they stand. In any order."""
+    """Checksum of the sites with their numbers, in any order. The digest covers the placement only."""
     return content_sum([backend, *sorted(map(content_sum, records))])
 
 
@@ -281,7 +281,7 @@ def _sum(backend: object, records: Iterable[object]) -> str:
 class _Consumer(BaseModel):
     node: str
     input: Annotated[int, Field(ge=0)]
-    position: str | None = None  # of the node in the graph, where its name may not be known
+    position: str | None = None  # of the node in the graph, for models where its name differs
 
 
 class _Site(BaseModel):
@@ -293,9 +293,9 @@ class _Site(BaseModel):
     scale: float | list[float]
     zero_point: int | list[int]
     axis: Annotated[int, Field(ge=0)] | None
-    weight: bool | None = None  # without it, what has an axis is a weight
-    stored: bool = True  # a weight: as integers behind a DQ, or else as it was behind Q and DQ
-    outer: float | None = None  # what multiplies every scale, where a format quantizes scales too
+    weight: bool | None = None  # by default, a site with an axis is a weight
+    stored: bool = True  # of a weight: stored as integers behind a DQ, or float behind Q and DQ
+    outer: float | None = None  # factor of all scales, if a format quantizes scales too
 
     @model_validator(mode="after")
     def _numbers_make_sense(self) -> _Site:
@@ -340,8 +340,8 @@ class _File(BaseModel):
     schema_version: Literal[1]
     backend: str
     sites: list[_Site]
-    digest: str | None = None  # of where the sites stand; whoever edits a scheme by hand deletes it
-    sum: str | None = None  # of everything, numbers too; without a digest it counts no more
+    digest: str | None = None  # of the placement; after an edit by hand it must be deleted
+    sum: str | None = None  # of everything including numbers; ignored without a digest
 
 
 def _checked(content: object, where: Path | str) -> SchemeFile:

@@ -1,7 +1,7 @@
-"""Which tensors can have negative values, as far as the graph proves it.
+"""Proves from the graph which tensors have no negative values.
 
-Used where a Q/DQ pair may stand for a Relu that a quantizing tool removed: on a tensor that is never negative, or in
-front of a Relu, nothing was removed.
+Used where a Q/DQ pair may replace a Relu that a quantizing tool removed: on a tensor that is never negative,
+or before a Relu, nothing was removed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import COPY_OPS, is_default
 
-_DEPTH = 64  # nodes looked back along one path; what lies deeper counts as unknown
+_DEPTH = 64  # depth limit of the search along one path; beyond it the result is unknown
 
-# Their results are never negative, whatever they read.
+# Their results are never negative, for any operands.
 _NEVER_NEGATIVE = frozenset(
     {
         "Abs", "Exp", "HardSigmoid", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Relu", "Sigmoid", "Softmax",
@@ -23,30 +23,31 @@ _NEVER_NEGATIVE = frozenset(
     }
 )  # fmt: skip
 
-# Their results are never negative where no operand is: they copy, pool, add or multiply values.
+# Their results are never negative if no operand is: they copy, pool, add or multiply values.
 _KEEPS_SIGN = COPY_OPS | {
     "Add", "AveragePool", "Concat", "Conv", "ConvTranspose", "Div", "Gemm", "GlobalAveragePool", "GlobalMaxPool",
     "MatMul", "Max", "MaxPool", "Mul", "Pow", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Sum",
 }  # fmt: skip
 _REDUCES = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum")
-_PASSES = COPY_OPS | {"MaxPool", "QuantizeLinear", "DequantizeLinear"}  # a Relu behind them cuts off the same
+# a Relu after them cuts off the same values
+_PASSES = COPY_OPS | {"MaxPool", "QuantizeLinear", "DequantizeLinear"}
 
 
 @dataclass(slots=True)
 class Signs:
-    """What is known of the signs of a model's tensors; each is found once."""
+    """Known signs of a model's tensors; each is computed once."""
 
     model: Model
     _known: dict[str, bool] = field(default_factory=dict)
 
     def never_negative(self, tensor: str, depth: int = _DEPTH) -> bool:
-        """Whether the graph proves that no value of a tensor is below zero. False where it is not known."""
+        """Whether the graph proves that no value of a tensor is below zero. False if unknown."""
         if tensor not in self._known:
             self._known[tensor] = self._find(tensor, depth)
         return self._known[tensor]
 
     def cut_at_zero(self, tensor: str) -> bool:
-        """Whether a Relu, or a Clip at zero, reads a tensor: directly, or behind nodes that copy or pool it."""
+        """Whether a Relu, or a Clip at zero, reads a tensor: directly, or after nodes that copy or pool it."""
         waiting, seen = [tensor], {tensor}
         while waiting:
             for end in self.model.consumers.get(waiting.pop(), ()):
@@ -76,14 +77,14 @@ class Signs:
         return node.op_type in _KEEPS_SIGN and self._operands_keep(node, depth)
 
     def _operands_keep(self, node: Node, depth: int) -> bool:
-        """Whether no operand of a node is ever negative; constants are looked at first."""
+        """Whether no operand of a node is ever negative; constants are checked first."""
         if any(float(str(node.attributes.get(factor, 1.0))) < 0 for factor in ("alpha", "beta")):
             return False
         operands = sorted(_values(node), key=lambda name: name not in self.model.constants)
         return all(self.never_negative(name, depth - 1) for name in operands)
 
     def _clips_at_zero(self, node: Node) -> bool:
-        """Whether a node is a Clip whose lower bound is known, and not below zero."""
+        """Whether a node is a Clip whose lower bound is known and at least zero."""
         if node.op_type != "Clip" or not is_default(node):
             return False
         if len(node.inputs) > 1 and node.inputs[1]:
@@ -92,7 +93,7 @@ class Signs:
 
 
 def starts_at_zero(model: Model, node: Node) -> bool:
-    """Whether the smallest value that a Q or DQ stands for is zero: its zero point is the lowest integer."""
+    """Whether the smallest value that a Q or DQ represents is zero: its zero point is the lowest integer."""
     if len(node.inputs) < 3 or node.inputs[2] not in model.constants:
         return False
     zero_point = model.array(node.inputs[2])

@@ -1,8 +1,8 @@
-"""Which sizes TensorRT's narrow kernels are not made for.
+"""Sizes that TensorRT's narrow kernels do not support well.
 
 Source: NVIDIA Model-Optimizer, onnx/quantization/graph_utils.py (`find_nodes_from_convs_to_exclude`,
-`find_nodes_from_matmul_to_exclude`), which leaves these in float "as kernels are missing or slower". None of it was
-measured by us. Placement keeps pairs away from them, and lint finds pairs that are there.
+`find_nodes_from_matmul_to_exclude`), which leaves these in float "as kernels are missing or slower". None of
+it was measured by us. Placement does not insert pairs there, and lint reports pairs that are there.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from math import prod
 LEAST = 16  # channels of a convolution, rows and columns of the second operand of a product
 _LEAST_KERNEL_IN_GROUPS = 3
 _MULTIPLE = 8
-LARGEST_FP8_KERNEL = 32  # elements: kernels of so many and above are slower
+LARGEST_FP8_KERNEL = 32  # elements: kernels of at least this size are slower
 
 Dims = Sequence[int | None]
 
 
 def too_few_channels(weight: Sequence[int], *, group: int, fp8: bool, first: bool) -> bool:
-    """Whether a convolution's weight, output channels first, has fewer channels than its kernels want.
+    """Whether a convolution's weight, output channels first, has fewer channels than its kernels need.
 
-    An fp8 one wants more than 16 on both sides. An int8 one wants 16, or a multiple of 8 on one side where one side has
-    16 or it is the ``first`` of the model, and a kernel as wide as high; or in groups a multiple of 8 out of it and a
-    kernel of at least 3.
+    An fp8 one needs more than 16 on both sides. An int8 one needs 16, or a multiple of 8 on one side if one
+    side has 16 or it is the ``first`` of the model, and a square kernel; or in groups a multiple of 8 output
+    channels and a kernel of at least 3.
     """
     made, read, *kernel = weight
     if fp8:

@@ -1,7 +1,7 @@
-"""What tells two float models apart: nodes, constants, interface.
+"""Compares two float models: nodes, constants, interface.
 
-Constants are compared where they are read: a tool may
-have given them other names, and one stored in integers comes back only up to half a step.
+Constants are compared where they are read: a tool may have renamed them, and one stored in integers is
+restored only within half a step.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from qdqspec.types import Consumer
 
 HalfSteps: TypeAlias = Callable[[Consumer], npt.NDArray[np.generic] | None]
 
-_SLACK = 1e-6  # of the largest value: what float32 loses between integers and floats
+_SLACK = 1e-6  # of the largest value: float32 rounding between integers and floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkeletonDiff:
     """Differences of the float models: node names, and sentences on nodes, constants and interface.
 
-    ``folded`` names BatchNormalization that one of them has inside its convolutions; that is no difference.
+    ``folded`` names BatchNormalization that only one of them has folded into its convolutions; that is not a
+    difference.
     """
 
     added: tuple[str, ...] = ()
@@ -44,9 +45,9 @@ class SkeletonDiff:
 
 
 def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps) -> SkeletonDiff:
-    """Compare two models without Q/DQ; ``steps`` tell how far a constant that a node reads may be off.
+    """Compare two models without Q/DQ; ``steps`` are tolerances of the constants that nodes read.
 
-    Names of inner tensors mean nothing: what makes them counts.
+    Inner tensors are identified by their producers, not by name.
     """
     a, b, folded = _folded_alike(a, b)
     mine, its = _operators(a), _operators(b)
@@ -65,7 +66,7 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
 
 
 def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
-    """The models, with BatchNormalization folded in the one that has it where the other has not."""
+    """The models, with BatchNormalization folded in one if it is folded in the other."""
     for one, other in ((a, b), (b, a)):
         folded = fold_batchnorm(one)
         if folded.removed and not any(name in other.by_name for name in folded.removed):
@@ -88,7 +89,7 @@ def _is_constant(model: Model, node: Node) -> bool:
 
 
 def _change(a: Model, b: Model, one: Node, other: Node) -> str:
-    """How two nodes of one name differ; empty where they do not."""
+    """The difference of two nodes with one name; empty if there is none."""
     if (one.op_type, one.domain) != (other.op_type, other.domain):
         return f"'{one.name}': {one.op_type} > {other.op_type}"
     if _attributes(one) != _attributes(other):
@@ -101,7 +102,7 @@ def _change(a: Model, b: Model, one: Node, other: Node) -> str:
 
 
 def _source(model: Model, tensor: str) -> tuple[str, int]:
-    """Where a tensor comes from: a node and which of its outputs, else the name of an input."""
+    """The source of a tensor: a node and the index of its output, else the name of an input."""
     if tensor in model.constants:
         return "(constant)", 0
     maker = model.producer.get(tensor)
@@ -109,7 +110,7 @@ def _source(model: Model, tensor: str) -> tuple[str, int]:
 
 
 def _result(model: Model, tensor: str) -> str:
-    """What counts of an output's name: whether it is there, and whose it is where the model gives it."""
+    """The part of an output's name that is compared: whether it is present, and the name of a graph output."""
     return tensor if tensor in model.outputs or not tensor else "(inner)"
 
 
@@ -132,8 +133,8 @@ def _constants(a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfS
 
 
 def _coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[np.generic] | None:
-    """Half a step of the coarsest pair on a tensor: its readers may have pairs of their own, and what a float
-    weight was restored from is one of them.
+    """Half a step of the coarsest pair on a tensor: its readers may have different pairs, and a restored float
+    weight comes from one of them.
     """
     found = [step for end in model.consumers.get(tensor, ()) if (step := half_steps(end)) is not None]
     if not found:
@@ -161,7 +162,7 @@ def _apart(a: Model, left: str, b: Model, right: str, steps: list[npt.NDArray[np
 def _float_difference(
     x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], steps: list[npt.NDArray[np.generic]]
 ) -> str:
-    """Values apart by more than rounding to integers explains; without integers every difference counts."""
+    """The values that differ by more than rounding to integers; without integers each difference counts."""
     allowed = np.zeros(())
     if steps:
         allowed = _SLACK * np.max(np.abs(x), initial=0.0) + sum(s.astype(np.float64) for s in steps)

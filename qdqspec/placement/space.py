@@ -1,8 +1,8 @@
-"""What may be chosen: the units of a model with the labels each may carry, and what a choice comes to.
+"""The search space: the units of a model with the labels of each, and the placement of each choice of labels.
 
-Given one label a unit, `resolve` says where the Q/DQ pairs stand. Where two formats meet on one edge, the reader's
-pair stands: its kernel cannot run without, and the maker hands out floats there. A reader of which the weight alone is
-quantized wants floats, and gets them where the maker can give floats.
+Given one label per unit, `resolve` returns the Q/DQ pairs. If two formats meet on one edge, the reader's pair
+is inserted: its kernel requires it, and the producer outputs float on that edge. A reader with only its
+weight quantized reads floats if the producer can output floats.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from qdqspec.placement.stands import Stands
 from qdqspec.placement.units import Edge, Unit, UnitFinder, with_results
 from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Site
 
-_OF_UNITS = frozenset({"by_id", "unit_of", "_stands", "_offered"})  # what is found out of units, and kept
+_OF_UNITS = frozenset({"by_id", "unit_of", "_stands", "_offered"})  # cached properties derived from units
 
 
 class SchemeSpace:
     """All placements of one model that the backend can use and the spec allows.
 
-    Units are made of ``allowed`` nodes (all where it is ``None``); ``denied`` ones read nothing quantized.
+    Units are made of ``allowed`` nodes (all if ``None``); ``denied`` ones read nothing quantized.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SchemeSpace:
         self.units: tuple[Unit, ...] = tuple(unit for unit in map(self._apart, found) if unit.forms)
 
     def _apart(self, unit: Unit) -> Unit:
-        """The unit less the outputs that only denied nodes read: these read floating point."""
+        """The unit without the outputs that only denied nodes read: these read floating point."""
         outputs = tuple(
             t for t in unit.outputs if any(e.node not in self._denied for e in self.model.ends(t))
         )
@@ -94,7 +94,7 @@ class SchemeSpace:
 
     @property
     def tensors(self) -> frozenset[str]:
-        """Activations that any choice may quantize: what calibration must know."""
+        """Activations that any choice may quantize, which calibration must cover."""
         return frozenset(
             tensor
             for unit in self.units
@@ -102,7 +102,7 @@ class SchemeSpace:
         )
 
     def known(self, tensors: Collection[str]) -> SchemeSpace:
-        """The same space less what touches an activation without a calibrated range."""
+        """The same space without labels that need an activation without a calibrated range."""
         smaller = SchemeSpace.__new__(SchemeSpace)
         smaller.__dict__.update({k: v for k, v in self.__dict__.items() if k not in _OF_UNITS})
         known = (_known(unit, tensors) for unit in self.units)
@@ -110,9 +110,9 @@ class SchemeSpace:
         return smaller
 
     def resolve(self, labels: Mapping[str, Label]) -> Placement:
-        """Where the pairs stand when each unit carries its label; units not named stay ``fp``.
+        """The placement if each unit has its label; units not named stay ``fp``.
 
-        Raises `PlacementError` for a unit that is none, or a label that it does not offer.
+        Raises `PlacementError` for an unknown unit, or a label that it does not offer.
         """
         return self._stands.placement(labels)
 
@@ -121,9 +121,9 @@ class SchemeSpace:
         return Stands(self.model, self.by_id, self.result_edges)
 
     def permitted(self, placement: Placement) -> Placement:
-        """The placement, wherever it comes from, if it leaves alone what the spec does not let anyone quantize.
+        """The placement, from any source, if it quantizes nothing that the spec excludes.
 
-        Raises `PlacementError` naming the first node that it does not. What no filter speaks of is not looked at.
+        Raises `PlacementError` naming the first excluded node. Nodes without filters are not checked.
         """
         ends = (end for site in placement.sites for end in site.consumers if end.node in self._closed)
         if outside := sorted(end for end in ends if end not in self._offered):
@@ -136,7 +136,7 @@ class SchemeSpace:
 
     @cached_property
     def _offered(self) -> frozenset[Consumer]:
-        """All that some choice quantizes the input of."""
+        """All inputs that some choice quantizes."""
         edges = (end for unit in self.units for _, end in (*unit.edges, *self.result_edges(unit)))
         sites = (
             site for unit in self.units for form in unit.forms for site in (*form.constants, *form.biases)
@@ -144,25 +144,25 @@ class SchemeSpace:
         return frozenset((*edges, *(end for site in sites for end in site.consumers)))
 
     def result_edges(self, unit: Unit) -> tuple[Edge, ...]:
-        """The edges after a unit that are quantized under ``in+out``: all that read its outputs, and others."""
+        """The edges after a unit that are quantized under ``in+out``: the readers of its outputs, and ``out_edges``."""
         ends = ((tensor, end) for tensor in unit.outputs for end in self.model.ends(tensor))
         return (*(edge for edge in ends if edge[1].node not in self._denied), *unit.out_edges)
 
     def uniform(self, wanted: Label) -> dict[str, Label]:
-        """Every unit that offers the label gets it; the others stay ``fp``."""
+        """The label for each unit that offers it; the others stay ``fp``."""
         return {unit.id: wanted for unit in self.units if wanted in unit.labels}
 
     def everything(self, name: str = "") -> dict[str, Label]:
-        """Every unit quantized as far as it can be, in the format of that name in labels.
+        """Each unit quantized as far as possible, in the format with that name in labels.
 
-        In the case's first format, units that do not offer it take the next one that they do.
+        In the case's first format, units that do not offer it get the next one that they do.
         """
         full = {unit.id: unit.full_in(name) if name else unit.full for unit in self.units}
         return {unit: label for unit, label in full.items() if label != "fp"}
 
 
 def _known(unit: Unit, tensors: Collection[str]) -> Unit:
-    """The unit with what of it was calibrated: without its edges, weights alone are left."""
+    """The unit with its calibrated parts: if an edge is not calibrated, only weight-only forms remain."""
     if not all(tensor in tensors for tensor, _ in unit.edges):
         alone = tuple(form for form in unit.forms if form.choice.activation is None)
         return replace(unit, edges=(), outputs=(), out_edges=(), forms=alone)

@@ -1,7 +1,8 @@
-"""A model's bytes with room for Q/DQ pairs.
+"""Splices Q/DQ pairs into a model's bytes.
 
-Making a candidate puts pieces of bytes in order that were made once: the model's nodes as they are and as they read
-pairs, and those of each pair (`placement.spots`). See docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
+A candidate is a sequence of pieces of bytes that were made once: the model's nodes unchanged and with inputs
+from pairs, and the nodes of each pair (`placement.spots`). See
+docs/decisions/0002-insertion-splices-graphsurgeon-nodes.md.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from qdqspec.placement.pairs import Pair, makes_output
 from qdqspec.placement.spots import Change, Insert, Numbers, Partial, Spots
 from qdqspec.types import Site
 
-Cut: TypeAlias = tuple[list[bytes], bytes]  # a node: its inputs, and all that follows them
+Cut: TypeAlias = tuple[list[bytes], bytes]  # a node: its inputs, and the bytes after them
 
 _IMPORT = wire_field(
     onnx.ModelProto.OPSET_IMPORT_FIELD_NUMBER, onnx.helper.make_opsetid(DOMAIN, VERSION).SerializeToString()
 )
-_INLINE = 4096  # bytes: smaller initializers are kept as they are written, larger ones as they are
+_INLINE = 4096  # bytes: smaller initializers are kept serialized, larger ones as messages
 
 
 def insert_of(site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
@@ -61,10 +62,10 @@ def insert_of(site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
 
 
 class Template:
-    """A model cut open: nodes, initializers and what stands between them, in pieces in the order of the file."""
+    """A model split into pieces: nodes, initializers and the bytes between them, in the order of the file."""
 
     def __init__(self, proto: onnx.ModelProto, *, apart: bool) -> None:
-        """``apart`` keeps initializers with external data as they are, so that it can be taken in on saving."""
+        """``apart`` keeps initializers with external data as messages, so that it can be included on saving."""
         self._before, self._after = around_graph(proto)
         known = any(opset.domain == DOMAIN for opset in proto.opset_import)
         self._after_foreign = self._after + (b"" if known else _IMPORT)  # with TensorRT's operators
@@ -86,7 +87,7 @@ class Template:
         self._lengths = array("q")
         self._slots = len([self._kept(piece) for piece in pieces])
         self._spots = Spots()
-        self._twice: dict[int, int] = {}  # nodes with two inputs changed, by these changes
+        self._twice: dict[int, int] = {}  # nodes with two changed inputs, by these changes
 
     def _kept(self, piece: Piece) -> int:
         self._stock.append(piece)
@@ -94,9 +95,9 @@ class Template:
         return len(self._stock) - 1
 
     def place(self, insert: Insert, ends: Sequence[tuple[int, int]], anchor: int) -> int:
-        """The number of a new spot: that of an insert before node ``anchor``, read by the ``ends``, (node, input)."""
+        """The number of a new position: an insert before node ``anchor``, read by the ``ends``, (node, input)."""
         text = node_input(insert.output)
-        is_new = insert.makes_output  # then its name stays, and it is the float tensor that gets another
+        is_new = insert.makes_output  # then its name is kept, and the float tensor is renamed
         changes = [
             self._reading(node, i, text) for node, i in ends if is_new or self._cuts[node][0][i] != text
         ]
@@ -118,16 +119,16 @@ class Template:
         return Change(node, self._kept(_written(self._cuts[node], [(i, text)])), i, text)
 
     def renamed(self, node: int, names: Mapping[str, str]) -> Cut:
-        """A node where the tensors that it reads and makes have other names."""
+        """A node with other names for the tensors that it reads and makes."""
         changed = onnx.NodeProto()
         changed.CopyFrom(self._protos[node])
         rename_tensors(changed, lambda name: names.get(name, name))
         return cut_node(changed)
 
     def _instead(self, insert: Insert, stored: int) -> Iterator[Change]:
-        """What puts stored integers in the place of the float weight."""
+        """The changes that replace the float weight by stored integers."""
         weight = insert.site.tensor
-        if weight in self._inputs:  # whoever could feed the float weight cannot any more
+        if weight in self._inputs:  # callers can no longer feed the float weight
             yield Change(self._inputs[weight], self._kept(b""))
         if weight in self._initializers:
             yield Change(self._initializers[weight], stored)
@@ -137,9 +138,9 @@ class Template:
             yield Change(node, self._kept(changed))
 
     def filled(self, numbers: Sequence[int], renamed: Mapping[int, Cut]) -> Parts | None:
-        """The model with the inserts of these spots; ``None`` where two of them are for one input.
+        """The model with the inserts of these positions; ``None`` if two of them are for one input.
 
-        ``renamed`` nodes are others beforehand.
+        ``renamed`` nodes are replaced first.
         """
         spots = np.array(numbers, np.int64)
         if self._spots.overlap(spots):
@@ -157,9 +158,10 @@ class Template:
         return Parts(self._before, tuple(self._runs(order, own)), after, apart=self._apart)
 
     def _change(self, order: Numbers, spots: Numbers, renamed: Mapping[int, Cut]) -> list[bytes]:
-        """Puts what each of these spots changes by itself into ``order``.
+        """Write the change of each of these positions into ``order``.
 
-        Returns what no other candidate may have: renamed nodes and those with many changes, numbered from -1 down.
+        Returns the pieces that only this candidate has: renamed nodes and those with many changes, numbered
+        from -1 down.
         """
         slots, pieces, changes = self._spots.changes(spots)
         times = np.bincount(slots, minlength=len(order))
@@ -177,7 +179,7 @@ class Template:
         ]
 
     def _changed_twice(self, changes: Numbers) -> list[int]:
-        """Nodes that two changes each are made of, the one after the other."""
+        """Nodes with two changes each, one after the other."""
         pairs = (changes[::2] << 32 | changes[1::2]).tolist()
         made = list(map(self._twice.get, pairs, repeat(-1)))
         for at in [at for at, piece in enumerate(made) if piece < 0]:
@@ -187,7 +189,7 @@ class Template:
         return made
 
     def _runs(self, order: Numbers, own: Sequence[bytes]) -> Iterator[Piece | Run]:
-        """Neighbouring bytes together; tensors, and what is this candidate's ``own``, by themselves."""
+        """Adjacent bytes joined; tensors, and the candidate's ``own`` pieces, separately."""
         lengths = np.asarray(self._lengths)[order]
         start = 0
         for at in np.flatnonzero((order < 0) | (lengths < 0)).tolist():
@@ -198,7 +200,7 @@ class Template:
 
 
 def _written(cut: Cut, texts: Iterable[tuple[int, bytes]] = ()) -> bytes:
-    """A node, other texts in the place of some of its inputs."""
+    """A node with some of its inputs replaced."""
     inputs = cut[0].copy()
     for i, text in texts:
         inputs[i] = text
@@ -206,7 +208,7 @@ def _written(cut: Cut, texts: Iterable[tuple[int, bytes]] = ()) -> bytes:
 
 
 def _constant(node: onnx.NodeProto, value: TensorProto) -> bytes:
-    """A ``Constant`` node that makes this value instead."""
+    """A ``Constant`` node with this value instead."""
     changed = onnx.NodeProto()
     changed.CopyFrom(node)
     changed.output[0] = value.name

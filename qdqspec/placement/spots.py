@@ -1,7 +1,7 @@
-"""Where Q/DQ pairs go in a model and what they change there, in columns for all pairs together.
+"""Positions of Q/DQ pairs in a model and the changes there, in columns for all pairs together.
 
-So a candidate takes a few steps over whole columns, and not many for each of tens of thousands of pairs. May import
-floors 0 to 2, numpy and onnx. Knows nothing of the model but its places by number.
+So a candidate takes a few operations on whole columns instead of several for each of tens of thousands of
+pairs. Positions in the model are numbers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Insert:
-    """What a site adds to a model. ``nodes`` and ``constants`` are fields of the graph.
+    """The additions of a site to a model. ``nodes`` and ``constants`` are fields of the graph.
 
-    ``integer`` is the stored weight where there is one. It can stand in the place of the float weight once the
-    inserts chosen cover all its ``readers``; this one covers ``covered`` of them.
+    ``integer`` is the stored weight if there is one. It can replace the float weight if the chosen inserts
+    cover all its ``readers``; this one covers ``covered`` of them.
     """
 
     site: Site
@@ -45,7 +45,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A slot of a template and the piece in it under an insert, by number. Of nodes, which input reads what then."""
+    """A slot of a template and the number of the piece in it under an insert. For nodes, the input and its new text."""
 
     slot: int
     piece: int
@@ -54,7 +54,7 @@ class Change:
 
 
 class Spots:
-    """Where inserts go in a template and what they change there, by their numbers. Pieces are meant by theirs."""
+    """Positions of inserts in a template and their changes, by number. Pieces are given by number too."""
 
     def __init__(self) -> None:
         self._anchors = array("q")
@@ -62,7 +62,8 @@ class Spots:
         self._constants = array("q")
         self._foreign = array("b")
         self._partial: dict[int, Partial] = {}
-        # Numbers of spots with one of the ends that read each, and with slot and piece of one that each changes.
+        # Numbers of positions with one of the ends that read each, and with slot and piece of one of its
+        # changes.
         self._ends = array("q")
         self._slots = array("q")
         self._changes: list[Change] = []
@@ -91,17 +92,17 @@ class Spots:
         return number
 
     def add_partial(self, number: int, partial: Partial) -> None:
-        """The spot has a stored weight of which it covers some readers only."""
+        """Register an insert whose stored weight covers only some readers."""
         self._partial[number] = partial
 
     def overlap(self, spots: Numbers) -> bool:
-        """Whether two of these spots are for one input."""
+        """Whether two of these positions are for one input."""
         ends = np.asarray(self._ends).reshape(-1, 2)
         read = ends[self._chosen(spots)[ends[:, 0]], 1]
         return len(read) > 0 and int(np.bincount(read).max()) > 1
 
     def changes(self, spots: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """What each of these spots changes by itself: slots in order, their pieces, and the numbers of the changes."""
+        """The changes of each of these positions: slots in order, their pieces, and the numbers of the changes."""
         slots = np.asarray(self._slots).reshape(-1, 3)
         rows = np.flatnonzero(self._chosen(spots)[slots[:, 0]])
         rows = rows[np.argsort(slots[rows, 1], kind="stable")]
@@ -113,17 +114,18 @@ class Spots:
         return chosen
 
     def slot(self, change: int) -> int:
-        """What a change is made in."""
+        """The slot of a change."""
         return self._changes[change].slot
 
     def texts(self, changes: Iterable[int]) -> list[tuple[int, bytes]]:
-        """Inputs of a node, and what they say after these changes."""
+        """Inputs of a node, and their texts after these changes."""
         return [(change.input, change.text) for change in map(self._changes.__getitem__, changes)]
 
     def partial(self, numbers: Iterable[int]) -> tuple[list[Change], list[int]]:
-        """What changes since several cover a stored weight together, and weights to be stored beside the float ones.
+        """Changes if several inserts cover a stored weight together, and weights to store beside the float ones.
 
-        Of the inserts of a weight the first in the graph takes its place: stripping meets that one first.
+        Of the inserts of a weight the first in the graph takes its place, because stripping finds that one
+        first.
         """
         chosen = [number for number in numbers if number in self._partial] if self._partial else []
         covered: Counter[str] = Counter()
@@ -140,7 +142,7 @@ class Spots:
         return changes, beside
 
     def added(self, spots: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-        """Where nodes go, the nodes, and the constants."""
+        """The positions of nodes, the nodes, and the constants."""
         return (
             np.asarray(self._anchors)[spots],
             np.asarray(self._nodes)[spots],
@@ -148,13 +150,13 @@ class Spots:
         )
 
     def any_foreign(self, spots: Numbers) -> bool:
-        """Whether any of these spots adds operators of TensorRT's domain."""
+        """Whether any of these positions adds operators of TensorRT's domain."""
         return bool(np.asarray(self._foreign)[spots].any())
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """An insert whose stored weight alone does not replace the float one, and what changes where it does."""
+    """An insert whose stored weight alone does not replace the float one, and the changes when it does."""
 
     insert: Insert
     stored: int

@@ -1,8 +1,8 @@
-"""Where pairs stand under a choice of labels, in columns for all choices together.
+"""Q/DQ edges implied by each (unit, label), in columns for all choices together.
 
-A pair can stand where a tensor goes to who reads it: an edge, in one format. What each choice claims is found when it
-is first made, so that resolving takes a few steps over whole columns, and not many for each of tens of thousands of
-units.
+A pair can be inserted on an edge (a tensor and its reader) in one format. The edges of a choice are computed
+when it is first used, so that resolving takes a few operations on whole columns instead of several for each
+of tens of thousands of units.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from qdqspec.quantize.formats import number_format
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Consumer, Label, Placement, Site, kind_of
 
-# Tensor, format, axis; the unit that a bias belongs to, or "" for another constant; the graph that reads an activation.
+# Tensor, format, axis; the unit of a bias, or "" for another constant; the graph that reads an activation.
 _Key = tuple[str, str, int | None, str | None, str]
 _Numbers = npt.NDArray[np.int64]
 
-_NOBODY, _FLOAT = -1, -2  # what is wanted on an edge, other than one of the numbers of stands' edges
-_WIDE = 62  # readers of one tensor: more do not fit into the bits of a machine's number
+_NOBODY, _FLOAT = -1, -2  # demands on an edge other than the numbers of edges: none, float
+_WIDE = 62  # readers of one tensor: the bits of a machine integer
 
 
 class _Stand(dict[int, Site]):
-    """Where a pair can stand, a tensor in one format: its sites by who reads the pair, as bits of a number.
+    """One tensor in one format: its sites by the readers of the pair, as bits of a number.
 
-    Sites are made once and compare by identity in large placements. ``first`` is the number of its first edge.
+    Sites are made once and compare by identity in large placements. ``first`` is the number of its first
+    edge.
     """
 
     __slots__ = ("_ends", "_key", "first", "place")
@@ -51,9 +52,9 @@ class _Stand(dict[int, Site]):
 
 
 class Stands:
-    """All places of a model where a pair can stand, and which of them each choice of a label for a unit claims.
+    """All edges of a model where a pair can be inserted, and those of each choice of a label for a unit.
 
-    ``results`` tells the edges after a unit that are quantized where it gives integers.
+    ``results`` returns the edges after a unit that are quantized if it outputs integers.
     """
 
     def __init__(
@@ -66,18 +67,18 @@ class Stands:
         self._known: defaultdict[Label, dict[str, int]] = defaultdict(dict)  # choices by label and unit
         self._choices: list[tuple[str, Label]] = []
         self._ranks = array("q")  # of the units of choices
-        self._yields = array("b")  # whether a choice can do without the pairs on what it makes
-        # Numbers of choices, each with one of what it reads so, makes so, and wants to read in float.
+        self._yields = array("b")  # whether a choice can omit the pairs on its outputs
+        # Numbers of choices, each with one edge that it reads quantized, makes quantized, or reads in float.
         self._reads, self._makes, self._floats = array("q"), array("q"), array("q")
         self._stands: dict[_Key, _Stand] = {}
-        self._firsts = array("q")  # edges of stands
-        self._bits = array("q")  # of edges: which of its stand
-        self._edges = array("q")  # of the model, for the edges of stands
+        self._firsts = array("q")  # first edges of tensors in a format
+        self._bits = array("q")  # of edges: the bit within its tensor and format
+        self._edges = array("q")  # of the model, for these edges
         self._edge: dict[Edge, int] = {}
         self._widest = 0
 
     def placement(self, labels: Mapping[str, Label]) -> Placement:
-        """Where the pairs stand when each unit carries its label. Raises `PlacementError` as `SchemeSpace.resolve`."""
+        """The placement if each unit has its label. Raises `PlacementError` as `SchemeSpace.resolve`."""
         known = self._known
         numbers = [known[label].get(name, -1) for name, label in labels.items() if label != "fp"]
         if -1 in numbers:
@@ -89,7 +90,7 @@ class Stands:
         return Placement(sites=frozenset(sites), labels=ordered, listed=sites)
 
     def _sites(self, covered: npt.NDArray[np.bool_]) -> list[Site]:
-        """The sites of all stands that have covered edges."""
+        """The sites of all tensors in a format that have covered edges."""
         if not self._stands:
             return []
         kind = np.object_ if self._widest > _WIDE else np.int64
@@ -98,9 +99,9 @@ class Stands:
         return [stand[some] for stand, some in zip(self._stands.values(), ends, strict=True) if some]
 
     def _covered(self, choices: _Numbers) -> npt.NDArray[np.bool_]:
-        """Which edges of stands have a pair: what is read so, and what is made so where no reader wants otherwise.
+        """The edges that have a pair: those read quantized, and those made quantized if no reader needs otherwise.
 
-        A reader may want another format, or float where the maker can yield.
+        A reader may need another format, or float if the producer can omit its pair.
         """
         chosen = np.zeros(len(self._choices), np.bool_)
         chosen[choices] = True
@@ -120,7 +121,7 @@ class Stands:
         return covered
 
     def _number(self, name: str, label: Label) -> int:
-        """The number of a choice; what it claims is known from then on."""
+        """The number of a choice, whose edges are computed on first use."""
         if name in self._known[label]:
             return self._known[label][name]
         unit = self._offering(name, label)
@@ -166,7 +167,7 @@ class Stands:
         return unit
 
     def _activation(self, tensor: str, end: Consumer, fmt: str) -> int:
-        """An edge in a format of activations; blocks of one run along the last axis, that products sum over."""
+        """An edge in an activation format; blocks are along the last axis, which products are summed over."""
         blocked = bool(fmt) and number_format(fmt).block
         axis = len(self._model.shape(tensor) or ()) - 1 if blocked else None
         return self._stands_edge((tensor, fmt, axis, None, self._scope(end)), end)

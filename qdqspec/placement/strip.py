@@ -1,4 +1,4 @@
-"""Taking Q/DQ out of a model, whoever put it in: the inverse of insertion.
+"""Removes Q/DQ from a model, made by any tool: the inverse of insertion.
 
 Pairs are recognized by structure, never by name.
 """
@@ -29,27 +29,27 @@ from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.recognize import Recognition, recognize
 from qdqspec.placement.restore import within_reach
 
-RELU_INSERTED = "a Relu was inserted"  # how a note of it begins
-NOT_REMOVED = "not removed"  # how a note of Q/DQ that is kept begins
+RELU_INSERTED = "a Relu was inserted"  # prefix of a note on it
+NOT_REMOVED = "not removed"  # prefix of a note on Q/DQ that is kept
 
 
 @dataclass(frozen=True, slots=True)
 class Stripped:
-    """A model without Q/DQ, and what a reader should know: what was not removed, what could not be restored."""
+    """A model without Q/DQ, and notes on pairs that were not removed and weights that were not restored."""
 
     proto: onnx.ModelProto
     notes: tuple[str, ...] = ()
 
 
 def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
-    """The float model behind a model with Q/DQ pairs.
+    """The float model of a model with Q/DQ pairs.
 
-    Float weights behind Q and DQ come back bit for bit; integer ones dequantized as float, or from the
-    ``reference`` (the model before quantization) bit for bit. What `insert_qdq` made is undone byte for
-    byte; only a raised opset stays raised. Where the result has just the nodes, weights and interface of the
-    reference (at the model's opset), the reference itself is returned: tools reorder, and raise the opset.
-    Pairs that cannot be taken out are left and noted. External data refers to the folder of ``model``, and may
-    lie outside it where it is the reference's: `save_model` takes it in.
+    Float weights behind Q and DQ are restored bit for bit; integer ones dequantized as float, or from the
+    ``reference`` (the model before quantization) bit for bit. Models from `insert_qdq` are restored byte for
+    byte, except that a raised opset stays raised. If the result has exactly the nodes, weights and interface
+    of the reference (at the model's opset), the reference itself is returned: tools reorder, and raise the
+    opset. Pairs that cannot be removed are kept and noted. External data refers to the folder of ``model``,
+    and may be outside it if it is the reference's: `save_model` includes it.
     """
     expected = None if reference is None else _at_opset_of(model, reference)
     work = _Stripping(recognize(model, expected))
@@ -66,7 +66,7 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
 
 @dataclass(frozen=True, slots=True)
 class TakenApart:
-    """A model beside the one without Q/DQ, and what each node that both have is called there."""
+    """A model, its version without Q/DQ, and the names there of the nodes that both have."""
 
     found: Recognition
     stripped: Model
@@ -77,9 +77,9 @@ class TakenApart:
 def take_apart(
     model: Model, reference: Model | None = None, *, activations: Model | None = None
 ) -> TakenApart:
-    """What `strip_qdq` does, for those who want to know what was taken out and where it stood.
+    """Strip a model as `strip_qdq` does, and return what was removed and from where.
 
-    ``activations`` stands in for the reference where only a Relu or Clip is wanted that a tool removed.
+    ``activations`` replaces the reference if only a removed Relu or Clip has to be restored.
     """
     found = recognize(
         model, None if reference is None else _at_opset_of(model, reference), activations=activations
@@ -93,7 +93,7 @@ def take_apart(
 
 
 def _name_in(reference: Model | None, node: Node) -> str:
-    """What the reference calls a node: nameless ones are numbered, and raising the opset may have added some."""
+    """A node's name in the reference: nameless ones are numbered, and raising the opset may have added some."""
     made = next((output for output in node.outputs if output), "")
     original = None if reference is None else reference.producer.get(made)
     return node.name if original is None or original.op_type != node.op_type else original.name
@@ -101,18 +101,18 @@ def _name_in(reference: Model | None, node: Node) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Stripping:
-    """Builds the model without what was found, and says what a reader should know."""
+    """Builds the model without the pairs found, and the notes."""
 
     found: Recognition
 
     def proto(self) -> onnx.ModelProto:
-        """The model as it is without what was found. Weights in bodies are where their integers were."""
+        """The model without the pairs. Weights in bodies are where their integers were."""
         if not self.found.model.has_bodies:
             return self.build()
         return closed(self.build(), {weight: integers for integers, weight in self.found.place.items()})
 
     def build(self) -> onnx.ModelProto:
-        """The same in the flat form."""
+        """The model without the pairs, in the flat form."""
         proto = copy_model(self.found.model.flat, but={"node", "initializer", "value_info", "input"})
         graph = proto.graph
         graph.node.extend(proto for _, proto in self.nodes())
@@ -123,14 +123,15 @@ class _Stripping:
         vanished -= self.found.floats.keys() | {
             self.found.model.nodes[i].outputs[0] for i in self.found.revival.relus
         }
-        vanished -= set(self.found.model.outputs)  # the pair that made one is gone, the output is not
+        # the pair that made an output is removed, the output is not
+        vanished -= set(self.found.model.outputs)
         graph.value_info.extend(v for v in self.found.model.flat.graph.value_info if v.name not in vanished)
         if self._imported_for_pairs():
             refill(proto.opset_import, [o for o in proto.opset_import if o.domain != DOMAIN])
         return proto
 
     def _imported_for_pairs(self) -> bool:
-        """Whether nothing but pairs that go is of TensorRT's domain."""
+        """Whether only removed pairs use TensorRT's domain."""
         ours = {node.index for node in self.found.model.nodes if is_pair_op(node.proto)}
         others = any(
             node.domain == DOMAIN and node.index not in self.found.gone for node in self.found.model.nodes
@@ -142,7 +143,7 @@ class _Stripping:
         )
 
     def nodes(self) -> Iterator[tuple[Node | None, onnx.NodeProto]]:
-        """The nodes of the result, each with the node of the model that it was; revived ones are new."""
+        """The nodes of the result, each with the node of the model that it was; restored ones are new."""
         revival = self.found.revival
         for node in self.found.model.nodes:
             if node.index in revival.relus:
@@ -173,7 +174,7 @@ class _Stripping:
         return changed
 
     def _restored_constant(self, node: Node) -> str | None:
-        """The weight to be restored in this Constant node's place."""
+        """The weight to restore in place of this Constant node."""
         if node.op_type != "Constant" or node.outputs[0] not in self.found.dropped:
             return None
         return self.found.place.get(node.outputs[0])
@@ -201,7 +202,7 @@ class _Stripping:
         return named
 
     def _inputs(self) -> list[onnx.ValueInfoProto]:
-        """The graph inputs, with those that a restored weight was at the same time."""
+        """The graph inputs, including those that are also restored weights."""
         inputs = [i for i in self.found.model.flat.graph.input if i.name not in self.found.dropped]
         reference = self.found.weights.reference
         if reference is None or not any(i.name in self.found.floats for i in reference.proto.graph.input):
@@ -210,7 +211,7 @@ class _Stripping:
         return [i for i in reference.proto.graph.input if i.name in names]
 
     def notes(self) -> Iterator[str]:
-        """What a reader should know."""
+        """Notes for the reader."""
         for reason, nodes in self.found.left.items():
             yield f"{NOT_REMOVED}, {listed(nodes)}: {reason}"
         for graph in self._bodies_with_pairs():
@@ -254,7 +255,7 @@ def _raised_from(proto: onnx.ModelProto) -> str | None:
 
 
 def _at_opset_of(model: Model, reference: Model) -> Model:
-    """The reference as it looks after raising its opset to the model's, as whoever quantized it did."""
+    """The reference with its opset raised to the model's, as the quantizing tool did."""
     if _raised_from(model.proto) is not None:
         return Model(raised(reference.proto, opset_of(model.proto)), path=reference.path)
     if opset_of(model.proto) > opset_of(reference.proto):
@@ -263,7 +264,7 @@ def _at_opset_of(model: Model, reference: Model) -> Model:
 
 
 def _same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> bool:
-    """Whether two models have the same nodes and weights, in whatever order, and the same interface."""
+    """Whether two models have the same nodes and weights, in any order, and the same interface."""
     left, right = one.graph, other.graph
     mine, its = ({t.name: t for t in graph.initializer} for graph in (left, right))
     return (
@@ -277,7 +278,7 @@ def _same_parts(one: onnx.ModelProto, other: onnx.ModelProto, reader: Model) -> 
 
 
 def _same_tensor(one: TensorProto, other: TensorProto, reader: Model) -> bool:
-    """Whether two tensors are the same; one may hold its values, and the other have them in a file."""
+    """Whether two tensors are equal; one may hold its values, and the other refer to a file."""
     if one == other or not (is_external(one) or is_external(other)):
         return one == other
     base = None if reader.path is None else reader.path.parent
@@ -295,7 +296,7 @@ def _reachable(owner: Model, reader: Model) -> onnx.ModelProto:
 
 
 def _missing(proto: onnx.ModelProto, reference: Model) -> Iterator[str]:
-    """What tells the result from the reference, in nodes."""
+    """The nodes in which the result differs from the reference."""
     here = Model(proto).by_name
     lost = [n.name for n in reference.nodes if n.name not in here and n.op_type not in QDQ_OPS]
     if lost:

@@ -1,14 +1,13 @@
-"""Which Q/DQ pairs of a model an optimizer leaves standing, by name.
+"""Checks which Q/DQ pairs of a model survive an optimizer.
 
-A pair has survived for a reader where the reader's kernel
-in the optimized graph
+A pair has survived for a reader if the reader's kernel in the optimized graph
 
-- computes in integers (QLinearConv and its like, or a Reshape, MaxPool and so on of an integer tensor), or
-- still reads a DequantizeLinear of the same scale, through converting nodes at most.
+- computes in integers (QLinearConv and similar, or a Reshape, MaxPool and so on of an integer tensor), or
+- still reads a DequantizeLinear of the same scale, at most through converting nodes.
 
-A reader that asks for a tensor's shape has no use for a pair, and optimizers fold it away: it is passed over.
-Names of Q and DQ nodes, of their tensors and even their integer type mean nothing: ONNX Runtime makes uint8 of
-int8, doubles DequantizeLinear nodes, and gives new names while it changes the layout.
+A reader of a tensor's shape does not need a pair, and optimizers fold it: it is skipped. Names of Q and DQ
+nodes, of their tensors and even their integer type are not compared: ONNX Runtime converts int8 to uint8,
+duplicates DequantizeLinear nodes, and renames tensors when it changes the layout.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ _CONVERTS = frozenset(
 )
 _LAYOUT = frozenset(
     {"ReorderInput", "ReorderOutput", "Transpose"}
-)  # what ONNX Runtime puts around its kernels
+)  # nodes that ONNX Runtime inserts around its kernels
 _INTEGERS = frozenset({TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16})
 
 
 def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalEvidence, ...]:
-    """Run optimizers on a model file, each on the original, and say what became of its pairs.
+    """Run optimizers on a model file, each on the original, and report the survival of its pairs.
 
-    An optimizer that is not installed, or fails, gives evidence with an ``error``. Raises `ModelError` where
-    the model itself cannot be read.
+    An optimizer that is not installed, or fails, gives evidence with an ``error``. Raises `ModelError` if the
+    model itself cannot be read.
     """
     source = load_model(model)
     apart = take_apart(source)
@@ -92,7 +91,7 @@ def _through(
 
 @dataclass(slots=False)
 class _After:
-    """The optimized graph, looked at from the nodes of the model it was made of."""
+    """The optimized graph, seen from the nodes of the original model."""
 
     source: Model
     model: Model
@@ -116,7 +115,7 @@ class _After:
 
     @cached_property
     def likely(self) -> dict[str, Node]:
-        """The kernel that a node was fused into, as far as can be told."""
+        """The kernel that a node was probably fused into."""
         found: dict[str, Node] = {}
         origins = map_kernels(self.model.flat.graph, self.source)
         for kernel, origin in zip(self.model.nodes, origins, strict=True):
@@ -129,7 +128,7 @@ class _After:
         return given is not None and bool(given.proto.name) and not is_qdq(given) and not is_qdq(node)
 
     def fate(self, pair: FoundPair, here: dict[str, str]) -> tuple[str, list[str]]:
-        """What became of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
+        """The result of a pair (``kept``, ``integer`` or ``lost``), and the readers that lost it."""
         fates: dict[str, str] = {}
         for end in pair.ends:
             if end.is_output:
@@ -152,7 +151,7 @@ class _After:
             return "kept"
         if name in self.kernels:
             return "lost"
-        # The reader is gone: two Transposes that cancel out, say. The pair may stand all the same.
+        # The reader was removed, such as two Transposes that cancel out. The pair may still exist.
         return "kept" if any(self._same(pair, dq) for dq in self._all_dequantizers) else "lost"
 
     def _reads_integers(self, node: Node) -> bool:
@@ -188,7 +187,7 @@ class _After:
         return scale.tobytes() == pair.numbers.scale.tobytes()
 
     def _made(self, output: str) -> str:
-        """Whether a graph output still comes from integers."""
+        """Whether a graph output is still made from integers."""
         node = self.model.producer.get(output)
         if node is None:
             return "lost"

@@ -1,6 +1,6 @@
-"""Units: what gets one label. An operator, what its kernel takes in, and what is quantized under each label.
+"""Units: groups of nodes that get one label. An operator, the nodes fused into it, and its quantized parts.
 
-It asks the backend's capabilities what fuses and knows nothing of measurement.
+The backend's capabilities determine what fuses.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from qdqspec.types import Consumer, Kind, Label, QuantizeRules, Site
 
 Edge = tuple[str, Consumer]
 
-NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})  # no integer kernel takes a computed one
+# operators whose integer kernels need a constant weight
+NEEDS_WEIGHT = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """An operator with what fuses into it.
+    """An operator with the nodes fused into it.
 
-    ``forms`` say what is quantized of it in each format. The rest is alike in all of them: ``edges`` are its
-    activation inputs (none where only weights can be quantized), ``outputs`` the tensors that get a pair where it
-    gives integers, and ``out_edges`` single edges that do. ``labels`` begins with ``fp``; ``halves`` are labels that it
-    can have as well, and that are no part of the space that is searched unless somebody asks for them.
+    ``forms`` are its quantized parts in each format. The other fields apply to all of them: ``edges`` are its
+    activation inputs (none if only weights can be quantized), ``outputs`` the tensors that get a pair if it
+    outputs integers, and ``out_edges`` single edges that do. ``labels`` begins with ``fp``; ``halves`` are
+    further labels that are not part of the search space unless requested.
     """
 
     id: str
@@ -56,11 +57,11 @@ class Unit:
 
     @property
     def full(self) -> Label:
-        """The label that quantizes most of it, in the first format it has."""
+        """The label that quantizes most of it, in its first format."""
         return self.forms[0].full
 
     def full_in(self, name: str) -> Label:
-        """The label that quantizes most of it in a format, by its name in labels; ``fp`` where it has none."""
+        """The label that quantizes most of it in a format, by its name in labels; ``fp`` if it has none."""
         return next((form.full for form in self.forms if form.choice.name == name), "fp")
 
     @property
@@ -69,12 +70,12 @@ class Unit:
         return tuple(label for form in self.forms for label in form.halves)
 
     def form_of(self, label: Label) -> Form:
-        """The form that a label other than ``fp`` is of."""
+        """The form of a label other than ``fp``."""
         return next(form for form in self.forms if label in (*form.labels, *form.halves))
 
 
 def with_results(unit: Unit, outputs: tuple[str, ...], out_edges: tuple[Edge, ...] = ()) -> Unit:
-    """The unit with other results. Without any it cannot give integers."""
+    """The unit with other results. Without any it cannot output integers."""
     forms = unit.forms
     if not outputs and not out_edges:
         forms = tuple(form for form in (form.without("in+out") for form in forms) if form.kinds)
@@ -83,7 +84,7 @@ def with_results(unit: Unit, outputs: tuple[str, ...], out_edges: tuple[Edge, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """What an operator is like whatever the format: its chain, activation edges, constant operands, outputs."""
+    """The format-independent parts of an operator: its chain, activation edges, constant operands, outputs."""
 
     chain: tuple[Node, ...]
     edges: tuple[Edge, ...]
@@ -109,7 +110,7 @@ class UnitFinder:
         self._of_shapes = made_of_shapes(model)
 
     def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
-        """The units in graph order, of ``allowed`` nodes (all where it is ``None``)."""
+        """The units in graph order, of ``allowed`` nodes (all if ``None``)."""
         taken: set[str] = set()
         for node in self._model.nodes:
             if node.name in taken or (allowed is not None and node.name not in allowed):
@@ -136,7 +137,7 @@ class UnitFinder:
         )
 
     def _forms(self, node: Node, shape: _Shape | None) -> Iterator[Form]:
-        """What can be quantized of an operator, format by format. An int32 bias has the scale of one of them only."""
+        """The quantized parts of an operator, format by format. An int32 bias has the scale of only one of them."""
         taken = False
         for choice in self._choices:
             if choice.block:
@@ -148,7 +149,7 @@ class UnitFinder:
                 taken = taken or bool(form.biases)
 
     def _plain(self, node: Node, choice: FormatChoice, shape: _Shape) -> Form:
-        """Activations with one scale a tensor, weights with one a channel or tensor."""
+        """Activations with one scale per tensor, weights with one per channel or tensor."""
         biases = self._biases(shape.chain)
         floats = biases is not None and not (
             node.op_type in self._capabilities.bare and self._is_followed(shape)
@@ -162,13 +163,13 @@ class UnitFinder:
         )
 
     def _is_followed(self, shape: _Shape) -> bool:
-        """Whether an activation function stands right behind the operator, and not at the end of the graph."""
+        """Whether an activation function directly follows the operator, not at the end of the graph."""
         behind = shape.chain[1:2]
         ends = any(tensor in self._model.outputs for node in behind for tensor in node.outputs)
         return any(node.op_type in self._capabilities.absorbs for node in behind) and not ends
 
     def _blocked(self, node: Node, choice: FormatChoice, shape: _Shape | None) -> Form | None:
-        """The weight in blocks; where the format has activations too, the data operand as well."""
+        """The weight in blocks; if the format has activations too, the data operand as well."""
         index = weight_input(self._model, node) if is_default(node) else None
         if index is None or not is_float(self._model, node.inputs[index]):
             return None
@@ -182,7 +183,7 @@ class UnitFinder:
         return Form(choice=choice, kinds=("in-only",), constants=(site,))
 
     def _comes_in_blocks(self, node: Node, name: str, shape: _Shape | None) -> bool:
-        """Whether the one data operand can be quantized as it comes, along the axis that products are summed over."""
+        """Whether the only data operand can be quantized dynamically, along the axis that products are summed over."""
         if shape is None or len(shape.edges) != 1 or node.attributes.get("transA", 0):
             return False
         return dynamic_misfit(self._model, shape.edges[0][0], number_format(name), None) is None
@@ -199,7 +200,7 @@ class UnitFinder:
         return self._capabilities.kinds(choice.format, node.op_type)
 
     def _shape(self, node: Node) -> _Shape | None:
-        """``None`` where the operator, or one of its operands, is never quantized."""
+        """The format-independent parts; ``None`` if the operator, or one of its operands, is never quantized."""
         weight = weight_input(self._model, node)
         if node.op_type in NEVER or not is_default(node):
             return None
@@ -219,9 +220,10 @@ class UnitFinder:
         return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
 
     def has_range(self, node: Node, index: int) -> bool:
-        """Whether a constant has elements, and all of them are numbers: an attention mask is minus infinity.
+        """Whether a constant has elements, and all are finite: an attention mask contains minus infinity.
 
-        A weight is not read for this: one that holds others is an error of the model, told where it is quantized.
+        Weights are not read here: non-finite values in one are an error of the model, reported when it is
+        quantized.
         """
         constant = node.inputs[index]
         if 0 in self._model.constants[constant].dims:
@@ -231,7 +233,7 @@ class UnitFinder:
         return bool(np.isfinite(self._model.array(constant).astype(np.float32, copy=False)).all())
 
     def _constant(self, node: Node, index: int, choice: FormatChoice) -> Site:
-        """The site of a constant operand: the weight as the format stores weights, others as it stores activations."""
+        """The site of a constant operand: the weight in the format for weights, others in that for activations."""
         is_weight = index == weight_input(self._model, node)
         return Site(
             tensor=node.inputs[index],
@@ -242,7 +244,7 @@ class UnitFinder:
         )
 
     def _biases(self, chain: tuple[Node, ...]) -> tuple[Site, ...] | None:
-        """The bias that must be int32 for a float output; ``None`` where there is one that cannot be."""
+        """The bias that must be int32 for a float output; ``None`` if there is one that cannot be."""
         head = chain[0]
         if head.op_type not in self._capabilities.integer_bias:
             return ()
@@ -271,7 +273,7 @@ class UnitFinder:
         return 0 if weight is None or axis is None else self._model.constants[head.inputs[weight]].dims[axis]
 
     def chain(self, node: Node) -> list[Node]:
-        """The node, the bias after a MatMul, and the activation functions that its kernel takes in."""
+        """The node, the bias after a MatMul, and the activation functions that are fused into its kernel."""
         chain = [node]
         while (follower := self._sole_reader(chain[-1])) is not None:
             is_bias = len(chain) == 1 and self._is_bias(node, follower)
@@ -299,7 +301,7 @@ class UnitFinder:
         )
 
     def _sole_reader(self, node: Node) -> Node | None:
-        """The one node that reads the one output, where nobody else can see it."""
+        """The only node that reads the only output, if there is no other reader."""
         if len(node.outputs) != 1:
             return None
         ends = self._model.consumers.get(node.outputs[0], ())
@@ -307,7 +309,7 @@ class UnitFinder:
         return self._model.by_name[ends[0].node] if len(ends) == 1 and not seen_outside else None
 
     def _can_quantize(self, tensor: str, head: Node) -> bool:
-        """Whether a tensor can be made integer where it is made: all who see it must be able to take that."""
+        """Whether a tensor can be integer at its producer: all readers must accept that."""
         ends = self._model.ends(tensor) if tensor else ()
         read = bool(ends) and all(self._takes_integers(end, head) for end in ends)
         return read and tensor not in self._model.captured and is_float(self._model, tensor)
@@ -316,10 +318,10 @@ class UnitFinder:
         return self.may_end(head) if end.is_output else reads_data(self._model, end)
 
     def may_end(self, head: Node) -> bool:
-        """Whether a graph output may be quantized that this operator makes, with what fuses into it.
+        """Whether a graph output of this operator, with the nodes fused into it, may be quantized.
 
-        Where the rules leave it open: if it is weighted and no integer kernel gives floats. A Conv that ends a model
-        would run in floating point otherwise, and often takes most of the time.
+        By default: if the operator is weighted and no integer kernel outputs floats. A Conv at the end of a
+        model would otherwise run in floating point, and often takes most of the time.
         """
         if self._outputs != "auto":
             return self._outputs
