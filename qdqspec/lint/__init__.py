@@ -1,6 +1,6 @@
-"""What a target will refuse or run slowly, found in a model before any build and without the target.
+"""Static analysis of a model for a target: finds what it refuses or runs slowly, without a build or the target.
 
-The rooms above say `lint_model`; rules are functions, one each, that register themselves with a documented id.
+`lint_model` is the entry point; each rule is a function that registers itself with a documented id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Numbers that ONNX Runtime's CPU provider refuses, or computes wrongly or slowly with.
+"""Numbers that ONNX Runtime's CPU provider rejects, or computes wrongly or slowly.
 
-Everything here was measured with ONNX Runtime 1.31.1 and 1.32.0 on x86-64, and is verified
-against the installed version in ``tests/unit/lint/test_onnxruntime.py``.
+All rules were measured with ONNX Runtime 1.31.1 and 1.32.0 on x86-64, and are verified against the installed
+version in ``tests/unit/lint/test_onnxruntime.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qdqspec.lint.view import View, type_name
 
 _MEASURED = "measured, ONNX Runtime 1.31.1 and 1.32.0"
 _MEASURED_BEFORE = "measured, ONNX Runtime 1.31.1"
-_LEAVES_MISFITS = "1.32"  # the version that no longer fuses pairs which its integer kernels do not take
+_LEAVES_MISFITS = "1.32"  # from this version on, pairs that integer kernels do not support are not fused
 _SCALAR_ONLY = frozenset({"Add", "AveragePool", "Mul"})
 _LARGEST_OF_SEVEN_BITS = 64
 _NO_KERNEL = frozenset({TensorProto.FLOAT4E2M1, TensorProto.INT2, TensorProto.UINT2})
@@ -147,7 +147,7 @@ def no_kernel(view: View) -> Iterator[Hit]:
     source=f"{_MEASURED_BEFORE}: ONNX Runtime puts in its integer kernel without looking at the type",
 )
 def eight_bit_floats(view: View) -> Iterator[Hit]:
-    """An operator that has an integer kernel and reads only such tensors, and what it makes is quantized if need be."""
+    """An operator with an integer kernel that reads only such tensors, and whose result is quantized if required."""
     for node in view.operators:
         made = list(view.inputs(node).values())
         floats = [dq for dq in made if dq is not None and view.numbers(dq).elem_type in _FP8]
@@ -175,7 +175,7 @@ _MOVED_ALONE = frozenset({"MaxPool", "Reshape", "Squeeze", "Transpose", "Unsquee
     source="measured, ONNX Runtime 1.32.0; versions before it refuse such models (ORT002, ORT004, ORT006)",
 )
 def misfits(view: View) -> Iterator[Hit]:
-    """What earlier versions put into an integer kernel that does not take it."""
+    """Pairs that earlier versions fuse into an integer kernel that does not support them."""
     yield from scalars(view)
     yield from eight_bit_floats(view)
     for node, hit in _odd_channels(view):
@@ -192,7 +192,7 @@ def misfits(view: View) -> Iterator[Hit]:
     source=f'{_MEASURED}: "trt:TRT_FP8QuantizeLinear(-1) is not a registered function/op"',
 )
 def operators_of_tensorrt(view: View) -> Iterator[Hit]:
-    """TRT_FP8QuantizeLinear, TRT_INT4DequantizeLinear and their like; not where the model defines them itself."""
+    """TRT_FP8QuantizeLinear, TRT_INT4DequantizeLinear and similar, unless the model defines them itself."""
     defined = {(function.domain, function.name) for function in view.model.proto.functions}
     for node in view.model.nodes:
         if node.domain == "trt" and (node.domain, node.op_type) not in defined:
@@ -207,7 +207,7 @@ def operators_of_tensorrt(view: View) -> Iterator[Hit]:
     source=f"{_MEASURED}: \"Type 'tensor(float8e4m3fn)' of input parameter ... is invalid\"",
 )
 def opsets(view: View) -> Iterator[Hit]:
-    """A stored type that ONNX's operators do not have in the model's opset."""
+    """A stored type that ONNX's operators do not support in the model's opset."""
     for node in view.heads:
         if node.name in view.too_new:
             name, since = view.too_new[node.name]
@@ -223,7 +223,7 @@ def opsets(view: View) -> Iterator[Hit]:
     "that differ do not fuse",
 )
 def signed_activations(view: View) -> Iterator[Hit]:
-    """Every activation that is quantized to int8."""
+    """Each activation that is quantized to int8."""
     for node in view.pairs:
         quantizes = node.op_type == "QuantizeLinear" and node.inputs[0] not in view.model.constants
         if quantizes and view.numbers(node).elem_type == TensorProto.INT8:
@@ -252,7 +252,9 @@ def sixteen_bits(view: View) -> Iterator[Hit]:
     source=f"{_MEASURED}: only then it becomes a MatMulNBits",
 )
 def unfused_blocks(view: View) -> Iterator[Hit]:
-    """A weight in blocks that is not the second operand of a MatMul, or of a Gemm that is not transposed, in 4 bits."""
+    """A weight in blocks that is not the second operand of a MatMul, or of a Gemm that is not transposed, in 4
+    bits.
+    """
     for dequantizer in view.dequantizers:
         numbers = view.numbers(dequantizer)
         if not numbers.block or view.stored_weight(dequantizer) is None:
@@ -285,7 +287,7 @@ def _known_block(view: View, dequantizer: Node) -> bool:
     source="ONNX Runtime, quantization documentation: U8S8 on AVX2 and AVX512",
 )
 def saturation(view: View) -> Iterator[Hit]:
-    """int8 weights above 7 bits with unsigned data. Said once."""
+    """int8 weights above 7 bits with unsigned data. Reported once."""
     wide = []
     for node in view.operators:
         weight, data = (

@@ -1,7 +1,7 @@
-"""Where Q/DQ pairs cost time in ONNX Runtime's CPU provider, because they do not become integer kernels.
+"""Q/DQ pairs that cost time in ONNX Runtime's CPU provider, because they do not become integer kernels.
 
-Everything here was measured with ONNX Runtime 1.31.1 on x86-64,
-and is verified against the installed version in ``tests/unit/lint/test_onnxruntime.py``.
+All rules were measured with ONNX Runtime 1.31.1 on x86-64, and are verified against the installed version in
+``tests/unit/lint/test_onnxruntime.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.view import View
 
 _MEASURED = "measured, ONNX Runtime 1.31.1"
-# A Q behind them is moved before them.
+# A Q after them is moved before them.
 _PASSED = frozenset({"MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
 _MAX_POOL_SINCE = 12
 _LOWEST: dict[int | None, int] = {
@@ -36,7 +36,7 @@ _LOWEST: dict[int | None, int] = {
     source=f"{_MEASURED}: Conv has a kernel for integers in and out only",
 )
 def float_convolutions(view: View) -> Iterator[Hit]:
-    """A Conv with both inputs dequantized, whose result somebody sees in float."""
+    """A Conv with both inputs dequantized, whose result has a float reader."""
     for node in view.operators:
         made = view.inputs(node) if node.op_type == "Conv" else {}
         if len(made) == 2 and all(made.values()):
@@ -74,7 +74,7 @@ def float_results(view: View) -> Iterator[Hit]:
     source=f"{_MEASURED}: ConvTranspose, Pad, ReduceMean, LayerNormalization, Sub, Div, Tanh, Gelu and others",
 )
 def no_integer_kernel(view: View) -> Iterator[Hit]:
-    """An operator that reads a dequantized activation, whose result is quantized, and that has no such kernel."""
+    """An operator without an integer kernel between a dequantized activation and a quantized result."""
     for node in view.operators:
         fits = node.op_type in LABELS and not _mixes_values(node)
         made = [dq for dq in view.inputs(node).values() if dq is not None and view.stored_weight(dq) is None]
@@ -92,7 +92,7 @@ def no_integer_kernel(view: View) -> Iterator[Hit]:
     source=f"{_MEASURED}: a DequantizeLinear of a constant is not folded",
 )
 def unfused_weights(view: View) -> Iterator[Hit]:
-    """A stored weight that no integer kernel takes: of an operator that has none, or whose data is float."""
+    """A stored weight without an integer kernel: of an unsupported operator, or with float data."""
     for dequantizer in view.dequantizers:
         numbers = view.numbers(dequantizer)
         if view.stored_weight(dequantizer) is None or numbers.block or numbers.elem_type == TensorProto.INT32:
@@ -130,7 +130,7 @@ def float_biases(view: View) -> Iterator[Hit]:
     source=f"{_MEASURED}: float constants of Add and Mul stop the fusion",
 )
 def mixed_operands(view: View) -> Iterator[Hit]:
-    """Add, Mul, Concat or Where with a result that is quantized, and with some data inputs in float."""
+    """Add, Mul, Concat or Where with a quantized result and some data inputs in float."""
     for node in view.operators:
         made = view.inputs(node) if node.op_type in ("Add", "Concat", "Mul", "Where") else {}
         floats = [index for index, dq in made.items() if dq is None]
@@ -148,7 +148,7 @@ def mixed_operands(view: View) -> Iterator[Hit]:
     source=_MEASURED,
 )
 def moved_scales(view: View) -> Iterator[Hit]:
-    """MaxPool, Transpose and their like between a DQ and a Q of different numbers."""
+    """MaxPool, Transpose and similar between a DQ and a Q with different numbers."""
     for node in view.operators:
         moves = node.op_type in MOVING and not _mixes_values(node)
         before = view.dequantizer(node.inputs[0]) if moves else None
@@ -168,7 +168,7 @@ def moved_scales(view: View) -> Iterator[Hit]:
     source=_MEASURED,
 )
 def old_max_pool(view: View) -> Iterator[Hit]:
-    """A MaxPool between pairs in a model of an older opset, whose MaxPool takes no 8-bit integers."""
+    """A MaxPool between pairs in a model of an older opset, whose MaxPool does not support 8-bit integers."""
     for node in view.operators if view.model.opset < _MAX_POOL_SINCE else ():
         if (
             node.op_type == "MaxPool"
@@ -186,7 +186,7 @@ def old_max_pool(view: View) -> Iterator[Hit]:
     source=_MEASURED,
 )
 def staying_relu(view: View) -> Iterator[Hit]:
-    """A Relu that reads a dequantized tensor and is quantized behind, with a zero point above the lowest value."""
+    """A Relu that reads a dequantized tensor and is followed by a Q with a zero point above the lowest value."""
     for node in view.operators:
         behind = view.quantizers(node.outputs[0]) if node.op_type == "Relu" else ()
         if behind and view.dequantizer(node.inputs[0]) and not _vanishes(view, node, behind[0]):
@@ -194,7 +194,7 @@ def staying_relu(view: View) -> Iterator[Hit]:
 
 
 def _seen_in_float(view: View, node: Node) -> str:
-    """Who sees the result of an operator, and of what fuses into it, in float; empty where none does."""
+    """The float reader of the result of an operator and of what fuses into it; empty if there is none."""
     chain = view.fused(node, ABSORBED | _passed(view))
     result = chain[-1].outputs[0]
     readers = view.readers(result)
@@ -220,7 +220,7 @@ def _passed(view: View) -> frozenset[str]:
 
 
 def _vanishes(view: View, node: Node, quantizer: Node) -> bool:
-    """Whether an operator, if it is a Relu, goes into the Q behind it. A Clip's bounds are not judged."""
+    """Whether an operator, if it is a Relu, is folded into the Q after it. A Clip's bounds are not judged."""
     numbers = view.numbers(quantizer)
     if node.op_type != "Relu" or numbers.zero_point is None or numbers.elem_type not in _LOWEST:
         return True
@@ -237,7 +237,7 @@ def _mixes_values(node: Node) -> bool:
 
 
 def _dequantizes_for_free(view: View, node: Node) -> bool:
-    """Whether a DQ before an operator that moves values is as good as one behind it, as ONNX Runtime makes of it."""
+    """Whether ONNX Runtime moves a DQ before an operator that moves values to after it at no cost."""
     return node.op_type in MOVING and not view.quantizers(node.outputs[0])
 
 

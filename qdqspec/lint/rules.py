@@ -1,4 +1,4 @@
-"""What a rule is, and how one is found."""
+"""Lint rules and their registry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TARGETS: tuple[LintTarget, ...] = (*TENSORRT, *ONNXRUNTIME)
 
 
 class Hit(NamedTuple):
-    """A place where a rule is broken: the node (empty for the whole model), and what there is wrong."""
+    """A place that breaks a rule: the node (empty for the whole model), and the problem."""
 
     node: str
     detail: str
@@ -28,9 +28,9 @@ Find: TypeAlias = Callable[[View], Iterator[Hit]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing a target does not take or does not do well. Ids never change their meaning, and none is used again.
+    """One property that a target refuses or handles badly. Ids are stable and never reused.
 
-    It holds for versions of the target's runtime from ``since``, where that is not empty, and before ``until``.
+    It applies to versions of the target's runtime from ``since``, if that is not empty, and before ``until``.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Rule:
     until: str = ""
 
     def holds_for(self, runtime: Version | None) -> bool:
-        """Whether it holds for a version of the runtime; where that is not known, for the newest."""
+        """Whether the rule applies to a version of the runtime; if that is unknown, to the newest."""
         if runtime is None:
             return not self.until
         is_old = self.since and runtime < Version(self.since)
@@ -87,6 +87,6 @@ def rule(
 
 
 def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
-    """The rules of a target, or all, by id. Rules are there once their modules are imported (`qdqspec.lint.run`)."""
+    """The rules of a target, or all, by id. Their modules must be imported first (`qdqspec.lint.run`)."""
     known = sorted(_RULES.values(), key=lambda each: each.id)
     return tuple(each for each in known if target is None or target in each.targets)

@@ -1,4 +1,4 @@
-"""Looking at a model through the rules of a target."""
+"""Applies the rules of a target to a model."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _ORDER = ("refused", "slow", "note")
 def lint_model(
     model: Model, target: LintTarget, *, compute_capability: tuple[int, int] | None = None
 ) -> tuple[Finding, ...]:
-    """What the target will refuse, run slowly, or what is worth knowing: gravest first, then by rule and graph order.
+    """The findings of a target: most severe first, then by rule and graph order.
 
-    ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, what depends on it is only noted.
-    Nodes in bodies of If, Loop and Scan are called by their path: ``choice/then_branch/conv``; those of local
-    functions as ONNX's inliner calls them: ``conv__1``, ``conv__2`` for the first and second call.
-    Raises `ConfigError` for an unknown target.
+    ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, findings that depend on it are
+    notes. Nodes in bodies of If, Loop and Scan are named by their path: ``choice/then_branch/conv``; those of
+    local functions as in ONNX's inliner: ``conv__1``, ``conv__2`` for the first and second call. Raises
+    `ConfigError` for an unknown target.
     """
     if target not in TARGETS:
         raise ConfigError(
@@ -47,7 +47,7 @@ def lint_model(
 
 
 def _without_functions(model: Model) -> Model:
-    """The model with its local functions in the place of their calls; itself where it has none."""
+    """The model with its local functions inlined; itself if it has none."""
     if not model.proto.functions:
         return model
     import onnx.inliner

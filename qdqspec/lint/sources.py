@@ -1,4 +1,4 @@
-"""Where the rules for TensorRT come from. None of it was measured by us. Imports nothing."""
+"""Sources of the rules for TensorRT. None of them was measured by us."""
 
 PARSER = "onnx-tensorrt, helper of QuantizeLinear and DequantizeLinear"
 HEADER = "NvInfer.h, IQuantizeLayer and IDequantizeLayer"

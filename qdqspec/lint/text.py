@@ -1,4 +1,4 @@
-"""Findings as people read them, and the table of all rules."""
+"""Renders findings as text, and the table of all rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qdqspec.units import count_text, plain
 
 
 def render_findings(target: LintTarget, findings: Sequence[Finding], *, most: int = 5) -> str:
-    """Findings by rule, gravest first, ``most`` nodes each; all of them where ``most`` is 0."""
+    """Findings by rule, most severe first, ``most`` nodes each; all of them if ``most`` is 0."""
     lines = [f"{target}: {_counts(findings)}"]
     for (severity, name), group in groupby(findings, key=lambda finding: (finding.severity, finding.id)):
         found = list(group)
@@ -33,13 +33,13 @@ def _counts(findings: Iterable[Finding]) -> str:
 
 
 def _range(rule: Rule) -> str:
-    """The versions that a rule holds for, as the page says it."""
+    """The versions that a rule applies to, as text for the page."""
     bounds = (f"from {rule.since}" if rule.since else "", f"before {rule.until}" if rule.until else "")
     return "".join(f", {bound}" for bound in bounds if bound)
 
 
 def render_rules() -> str:
-    """Every rule as a Markdown page."""
+    """Each rule as a Markdown page."""
     lines = [
         "# Lint rules",
         "",

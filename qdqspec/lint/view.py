@@ -1,4 +1,4 @@
-"""A model as lint rules look at it: which tensors are dequantized, by what numbers, and who reads them."""
+"""A view of a model for lint rules: which tensors are dequantized, with which numbers, and their readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from qdqspec.placement.restore import blocks_of, is_constant, is_dynamic, makes_
 from qdqspec.types import LintTarget
 
 Reals = npt.NDArray[np.floating]
-# The first opset whose QuantizeLinear and DequantizeLinear take a stored type, where that is not the first of all.
+# The first opset whose QuantizeLinear and DequantizeLinear support a stored type, if it is not the first of
+# all.
 _SINCE_OPSET: dict[int, int] = {
     **dict.fromkeys(
         (
@@ -40,17 +41,17 @@ LAYOUT = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Numbers:
-    """What one Q or DQ computes with. ``scale`` is ``None`` where it is computed at run time."""
+    """The parameters of one Q or DQ. ``scale`` is ``None`` if it is computed at run time."""
 
     elem_type: int | None  # of the stored numbers
     scale: Reals | None
-    zero_point: Reals | None  # zeros where none is given, ``None`` where it is computed
+    zero_point: Reals | None  # zeros if none is given, ``None`` if it is computed
     axis: int
     block: int
-    dynamic: bool = False  # each block gets its scale at run time, and ``scale`` multiplies all of them
+    dynamic: bool = False  # whether the scales of blocks are computed at run time and multiplied by ``scale``
 
     def same_scale(self, other: Numbers) -> bool:
-        """Whether two pairs stand for the same real numbers."""
+        """Whether two pairs represent the same real numbers."""
         if self.scale is None or other.scale is None or self.elem_type != other.elem_type:
             return False
         zeros = (self.zero_point, other.zero_point)
@@ -60,7 +61,7 @@ class Numbers:
 
 @cache
 def _version_of(target: LintTarget) -> Version | None:
-    """The version of a target that is judged: the installed one of ONNX Runtime; ``None`` where it is not known."""
+    """The version of a target to judge: the installed one of ONNX Runtime; ``None`` if unknown."""
     if not target.startswith("onnxruntime"):
         return None
     try:
@@ -70,18 +71,18 @@ def _version_of(target: LintTarget) -> Version | None:
 
 
 class View:
-    """Questions that several rules ask of one model."""
+    """Queries on one model that several rules share."""
 
     def __init__(self, model: Model, target: LintTarget, capability: tuple[int, int] | None = None) -> None:
         self.model = model
         self.target = target
         self.capability = capability
-        self.version = _version_of(target)  # of the target's runtime; None where it is not known
+        self.version = _version_of(target)  # of the target's runtime; None if unknown
         self._numbers: dict[str, Numbers] = {}
 
     @cached_property
     def pairs(self) -> tuple[Node, ...]:
-        """Every Q and DQ of the main graph, save those that make the scale of another one."""
+        """Each Q and DQ of the main graph, except those that make the scale of another one."""
         return tuple(
             node
             for node in self.model.nodes
@@ -90,7 +91,7 @@ class View:
 
     @cached_property
     def plain_pairs(self) -> tuple[Node, ...]:
-        """The `pairs` less TensorRT's own operators, which have other inputs, and scales of other types."""
+        """The `pairs` without TensorRT's own operators, which have other inputs, and scales of other types."""
         return tuple(node for node in self.pairs if node.domain != DOMAIN)
 
     @cached_property
@@ -100,7 +101,7 @@ class View:
 
     @cached_property
     def heads(self) -> tuple[Node, ...]:
-        """One node a pair, where its numbers are told once: the Q, or the DQ of a stored weight."""
+        """One node per pair, for findings on its numbers: the Q, or the DQ of a stored weight."""
         made = {q.outputs[0] for q in self.pairs if is_op(q, "QuantizeLinear")}
         return tuple(
             node for node in self.pairs if is_op(node, "QuantizeLinear") or node.inputs[0] not in made
@@ -108,7 +109,7 @@ class View:
 
     @cached_property
     def operators(self) -> tuple[Node, ...]:
-        """Every node of ONNX's own that is no Q, DQ or constant."""
+        """Each node of ONNX's own that is not a Q, DQ or constant."""
         return tuple(
             node
             for node in self.model.nodes
@@ -117,7 +118,7 @@ class View:
 
     @cached_property
     def too_new(self) -> dict[str, tuple[str, int]]:
-        """Q and DQ of ONNX's own whose stored type came with a later opset than the model has: the type, that opset."""
+        """Q and DQ of ONNX's own whose stored type needs a later opset than the model's: the type, that opset."""
         found = {}
         for node in self.plain_pairs:
             elem_type = self.numbers(node).elem_type
@@ -152,12 +153,12 @@ class View:
         )
 
     def _finds_scales(self, node: Node) -> Node | None:
-        """The node that quantizes as it comes, of itself and of the DQ behind it."""
+        """The dynamically quantizing node of a pair, given that node or the DQ after it."""
         maker = self.model.producer.get(node.inputs[0]) if is_op(node, "DequantizeLinear") else node
         return maker if maker is not None and is_dynamic(maker) else None
 
     def _found_later(self, node: Node) -> Numbers:
-        """The numbers of a node that finds the scales of its blocks: what multiplies them all, if anything."""
+        """The numbers of a dynamically quantizing node: the common factor of its scales, if any."""
         known = [name for name in node.inputs[1:2] if name in self.model.constants]
         scale = self.model.array(known[0]).astype(np.float64) if known else np.ones(())
         axis, block = blocks_of(node)
@@ -178,7 +179,7 @@ class View:
         return node if node is not None and is_op(node, "DequantizeLinear") else None
 
     def stored_weight(self, dequantizer: Node) -> str | None:
-        """The constant behind a DQ, stored as it is or quantized by a Q that is folded; ``None`` for activations."""
+        """The constant behind a DQ, stored directly or quantized by a Q that is folded; ``None`` for activations."""
         tensor = dequantizer.inputs[0]
         maker = self.model.producer.get(tensor)
         if maker is not None and is_op(maker, "QuantizeLinear"):
@@ -186,13 +187,13 @@ class View:
         return tensor if tensor in self.model.constants else None
 
     def quantizes_constant(self, node: Node) -> bool:
-        """Whether a Q reads, or a DQ stands for, a constant and no activation."""
+        """Whether a Q reads, or a DQ represents, a constant and not an activation."""
         if node.op_type == "DequantizeLinear":
             return self.stored_weight(node) is not None
         return node.inputs[0] in self.model.constants
 
     def before_pair(self, tensor: str) -> str:
-        """The tensor that a pair stands on; one that no pair makes is itself."""
+        """The tensor that a pair quantizes; a tensor without a pair is returned unchanged."""
         dequantizer = self.dequantizer(tensor)
         maker = self.model.producer.get(dequantizer.inputs[0]) if dequantizer is not None else None
         return maker.inputs[0] if maker is not None and is_op(maker, "QuantizeLinear") else tensor
@@ -205,12 +206,12 @@ class View:
         return node
 
     def convolution_behind(self, tensor: str) -> Node | None:
-        """The Conv whose result, maybe normalized, a tensor is, through a pair or not."""
+        """The Conv whose result, possibly normalized, a tensor is, through a pair or not."""
         node = self.maker(self.before_pair(tensor), ("BatchNormalization", "Identity"))
         return node if node is not None and node.op_type in ("Conv", "ConvTranspose") else None
 
     def weight_dequantizer(self, node: Node) -> Node | None:
-        """The DQ of a linear operator's weight; ``None`` where the weight is float or computed."""
+        """The DQ of a linear operator's weight; ``None`` if the weight is float or computed."""
         index = {"Conv": 1, "ConvTranspose": 1, "Gemm": 1, "MatMul": 1}.get(node.op_type)
         if index is None or index >= len(node.inputs):
             return None
@@ -240,7 +241,7 @@ class View:
         return tensor in self.model.outputs or tensor in self.model.captured
 
     def only_quantized(self, tensor: str) -> bool:
-        """Whether all who see a tensor see it quantized."""
+        """Whether all readers of a tensor read it quantized."""
         readers = self.readers(tensor)
         return bool(readers) and not self.is_seen(tensor) and len(self.quantizers(tensor)) == len(readers)
 
@@ -260,14 +261,14 @@ class View:
             chain.append(readers[0])
 
     def weight_dims(self, node: Node) -> tuple[int, ...]:
-        """The shape of a weighted operator's constant weight; none where it is computed."""
+        """The shape of a weighted operator's constant weight; empty if it is computed."""
         source = self.weight_dequantizer(node)
         stored = self.stored_weight(source) if source is not None else next(iter(node.inputs[1:2]), "")
         constant = self.model.constants.get(stored or "")
         return () if constant is None else tuple(constant.dims)
 
     def channels(self, node: Node) -> tuple[int, int] | None:
-        """Input and output channels of a weighted operator, of one group; ``None`` where they are not known."""
+        """Input and output channels of a weighted operator, of one group; ``None`` if unknown."""
         dims = self.weight_dims(node)
         if len(dims) < 2:
             return None
@@ -281,5 +282,5 @@ class View:
 
 
 def type_name(elem_type: int | None) -> str:
-    """``uint8``; ``an unknown type`` where inference did not find it."""
+    """``uint8``; ``an unknown type`` if inference did not find it."""
     return "an unknown type" if elem_type is None else TensorProto.DataType.Name(elem_type).lower()

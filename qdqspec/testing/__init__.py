@@ -1,1 +1,1 @@
-"""Shipped for others: contract suites to inherit, sample records, tiny models."""
+"""Test helpers for extensions: contract suites to inherit, sample records, tiny models."""

@@ -1,4 +1,4 @@
-"""A random model under way: what `qdqspec.testing.graphs` draws its models with."""
+"""The state of a random model while `qdqspec.testing.graphs` draws it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 Shape = tuple[int, ...]
 
-# Endings that Q/DQ tools give to what they add: a tensor of the model may well be called so.
+# Suffixes that Q/DQ tools append to names: a tensor of the model may have such a name.
 _ENDINGS = ("", "", "", "", "_quantized", "_dequantized", "_scale", "_zero_point", ".0", "~1", ":0")
 _OTHER_TYPES = (TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.INT32)
 
 
 @dataclass(slots=True)
 class Build:
-    """A model under way: its float32 tensors so far with their shapes, and what made them."""
+    """A model under construction: its float32 tensors with their shapes, and its nodes."""
 
     draw: st.DrawFn
     opset: int
@@ -65,7 +65,7 @@ class Build:
         self.emit("Add", [tensor, self.draw(st.sampled_from(others))], shape)
 
     def mul(self, tensor: str) -> None:
-        """By a constant of no, one or several elements along the last axis."""
+        """Multiply by a constant of no, one or several elements along the last axis."""
         shape = self.shapes[tensor]
         constant = self.weight(self.draw(st.sampled_from(((), (1,), shape[-1:]))))
         self.emit("Mul", self.draw(st.permutations([tensor, constant])), shape)
@@ -93,14 +93,14 @@ class Build:
         self.emit("Reshape", [tensor, self.constant(np.array([shape[0], -1], np.int64))], flat)
 
     def reshaped_alike(self, tensor: str) -> None:
-        """To the shape of a tensor that has as many elements, computed."""
+        """Reshape to the computed shape of a tensor with as many elements."""
         shape = self.shapes[tensor]
         others = [name for name, known in self.shapes.items() if np.prod(known) == np.prod(shape)]
         other = self.draw(st.sampled_from(others))
         self.emit("Reshape", [tensor, self.inner("Shape", other)], self.shapes[other])
 
     def retyped(self, tensor: str) -> None:
-        """A stretch in another type; small values fit all of them."""
+        """A sequence of operators in another type; small values fit all types."""
         elem_type = self.draw(st.sampled_from(_OTHER_TYPES))
         there = self.inner("Cast", self.inner("Tanh", tensor), to=elem_type)
         self.emit("Cast", [self.inner("Abs", there)], self.shapes[tensor], to=TensorProto.FLOAT)
@@ -133,7 +133,7 @@ class Build:
         self.emit("MatMul", [tensor, self.weight((columns, 4))], (rows, 4))
 
     def branch(self, tensor: str) -> None:
-        """An If whose bodies read an outer tensor, and perhaps a weight, that they are not given."""
+        """An If whose bodies read an outer tensor, and perhaps an outer weight."""
         shape = self.shapes[tensor]
         condition = self.constant(np.array(self.draw(st.booleans())))
         operands = [tensor, *(name for name, known in self.weights.items() if known == shape)]
@@ -151,7 +151,7 @@ class Build:
         self.emit("If", [condition], shape, then_branch=bodies[0], else_branch=bodies[1])
 
     def repeated(self, tensor: str) -> None:
-        """A Loop that adds an outer tensor to what it carries."""
+        """A Loop that adds an outer tensor to its loop-carried value."""
         shape = self.shapes[tensor]
         outer = self.draw(st.sampled_from([name for name, known in self.shapes.items() if known == shape]))
         made = self.name("loop")
@@ -186,7 +186,7 @@ class Build:
         self.emit("Scan", [tensor], shape, body=body, num_scan_inputs=1)
 
     def weight(self, shape: Shape) -> str:
-        """A weight of that shape: a new one, or one that somebody uses already."""
+        """A weight of that shape: a new one, or one that is already in use."""
         known = [name for name, other in self.weights.items() if other == shape]
         shared: str | None = self.draw(st.none() | st.sampled_from(known)) if known else None
         if shared is not None:
@@ -210,7 +210,7 @@ class Build:
         return name
 
     def inner(self, op_type: str, tensor: str, **attributes: Any) -> str:
-        """A tensor for what comes next, and for nobody else."""
+        """A tensor for the next operator only."""
         self.emit(op_type, [tensor], (), **attributes)
         output, _ = self.shapes.popitem()
         return output

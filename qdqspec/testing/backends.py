@@ -1,13 +1,11 @@
-"""The contract suite for backends: inherit `BackendContract`, say which backend, and pytest does the rest.
-
-May import floors 0 to 2, onnx, numpy and pytest::
+"""The contract suite for backends: inherit `BackendContract` and override its fixture ``backend``::
 
     class TestMine(BackendContract):
         @pytest.fixture
         def backend(self):
             return MyBackend()
 
-It builds one small model (Conv, Relu, pooling, Gemm) without and with Q/DQ pairs; nothing is judged by time.
+It builds one small model (Conv, Relu, pooling, Gemm) without and with Q/DQ pairs; no test depends on timing.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from qdqspec.types import LABELS
 
 NODES = ("conv", "relu", "pool", "flatten", "gemm")
 _INPUT = (1, 3, 8, 8)
-# GPUs compute float32 convolutions and products in TF32 unless told otherwise: 10 bits of each factor, which makes
+# GPUs compute float32 convolutions and products in TF32 by default: 10 bits of each factor, which causes
 # errors up to 1.3e-3 on the small model.
 FLOAT_TOLERANCE = 5e-3
 
@@ -41,8 +39,9 @@ def small_model(
 ) -> onnx.ModelProto:
     """Conv, Relu, GlobalAveragePool, Flatten, Gemm; float32 ``x`` of shape (1, 3, 8, 8) to ``y`` of (1, 5).
 
-    ``quantized`` puts Q/DQ pairs around the convolution: int8 weights per channel within 7 bits, so that no processor's
-    products saturate, and activations as uint8 with any zero point or as int8 with none, as the runtime takes them.
+    ``quantized`` inserts Q/DQ pairs around the convolution: int8 weights per channel within 7 bits, so that
+    no processor's products saturate, and activations as uint8 with any zero point or as int8 with none, as
+    the runtime requires.
     """
     random = np.random.default_rng(seed)
     weights = {
@@ -107,7 +106,7 @@ def _quantization_constants(activations: Literal["uint8", "int8"]) -> list[onnx.
 
 
 class BackendContract:
-    """What `qdqspec.backends.base` promises of every backend. Override the fixture ``backend``."""
+    """The contract of `qdqspec.backends.base` for each backend. Override the fixture ``backend``."""
 
     @pytest.fixture
     def backend(self) -> Backend:
@@ -121,7 +120,7 @@ class BackendContract:
 
     @pytest.fixture
     def model(self, backend: Backend, options: BuildOptions) -> Callable[[bool], onnx.ModelProto]:
-        """The small model, with pairs or without, its activations in the type that the backend takes."""
+        """The small model, with pairs or without, its activations in the type that the backend uses."""
         taken: Literal["uint8", "int8"] = (
             "int8" if backend.capabilities(options).activations.get("int8") == "int8" else "uint8"
         )
@@ -136,10 +135,10 @@ class BackendContract:
     def build(
         self, backend: Backend, options: BuildOptions, tmp_path: Path
     ) -> Iterator[Callable[[onnx.ModelProto], Engine]]:
-        """Builds models from files, and closes their engines. Skips where the backend is not usable.
+        """Builds models from files, and closes their engines. Skips if the backend is not usable.
 
-        The builds share a state folder, as those of a search do: compilers that choose kernels by timing choose among
-        near-ties anew without it.
+        The builds share a state folder, as those of a search do: without it, compilers that choose kernels by
+        timing may choose differently each time.
         """
         availability = backend.probe(options)
         if not availability.usable:
@@ -163,12 +162,12 @@ class BackendContract:
         assert backend.target == backend.name or backend.target.startswith(f"{backend.name}-")
 
     def test_says_what_is_missing(self, backend: Backend, options: BuildOptions) -> None:
-        """An unusable backend tells why, and how to get it."""
+        """An unusable backend reports why, and how to install it."""
         availability = backend.probe(options)
         assert availability.usable or (availability.why and availability.install)
 
     def test_declares_its_options(self, backend: Backend) -> None:
-        """Words are unique and explained; what is not declared is refused; files open no files and no native code."""
+        """Words are unique and explained; undeclared words are rejected; files cannot name files or native code."""
         declared = backend.options
         words = [option.word for option in declared.options]
         assert declared.backend == backend.name
@@ -181,13 +180,13 @@ class BackendContract:
             declared.read({f"{backend.name}.no-such-word": "1"})
 
     def test_device_key_is_a_stable_file_name(self, backend: Backend, options: BuildOptions) -> None:
-        """Baselines are files called after the key."""
+        """The key is usable as a file name: baselines are named after it."""
         key = backend.device(options).key
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key)
         assert backend.device(options).key == key
 
     def test_capabilities_use_known_words(self, backend: Backend, options: BuildOptions) -> None:
-        """Formats have stored types; labels are those of the search, ``fp`` being understood."""
+        """Formats have stored types; labels are those of the search, with ``fp`` implied."""
         capabilities = backend.capabilities(options)
         assert capabilities.formats
         assert set(capabilities.weights) >= set(capabilities.formats)
@@ -206,7 +205,9 @@ class BackendContract:
         feeds: dict[str, Array],
         quantized: bool,
     ) -> None:
-        """Outputs are the reference implementation's, within one step of the 8-bit grid, in float within TF32's."""
+        """Outputs equal the reference implementation's within one step of the 8-bit grid, in float within TF32's
+        error.
+        """
         from onnx.reference import ReferenceEvaluator
 
         (value,) = ReferenceEvaluator(model(quantized)).run(None, dict(feeds))
@@ -219,7 +220,7 @@ class BackendContract:
     def test_times_as_often_as_asked(
         self, build: Callable[[onnx.ModelProto], Engine], feeds: dict[str, Array]
     ) -> None:
-        """One positive sample a run; warm-up runs are not among them."""
+        """One positive sample per run; warm-up runs are not included."""
         engine = build(small_model())
         engine.bind(feeds)
         samples = engine.time(7, warmup=2)
@@ -236,7 +237,7 @@ class BackendContract:
             engine.layers(1)
 
     def test_refuses_a_missing_input(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
-        """A run without an input is an error of ours, not of a library."""
+        """A run without an input raises a `BackendError`, not a library's error."""
         with pytest.raises(BackendError):
             build(small_model()).run({})
 
@@ -250,7 +251,7 @@ class BackendContract:
         feeds: dict[str, Array],
         quantized: bool,
     ) -> None:
-        """Every kernel names nodes of the float model, or the tensors it converts; all heavy nodes are there."""
+        """Each kernel names nodes of the float model, or the tensors it converts; all heavy nodes are included."""
         engine = build(model(quantized))
         engine.bind(feeds)
         layers = engine.layers(3)
@@ -264,7 +265,7 @@ class BackendContract:
     def test_equal_models_have_equal_graphs(
         self, build: Callable[[onnx.ModelProto], Engine], model: Callable[[bool], onnx.ModelProto]
     ) -> None:
-        """The hash of the optimized graph depends on what runs, not on which build it was."""
+        """The hash of the optimized graph is the same for each build of a model."""
         float_hash = build(model(False)).graph_hash
         assert float_hash
         assert build(model(False)).graph_hash == float_hash
@@ -273,7 +274,7 @@ class BackendContract:
     def test_names_a_file_it_cannot_read(
         self, backend: Backend, options: BuildOptions, tmp_path: Path
     ) -> None:
-        """Garbage and missing files give one error of one line that names the file."""
+        """Garbage and missing files raise an error of one line that names the file."""
         if not backend.probe(options).usable:
             pytest.skip(f"{backend.name} is not usable here")
         garbage = tmp_path / "garbage.onnx"
@@ -285,7 +286,7 @@ class BackendContract:
             assert "\n" not in caught.value.what
 
     def test_closes_twice(self, build: Callable[[onnx.ModelProto], Engine]) -> None:
-        """Closing again does no harm."""
+        """Closing again has no effect."""
         engine = build(small_model())
         engine.close()
         engine.close()

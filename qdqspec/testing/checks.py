@@ -1,4 +1,4 @@
-"""A suite that every check passes. Inherit it in a test class; pytest runs it over your check.
+"""The contract suite for checks. Inherit it in a test class.
 
     class TestMine(CheckContract):
         check = my_check
@@ -21,13 +21,13 @@ from pydantic import ValidationError
 from qdqspec.checks.base import Check, CheckParams
 from qdqspec.types import CheckSpec, Evidence, Outcome, Verdict
 
-Example: TypeAlias = tuple[dict[str, Any], Evidence]  # parameters as a spec has them, and what was measured
+Example: TypeAlias = tuple[dict[str, Any], Evidence]  # parameters as in a spec, and the evidence
 
 HEADLINE_WIDTH = 79
 
 
 class CheckContract:
-    """What sessions, terminals and reports rely on, with one example for each outcome."""
+    """The properties that sessions, terminals and reports rely on, with one example for each outcome."""
 
     check: ClassVar[Check]
     passing: ClassVar[Example]
@@ -41,7 +41,7 @@ class CheckContract:
         return self.check.judge(self.check.Params.model_validate(values), evidence)
 
     def test_schema(self) -> None:
-        """Parameters have a JSON Schema, with a word on each, for the spec's editors."""
+        """Parameters have a JSON Schema with descriptions, for editors of specs."""
         schema = self.check.Params.model_json_schema()
         json.dumps(schema, allow_nan=False)
         assert "kind" in schema["properties"], "name the kind: `kind: Literal['mine']`"
@@ -53,27 +53,27 @@ class CheckContract:
         assert not silent, f"no Field(description=...) for {silent}"
 
     def test_unknown_keys(self) -> None:
-        """A misspelt key is an error, never a check that silently checks less."""
+        """A misspelt key is an error, so that a check never omits a limit silently."""
         with pytest.raises(ValidationError, match="nobody_means_this"):
             self.check.Params.model_validate({**self.passing[0], "nobody_means_this": 1})
 
     def test_common_keys(self) -> None:
-        """The keys of all checks are accepted, and parameters enter a case as they are."""
+        """The keys of all checks are accepted, and parameters enter a case unchanged."""
         params = self.check.Params.model_validate({**self.passing[0], "id": "mine", "severity": "warn"})
         assert CheckSpec(id="mine", kind=self.passing[0]["kind"], params=params).params.severity == "warn"
 
     def test_needs(self) -> None:
-        """What has to be measured is said."""
+        """The check declares the evidence it needs."""
         assert self.check.needs, "a check that needs no evidence judges nothing"
 
     @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
     def test_outcome(self, outcome: Outcome) -> None:
-        """Each example is judged as it says."""
+        """Each example has its declared outcome."""
         assert self.judged(outcome).outcome == outcome
 
     @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
     def test_headline(self, outcome: Outcome) -> None:
-        """One printable line that fits a terminal: it is pytest's summary line."""
+        """The headline is one printable line that fits a terminal: it is pytest's summary line."""
         headline = self.judged(outcome).headline
         assert headline.strip() == headline != ""
         assert headline.isprintable()
@@ -87,7 +87,7 @@ class CheckContract:
 
     @pytest.mark.parametrize("outcome", ["pass", "fail", "inconclusive"])
     def test_sections(self, outcome: Outcome) -> None:
-        """Tables are whole: every row has a cell for every header, and every cell is one printable line."""
+        """Tables are complete: each row has a cell for each header, and each cell is one printable line."""
         for section in self.judged(outcome).sections:
             for row in section.rows:
                 assert len(row) == len(section.headers), section.title
@@ -95,11 +95,11 @@ class CheckContract:
 
     @pytest.mark.parametrize("outcome", ["fail", "inconclusive"])
     def test_advice(self, outcome: Outcome) -> None:
-        """Who has trouble is told what to do next."""
+        """A verdict other than a pass has advice."""
         assert self.judged(outcome).advice
 
     def test_evidence_shown(self) -> None:
-        """A failure shows the numbers behind it."""
+        """A failure shows its numbers."""
         assert self.judged("fail").sections
 
     def test_pure(self) -> None:

@@ -1,4 +1,4 @@
-"""A suite that every report format passes. Inherit it in a test class; pytest runs it over your format.
+"""The contract suite for report formats. Inherit it in a test class.
 
     class TestMine(FormatContract):
         report_format = my_format
@@ -26,7 +26,7 @@ def _bytes(content: str | bytes) -> bytes:
 
 
 class FormatContract:
-    """What makes a report safe to write, to commit, and to open. Set ``binary`` where it is no text."""
+    """The properties of a report that is safe to write, commit and open. Set ``binary`` for a binary format."""
 
     report_format: ClassVar[ReportFormat]
     binary: ClassVar[bool] = False
@@ -37,12 +37,12 @@ class FormatContract:
         return content if isinstance(content, str) else content.decode("utf-8")
 
     def test_suffix(self) -> None:
-        """The suffix, with its dot, chooses the format."""
+        """The suffix, with its dot, selects the format."""
         assert re.fullmatch(r"\.[a-z0-9]+", self.report_format.suffix)
 
     @pytest.mark.parametrize("name", _RUNS)
     def test_renders(self, name: str) -> None:
-        """Any record gives a report: an empty one, one without measurements, one with odd names."""
+        """Any record gives a report: an empty one, one without measurements, one with unusual names."""
         assert _bytes(self.report_format.render(_RUNS[name]()))
 
     @pytest.mark.parametrize("name", _RUNS)
@@ -54,20 +54,20 @@ class FormatContract:
 
     @pytest.mark.parametrize("name", _RUNS)
     def test_from_written_record(self, name: str) -> None:
-        """A record that was written and read gives the same bytes as when it was written."""
+        """A record that was written and read gives the same bytes as the original."""
         read = record_from_json(record_to_json(_RUNS[name]()))
         again = record_from_json(record_to_json(read))
         assert _bytes(self.report_format.render(read)) == _bytes(self.report_format.render(again))
 
     def test_names_every_case(self) -> None:
-        """Every case is there, by its spec's name."""
+        """Each case is included, by its spec's name."""
         if self.binary:
             pytest.skip("a binary format is not searched for names")
         text = self.rendered(sample_run())
         assert all(case.evidence.case.spec_name in text for case in sample_run().cases)
 
     def test_hostile_names(self) -> None:
-        """No control character and no markup of a name or message reaches the reader as such."""
+        """Control characters and markup in names and messages are escaped."""
         if self.binary:
             pytest.skip("a binary format escapes nothing")
         text = self.rendered(hostile_run())

@@ -1,9 +1,9 @@
-"""Hypothesis strategies: random valid ONNX models, and placements on them.
+"""Hypothesis strategies for random valid ONNX models, and placements on them.
 
-For the properties of anything that reads or changes models. What is drawn is small and odd on purpose:
-branches, residuals, shared initializers, `Constant` nodes, stretches in other types, shapes that are computed, names
-that are missing, repeated or look as if somebody had inserted Q/DQ already, bodies of If, Loop and Scan, some of which
-read outer tensors.
+For property tests of code that reads or changes models. The models are small and unusual on purpose:
+branches, residuals, shared initializers, `Constant` nodes, parts in other types, computed shapes, names that
+are missing, repeated or look like those of inserted Q/DQ, bodies of If, Loop and Scan, some of which read
+outer tensors.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def onnx_models(
     bodies: bool = True,
     repeated_names: bool = False,
 ) -> onnx.ModelProto:
-    """A valid model with one or two float32 inputs, ``max_nodes`` turns of an operator or a few, and static shapes.
+    """A valid model with one or two float32 inputs, ``max_nodes`` groups of one or a few operators, and static shapes.
 
     It passes ``onnx.checker`` with shape inference and runs in ONNX Runtime, except that ``repeated_names``
-    gives nodes the same name, which ONNX allows and ONNX Runtime refuses. ``bodies=False`` leaves out If,
-    Loop and Scan.
+    gives nodes the same name, which ONNX allows and ONNX Runtime rejects. ``bodies=False`` omits If, Loop and
+    Scan.
     """
     names = ("twice", "") if repeated_names else ("",)
     build = Build(draw, opset=draw(st.sampled_from(list(opsets))), odd_names=names)
@@ -57,11 +57,11 @@ def placements(
     activations: Sequence[str] = ("uint8", "int8"),
     weights: Sequence[str] = ("int8",),
 ) -> Placement:
-    """A placement that fits the model: float activations and constants that are computed with.
+    """A placement that fits the model: sites on float activations and on constants that operators read as data.
 
-    Consumers of a tensor may be left out, or split over several sites of different formats; those of a site are in
-    one graph of the model. Graph outputs that a node computes are consumers as well. Constants without an axis stay
-    float where a format is made of blocks.
+    Consumers of a tensor may be omitted, or split over several sites of different formats; those of a site
+    are in one graph of the model. Graph outputs that a node computes are consumers as well. Constants without
+    an axis stay float if a format is blocked.
     """
     sites: list[Site] = []
     for tensor in dict.fromkeys((*model.consumers, *model.outputs)):
@@ -82,7 +82,7 @@ def placements(
 
 
 def ranges_for(model: Model) -> dict[str, TensorRange]:
-    """A plausible range for every float tensor, as calibration would give; the same for the same model."""
+    """A plausible range for each float tensor, like calibrated ones; deterministic for a model."""
     names = sorted(name for name in model.types if model.elem_type(name) == TensorProto.FLOAT)
     return {name: TensorRange(-1.0 - index % 3, 2.0 + index % 5) for index, name in enumerate(names)}
 

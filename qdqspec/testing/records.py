@@ -1,7 +1,7 @@
-"""Sample records: a run as reports see it, made without measuring anything.
+"""Sample records: a run in the form that reports take, made without measuring anything.
 
-The numbers are invented but plausible, and the same on every machine. The verdicts are those of the
-real checks. ``sample_run()`` holds a model that gained, one that is unchanged and one with accuracy.
+The numbers are invented but plausible, and the same on each machine. The verdicts are those of the real
+checks. ``sample_run()`` contains a model that became faster, one that is unchanged and one with accuracy.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DEVICE = DeviceKey(
 
 
 def sample_run() -> RunRecord:
-    """Three cases: a gain with one failing check, an unchanged model, and one from the cache with accuracy."""
+    """Three cases: a speed-up with one failing check, an unchanged model, and one from the cache with accuracy."""
     return RunRecord(
         version="0.1.0", started=STARTED, seconds=754.2, cases=(faster_case(), alone_case(), cached_case())
     )
@@ -59,19 +59,19 @@ def empty_run() -> RunRecord:
 
 
 def bare_run() -> RunRecord:
-    """A case of which nothing was measured, so that no check could tell."""
+    """A case without measurements, so that all its checks are inconclusive."""
     case = _case("bare", "", ("latency", {"max_ms": 3}), ("parity", {"min_cosine": 0.99}))
     return RunRecord(
         version="0.1.0", started=STARTED, seconds=1.0, cases=(judged(_evidence(case, node_ops={})),)
     )
 
 
-# Markup of terminals, HTML, Markdown tables and spreadsheets, and text that is written backwards.
+# Markup of terminals, HTML, Markdown tables and spreadsheets, and right-to-left text.
 HOSTILE = "=x|y</td><script>alert(1)</script>\n# \x1b[31m`*_[a](b)\u202e\r&amp;"
 
 
 def hostile_run() -> RunRecord:
-    """The sample's first case with names and messages as a hostile model or runtime would give them."""
+    """The sample's first case with names and messages of a hostile model or runtime."""
     record = faster_case()
     found = record.evidence
     assert found.search is not None
@@ -103,7 +103,7 @@ def _renamed(site: Site) -> Site:
 
 
 def faster_case() -> CaseRecord:
-    """SqueezeNet, 1.74 times as fast; its latency budget is missed and everything else holds."""
+    """SqueezeNet, 1.74 times as fast; its latency budget is exceeded and all other checks pass."""
     case = _case(
         "squeezenet",
         "SqueezeNet for the door camera",
@@ -127,7 +127,7 @@ def faster_case() -> CaseRecord:
 
 
 def alone_case() -> CaseRecord:
-    """A face detector for which nothing proved faster than the reference."""
+    """A face detector without a candidate that was significantly faster than the reference."""
     case = _case("ultraface", "Face detector", ("speedup", {"min": 1.0}), ("parity", {"min_sqnr_db": 40}))
     evidence = _evidence(
         case,
@@ -141,7 +141,7 @@ def alone_case() -> CaseRecord:
 
 
 def cached_case() -> CaseRecord:
-    """A small classifier whose result came from the cache, with its accuracy on labelled data."""
+    """A small classifier with a cached result, and its accuracy on labelled data."""
     case = _case(
         "digits",
         "",
@@ -170,7 +170,7 @@ def cached_case() -> CaseRecord:
 
 
 def judged(evidence: Evidence) -> CaseRecord:
-    """The record of a case: every check its spec asks for, judged by the real checks."""
+    """The record of a case: each check of its spec, judged by the real checks."""
     results = []
     for asked in evidence.case.checks:
         verdict = check_named(asked.kind).judge(asked.params, evidence)
@@ -185,7 +185,7 @@ def check_named(kind: str) -> Check:
 
 
 def params_of(kind: str, **values: object) -> CheckParams:
-    """Parameters of a check, validated as those of a spec are."""
+    """Parameters of a check, validated like those of a spec."""
     return check_named(kind).Params.model_validate({"kind": kind, **values})
 
 

@@ -1,7 +1,4 @@
-"""The same model told otherwise: other names, and nodes in another topological order.
-
-For the property that nothing depends on either.
-"""
+"""Renames and reorders a model, to test that nothing depends on names or node order."""
 
 from __future__ import annotations
 
@@ -13,9 +10,10 @@ PREFIX = "z/"
 
 
 def told_otherwise(proto: onnx.ModelProto, chance: random.Random) -> onnx.ModelProto:
-    """A copy with every tensor and node of the main graph renamed, its nodes in some other topological order.
+    """A copy with each tensor and node of the main graph renamed, its nodes in another topological order.
 
-    Tensors in bodies get other names as well; bodies keep the order of their nodes, local functions all.
+    Tensors in bodies are renamed too; bodies keep the order of their nodes, and local functions are
+    unchanged.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
@@ -59,7 +57,7 @@ def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def _rename(graph: onnx.GraphProto) -> None:
-    """Every tensor, in bodies too, which `onnx.compose.add_prefix` leaves as they are."""
+    """Rename each tensor, including those in bodies, which `onnx.compose.add_prefix` does not rename."""
     for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
         value.name = PREFIX + value.name
     for node in graph.node:

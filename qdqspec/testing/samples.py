@@ -1,4 +1,4 @@
-"""Invented but plausible measurements, the same on every machine, that `testing.records` makes records of."""
+"""Invented but plausible measurements, the same on each machine, for `testing.records`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from qdqspec.types import (
 
 
 def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 7) -> LatencyEvidence:
-    """Times around the medians with the long right tail that real ones have, on both clocks."""
+    """Times around the medians with a long right tail like measured ones, on both clocks."""
     rng = random.Random(seed)  # noqa: S311 - a sample, not a secret
     by_median: dict[float, Samples] = {}
     for median in medians.values():
@@ -61,7 +61,7 @@ def sample_latency(medians: Mapping[str, float], *, runs: int = 60, seed: int = 
 def sample_search(
     pairs: tuple[PlacedPair, ...], ratios: tuple[float | None, ...], *, unchanged: bool = False
 ) -> SearchResult:
-    """A search with one trial a ratio; ``None`` is a failed one. The best so far becomes incumbent."""
+    """A search with one trial per ratio; ``None`` is a failed one. The best so far becomes the incumbent."""
     winner = Placement(sites=frozenset(pair.site for pair in pairs))
     best = 1.0
     trials = []
@@ -92,7 +92,7 @@ def sample_accuracy() -> AccuracyEvidence:
 
 
 def sample_bound() -> AccuracyBound:
-    """A search that was held to a drop of one per cent, and scored three candidates for it."""
+    """A search limited to a drop of one per cent, with three scored candidates."""
     return AccuracyBound(
         metric="top1",
         least=354 / 360 - 0.01,
@@ -105,7 +105,7 @@ def sample_bound() -> AccuracyBound:
 
 
 def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
-    """All that optimizers do to pairs: leave them, fuse some, lose some, or not be there."""
+    """All results of optimizers: pairs kept, fused or lost, and an optimizer that is not installed."""
     lost = ("fire3/x > fire3/conv:0", "fire3/w > fire3/conv:1")
     found = (
         SurvivalEvidence(optimizer="constant-folding", kept=pairs),
@@ -121,7 +121,7 @@ def sample_survival(pairs: int) -> dict[Optimizer, SurvivalEvidence]:
 
 
 def sample_lint() -> dict[LintTarget, tuple[Finding, ...]]:
-    """One target that refuses something, one that only has something to say."""
+    """One target with a refused finding, and one with a note only."""
     refused = Finding(
         id="TRT001",
         severity="refused",
@@ -137,7 +137,7 @@ def sample_lint() -> dict[LintTarget, tuple[Finding, ...]]:
 
 
 def sample_regression(change: float, *, looks: int = 1) -> dict[str, RegressionEvidence]:
-    """A case beside its baseline, ``change`` slower than it, with bounds two per cent to each side."""
+    """A comparison with a baseline, slower by ``change``, with bounds two per cent to each side."""
     moved = 1 + change
     return {
         "regression": RegressionEvidence(
@@ -171,7 +171,7 @@ def _figure(ratio: float, recorded: str, *changed: str, device: str = "sample-de
 
 
 def sample_front(search: SearchResult) -> SearchResult:
-    """The search as one for latency and accuracy both: what it selected is in the middle of the front."""
+    """The search with both objectives, latency and accuracy: the selected point is in the middle of the front."""
     heard = (None, 24.1, 21.3, 31.0, 28.2)
     trials = tuple(
         replace(trial, sqnr_db=sqnr_db) for trial, sqnr_db in zip(search.trials, heard, strict=True)
@@ -196,7 +196,7 @@ def sample_front(search: SearchResult) -> SearchResult:
 
 
 def sample_culprits() -> CulpritEvidence:
-    """Three pairs that make most of the noise: an activation, a weight, and what makes the graph output."""
+    """Three pairs that cause most of the error: an activation, a weight, and the pair of the graph output."""
     pairs = sample_pairs(6, whole=26)
     made = replace(pairs[0].site, tensor="softmaxout_1", consumers=(Consumer("", 0),))
     costs = ((pairs[8].site, 33.6, 0.61, 35.2), (pairs[3].site, 38.4, 0.2, 37.9), (made, 41.4, 0.1, 41.5))
@@ -215,7 +215,7 @@ def sample_culprits() -> CulpritEvidence:
 
 
 def sample_parity_search(*, found: bool) -> ParitySearch:
-    """A search that found nothing, or an input beyond what was calibrated."""
+    """A search that found nothing, or an input beyond the calibrated range."""
     if not found:
         return ParitySearch(tried=187, seconds=4.2, closest_db=22.6)
     image = TriedInput(
@@ -269,7 +269,7 @@ def _interval(ratio: float, *, same: bool = False) -> Interval:
 
 
 def sample_parity(*outputs: tuple[str, float]) -> ParityEvidence:
-    """Three quarters of the noise come from quantization, the rest from the runtime."""
+    """Parity with three quarters of the noise from quantization, the rest from the runtime."""
     return ParityEvidence(
         outputs=tuple(sample_tensor(name, db) for name, db in outputs),
         samples=32,
@@ -280,7 +280,7 @@ def sample_parity(*outputs: tuple[str, float]) -> ParityEvidence:
 
 
 def sample_tensor(name: str, sqnr_db: float) -> TensorParity:
-    """An output with so much noise, whose other figures go with it."""
+    """An output with this SQNR, and other figures that are consistent with it."""
     noise: float = 0.0 if sqnr_db == float("inf") else 10 ** (-sqnr_db / 20)
     return TensorParity(
         name=name,

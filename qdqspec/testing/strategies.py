@@ -1,12 +1,10 @@
-"""The contract suite for search strategies: inherit `StrategyContract`, say which, and pytest does the rest.
-
-May import floors 0 to 4 and pytest::
+"""The contract suite for search strategies: inherit `StrategyContract` and set ``strategy``::
 
     class TestMine(StrategyContract):
         strategy = MyStrategy
 
-A strategy is driven over a small residual network with made-up costs: each operator has a time in floating
-point and one in integers, and every tensor that changes hands between the two costs extra. Nothing is built.
+A strategy searches a small residual network with invented costs: each operator has a time in floating point
+and one in integers, and each tensor that is converted between the two costs extra. Nothing is built.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ net (float[1,8,8,8] x) => (float[1,8] y)
     y = MatMul(i, g)
 }"""
 _WEIGHTS = {"w0": (8, 8, 3, 3), "w1": (8, 8, 3, 3), "w2": (8, 8, 3, 3), "g": (8, 8)}
-_MOST = 400  # questions after which a strategy counts as endless
+_MOST = 400  # proposals after which a strategy counts as endless
 
 
 def small_space() -> SchemeSpace:
@@ -66,9 +64,10 @@ def small_space() -> SchemeSpace:
 
 
 class Oracle:
-    """Answers a strategy as a device would: made-up times, races won exactly when a placement is faster.
+    """Simulates a device for a strategy: invented times; a race is won if a placement is faster.
 
-    ``fails`` says which placements do not build. ``seed`` chooses the costs. A difference must exceed ``eps`` to count.
+    ``fails`` selects placements that do not build. ``seed`` chooses the costs. A difference must exceed
+    ``eps`` to count.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Oracle:
         self._float = {unit.id: lots.uniform(0.5, 2) for unit in space.units}
         self._gain = {unit.id: lots.uniform(0.3, 1.2) for unit in space.units}
         self._crossing = 0.15
-        self._rest = 0.05  # what is in no unit, and always float
+        self._rest = 0.05  # time of the operators that are in no unit, and always float
         self._fails = fails
         self._eps = eps
         self._best: float | None = None
@@ -91,7 +90,9 @@ class Oracle:
         self._number = 0
 
     def cost(self, placement: Placement) -> float:
-        """Milliseconds: integer kernels save or lose, and every pair whose neighbours disagree costs."""
+        """Milliseconds: integer kernels are faster or slower, and each pair between float and integer neighbours
+        costs.
+        """
         labels = dict(placement.labels)
         total = sum(
             self._float[u.id] * (self._gain[u.id] if labels.get(u.id, "fp") != "fp" else 1)
@@ -131,7 +132,7 @@ class Oracle:
         )
 
     def _crossings(self, labels: Mapping[str, Label]) -> list[str]:
-        """Tensors that are made in one world and read in the other."""
+        """Tensors that are made in float and read in integers, or the reverse."""
         made = {t: labels.get(u.id) == "in+out" for u in self.space.units for t in u.outputs}
         read = [(t, labels.get(u.id, "fp") != "fp") for u in self.space.units for t, _ in u.edges]
         return sorted({tensor for tensor, integer in read if integer != made.get(tensor, False)})
@@ -168,7 +169,7 @@ def drive(strategy: Strategy, oracle: Oracle, *, trials: int = _MOST, batch: int
 
 
 class StrategyContract:
-    """What every strategy must do. Set ``strategy`` to the class."""
+    """The contract of each strategy. Set ``strategy`` to the class."""
 
     strategy: ClassVar[type[Strategy]]
     __test__ = False
@@ -179,29 +180,29 @@ class StrategyContract:
 
     @pytest.fixture
     def space(self) -> SchemeSpace:
-        """The space that is searched; override it for a strategy that wants another."""
+        """The space to search; override it for a strategy that needs another."""
         return small_space()
 
     def make(
         self, space: SchemeSpace, seed: int = 0, trials: int = 60, seeds: Sequence[Placement] = ()
     ) -> Strategy:
-        """A strategy at its beginning; ``seeds`` are its warm starts."""
+        """A new strategy; ``seeds`` are its warm starts."""
         setup = SearchSetup(space=space, clock="cpu", trials=trials, seeds=tuple(seeds))
         return self.strategy(setup, np.random.default_rng(seed))
 
     def test_it_begins_with_the_reference(self, space: SchemeSpace) -> None:
-        """All ratios are to it, so it must be built first."""
+        """The reference is proposed first, because all ratios refer to it."""
         first = self.make(space).ask(1)
         assert [proposal.placement.sites for proposal in first] == [frozenset()]
 
     def test_it_never_asks_twice(self, space: SchemeSpace) -> None:
-        """No candidate is built twice, whatever labels it was thought of in."""
+        """No candidate is built twice, whatever labels it has."""
         trials = drive(self.make(space), Oracle(space))
         digests = [trial.placement.digest for trial in trials if trial.phase not in NOT_CANDIDATES]
         assert len(digests) == len(set(digests))
 
     def test_it_comes_to_an_end(self, space: SchemeSpace) -> None:
-        """It ends by itself, and says so from then on."""
+        """The strategy ends without external limit, and stays done."""
         strategy = self.make(space)
         assert len(drive(strategy, Oracle(space))) < _MOST
         assert strategy.done()
@@ -209,18 +210,18 @@ class StrategyContract:
         assert strategy.done()
 
     def test_it_is_not_done_while_it_waits(self, space: SchemeSpace) -> None:
-        """With a question open, there may be more to come."""
+        """A strategy with an open proposal is not done."""
         strategy = self.make(space)
         strategy.ask(1)
         assert not strategy.done()
 
     def test_it_is_deterministic(self, space: SchemeSpace) -> None:
-        """The same seed and the same answers lead to the same questions."""
+        """The same seed and the same answers give the same proposals."""
         first, second = (_questions(self.make(space, seed=7), Oracle(space)) for _ in range(2))
         assert first == second
 
     def test_it_leaves_chance_that_is_not_its_own_alone(self, space: SchemeSpace) -> None:
-        """It draws from the generator it is given, and from no generator of the interpreter or of numpy."""
+        """The strategy draws only from its own generator, not from that of the interpreter or of numpy."""
         asked = []
         for seed in (1, 2):
             random.seed(seed)
@@ -232,15 +233,15 @@ class StrategyContract:
         assert asked[0] == asked[1]
 
     def test_warm_starts_come_right_after_the_reference(self, space: SchemeSpace) -> None:
-        """What is known to be good is worth more than what is only likely to be."""
+        """Warm starts come first, because they are known to be good."""
         seeds = [space.resolve({unit.id: unit.full}) for unit in space.units[:2]]
         strategy, oracle = self.make(space, seeds=seeds), Oracle(space)
         first = drive(strategy, oracle, trials=1 + len(seeds))
         assert [trial.placement.digest for trial in first[1:]] == [seed.digest for seed in seeds]
-        assert drive(strategy, oracle)  # and it goes on from there
+        assert drive(strategy, oracle)  # and it continues
 
     def test_an_empty_space_ends_with_the_reference(self, space: SchemeSpace) -> None:
-        """Where nothing can be quantized there is nothing to try."""
+        """In an empty space only the reference is proposed."""
         empty = space.known(())
         strategy = self.make(empty)
         trials = drive(strategy, Oracle(empty))
@@ -249,7 +250,7 @@ class StrategyContract:
 
     @pytest.mark.parametrize("batch", [1, 3])
     def test_it_gives_no_more_than_was_asked_for(self, space: SchemeSpace, batch: int) -> None:
-        """Who asks for n gets at most n."""
+        """At most as many proposals are returned as requested."""
         strategy = self.make(space)
         oracle = Oracle(space)
         while proposals := strategy.ask(batch):
@@ -263,7 +264,7 @@ class StrategyContract:
 
     @pytest.mark.parametrize("seed", range(3))
     def test_failures_do_not_stop_it(self, space: SchemeSpace, seed: int) -> None:
-        """A candidate that does not build is an answer like any other, and what builds is still found."""
+        """A candidate that does not build is a normal answer; candidates that build are still found."""
         refused: list[Placement] = []
 
         def fails(placement: Placement) -> bool:
@@ -277,14 +278,14 @@ class StrategyContract:
         assert any(trial.ok and trial.placement.sites for trial in trials)
 
     def test_all_but_the_reference_may_fail(self, space: SchemeSpace) -> None:
-        """Even then it ends without an exception."""
+        """If all candidates fail, it ends without an exception."""
         strategy = self.make(space)
         drive(strategy, Oracle(space, fails=lambda _: True))
         assert strategy.done()
 
     @pytest.mark.parametrize("seed", range(5))
     def test_it_finds_what_pure_labels_find(self, space: SchemeSpace, seed: int) -> None:
-        """It is no worse than the better of nothing and everything quantized."""
+        """The result is at least as good as the better of nothing and everything quantized."""
         oracle = Oracle(space, seed)
         found = min(oracle.cost(t.placement) for t in drive(self.make(space), oracle) if t.ok)
         pure = [space.resolve({}), space.resolve(space.everything())]
@@ -295,7 +296,7 @@ _Question: TypeAlias = tuple[str, str, bool, tuple[str, ...]]
 
 
 def _questions(strategy: Strategy, oracle: Oracle) -> list[_Question]:
-    """All that it asks for, with everything that it says of it."""
+    """All its proposals, with all their properties."""
     asked: list[_Question] = []
     while len(asked) < _MOST and (proposals := strategy.ask(1)):
         asked += [(p.placement.digest, p.phase, p.profile, p.subgraph) for p in proposals]
@@ -304,7 +305,7 @@ def _questions(strategy: Strategy, oracle: Oracle) -> list[_Question]:
 
 
 def _state() -> str:
-    """Where numpy's own generator stands."""
+    """The state of numpy's global generator."""
     return repr(np.random.get_state(legacy=False))
 
 

@@ -1,7 +1,7 @@
-"""Odd models: small ones, each with something that tools for ordinary models stumble over.
+"""Odd models: small models with unusual properties that tools often do not handle.
 
-`ODD_MODELS` is a table for those who test what reads, changes or runs models: a backend, a transform, a verb. Every
-entry says what is odd in it and what is to be expected of tuning it.
+`ODD_MODELS` is a table for tests of code that reads, changes or runs models: a backend, a transform, a
+command. Each entry states its unusual property and the expected result of tuning it.
 """
 
 from qdqspec.testing.odd.bodies import BODIES

@@ -1,4 +1,4 @@
-"""Odd models by who computes: bodies, local functions, operators of other domains."""
+"""Odd models with bodies, local functions, and operators of other domains."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _scan() -> onnx.ModelProto:
 
 
 def _deep_bodies() -> onnx.ModelProto:
-    """Bodies in bodies, deeper than any exporter writes."""
+    """Nested bodies, deeper than any exporter writes."""
     inner = "a0 = MatMul(h, v)"
     for level in range(1, 13):
         inner = (

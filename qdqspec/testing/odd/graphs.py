@@ -1,4 +1,4 @@
-"""Odd models by the form of their graph, their opset, and what was quantized already."""
+"""Odd models by the structure of their graph, their opset, and existing quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odd models by what things in them are called."""
+"""Odd models by their names of nodes and tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Odd models by their tensors: types, empty and scalar ones, where their values stand."""
+"""Odd models by their tensors: types, empty and scalar ones, and how values are stored."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _scalar_input() -> onnx.ModelProto:
 
 
 def _input_with_default(ir: int) -> onnx.ModelProto:
-    """Until IR 3 every initializer had to be an input; later it means that a caller may replace it."""
+    """Until IR 3 each initializer had to be an input; later such an input is a default that a caller may replace."""
     proto = write(
         "net (float[1, 8] x, float[8, 8] w) => (float[1, 8] y) { y = MatMul(x, w) }", ir=ir, opset=8
     )
@@ -187,7 +187,7 @@ def _infinite_mask() -> onnx.ModelProto:
 
 
 def _constant_weights() -> onnx.ModelProto:
-    """Weights from Constant nodes, in each way a Constant can hold its value."""
+    """Weights from Constant nodes, one for each way to store the value."""
     proto = write("net (float[1, 2] x) => (float[1, 2] y) { h = MatMul(x, w)\n y = Add(h, b) }")
     for name, value in (("b", {"value_floats": [0.5, -0.5]}), ("w", {"value": _floats((2, 2))})):
         proto.graph.node.insert(0, helper.make_node("Constant", [], [name], **value))

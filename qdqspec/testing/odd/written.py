@@ -1,4 +1,4 @@
-"""How odd models are written down: ONNX's text syntax, with weights drawn at random."""
+"""Builds odd models from ONNX's text syntax, with random weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ DENSE: Shapes = {"w": (8, 8), "v": (8, 8)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddModel:
-    """One model, made anew by ``make``, and what becomes of it when it is tuned.
+    """One model, created by ``make``, and the expected result of tuning it.
 
-    ``searched``: placements are tried, and it is tuned or unchanged by what was measured. ``nothing``: it is
-    unchanged, since nothing in it can be quantized. ``refused``: one error that holds ``says``.
+    ``searched``: placements are tried, and the status follows from the measurements. ``nothing``: it is
+    unchanged, since nothing in it can be quantized. ``refused``: one error that contains ``says``.
     """
 
     name: str
@@ -52,7 +52,7 @@ def write(
 
 
 def rename_tensors(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
-    """The model with tensors of its main graph called otherwise."""
+    """The model with tensors of its main graph renamed."""
     graph = proto.graph
     for value in (*graph.input, *graph.output, *graph.initializer):
         value.name = names.get(value.name, value.name)
@@ -63,7 +63,7 @@ def rename_tensors(proto: onnx.ModelProto, names: Mapping[str, str]) -> onnx.Mod
 
 
 def name_nodes(proto: onnx.ModelProto, *names: str) -> onnx.ModelProto:
-    """The model with the nodes of its main graph called so, in order."""
+    """The model with these names for the nodes of its main graph, in order."""
     for node, name in zip(proto.graph.node, names, strict=True):
         node.name = name
     return proto
