@@ -5,11 +5,11 @@
     python benchmarks/real.py DIR --results results --only ocr_recognition,file_type --again
 
 Each model with trained weights is tuned with `qdqspec tune MODEL --calibration DATA --evaluation DATA -o FOLDER`,
-default settings but for `--minutes`; two of them also by a spec file, and from Python. `benchmarks/independent.py` times
-float, tuned, `quantize_static` and `quantize_dynamic` (7-bit weights where this CPU saturates) on the first evaluation
-sample: plain `InferenceSession.run`, one thread, thread CPU time, fresh sessions, interleaved rounds. SQNR against
-float, and agreement in the terms of the task, are over the evaluation data. A tool that fails has its reason in the
-table. Markdown goes to standard output, progress to standard error.
+default settings but for `--minutes`; two of them also by a spec file, and from Python. `benchmarks/independent.py`
+times float, tuned, `quantize_static` and `quantize_dynamic` (7-bit weights where this CPU saturates) on the first
+evaluation sample: plain `InferenceSession.run`, one thread, thread CPU time, fresh sessions, interleaved rounds. SQNR
+against float, and agreement in the terms of the task, are over the evaluation data. A tool that fails has its reason
+in the table. Markdown goes to standard output, progress to standard error.
 
 A row has `--limit` seconds, 70 % of them to tune, and a process of its own. `--results DIR` keeps `rows.json`, from
 which a run that is started again goes on, and in `DIR/NAME/VIA` what tuning leaves. `benchmarks/real_data.py` finds
