@@ -208,7 +208,7 @@ def _pytest(model: RealModel, made: Path, given: dict[str, str], minutes: float)
     }
     path = made.parent / f"{model.name}.qdq.yaml"
     path.write_text(json.dumps(spec))  # JSON is YAML
-    folders = {str(Path(file).parent) for file in (model.path, *given.values())}
+    folders = {str(Path(file).parent) for file in (str(model.path), *given.values())}
     allowed = [f"--qdq-allow-path={folder}" for folder in sorted(folders)]
     words = [
         "-q",

@@ -1,0 +1,333 @@
+"""The fastest model at a given accuracy: qdqspec beside `quantize_static`, `quantize_dynamic` and NNCF.
+
+    python benchmarks/accuracy.py DIR ../models --results results --nncf > table.md
+    python benchmarks/accuracy.py DIR ../models --results results --only minilm_l6_s128 --minutes 3
+    python benchmarks/accuracy.py ../models --quick
+
+Each model with trained weights is tuned at 15, 20 and 30 dB, and at a drop of 1 % of its metric where one is judged
+(the share of samples with the float model's answer; of MiniLM, recall at one), by `qdqspec.tune(model, calibration=...,
+evaluation=..., min_sqnr_db=...)` or `(..., metric=..., max_drop=0.01)`. Then all models are timed interleaved with
+float by `benchmarks/independent.py`, without code of qdqspec: plain `InferenceSession.run`, thread CPU time. A tool
+counts at a limit where its model keeps the limit on the same data. The *best* of the others is the fastest that
+does, or float. Geometric means are over models. `--nncf` installs NNCF with pip into an environment below `--results`
+(benchmarks/nncf_peer.py).
+
+A model has `--limit` seconds in a process of its own. `--results DIR` keeps `accuracy.json` and what each search
+leaves, from which a run that is started again goes on. Markdown goes to standard output, progress to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nncf_peer
+import numpy as np
+import onnxruntime
+from independent import Feed, Outputs, outputs, reason_of
+from measured import Beside, Measured, agreement_of, agreement_text, db_text, judged_by, measure, ratio_text
+from pydantic import TypeAdapter
+from real import quantized
+from real_data import RANDOM_WEIGHTS, RealModel, find_models
+from resumed import ROW, kept_rows, run_rows
+from tabulate import tabulate
+
+from qdqspec import tune
+from qdqspec.backends import _cpu, _ort_overflow
+
+PEERS = ("static", "dynamic", "nncf")
+METRIC, DROP = "metric -1 %", 0.01
+LIMITS = {"15 dB": 15.0, "20 dB": 20.0, "30 dB": 30.0}
+QUICK = ("digits_lenet", "digits_resnet_b1")
+HEADERS = (
+    "model", "limit", "tuned / float", "dB", "agrees", "builds", "search s", "best other / float", "which",
+    "tuned / best",
+)  # fmt: skip
+PEER_HEADERS = (
+    "model",
+    "float ms",
+    "judged",
+    *(f"{p}{what}" for p in PEERS for what in (" / float", ", dB", ", agrees")),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """One search. ``failed`` is the reason where it gave no model."""
+
+    failed: str = ""
+    unchanged: bool = False
+    builds: int = 0
+    over_limit: int = 0  # builds whose accuracy was below the limit
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One model at all limits: the search of each, and all models timed side by side, those tuned by their limit."""
+
+    name: str
+    failed: str = ""
+    searches: Mapping[str, Search]
+    beside: Beside | None = None
+
+
+ROWS = TypeAdapter(Row)
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.row is not None:
+        (model,) = find_models(arguments.folders, arguments.only, arguments.results / "data")
+        arguments.row.write_text(json.dumps(ROWS.dump_python(_row(model, arguments), mode="json")))
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments.results = (arguments.results or Path(scratch)).absolute()
+        if arguments.nncf:
+            nncf_peer.environment(arguments.results / "nncf")
+        rows = _rows(arguments)
+    path = f"{platform.machine()}, {_ort_overflow.describe(_cpu.detect())}"
+    print(
+        f"Integer path: {path}; ONNX Runtime {onnxruntime.__version__}; {arguments.minutes:g} minutes a search\n"
+    )
+    print("\n\n".join((_table(rows), _peer_table(rows), _means(rows))))
+    return 0 if rows else 2
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of models with data")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="only these, by commas")
+    parser.add_argument("--minutes", type=float, default=1.0, help="of each search (default: 1)")
+    parser.add_argument(
+        "--limit", type=float, default=900, metavar="SECONDS", help="of a model (default: 900)"
+    )
+    parser.add_argument("--nncf", action="store_true", help="install NNCF with pip, and compare with it")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"only {' and '.join(QUICK)}, .2 minutes a search"
+    )
+    parser.add_argument("--results", type=Path, metavar="DIR", help="keep rows and tuned models here")
+    parser.add_argument(ROW, type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.quick and arguments.row is None:
+        arguments.only, arguments.minutes = list(QUICK), 0.2
+    return arguments
+
+
+def _rows(arguments: argparse.Namespace) -> list[Row]:
+    path = arguments.results / "accuracy.json"
+    wanted = {}
+    for model in find_models(arguments.folders, arguments.only, arguments.results / "data"):
+        if model.name in RANDOM_WEIGHTS or model.is_random or "qdq" in model.name:
+            continue
+        words = [*map(str, arguments.folders), "--only", model.name, "--minutes", str(arguments.minutes)]
+        wanted[model.name] = [
+            *words,
+            "--results",
+            str(arguments.results),
+            *(["--nncf"] if arguments.nncf else []),
+        ]
+    print(f"{len(wanted)} models, {len(kept_rows(path).keys() & wanted)} of them known", file=sys.stderr)
+    found = run_rows(
+        Path(__file__),
+        wanted,
+        path,
+        limit_s=arguments.limit,
+        failed=lambda key, why: {"name": key, "searches": {}, "failed": why},
+        show=lambda row: print(_table([ROWS.validate_python(row)]), file=sys.stderr, flush=True),
+    )
+    return [ROWS.validate_python(row) for row in found.values()]
+
+
+# ---- one model ------------------------------------------------------------------------------------
+
+
+def _row(model: RealModel, arguments: argparse.Namespace) -> Row:
+    """Tune a model at each limit, quantize it with the other tools, and measure all of them side by side."""
+    folder = arguments.results / model.name
+    folder.mkdir(parents=True, exist_ok=True)
+    files, failures = quantized(model, folder)
+    if arguments.nncf:
+        why = nncf_peer.quantize(
+            model, nncf_peer.environment(arguments.results / "nncf"), folder / "nncf.onnx"
+        )
+        if why:
+            failures["nncf"] = why
+        else:
+            files["nncf"] = folder / "nncf.onnx"
+    searches = {}
+    for limit in (*LIMITS, *((METRIC,) if judged_by(model) else ())):
+        searches[limit], path = _searched(model, limit, folder, arguments.minutes)
+        if path is not None:
+            files[limit] = path
+    return Row(name=model.name, searches=searches, beside=measure(model, files, failures))
+
+
+def _searched(model: RealModel, limit: str, folder: Path, minutes: float) -> tuple[Search, Path | None]:
+    """The search at a limit, and the file that it selected; from before where it was run already."""
+    kept, tuned = folder / f"{limit}.json", folder / f"{limit}.onnx"
+    if not kept.is_file():
+        started = time.monotonic()
+        try:
+            search = _tuned(model, limit, folder / limit, minutes, tuned)
+        except Exception as error:  # noqa: BLE001 - the reason is the result
+            search = {"failed": reason_of(error)}
+        kept.write_text(json.dumps({**search, "seconds": time.monotonic() - started}))
+    search_ = TypeAdapter(Search).validate_json(kept.read_text())
+    if search_.failed:
+        return search_, None
+    return search_, model.path if search_.unchanged else tuned
+
+
+def _tuned(model: RealModel, limit: str, folder: Path, minutes: float, tuned: Path) -> dict[str, Any]:
+    asked: dict[str, Any] = {"calibration": model.calibration, "evaluation": model.evaluation}
+    if limit == METRIC:
+        feeds = model.feeds()
+        wanted = list(outputs(model.path, feeds))
+        labelled = folder.with_suffix(".npz")
+        _write_labelled(model, labelled, len(feeds))
+        asked["metrics"] = {"agreement": _metric(model, wanted, feeds)}
+        asked |= {"evaluation": labelled, "metric": "agreement", "max_drop": DROP}
+    else:
+        asked["min_sqnr_db"] = LIMITS[limit]
+    result = tune(model.path, minutes=minutes, output=folder, no_cache=True, **asked)
+    if not result.unchanged:
+        tuned.write_bytes(result.model.read_bytes())
+    built = [trial for trial in result.trials if trial.placement.sites]
+    below = [t for t in built if t.sqnr_db is not None and limit in LIMITS and t.sqnr_db < LIMITS[limit]]
+    return {"unchanged": result.unchanged, "builds": len(built), "over_limit": len(below)}
+
+
+def _write_labelled(model: RealModel, path: Path, count: int) -> None:
+    """The evaluation data with the number of each sample for its label."""
+    assert model.evaluation is not None
+    with np.load(model.evaluation) as arrays:  # noqa: TID251 - closed here
+        data = {name: arrays[name][:count] for name in arrays.files if name != "labels"}
+    np.savez(path, labels=np.arange(count), **data)
+
+
+def _metric(
+    model: RealModel, wanted: Sequence[Outputs], feeds: Sequence[Feed]
+) -> Callable[[Mapping[str, Any], Any], float]:
+    """Agreement with the float model, as a metric of the caller's own; labels are the numbers of samples."""
+
+    def metric(found: Mapping[str, Any], labels: Any) -> float:
+        made = [
+            {name: np.asarray(found[name][i]).reshape(array.shape) for name, array in wanted[n].items()}
+            for i, n in enumerate(labels)
+        ]
+        value = agreement_of(model, [wanted[n] for n in labels], made, [feeds[n] for n in labels])
+        assert value is not None
+        return value
+
+    return metric
+
+
+# ---- tables ---------------------------------------------------------------------------------------
+
+
+def _keeps(one: Measured, limit: str, beside: Beside) -> bool:
+    """Whether a model keeps a limit on the data that it was measured on."""
+    if limit == METRIC:
+        least = (beside.float_agreement or 0.0) - DROP - 1e-9
+        return one.agreement is not None and one.agreement >= least
+    return one.sqnr_db is not None and one.sqnr_db >= LIMITS[limit]
+
+
+def _best(beside: Beside, limit: str) -> tuple[str, float]:
+    """The fastest of the other tools' models that keep the limit, or float; and its time over float."""
+    others = {
+        role: one.ratio.median
+        for role, one in beside.models.items()
+        if role in PEERS and one.ratio is not None and _keeps(one, limit, beside)
+    }
+    role = min(others, key=others.__getitem__, default="float")
+    return ("float", 1.0) if others.get(role, math.inf) >= 1 else (role, others[role])
+
+
+def _own(beside: Beside, limit: str) -> Measured | None:
+    """The tuned model at a limit; ``None`` where it was not measured, or does not keep the limit here."""
+    one = beside.models.get(limit)
+    return one if one is not None and one.ratio is not None and _keeps(one, limit, beside) else None
+
+
+def _table(rows: Sequence[Row]) -> str:
+    return tabulate(
+        [cells for row in rows for cells in _cells(row)], HEADERS, tablefmt="pipe", disable_numparse=True
+    )
+
+
+def _cells(row: Row) -> list[list[str]]:
+    if row.beside is None:
+        return [[row.name, "-", f"failed: {row.failed}", *["-"] * (len(HEADERS) - 3)]]
+    found = []
+    for limit, search in row.searches.items():
+        one, (which, best) = row.beside.models.get(limit), _best(row.beside, limit)
+        own = _own(row.beside, limit)
+        kept = "" if own is not None or one is None else " (below the limit)"
+        found.append(
+            [
+                row.name,
+                limit,
+                f"failed: {search.failed}" if search.failed else ratio_text(one),
+                db_text(one) + kept,
+                agreement_text(one),
+                f"{search.builds} ({search.over_limit} below)",
+                f"{search.seconds:.0f}",
+                f"{best:.3f}",
+                which,
+                "-" if own is None or own.ratio is None else f"{own.ratio.median / best:.3f}",
+            ]
+        )
+    return found
+
+
+def _peer_table(rows: Sequence[Row]) -> str:
+    """What the other tools give, whatever the limit."""
+    lines = []
+    for row in rows:
+        if row.beside is not None:
+            found = [row.beside.models.get(role) for role in PEERS]
+            figures = [text for one in found for text in (ratio_text(one), db_text(one), agreement_text(one))]
+            float_ms = row.beside.float_ms
+            lines.append(
+                [row.name, f"{float_ms:.3g}" if float_ms else "-", row.beside.judged or "-", *figures]
+            )
+    return tabulate(lines, PEER_HEADERS, tablefmt="pipe", disable_numparse=True)
+
+
+def _means(rows: Sequence[Row]) -> str:
+    """Geometric means over the models, a line a limit; where no tuned model keeps the limit, float counts."""
+    lines = []
+    for limit in (*LIMITS, METRIC):
+        pairs = []
+        for row in rows:
+            if row.beside is not None and limit in row.searches:
+                own = _own(row.beside, limit)
+                ours = own.ratio.median if own is not None and own.ratio is not None else 1.0
+                pairs.append((ours, _best(row.beside, limit)[1]))
+        if pairs:
+            to_float = statistics.geometric_mean([ours for ours, _ in pairs])
+            to_best = statistics.geometric_mean([ours / best for ours, best in pairs])
+            slower = sum(ours > 1.02 * best for ours, best in pairs)
+            lines.append([limit, str(len(pairs)), f"{to_float:.3f}", f"{to_best:.3f}", str(slower)])
+    headers = ("limit", "models", "tuned / float, mean", "tuned / best, mean", "slower than the best by 2 %")
+    return tabulate(lines, headers, tablefmt="pipe", disable_numparse=True)
+
+
+if __name__ == "__main__":
+    os.environ.pop("CI", None)  # a run without baselines is fine
+    sys.exit(main())
