@@ -74,7 +74,7 @@ class PatternRules:
 class RegionRules:
     """How the model is cut into regions. ``manual`` lists node-name globs, one tuple per region.
 
-    ``graph`` is layer information of an engine, which tells ``fusion`` which nodes run as one kernel.
+    ``graph`` is layer information of an engine, the source of the kernels for ``fusion``.
     """
 
     by: Literal["structure", "names", "fusion", "manual"] = "structure"

@@ -11,7 +11,7 @@ from qdqspec.types.asked import SearchLimits
 from qdqspec.types.placed import Placement
 from qdqspec.types.words import Clock
 
-# How a note begins that says of an engine that its runs are launched one by one, not as a CUDA graph.
+# Prefix of a note on an engine whose runs are launched one by one, not as a CUDA graph.
 NOT_CAPTURED = "not recorded as a CUDA graph"
 
 

@@ -1,15 +1,16 @@
-"""Lower floors never import higher ones, and some rooms never know some others. Read from the source."""
+"""Lower layers never import higher ones, and some packages never import some others. Read from the source."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "qdqspec"
 
-FLOORS = {
+LAYERS = {
     "errors": 0, "types": 0, "units": 0, "registry": 0, "config": 0,
     "files": 0, "plain_json": 0, "temporary": 0,
     "spec": 1, "graph": 1,
@@ -22,7 +23,7 @@ FLOORS = {
     "plugin": 8, "cli": 8, "api": 8, "testing": 8, "__main__": 8,
 }  # fmt: skip
 
-# Whatever their floors: (room, what it must not know, why).
+# Within the layers: (package, what it must not import, why).
 BANS = [
     ("spec", {"onnx", "numpy", "onnxruntime", "qdqspec.graph"}, "collection opens YAML only"),
     (
@@ -30,11 +31,15 @@ BANS = [
         {"qdqspec.measure", "qdqspec.backends", "qdqspec.search", "qdqspec.graph"},
         "checks never measure",
     ),
-    ("search", {"qdqspec.measure", "qdqspec.backends", "onnxruntime"}, "it is asked and told"),
+    (
+        "search",
+        {"qdqspec.measure", "qdqspec.backends", "onnxruntime"},
+        "strategies only propose; the loop measures",
+    ),
     (
         "report",
         {"qdqspec.session", "qdqspec.graph", "onnx", "onnxruntime"},
-        "a record goes in, text comes out",
+        "it renders a record",
     ),
     (
         "lint",
@@ -45,10 +50,10 @@ BANS = [
             "qdqspec.backends.onnxruntime",
             "qdqspec.backends.tensorrt",
         },
-        "it looks at a model without the runtime",
+        "it analyses a model without the runtime",
     ),
-    ("graph", {"onnxruntime", "qdqspec.spec"}, "it knows ONNX only"),
-    ("regions", {"onnxruntime", "qdqspec.backends"}, "it knows ONNX only"),
+    ("graph", {"onnxruntime", "qdqspec.spec"}, "it depends on ONNX only"),
+    ("regions", {"onnxruntime", "qdqspec.backends"}, "it depends on ONNX only"),
 ]
 STANDARD_LIBRARY_ONLY = [
     "errors",
@@ -61,7 +66,7 @@ STANDARD_LIBRARY_ONLY = [
     "cases",
     "progress",
 ]
-DRIVERS = {"search/loop.py"}  # it carries a strategy's questions to the bench, and is no strategy
+DRIVERS = {"search/loop.py"}  # it runs a strategy on the bench, and is not a strategy
 LAZY = {"rich"}  # loaded by `progress` when it draws
 
 
@@ -69,7 +74,7 @@ def files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -93,26 +98,26 @@ def imports(path: Path, *, type_checking: bool = True) -> set[str]:
     return found
 
 
-def test_every_room_has_a_floor():
-    rooms = {room_of(path) for path in files()} - {"__init__"}
-    assert rooms <= set(FLOORS), "give the new room a floor"
+def test_every_package_has_a_layer():
+    packages = {package_of(path) for path in files()} - {"__init__"}
+    assert packages <= set(LAYERS), "give the new package a layer, here and in docs/architecture.md"
 
 
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_lower_floors_never_import_higher_ones(path):
-    room = room_of(path)
-    if room == "__init__":  # the facade names what it resolves lazily
+def test_lower_layers_never_import_higher_ones(path):
+    package = package_of(path)
+    if package == "__init__":  # the facade names what it resolves lazily
         return
     for name in imports(path):
         parts = name.split(".")
-        if parts[0] == "qdqspec" and len(parts) > 1 and parts[1] in FLOORS:
-            assert FLOORS[parts[1]] <= FLOORS[room], f"floor {FLOORS[room]} imports {name}"
+        if parts[0] == "qdqspec" and len(parts) > 1 and parts[1] in LAYERS:
+            assert LAYERS[parts[1]] <= LAYERS[package], f"layer {LAYERS[package]} imports {name}"
 
 
-@pytest.mark.parametrize(("room", "banned", "why"), BANS, ids=[ban[0] for ban in BANS])
-def test_what_a_room_must_not_know(room, banned, why):
+@pytest.mark.parametrize(("package", "banned", "why"), BANS, ids=[ban[0] for ban in BANS])
+def test_what_a_package_must_not_import(package, banned, why):
     for path in files():
-        if room_of(path) != room or path.relative_to(PACKAGE).as_posix() in DRIVERS:
+        if package_of(path) != package or path.relative_to(PACKAGE).as_posix() in DRIVERS:
             continue
         for name in imports(path, type_checking=False):
             assert not any(name == one or name.startswith(f"{one}.") for one in banned), (
@@ -120,12 +125,12 @@ def test_what_a_room_must_not_know(room, banned, why):
             )
 
 
-@pytest.mark.parametrize("room", STANDARD_LIBRARY_ONLY)
-def test_rooms_of_the_standard_library_alone(room):
+@pytest.mark.parametrize("package", STANDARD_LIBRARY_ONLY)
+def test_packages_that_import_the_standard_library_only(package):
     import sys
 
     for path in files():
-        if room_of(path) == room:
+        if package_of(path) == package:
             tops = {name.split(".")[0] for name in imports(path)}
             assert tops <= {*sys.stdlib_module_names, "qdqspec", *LAZY}, path
 
@@ -142,11 +147,18 @@ def test_the_plugin_touches_pytest_internals_in_one_file_only():
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_files_stay_readable(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), "say what the module may import"
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), "a module needs a docstring"
 
 
-def test_there_are_files_to_look_at():
+def test_there_are_files_to_check():
     assert len(files()) > 30
     assert "qdqspec.config.Settings" in imports(PACKAGE / "cases.py")
     assert "qdqspec.session.Session" in imports(PACKAGE / "plugin" / "run.py")
     assert "qdqspec.session.Session" not in imports(PACKAGE / "plugin" / "run.py", type_checking=False)
+
+
+def test_the_documentation_lists_the_layers():
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (.+?) \|", text, re.MULTILINE)
+    listed = {name: int(number) for number, cell in rows for name in re.findall(r"`(\w+)`", cell)}
+    assert listed == LAYERS
