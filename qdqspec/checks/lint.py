@@ -30,7 +30,9 @@ class LintParams(CheckParams):
     """Which targets the tuned model is looked at for, and how strictly."""
 
     kind: Literal["lint"]
-    target: Targets = Field(description="tensorrt-10, tensorrt-11 or onnxruntime-cpu; one or several.")
+    target: Targets = Field(
+        description="tensorrt-10, tensorrt-10.13 and the like, or onnxruntime-cpu; one or several."
+    )
     strict: Switch = Field(
         False, description="Fail on what a target runs slowly too, not on what it refuses alone."
     )

@@ -95,7 +95,7 @@ def _odd_channels(view: View) -> Iterator[tuple[Node, Hit]]:
 
 
 def _leaves_misfits(view: View) -> bool:
-    return view.version is None or view.version >= Version(_LEAVES_MISFITS)
+    return not view.versions or view.versions[0] >= Version(_LEAVES_MISFITS)
 
 
 @rule(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 
 from packaging.version import Version
 
@@ -13,7 +13,9 @@ from qdqspec.types import FindingSeverity, LintTarget
 
 TENSORRT: tuple[LintTarget, ...] = ("tensorrt-10", "tensorrt-11")
 ONNXRUNTIME: tuple[LintTarget, ...] = ("onnxruntime-cpu",)
-TARGETS: tuple[LintTarget, ...] = (*TENSORRT, *ONNXRUNTIME)
+TARGETS: tuple[LintTarget, ...] = get_args(LintTarget)
+# Headers and parser were read up to 11.1: whether later versions refuse the same is not known.
+_NOT_READ = ("11.2", "")
 
 
 class Hit(NamedTuple):
@@ -31,6 +33,8 @@ class Rule:
     """One property that a target refuses or handles badly. Ids are stable and never reused.
 
     It applies to versions of the target's runtime from ``since``, if that is not empty, and before ``until``.
+    ``unknown`` are two such bounds between which no source states whether it applies; it is applied there, and the
+    finding states that.
     """
 
     id: str
@@ -42,13 +46,33 @@ class Rule:
     find: Find
     since: str = ""
     until: str = ""
+    unknown: tuple[str, str] | None = None
 
     def holds_for(self, runtime: Version | None) -> bool:
         """Whether the rule applies to a version of the runtime; if that is unknown, to the newest."""
-        if runtime is None:
-            return not self.until
-        is_old = self.since and runtime < Version(self.since)
-        return not (is_old or (self.until and runtime >= Version(self.until)))
+        return not self.until if runtime is None else _is_between(runtime, self.since, self.until)
+
+    def is_for(self, target: LintTarget) -> bool:
+        """Whether it is one of a target's rules, in some version at least."""
+        return any(target == each or target.startswith(f"{each}.") for each in self.targets)
+
+    def scope(self, versions: Sequence[Version]) -> str:
+        """The versions among those judged that it applies to, and those where that is unknown; empty if it is all."""
+        holding = [version for version in versions if self.holds_for(version)]
+        found = [range_text(self.since, self.until)] if len(holding) < len(versions) else []
+        if self.unknown is not None and any(_is_between(version, *self.unknown) for version in holding):
+            found.append(f"not known {range_text(*self.unknown)}")
+        return "; ".join(found)
+
+
+def range_text(since: str, until: str) -> str:
+    """``from 10.13 before 11.0``."""
+    return " ".join(text for text, given in ((f"from {since}", since), (f"before {until}", until)) if given)
+
+
+def _is_between(version: Version, since: str, until: str) -> bool:
+    is_old = bool(since) and version < Version(since)
+    return not is_old and (not until or version < Version(until))
 
 
 _RULES: dict[str, Rule] = {}
@@ -63,23 +87,26 @@ def rule(
     source: str,
     since: str = "",
     until: str = "",
+    unknown: tuple[str, str] | None = None,
 ) -> Callable[[Find], Find]:
     """Register a function as the rule of that id; ``TRT`` ones are for TensorRT, ``ORT`` ones for ONNX Runtime."""
 
     def register(find: Find) -> Find:
         if name in _RULES:
             raise ValueError(f"two lint rules are called {name}")
-        targets = TENSORRT if name.startswith("TRT") else ONNXRUNTIME
+        is_tensorrt = name.startswith("TRT")
+        unread = _NOT_READ if is_tensorrt and severity == "refused" and not until else None
         _RULES[name] = Rule(
             id=name,
             severity=severity,
             title=title,
             cure=cure,
             source=source,
-            targets=targets,
+            targets=TENSORRT if is_tensorrt else ONNXRUNTIME,
             find=find,
             since=since,
             until=until,
+            unknown=unknown or unread,
         )
         return find
 
@@ -89,4 +116,4 @@ def rule(
 def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
     """The rules of a target, or all, by id. Their modules must be imported first (`qdqspec.lint.run`)."""
     known = sorted(_RULES.values(), key=lambda each: each.id)
-    return tuple(each for each in known if target is None or target in each.targets)
+    return tuple(each for each in known if target is None or each.is_for(target))

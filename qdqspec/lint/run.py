@@ -14,6 +14,7 @@ from qdqspec.lint import (
     tensorrt_blocks,  # noqa: F401 - registers its rules
     tensorrt_fusion,  # noqa: F401 - registers its rules
     tensorrt_hardware,  # noqa: F401 - registers its rules
+    tensorrt_importers,  # noqa: F401 - registers its rules
     tensorrt_numbers,  # noqa: F401 - registers its rules
     tensorrt_placement,  # noqa: F401 - registers its rules
     tensorrt_scales,  # noqa: F401 - registers its rules
@@ -32,6 +33,8 @@ def lint_model(
 ) -> tuple[Finding, ...]:
     """The findings of a target: most severe first, then by rule and graph order.
 
+    A target of a major version alone, ``tensorrt-10``, is judged for all its versions: the title of a finding states
+    in which of them it applies, and in which that is unknown.
     ``compute_capability`` is the GPU's, such as ``(8, 9)``; without one, findings that depend on it are
     notes. Nodes in bodies of If, Loop and Scan are named by their path: ``choice/then_branch/conv``; those of
     local functions as in ONNX's inliner: ``conv__1``, ``conv__2`` for the first and second call. Raises
@@ -57,15 +60,16 @@ def _without_functions(model: Model) -> Model:
 
 def _findings(view: View) -> Iterator[Finding]:
     for rule in rules_for(view.target):
-        if not rule.holds_for(view.version):
+        if not any(map(rule.holds_for, view.versions or (None,))):
             continue
+        scope = rule.scope(view.versions)
         for hit in rule.find(view):
             yield Finding(
                 id=rule.id,
                 severity=rule.severity,
                 node=hit.node,
                 message=hit.detail,
-                title=rule.title,
+                title=f"{rule.title} ({scope})" if scope else rule.title,
                 cure=rule.cure,
                 source=rule.source,
             )

@@ -60,6 +60,24 @@ def float_skip(view: View) -> Iterator[Hit]:
             yield Hit(node.name, "adds two float tensors and is quantized behind")
 
 
+@rule(
+    "TRT054",
+    "slow",
+    "Only the convolution's side of a residual Add is quantized",
+    cure="move the pair to the skip side: between convolution and Add it keeps the two from one kernel",
+    source=f"{GUIDE}; {ISSUE}s 1992 and 3270",
+)
+def pair_on_the_weighted_side_only(view: View) -> Iterator[Hit]:
+    """An Add of a Conv's result through a pair that nobody else reads, and of an activation in float that is none."""
+    for node in _residual_adds(view):
+        for mine, other in (node.inputs, node.inputs[::-1]):
+            conv = view.convolution_behind(mine) if view.dequantizer(mine) else None
+            if conv is None or len(view.readers(mine)) > 1:
+                continue
+            if view.dequantizer(other) is None and view.convolution_behind(other) is None:
+                yield Hit(node.name, f"adds the result of '{conv.name}' quantized and '{other}' in float")
+
+
 def _residual_adds(view: View) -> Iterator[Node]:
     for node in view.operators:
         if node.op_type == "Add" and not any(view.is_constant(tensor) for tensor in node.inputs):

@@ -75,6 +75,21 @@ def old_gpu(view: View) -> Iterator[Hit]:
         yield Hit("", "int8 on compute capability " + ".".join(map(str, view.capability)))
 
 
+@rule(
+    "TRT056",
+    "note",
+    "fp8 and int8 stand in one network: kernels take one of the two, and each border is a conversion",
+    cure="measure it beside int8 alone and fp8 alone",
+    source="no document was found that says what TensorRT makes of it; Model-Optimizer quantizes to one of the two",
+    unknown=("10.9", ""),
+)
+def fp8_beside_int8(view: View) -> Iterator[Hit]:
+    """Pairs of both formats anywhere in the model."""
+    found = _formats(view)
+    if "int8" in found and "fp8" in found:
+        yield Hit("", f"{found['int8']} pairs are int8, {found['fp8']} fp8")
+
+
 def _formats(view: View) -> dict[str, int]:
     """How many DQ hold each format, by the name of its kind here."""
     found: dict[str, int] = {}

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from onnx import TensorProto
 
 from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.sources import HEADER, OPERATORS, PARSER
+from qdqspec.lint.sources import HEADER, HEADER_BEFORE, HEADER_SINCE, OPERATORS, PARSER
 from qdqspec.lint.view import View, type_name
+from qdqspec.placement.restore import is_constant
 
 _TAKEN = frozenset(
     {TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN, TensorProto.INT4, TensorProto.FLOAT4E2M1}
@@ -49,7 +50,8 @@ def zero_points(view: View) -> Iterator[Hit]:
     "refused",
     "A scale or zero point is computed when the model runs",
     cure="fold the model (`qdqspec fold`), or export static quantization",
-    source=f"{HEADER}: both must be build-time constants",
+    source=f"{HEADER_BEFORE}: both must be build-time constants",
+    until="10.13",
 )
 def computed_numbers(view: View) -> Iterator[Hit]:
     """A scale or zero point that neither is a constant nor dequantized from one."""
@@ -57,6 +59,21 @@ def computed_numbers(view: View) -> Iterator[Hit]:
         numbers = view.numbers(node)
         if numbers.scale is None or numbers.zero_point is None:
             yield Hit(node.name, "reads numbers that other nodes make")
+
+
+@rule(
+    "TRT018",
+    "refused",
+    "A zero point is computed when the model runs",
+    cure="fold the model (`qdqspec fold`), or leave the zero point out: it must be 0",
+    source=f"{HEADER_SINCE}: the zero point must be a build-time constant, the scale need not",
+    since="10.13",
+)
+def computed_zero_points(view: View) -> Iterator[Hit]:
+    """A zero point that neither is a constant nor dequantized from one, whatever the scale is."""
+    for node in view.heads:
+        if len(node.inputs) > 2 and node.inputs[2] and not is_constant(view.model, node.inputs[2:3]):
+            yield Hit(node.name, f"reads zero point '{node.inputs[2]}', which another node makes")
 
 
 @rule(
@@ -127,10 +144,10 @@ def unsigned(view: View) -> Iterator[Hit]:
     cure="use blocks for fp8, int4 and fp4 only, whole ones, along the last or the last but one axis of a weight; "
     "let TensorRT's operators (TRT_FP4DynamicQuantize, TRT_MXFP8DynamicQuantize) find the scales of activations",
     source=f'{HEADER}: one blocking dimension, last or second to last; {PARSER} ("Inferred block size is not an '
-    'integer"); INT4 needs an even last dimension',
+    'integer"; "4-bit quantization requires an even number of elements")',
 )
 def blocks(view: View) -> Iterator[Hit]:
-    """Blocks of another format or axis, of activations, that do not divide it; 4-bit numbers with an odd last size.
+    """Blocks of another format or axis, of activations, that do not divide it; an odd number of 4-bit numbers.
 
     Of activations that are quantized as they come TRT060 speaks.
     """
@@ -148,8 +165,9 @@ def blocks(view: View) -> Iterator[Hit]:
             yield Hit(node.name, f"has blocks along axis {numbers.axis} of {len(shape)}")
         elif numbers.block and size and size % numbers.block:
             yield Hit(node.name, f"has blocks of {numbers.block} along {size} elements")
-        elif numbers.elem_type in _FOUR_BITS and shape and (shape[-1] or 0) % 2:
-            yield Hit(node.name, f"has 4-bit numbers with a last dimension of {shape[-1]}")
+        elif numbers.elem_type in _FOUR_BITS and shape and all((size or 0) % 2 for size in shape):
+            dims = " x ".join(map(str, shape))
+            yield Hit(node.name, f"has an odd number of 4-bit numbers: {dims}")
 
 
 @rule(

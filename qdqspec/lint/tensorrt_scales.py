@@ -12,9 +12,11 @@ from onnx import TensorProto
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.sources import HEADER, MODEL_OPTIMIZER, PARSER
+from qdqspec.lint.sources import HEADER, HEADER_BEFORE, HEADER_SINCE, MODEL_OPTIMIZER, NEW_PARSER, PARSER
 from qdqspec.lint.view import View, type_name
 from qdqspec.placement.ops import WEIGHT_AXES
+
+_CASTS_BELOW = 19  # the opset below which the parser casts the scale of a Q to the type of the data
 
 
 @rule(
@@ -89,18 +91,55 @@ def _output_axis(view: View, node: Node, dequantizer: Node) -> int | None:
     "refused",
     "The scale's type is not the type of the data",
     cure="convert scales together with the model: float16 models need float16 scales",
-    source=f"{HEADER}; in a strongly typed network float16 data with a float32 scale is a type error, and a "
-    "DequantizeLinear gives the type of its scale",
+    source=f"{HEADER_BEFORE}: in a strongly typed network float16 data with a float32 scale is a type error",
+    until="10.13",
 )
 def scale_types(view: View) -> Iterator[Hit]:
-    """A Q of one float type by a scale of another, or a DQ that gives another; ONNX allows both from opset 23 on."""
+    """A Q of one float type by a scale of another; ONNX allows it from opset 23 on, the parser casts it below 19."""
+    for node, data, scale in _mismatched(view):
+        yield Hit(node.name, f"quantizes {type_name(data)} by a scale of {type_name(scale)}")
+
+
+@rule(
+    "TRT019",
+    "refused",
+    "A scale is half-precision, and the data is of another type",
+    cure="store the scale in the type of the data, or in float32",
+    source=f"{HEADER_SINCE}: a scale of float16 or bfloat16 must match the input, one of float32 need not",
+    since="10.13",
+)
+def half_scales(view: View) -> Iterator[Hit]:
+    """A Q of one float type by a float16 or bfloat16 scale of another."""
+    for node, data, scale in _mismatched(view):
+        if scale != TensorProto.FLOAT:
+            yield Hit(node.name, f"quantizes {type_name(data)} by a scale of {type_name(scale)}")
+
+
+def _mismatched(view: View) -> Iterator[tuple[Node, int, int]]:
+    """Each Q whose data and scale are of two float types, which the parser does not cast."""
     for node in view.plain_pairs:
-        quantizes = node.op_type == "QuantizeLinear"
-        data = view.model.elem_type(node.inputs[0] if quantizes else node.outputs[0])
-        scale = view.model.elem_type(node.inputs[1])
-        if data in FLOATS and scale in FLOATS and data != scale:
-            does = "quantizes" if quantizes else "gives"
-            yield Hit(node.name, f"{does} {type_name(data)} by a scale of {type_name(scale)}")
+        if node.op_type != "QuantizeLinear" or view.model.opset < _CASTS_BELOW:
+            continue
+        data, scale = view.model.elem_type(node.inputs[0]), view.model.elem_type(node.inputs[1])
+        if data in FLOATS and scale in FLOATS and data is not None and scale is not None and data != scale:
+            yield node, data, scale
+
+
+@rule(
+    "TRT023",
+    "refused",
+    "A DequantizeLinear gives another type than its scale has",
+    cure="store the scale in the type that is to come out, or cast behind",
+    source=f"{HEADER_BEFORE}: the output has the type of the scale; {NEW_PARSER}: output_dtype decides",
+    until="10.15",
+    unknown=("10.13", "10.15"),
+)
+def dequantized_types(view: View) -> Iterator[Hit]:
+    """A DQ with another float type behind it than its scale's; ONNX allows it from opset 23 on."""
+    for node in view.plain_pairs:
+        given, scale = view.model.elem_type(node.outputs[0]), view.model.elem_type(node.inputs[1])
+        if node.op_type == "DequantizeLinear" and given in FLOATS and scale in FLOATS and given != scale:
+            yield Hit(node.name, f"gives {type_name(given)} by a scale of {type_name(scale)}")
 
 
 @rule(
@@ -123,7 +162,9 @@ def sizes_of_zero_points(view: View) -> Iterator[Hit]:
     "refused",
     "Several scales, and no axis is named: TensorRT takes the first axis, ONNX the second",
     cure="name the axis: attribute axis of QuantizeLinear and DequantizeLinear",
-    source=f"{PARSER} 10.1: without the attribute the axis is 0, and ONNX's default is 1",
+    source=f"{PARSER} 10.1 and 10.6: without the attribute the axis is 0; {NEW_PARSER}: it is ONNX's default, 1",
+    until="10.15",
+    unknown=("10.7", "10.15"),
 )
 def unnamed_axes(view: View) -> Iterator[Hit]:
     """One scale a channel on a node without the attribute; square weights are built, with the wrong scales."""

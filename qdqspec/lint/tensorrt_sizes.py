@@ -75,6 +75,23 @@ def _small_product(view: View, node: Node) -> str:
 
 
 @rule(
+    "TRT055",
+    "slow",
+    "A transposed convolution is quantized to fp8",
+    cure="leave it in float16, or quantize it to int8",
+    source=f'{MODEL_OPTIMIZER}, fp8.py: "The quantizable op types for FP8 are limited to Conv, Gemm, Matmul, and '
+    'Residual-Add"; whether a version of TensorRT has kernels is not known',
+    unknown=("10.9", ""),
+)
+def fp8_transposed(view: View) -> Iterator[Hit]:
+    """A ConvTranspose with an fp8 weight."""
+    for node in view.operators:
+        dequantizer = view.weight_dequantizer(node) if node.op_type == "ConvTranspose" else None
+        if dequantizer is not None and view.numbers(dequantizer).elem_type == TensorProto.FLOAT8E4M3FN:
+            yield Hit(node.name, "has a weight of fp8")
+
+
+@rule(
     "TRT041",
     "slow",
     "An fp8 convolution has a kernel that is too large",

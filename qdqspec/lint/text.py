@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from qdqspec.lint import Rule, rules_for
+from qdqspec.lint.rules import range_text
 from qdqspec.types import Finding, LintTarget
 from qdqspec.units import count_text, plain
 
@@ -34,8 +35,9 @@ def _counts(findings: Iterable[Finding]) -> str:
 
 def _range(rule: Rule) -> str:
     """The versions that a rule applies to, as text for the page."""
-    bounds = (f"from {rule.since}" if rule.since else "", f"before {rule.until}" if rule.until else "")
-    return "".join(f", {bound}" for bound in bounds if bound)
+    held = range_text(rule.since, rule.until)
+    unknown = f"not known {range_text(*rule.unknown)}" if rule.unknown else ""
+    return "".join(f", {text}" for text in (held, unknown) if text)
 
 
 def render_rules() -> str:
@@ -45,6 +47,9 @@ def render_rules() -> str:
         "",
         "What `qdqspec lint MODEL --target T` and the check `lint` look for. Made from the rules themselves; renew it",
         "with `pytest tests/unit/lint --update-golden`.",
+        "",
+        "A rule holds for all versions of its targets unless a range is given. Where no source tells, it is applied,",
+        "and the finding says so. `tensorrt-10.13` judges one version, `tensorrt-10` all from 10.9 to 10.16.",
         "",
         "`refused`: the target does not build it, or computes it wrongly. `slow`: it costs time there. `note`: worth",
         "knowing. An id never changes its meaning and is never used again.",

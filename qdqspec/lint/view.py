@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -60,14 +61,19 @@ class Numbers:
 
 
 @cache
-def _version_of(target: LintTarget) -> Version | None:
-    """The version of a target to judge: the installed one of ONNX Runtime; ``None`` if unknown."""
-    if not target.startswith("onnxruntime"):
-        return None
+def versions_of(target: LintTarget) -> tuple[Version, ...]:
+    """The versions of a target that are judged: the one that it names, or all that are known of a major one.
+
+    Of ONNX Runtime it is the installed one; none where that is not known.
+    """
+    name, _, named = target.rpartition("-")
+    if name == "tensorrt":
+        minors = [t.removeprefix("tensorrt-") for t in get_args(LintTarget) if t.startswith(f"{target}.")]
+        return tuple(map(Version, minors or [named]))
     try:
-        return Version(version("onnxruntime"))
+        return (Version(version("onnxruntime")),)
     except PackageNotFoundError:  # another package of ONNX Runtime, such as that for GPUs
-        return None
+        return ()
 
 
 class View:
@@ -77,7 +83,7 @@ class View:
         self.model = model
         self.target = target
         self.capability = capability
-        self.version = _version_of(target)  # of the target's runtime; None if unknown
+        self.versions = versions_of(target)  # of the target's runtime that are judged
         self._numbers: dict[str, Numbers] = {}
 
     @cached_property

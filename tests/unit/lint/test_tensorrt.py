@@ -14,6 +14,7 @@ from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
 from qdqspec.lint.rules import TENSORRT
+from qdqspec.types import LintTarget
 
 F32 = np.float32
 IMAGE = "float[1,16,8,8] x"
@@ -219,6 +220,30 @@ CASES: dict[str, tuple[Case, Case]] = {
         (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)", {}),
         (IMAGE, CONV + "y = Neg(c)", {}),
     ),
+    "TRT018": (
+        (ROWS + ", int8 t", "q = QuantizeLinear(x, s, t)  a = DequantizeLinear(q, s, t)  y = Neg(a)", {}),
+        (ROWS + ", float t", "q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a)", {}),
+    ),
+    "TRT025": (("float[4,4] x", "y = Det(x)", {}), (ROWS, "y = Neg(x)", {})),
+    "TRT029": (
+        (SQUARES, "y = com.microsoft.FusedMatMul(x, k)", {}),
+        (SQUARES, "y = com.microsoft.Gelu(x)", {}),
+    ),
+    "TRT053": (
+        (ROWS, "y = com.microsoft.Gelu(x)", {}),
+        (SQUARES, "y = com.microsoft.FusedMatMul(x, k)", {}),
+    ),
+    "TRT054": ((IMAGE, skip(False, True), {}), (IMAGE, skip(True, False), {})),
+    "TRT055": (
+        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = ConvTranspose(a, v)",
+         {**FP8, "w": np.ones((16, 16, 3, 3)).astype(ml_dtypes.float8_e4m3fn)}),
+        (IMAGE, QX + "v = DequantizeLinear(w, s, z)  y = Conv(a, v)",
+         {**FP8, "w": np.ones((16, 16, 3, 3)).astype(ml_dtypes.float8_e4m3fn)}),
+    ),
+    "TRT056": (
+        (ROWS, QX + "q2 = QuantizeLinear(a, s, f)  d = DequantizeLinear(q2, s, f)  y = Neg(d)", {"f": FP8["z"]}),
+        (ROWS, QX + "y = Neg(a)", FP8),
+    ),
     "TRT060": (
         ("float[2,3,4,64] x", COMES + "y = Neg(a)", {}),  # four dimensions
         ("float[3,4,64] x", COMES + "y = Neg(a)", {}),
@@ -226,23 +251,29 @@ CASES: dict[str, tuple[Case, Case]] = {
 }  # fmt: skip
 
 
-def ids(model: Model, **options: tuple[int, int]) -> set[str]:
-    return {finding.id for finding in lint_model(model, "tensorrt-11", **options)}
+def ids(model: Model, target: LintTarget = "tensorrt-11", **options: tuple[int, int]) -> set[str]:
+    return {finding.id for finding in lint_model(model, target, **options)}
+
+
+# The rules that no version of 11 has, for a version that has them.
+OLD = dict.fromkeys(("TRT003", "TRT009", "TRT014", "TRT023", "TRT026", "TRT027"), "tensorrt-10.12")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_rule_is_broken_here_and_not_there(parsed: Callable[..., Model], name: str) -> None:
     (inputs, nodes, constants), good = CASES[name]
-    assert name in ids(parsed(inputs, "y", nodes, **constants))
+    target = OLD.get(name, "tensorrt-11")
+    assert name in ids(parsed(inputs, "y", nodes, **constants), target)
     inputs, nodes, constants = good
-    assert name not in ids(parsed(inputs, "y", nodes, **constants))
+    assert name not in ids(parsed(inputs, "y", nodes, **constants), target)
 
 
 def test_scales_of_another_type_than_the_data(parsed: Callable[..., Model]) -> None:
     text = QX.replace("zeLinear(q", "zeLinear<output_dtype = 10>(q")
     text += "n = Neg(a)  y = Cast<to = 1>(n)"
-    assert "TRT009" in ids(parsed("float16[4,16] x", "y", text, opset=23))
-    assert "TRT009" not in ids(parsed("float16[4,16] x", "y", text, opset=23, s=np.array(0.05, np.float16)))
+    assert "TRT009" in ids(parsed("float16[4,16] x", "y", text, opset=23), "tensorrt-10.12")
+    same = parsed("float16[4,16] x", "y", text, opset=23, s=np.array(0.05, np.float16))
+    assert "TRT009" not in ids(same, "tensorrt-10.12")
 
 
 NEAR_MISSES: list[tuple[str, bool, Case]] = [
@@ -255,6 +286,12 @@ NEAR_MISSES: list[tuple[str, bool, Case]] = [
      four(96, 64))),
     ("TRT010", False, ("float[4,128] x", "v = DequantizeLinear<axis = 0, block_size = 64>(h, t)  y = MatMul(x, v)",
      four(128, 64))),
+    ("TRT010", True, ("float[5,7] x", "v = DequantizeLinear(h, s)  w2 = Transpose(v)  y = MatMul(x, w2)",
+     {"h": np.zeros((5, 7), np.int8).astype(ml_dtypes.int4)})),
+    ("TRT010", False, ("float[4,7] x", "v = DequantizeLinear(h, s)  w2 = Transpose(v)  y = MatMul(x, w2)",
+     {"h": np.zeros((4, 7), np.int8).astype(ml_dtypes.int4)})),
+    ("TRT054", False, (IMAGE, CONV + two("l", "c") + "e = Conv<pads = [1, 1, 1, 1]>(x, fw)  t = Add(l, e) "
+     + two("o", "t") + "y = Neg(o)", {})),
     ("TRT035", True, (ROWS, QX + SPLIT + two("d", "p") + two("e", "r", "s2") + "y = Sub(d, e)", HALVES)),
     ("TRT035", False, (ROWS, QX + SPLIT + two("d", "p") + two("e", "r") + "y = Sub(d, e)", HALVES)),
     ("TRT035", True, (ROWS, QX + two("d", "k") + "j = Concat<axis = 0>(a, d) " + two("o", "j", "s2") + "y = Neg(o)",
@@ -294,7 +331,9 @@ def test_a_dequantized_type_that_is_not_the_scales(parsed: Callable[..., Model])
     text = QX.replace("zeLinear(x", "zeLinear(x").replace(
         "DequantizeLinear(q", "DequantizeLinear<output_dtype = 10>(q"
     )
-    assert "TRT009" in ids(parsed(ROWS, "y", text + "n = Neg(a)  y = Cast<to = 1>(n)", opset=23))
+    assert "TRT023" in ids(
+        parsed(ROWS, "y", text + "n = Neg(a)  y = Cast<to = 1>(n)", opset=23), "tensorrt-10.12"
+    )
 
 
 def test_pairs_in_bodies_are_found_with_their_place(parsed: Callable[..., Model]) -> None:
@@ -365,7 +404,7 @@ def test_what_depends_on_the_gpu(parsed: Callable[..., Model]) -> None:
 
 
 def test_every_rule_is_tried() -> None:
-    elsewhere = {"TRT009", "TRT017", "TRT020", "TRT022"}
+    elsewhere = {"TRT009", "TRT017", "TRT019", "TRT020", "TRT022", "TRT023", "TRT026", "TRT027", "TRT028"}
     assert {rule.id for rule in rules_for() if rule.targets == TENSORRT} == CASES.keys() | elsewhere
 
 

@@ -1,0 +1,123 @@
+"""Operators that TensorRT's ONNX parser has no importer for, by version.
+
+Sources: the parser's table of operators at 10.1, 10.15 and 11.1, and its changelog. None of it was measured by us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import onnx.defs
+
+from qdqspec.graph.flat import MARKERS
+from qdqspec.graph.model import QDQ_OPS, Node
+from qdqspec.graph.ops import is_default
+from qdqspec.lint.rules import Hit, rule
+from qdqspec.lint.sources import TABLES
+from qdqspec.lint.view import View
+
+# "N" in the tables of all three versions. Those that compute in integers themselves are TRT011's.
+NEVER = frozenset(
+    {
+        "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CenterCropPad",
+        "Col2Im", "Compress", "ConcatFromSequence", "DFT", "Det", "ImageDecoder", "MaxRoiPool", "MaxUnpool",
+        "MelWeightMatrix", "Multinomial", "NegativeLogLikelihoodLoss", "Optional", "OptionalGetElement",
+        "OptionalHasElement", "RegexFullMatch", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase",
+        "SequenceInsert", "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence",
+        "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
+    }
+)  # fmt: skip
+_CURE = "replace it before the export, cut the model there, or load a plugin of that name"
+_INTEGER_DOMAIN = "com.microsoft"  # whose QLinear operators are TRT011's, and whose Q and DQ TRT012's
+
+
+def _of_types(view: View, op_types: Collection[str]) -> Iterator[Hit]:
+    for node in view.operators:
+        if node.op_type in op_types:
+            yield Hit(node.name, f"is a {node.op_type}")
+
+
+@rule("TRT025", "refused", "The parser has no importer for this operator", cure=_CURE, source=TABLES)
+def never_imported(view: View) -> Iterator[Hit]:
+    """An operator of ONNX that no version of the parser imports."""
+    yield from _of_types(view, NEVER)
+
+
+@rule(
+    "TRT026",
+    "refused",
+    "The parser has no importer for Attention yet",
+    cure="export the MatMul, Softmax and MatMul that it stands for, or use TensorRT 10.14",
+    source=TABLES,
+    until="10.14",
+)
+def attention(view: View) -> Iterator[Hit]:
+    """ONNX's Attention (opset 23)."""
+    yield from _of_types(view, {"Attention"})
+
+
+@rule(
+    "TRT027",
+    "refused",
+    "The parser has no importer for this operator of language models yet",
+    cure="export the operators that it stands for, or use TensorRT 10.15",
+    source=TABLES,
+    until="10.15",
+)
+def language_models(view: View) -> Iterator[Hit]:
+    """RMSNormalization, RotaryEmbedding and TensorScatter."""
+    yield from _of_types(view, {"RMSNormalization", "RotaryEmbedding", "TensorScatter"})
+
+
+@rule(
+    "TRT028",
+    "refused",
+    "The parser has no importer for Swish yet",
+    cure="export Sigmoid and Mul, or use TensorRT 11.1",
+    source=f"{TABLES}: not in the table of 10.15, in that of 11.1",
+    until="11.1",
+    unknown=("10.16", "11.1"),
+)
+def swish(view: View) -> Iterator[Hit]:
+    """ONNX's Swish (opset 24)."""
+    yield from _of_types(view, {"Swish"})
+
+
+@rule(
+    "TRT029",
+    "refused",
+    "An operator of another domain that no importer and no local function stands for",
+    cure="export ONNX's own operators, or load a plugin of that name (--qdq-plugin)",
+    source="onnx-tensorrt 10.1, ModelImporter.cpp: what has no importer and no local function must be a plugin",
+    unknown=("10.2", ""),
+)
+def foreign_operators(view: View) -> Iterator[Hit]:
+    """Such as FusedMatMul of com.microsoft. TensorRT's own domains, and what TRT011 and TRT012 report, are left out."""
+    for node in _foreign(view):
+        if not onnx.defs.has(node.op_type) or node.op_type in NEVER:
+            yield Hit(node.name, f"is {node.domain}.{node.op_type}")
+
+
+@rule(
+    "TRT053",
+    "note",
+    "An operator of another domain is taken for ONNX's of the same name",
+    cure="make sure that both compute the same from the same inputs and attributes, or export ONNX's",
+    source="onnx-tensorrt 10.1, ModelImporter.cpp: importers are found by the operator's type, whatever its domain",
+    unknown=("10.2", ""),
+)
+def taken_for_onnx(view: View) -> Iterator[Hit]:
+    """Such as Gelu of com.microsoft."""
+    for node in _foreign(view):
+        if onnx.defs.has(node.op_type) and node.op_type not in NEVER:
+            yield Hit(node.name, f"is {node.domain}.{node.op_type}")
+
+
+def _foreign(view: View) -> Iterator[Node]:
+    for node in view.model.nodes:
+        ours = node.domain == MARKERS  # of opened bodies; not in the file
+        if ours or is_default(node) or node.domain.startswith("trt") or node.op_type in QDQ_OPS:
+            continue
+        if node.domain == _INTEGER_DOMAIN and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits")):
+            continue
+        yield node

@@ -1,0 +1,85 @@
+"""Rules by version: the same small model on both sides of each edge, and what is said where a source is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from packaging.version import Version
+
+from qdqspec.graph.model import Model
+from qdqspec.lint import lint_model, rules_for
+from qdqspec.types import Finding, LintTarget
+
+F16 = np.float16
+PAIR = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  "
+SCALED = "q = QuantizeLinear(x, t, z)  a = DequantizeLinear(q, t, z)  y = Neg(a)"
+ZEROED = "q = QuantizeLinear(x, s, t)  a = DequantizeLinear(q, s, t)  y = Neg(a)"
+UNNAMED = PAIR + "v = DequantizeLinear(m, ws, wz)  y = MatMul(a, v)"
+WIDE = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear<output_dtype = 10>(q, s, z)  n = Neg(a)  y = Cast<to = 1>(n)"
+HALF = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear<output_dtype = 1>(q, s, z)  y = Neg(a)"
+ROWS = "float[4,16] x"
+HALVES = "float16[4,16] x"
+
+# rule: inputs, nodes, opset, constants; the versions right before and right behind the edge; where it holds
+EDGES: list[tuple[str, str, str, int, dict[str, np.ndarray], str, str]] = [
+    ("TRT003", ROWS + ", float t", SCALED, 21, {}, "10.12", "10.13"),
+    ("TRT009", HALVES, WIDE, 23, {}, "10.12", "10.13"),
+    ("TRT014", ROWS, UNNAMED, 21, {}, "10.14", "10.15"),
+    ("TRT018", ROWS + ", int8 t", ZEROED, 21, {}, "10.13", "10.12"),
+    ("TRT019", ROWS, HALF, 23, {"s": np.array(0.05, F16)}, "10.13", "10.12"),
+    ("TRT023", ROWS, WIDE, 23, {}, "10.14", "10.15"),
+    ("TRT026", "float[1,2,4,8] x", "y = Attention(x, x, x)", 23, {}, "10.13", "10.14"),
+    ("TRT027", ROWS, "y = RMSNormalization(x, b)", 23, {}, "10.14", "10.15"),
+    ("TRT028", ROWS, "y = Swish(x)", 24, {}, "11.0", "11.1"),
+]
+
+
+def found(model: Model, target: str, name: str) -> list[Finding]:
+    known: LintTarget = next(each for each in get_args(LintTarget) if each == target)
+    return [finding for finding in lint_model(model, known) if finding.id == name]
+
+
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge[0])
+def test_a_rule_holds_on_one_side_of_its_edge(parsed: Callable[..., Model], edge: tuple) -> None:
+    name, inputs, nodes, opset, constants, holds, does_not = edge
+    model = parsed(inputs, "y", nodes, opset, **constants)
+    assert found(model, f"tensorrt-{holds}", name)
+    assert not found(model, f"tensorrt-{does_not}", name)
+
+
+def test_every_edge_is_tried() -> None:
+    edges = {name: {Version(holds), Version(other)} for name, *_, holds, other in EDGES}
+    for rule in rules_for("tensorrt-10"):
+        bounds = {Version(bound) for bound in (rule.since, rule.until) if bound}
+        assert bounds <= edges.get(rule.id, set()), rule.id
+
+
+def test_a_major_version_is_judged_for_all_its_versions(parsed: Callable[..., Model]) -> None:
+    model = parsed(ROWS + ", float t", "y", SCALED)
+    (finding,) = found(model, "tensorrt-10", "TRT003")
+    assert finding.title == "A scale or zero point is computed when the model runs (before 10.13)"
+    assert not found(model, "tensorrt-11", "TRT003")
+
+
+def test_where_no_source_tells_the_finding_says_so(parsed: Callable[..., Model]) -> None:
+    model = parsed(ROWS, "y", "q = QuantizeLinear(x, s, zu)  a = DequantizeLinear(q, s, zu)  y = Neg(a)")
+    titles = {
+        target: found(model, f"tensorrt-{target}", "TRT001")[0].title for target in ("11.1", "11.2", "11")
+    }
+    plain = "The zero point is not zero: TensorRT quantizes symmetrically only"
+    assert titles == {"11.1": plain} | dict.fromkeys(("11.2", "11"), f"{plain} (not known from 11.2)")
+    between = parsed(ROWS, "y", UNNAMED)
+    assert found(between, "tensorrt-10.9", "TRT014")[0].title.endswith("(not known from 10.7 before 10.15)")
+
+
+def test_the_parser_casts_scales_below_opset_19(parsed: Callable[..., Model]) -> None:
+    text = "q = QuantizeLinear(x, s, z)  a = DequantizeLinear(q, s, z)  y = Neg(a)"
+    old, new = (parsed(HALVES, "y", text, opset) for opset in (18, 19))
+    for model in (old, new):
+        model.proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    assert not found(old, "tensorrt-10.12", "TRT009")
+    assert found(new, "tensorrt-10.12", "TRT009")
