@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from qdqspec.report.beside import day_text
-from qdqspec.report.facts import ROLES
+from qdqspec.report.facts import MOST_BLOCKS, ROLES, block_errors
 from qdqspec.report.svg import Step, Strip, convergence, distributions
+from qdqspec.report.svg_bars import Bar, bars
 from qdqspec.report.svg_forest import Row, forest
 from qdqspec.report.svg_front import Spot, front
 from qdqspec.types import (
@@ -18,7 +19,7 @@ from qdqspec.types import (
     SearchResult,
     Trial,
 )
-from qdqspec.units import db_text, ms_text, plain, ratio_text
+from qdqspec.units import db_text, ms_text, plain, ratio_text, share_text
 
 
 def latency_chart(latency: LatencyEvidence) -> str:
@@ -69,6 +70,15 @@ def front_chart(search: SearchResult) -> str:
         and trial.placement.digest not in ahead
     ]
     return front([*behind, *(_point(point, search.winner.digest) for point in points)])
+
+
+def errors_chart(search: SearchResult) -> str:
+    """The share of the error that each block makes, largest first; empty if blocks were not rehearsed."""
+    rows = [
+        Bar(block, share, share_text(share), f"{block}: {labels}")
+        for block, labels, _, share in block_errors(search)[:MOST_BLOCKS]
+    ]
+    return bars(rows, "Share of the error by block") if len(rows) > 1 else ""
 
 
 def _trial_title(trial: Trial) -> str:

@@ -144,6 +144,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
         limits=search.limits,
         front=search.front,
         accuracy=search.accuracy,
+        errors=search.errors,
         provenance=search.provenance,
     )
 

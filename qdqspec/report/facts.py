@@ -5,6 +5,7 @@ Each cell is one printable line. Each format escapes its own syntax.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from qdqspec.report.status import limit_text
 from qdqspec.report.tables import columns_of, provenance_text
 from qdqspec.types import (
     AccuracyBound,
+    BlockError,
     CaseRecord,
     CheckResult,
     Evidence,
     PlacedPair,
     RunRecord,
+    SearchResult,
     TensorParity,
 )
 from qdqspec.units import (
@@ -31,6 +34,7 @@ from qdqspec.units import (
     plain,
     ratio_text,
     seconds_text,
+    share_text,
     size_text,
 )
 
@@ -43,6 +47,8 @@ ROLES = {
     "runner-up": "runner-up",
     "float16": "reference in float16",
 }
+
+MOST_BLOCKS = 12  # in the table and chart of errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +250,43 @@ def front_table(found: Evidence) -> Table | None:
         *(("metric",) if metric else ()),
     )
     return Table("Latency against accuracy", headers, rows, frozenset({1, 2, 4, 5}))
+
+
+def block_errors(search: SearchResult) -> list[tuple[str, str, float, float]]:
+    """Of each block, worst first: its name, its SQNR by label, the worst of these, and its share of all blocks' error.
+
+    Shares are of the errors of the worst labels, which add up at the tensors where they are measured.
+    """
+    blocks: dict[str, list[BlockError]] = {}
+    for error in search.errors:
+        blocks.setdefault(error.block, []).append(error)
+    worst = {block: min(error.sqnr_db for error in found) for block, found in blocks.items()}
+    powers = {block: 10 ** (-db / 10) for block, db in worst.items()}
+    total = math.fsum(powers.values()) or 1.0
+    return [
+        (
+            plain(block, 60),
+            ", ".join(f"{plain(error.label, 30)} {db_text(error.sqnr_db)}" for error in blocks[block]),
+            worst[block],
+            powers[block] / total,
+        )
+        for block in sorted(blocks, key=worst.__getitem__)
+    ]
+
+
+def errors_table(found: Evidence) -> Table | None:
+    """The error of single blocks, if the search rehearsed them: the largest ones."""
+    blocks = [] if found.search is None else block_errors(found.search)
+    if not blocks:
+        return None
+    rows = tuple((block, labels, share_text(share)) for block, labels, _, share in blocks[:MOST_BLOCKS])
+    rest = f"; {len(blocks) - MOST_BLOCKS} with less are not listed" if len(blocks) > MOST_BLOCKS else ""
+    return Table(
+        f"Error by block (one block quantized, all others in floating point{rest})",
+        ("block", "SQNR dB by label", "share of the error"),
+        rows,
+        frozenset({2}),
+    )
 
 
 def check_rows(case: CaseRecord) -> tuple[tuple[str, str, str], ...]:

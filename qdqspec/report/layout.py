@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from qdqspec.types import (
     AccuracyBound,
     AccuracyEvidence,
+    BlockError,
     Clock,
     Consumer,
     DeviceKey,
@@ -129,6 +130,7 @@ class SearchPart(Part):
     limits: SearchLimits = SearchLimits()
     front: tuple[FrontPoint, ...] = ()
     accuracy: AccuracyBound | None = None
+    errors: tuple[BlockError, ...] = ()
     provenance: Provenance
 
 

@@ -70,6 +70,7 @@ def _search(part: CasePart) -> SearchResult | None:
         limits=search.limits,
         front=search.front,
         accuracy=search.accuracy,
+        errors=search.errors,
         strategy=search.strategy,
         seconds=search.seconds,
         cpu_seconds=search.cpu_seconds,

@@ -1,17 +1,17 @@
-"""The lines below the summary table: accuracy limits, and why cases are unchanged or skipped."""
+"""The lines below the summary table: accuracy limits, fronts, and why cases are unchanged or skipped."""
 
 from __future__ import annotations
 
 from qdqspec.report.names import distinct_names
-from qdqspec.types import CaseRecord, RunRecord, SearchLimits
-from qdqspec.units import db_text, plain
+from qdqspec.types import EXACT_DB, CaseRecord, RunRecord, SearchLimits, SearchResult
+from qdqspec.units import db_text, plain, ratio_text
 
 _SHOWN = 4  # names of cases listed under one limit
 _WIDTH = 44
 
 
 def status_lines(record: RunRecord) -> list[str]:
-    """The SQNR limit, by case if cases differ in it; then a line for each case that is unchanged or skipped."""
+    """The SQNR limit, by case if cases differ in it; then lines on cases that are unchanged or skipped, and fronts."""
     names = [plain(name, _WIDTH) for name in distinct_names(record.cases)]
     limits: dict[str, list[str]] = {}
     for name, case in zip(names, record.cases, strict=True):
@@ -25,7 +25,21 @@ def status_lines(record: RunRecord) -> list[str]:
         elif (mark := below_limit(case)) is not None:
             sqnr_db = found.parity.sqnr_db if found.parity is not None else 0.0
             lines.append(f"{name}: its SQNR of {db_text(sqnr_db)} dB is below {mark:g} dB")
+        lines += front_lines(name, found.search)
     return lines
+
+
+def front_lines(name: str, search: SearchResult | None) -> list[str]:
+    """The front of latency and accuracy of a search with both objectives: time over the reference's, and SQNR."""
+    if search is None:
+        return []
+    points = [
+        f"{ratio_text(point.ratio.median)} at {db_text(point.sqnr_db)} dB"
+        + (" (selected)" if point.placement == search.winner.digest else "")
+        for point in search.front
+        if point.sqnr_db < EXACT_DB
+    ]
+    return [f"{name} front, time over the reference's: {', '.join(points)}"] if points else []
 
 
 def below_limit(case: CaseRecord) -> float | None:

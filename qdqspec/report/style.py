@@ -58,7 +58,8 @@ svg { display: block; width: 100%; max-width: 640px; height: auto; }
 svg text { font-size: 12px; fill: var(--ink); } svg .tick { fill: var(--soft); font-size: 11px; }
 svg .end { text-anchor: end; } svg .middle { text-anchor: middle; } svg .value { font-weight: 600; }
 svg .grid { stroke: var(--line); } svg .grid.one { stroke: var(--reference); stroke-dasharray: 4 3; }
-svg .bar { fill: var(--accent); opacity: 0.16; } svg .other .bar { fill: var(--reference); }
+svg .bar { fill: var(--accent); opacity: 0.16; } svg .bar.solid { opacity: 0.6; }
+svg .other .bar { fill: var(--reference); }
 svg .box { fill: var(--pale); stroke: var(--accent); } svg .median { stroke: var(--accent); stroke-width: 2.5; }
 svg .dots { fill: var(--accent); opacity: 0.4; }
 svg .other .box { fill: none; stroke: var(--reference); } svg .other .median { stroke: var(--reference); }

@@ -19,6 +19,7 @@ from qdqspec.measure.journal import placement_from_json, placement_to_json, tria
 from qdqspec.measure.store import Store, cache_key
 from qdqspec.types import (
     AccuracyBound,
+    BlockError,
     Case,
     FrontPoint,
     Interval,
@@ -28,7 +29,7 @@ from qdqspec.types import (
     SearchResult,
 )
 
-STATE_VERSION = 6  # raised when what an entry means changes, so that old ones are not taken
+STATE_VERSION = 7  # raised when what an entry means changes, so that old ones are not taken
 _CONCLUSIONS = (
     "unchanged",
     "reason",
@@ -113,7 +114,9 @@ def keep(
         conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
         # Whole: everything quantized is confirmed, and may be shipped, where the search ended before building it.
         conclusions |= {"winner": placement_to_json(result.winner), "raw_winner": raw_winner.digest}
-        conclusions |= {name: _plain(getattr(result, name)) for name in ("front", "accuracy", "limits")}
+        conclusions |= {
+            name: _plain(getattr(result, name)) for name in ("front", "accuracy", "limits", "errors")
+        }
         conclusions["about"] = dict(about)
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         for name in _FILES:
@@ -151,6 +154,7 @@ def _recalled(store: Store, folder: Path) -> Kept:
         front=tuple(FrontPoint(**{**point, "ratio": Interval(**point["ratio"])}) for point in said["front"]),
         accuracy=None if said["accuracy"] is None else AccuracyBound(**said["accuracy"]),
         limits=SearchLimits(**said["limits"]),
+        errors=tuple(BlockError(**error) for error in said["errors"]),
         **{name: said[name] for name in _CONCLUSIONS},
     )
     return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])

@@ -65,7 +65,7 @@ from qdqspec.types.parity import (
     TriedInput,
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
-from qdqspec.types.rehearsed import Rehearsed
+from qdqspec.types.rehearsed import BlockError, Rehearsed
 from qdqspec.types.words import (
     HALVES,
     LABELS,
@@ -100,6 +100,7 @@ __all__ = [
     "AccuracyRules",
     "BaselineFigure",
     "BaselineState",
+    "BlockError",
     "Case",
     "CaseRecord",
     "Change",

@@ -9,6 +9,7 @@ from typing import Literal
 
 from qdqspec.types.asked import SearchLimits
 from qdqspec.types.placed import Placement
+from qdqspec.types.rehearsed import BlockError
 from qdqspec.types.words import Clock
 
 # Prefix of a note on an engine whose runs are launched one by one, not as a CUDA graph.
@@ -208,6 +209,7 @@ class SearchResult:
     front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy: fastest first
     accuracy: AccuracyBound | None = None  # if a task metric was a constraint
     limits: SearchLimits = field(default_factory=SearchLimits)
+    errors: tuple[BlockError, ...] = ()  # of single blocks, worst first, if they were rehearsed
     provenance: Provenance = Provenance()
 
     @property

@@ -1,10 +1,22 @@
-"""Records of a rehearsal: the computed error of a placement."""
+"""Records of a rehearsal: the computed error of a placement, and of single blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from qdqspec.types.parity import TensorParity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockError:
+    """The error that one block makes with all others in floating point: SQNR at the worst guiding tensor.
+
+    ``block`` is a unit of the search, called after its operator; ``label`` is how it is quantized.
+    """
+
+    block: str
+    label: str
+    sqnr_db: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

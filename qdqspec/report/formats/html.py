@@ -7,7 +7,7 @@ from html import escape
 from itertools import zip_longest
 
 from qdqspec.report import facts
-from qdqspec.report.charts import baseline_chart, front_chart, latency_chart, search_chart
+from qdqspec.report.charts import baseline_chart, errors_chart, front_chart, latency_chart, search_chart
 from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
@@ -37,11 +37,15 @@ _SEARCH_NOTE = (
     "cross: did not build or run. Dashed: the reference."
 )
 _FRONT_NOTE = (
-    "Left is faster, up is more accurate. The line joins what no other candidate beats in both; the largest dot is "
-    "what is shipped, hollow ones lie behind."
+    "Left is faster, up is more accurate. The line joins candidates that no other one beats in both; the largest dot "
+    "is the selected model, hollow ones are not on the front."
+)
+_ERRORS_NOTE = (
+    "Share of the error at the output, or before a final Softmax or the like, of each block quantized alone in its "
+    "worst way. Blocks at the top are the first to keep in floating point."
 )
 _BASELINE_NOTE = (
-    "Time over the reference's with its 95 % interval. Dashed: the baseline that this run is held against."
+    "Time over the reference's with its 95 % interval. Dashed: the baseline that this run is compared with."
 )
 
 
@@ -167,6 +171,8 @@ def _charts(found: Evidence) -> list[Block]:
                 "Latency against accuracy", count_text(len(found.search.front), "model"), chart, _FRONT_NOTE
             )
         )
+    if found.search is not None and (chart := errors_chart(found.search)):
+        made.append(_figure("Error by block", "one quantized at a time", chart, _ERRORS_NOTE))
     for name, seen in found.regression.items():
         if chart := baseline_chart(seen):
             made.append(_figure("Baseline", name, chart, _BASELINE_NOTE))
@@ -187,6 +193,7 @@ def _tables(found: Evidence) -> list[Block]:
         facts.ops_table,
         facts.accuracy_table,
         facts.front_table,
+        facts.errors_table,
     )
     tables = [table for make in makers if (table := make(found)) is not None]
     tables += baseline_tables(found)

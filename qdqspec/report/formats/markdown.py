@@ -76,6 +76,7 @@ def _case_blocks(case: CaseRecord, name: str) -> list[Block]:
         facts.parity_table,
         facts.accuracy_table,
         facts.front_table,
+        facts.errors_table,
     )
     tables = [made for make in makers if (made := make(found)) is not None]
     for table in (*tables, *baseline_tables(found)):

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.report.charts import baseline_chart, front_chart
+from qdqspec.report.charts import baseline_chart, errors_chart, front_chart
+from qdqspec.report.facts import MOST_BLOCKS, block_errors
 from qdqspec.report.formats import html
 from qdqspec.report.history import baseline_tables
 from qdqspec.testing.records import cached_case, faster_case, sample_run
-from qdqspec.types import BaselineFigure, FrontPoint, Interval, RegressionEvidence
+from qdqspec.testing.samples import sample_errors, sample_pairs, sample_search
+from qdqspec.types import BaselineFigure, BlockError, FrontPoint, Interval, RegressionEvidence
 
 SEEN = faster_case().evidence.regression["regression"]
 
@@ -129,3 +131,24 @@ def test_a_wide_table_has_the_whole_width_and_its_heads_beside_the_cells() -> No
     assert text.count('<section class="wide"><h3>Parity with the reference') == 3
     assert '<td class="number" data-head="by runtime dB">' in text
     assert "<section><h3>Latency <small>" in text
+
+
+def test_the_error_by_block_is_a_bar_each_largest_first() -> None:
+    search = replace(sample_search(sample_pairs(3, whole=3), (0.8,)), errors=sample_errors())
+    chart = errors_chart(search)
+    assert_inside(chart)
+    assert chart.count("<rect") == MOST_BLOCKS
+    assert chart.index("block0/Conv") < chart.index("block1/Conv")
+    shares = [share for *_, share in block_errors(search)]
+    assert sum(shares) == pytest.approx(1.0)
+    assert shares == sorted(shares, reverse=True)
+    assert errors_chart(replace(search, errors=())) == ""
+
+
+def test_a_block_without_error_has_a_bar_of_no_length() -> None:
+    exact = (
+        BlockError(block="a", label="in+out", sqnr_db=200.0),
+        BlockError(block="b", label="in+out", sqnr_db=9.0),
+    )
+    found = block_errors(replace(sample_search(sample_pairs(3, whole=3), (0.8,)), errors=exact))
+    assert [(block, labels) for block, labels, *_ in found] == [("b", "in+out 9.0"), ("a", "in+out exact")]
