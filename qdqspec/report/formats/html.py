@@ -38,7 +38,7 @@ _SEARCH_NOTE = (
 )
 _FRONT_NOTE = (
     "Left is faster, up is more accurate. The line joins candidates that no other one beats in both; the largest dot "
-    "is the selected model, hollow ones are not on the front."
+    "is the selected model, grey ones are not on the front."
 )
 _ERRORS_NOTE = (
     "Share of the error at the output, or before a final Softmax or the like, of each block quantized alone in its "
