@@ -28,8 +28,8 @@ from qdqspec.parity.gate import SAMPLES, OutputGate
 from qdqspec.placement.insert import Inserter
 from qdqspec.rehearsal import Rehearsal, Runtime, Sensitivities, Subject, find_sensitivities, sites_of
 from qdqspec.session import Session
-from qdqspec.session.parity import unfused
 from qdqspec.session.prepare import Prepared
+from qdqspec.session.runtimes import unfused
 from qdqspec.types import Case, Inputs, Placement
 
 COSTS = ("model", "switches", "open s", "sensitivities s", "float ms", "off / float", "on / float")

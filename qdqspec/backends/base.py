@@ -48,6 +48,7 @@ class Capabilities:
     ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
     ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
     ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
+    ``computes`` is false where no arithmetic is done, so that better numbers are of no use;
     ``lacking[format]`` says why a format that the backend has elsewhere is not one of ``formats`` here;
     ``builds_side_by_side`` is true where a build times no kernels, so that several at once come to the same;
     ``one_processor`` where an engine of one thread computes on the processor of the thread that runs it, so that
@@ -71,6 +72,7 @@ class Capabilities:
     per_layer_profile: bool = True
     dynamic_shapes: bool = True
     observes: bool = True
+    computes: bool = True
     builds_side_by_side: bool = False
     one_processor: bool = False
     fuses_in_half: bool = False

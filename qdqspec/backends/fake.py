@@ -116,6 +116,7 @@ class FakeDevice:
             weights={name: name for name in (INT8, FP8, INT4, NVFP4, MXFP8)},
             absorbs=FUSED,
             blocked_axes=BLOCKED_AXES,
+            computes=False,
         )
 
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:

@@ -26,6 +26,7 @@ from qdqspec.placement.match import Matcher
 from qdqspec.placement.pairs import misfit
 from qdqspec.placement.strip import listed
 from qdqspec.plain_json import TooLargeError, content_sum, read_json
+from qdqspec.quantize.corrections import rounded, rounding_steps, weight_key
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
@@ -199,7 +200,9 @@ class SchemeNumbers:
 
     def __init__(self, model: Model, pairs: Iterable[PlacedPair]) -> None:
         self._model = model
-        self._params = {pair.site: params_of(pair, _shape(model, pair.site)) for pair in pairs}
+        known = tuple(pairs)
+        self._params = {pair.site: params_of(pair, _shape(model, pair.site)) for pair in known}
+        self._rounding = {weight_key(pair.site): pair.rounding for pair in known if pair.rounding}
 
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of a site, or of the site with more consumers that it is part of."""
@@ -210,7 +213,9 @@ class SchemeNumbers:
     def integer_weight(self, site: Site) -> npt.NDArray[np.generic]:
         """The constant of a site as integers."""
         values = self._model.array(site.tensor).astype(np.float32, copy=False)
-        return quantize(values, self.params(site))
+        nearest = quantize(values, self.params(site))
+        text = self._rounding.get(weight_key(site))
+        return nearest if text is None else rounded(nearest, text)
 
     def _whole(self, part: Site) -> Site:
         alike = (known for known in self._params if replace(known, consumers=part.consumers) == part)
@@ -232,7 +237,7 @@ def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
 
 
 def _misfit(model: Model, pair: PlacedPair) -> str | None:
-    reason = misfit(model, pair.site)
+    reason = misfit(model, pair.site) or _misfit_of_rounding(model, pair)
     found_later = number_format(pair.site.format).dynamic and not pair.site.weight
     if reason is not None or pair.site.axis is None or found_later:
         return reason
@@ -243,6 +248,16 @@ def _misfit(model: Model, pair: PlacedPair) -> str | None:
     if wanted != len(pair.scale):
         what = f"blocks of {block}" if block else "channels"
         return f"it has {wanted or 'no'} {what} on axis {axis}, the scheme {len(pair.scale)}"
+    return None
+
+
+def _misfit_of_rounding(model: Model, pair: PlacedPair) -> str | None:
+    if not pair.rounding:
+        return None
+    try:
+        rounding_steps(pair.rounding, prod(_shape(model, pair.site)))
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -263,6 +278,7 @@ def _record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]
         "weight": site.weight,
     }
     record |= {} if pair.outer is None else {"outer": pair.outer}
+    record |= {"rounding": pair.rounding} if pair.rounding else {}
     return record if pair.stored else {**record, "stored": False}
 
 
@@ -296,6 +312,7 @@ class _Site(BaseModel):
     weight: bool | None = None  # by default, a site with an axis is a weight
     stored: bool = True  # of a weight: stored as integers behind a DQ, or float behind Q and DQ
     outer: float | None = None  # factor of all scales, if a format quantizes scales too
+    rounding: str = ""  # of a weight: how its integers differ from the nearest ones
 
     @model_validator(mode="after")
     def _numbers_make_sense(self) -> _Site:
@@ -331,6 +348,7 @@ class _Site(BaseModel):
             zero_point=tuple(self.zero_point) if isinstance(self.zero_point, list) else (self.zero_point,),
             stored=self.stored,
             outer=self.outer,
+            rounding=self.rounding,
         )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model
+from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, rounding_text, weight_key
 from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import (
@@ -31,7 +33,7 @@ class Quantizer:
     The site says format and axis. ``ranges`` should be tied already (`tie_ranges`). ``reduce_range`` uses
     7 bits of an 8-bit weight; ``symmetric_activations`` puts the zero point of unsigned activations that
     take both signs in the middle. ``biases`` names for the consumer of an int32 bias the sites of the
-    activation and the weight whose product it is added to.
+    activation and the weight whose product it is added to. ``corrections`` replace what calibration gives.
     """
 
     def __init__(
@@ -42,9 +44,12 @@ class Quantizer:
         reduce_range: bool = False,
         symmetric_activations: bool = False,
         biases: Mapping[Consumer, tuple[Site, Site]] | None = None,
+        corrections: Corrections = NO_CORRECTIONS,
     ) -> None:
         self._model = model
-        self._ranges = ranges
+        self._calibrated = ranges
+        self._ranges = {**ranges, **corrections.ranges}
+        self._corrections = corrections
         self._reduce_range = reduce_range
         self._symmetric = symmetric_activations
         self._biases = biases or {}
@@ -64,7 +69,21 @@ class Quantizer:
 
     def integer_weight(self, site: Site) -> Array:
         """The weight's integers, in the shape of the weight. Not kept: who asks stores them."""
+        own = self._corrections.weights.get(weight_key(site))
+        if own is not None and own.integers is not None:
+            return own.integers
         return quantize(self._floats(site), self.params(site))
+
+    def corrected(self, corrections: Corrections) -> Quantizer:
+        """The same with these corrections, and no others."""
+        return Quantizer(
+            self._model,
+            self._calibrated,
+            reduce_range=self._reduce_range,
+            symmetric_activations=self._symmetric,
+            biases=self._biases,
+            corrections=corrections,
+        )
 
     def placed(self, placement: Placement) -> tuple[PlacedPair, ...]:
         """The sites of a placement with their numbers, by tensor name and consumers."""
@@ -78,7 +97,14 @@ class Quantizer:
             scale=tuple(params.scale.reshape(-1).tolist()),
             zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
             outer=None if params.outer is None else float(params.outer),
+            rounding=self._rounding(site),
         )
+
+    def _rounding(self, site: Site) -> str:
+        own = self._corrections.weights.get(weight_key(site)) if site.weight else None
+        if own is None or own.integers is None:
+            return ""
+        return rounding_text(own.integers, quantize(self._floats(site), self.params(site)))
 
     def _of_activation(self, site: Site) -> QuantParams:
         if site.tensor not in self._ranges:
@@ -97,7 +123,9 @@ class Quantizer:
         if site.format == BIAS_FORMAT:
             activation, weight = self._biases[site.consumers[0]]
             return bias_params(self.params(activation), self.params(weight), fmt, site.axis or 0)
-        return weight_params(self._floats(site), fmt, site.axis, reduce_range=self._reduce_range)
+        params = weight_params(self._floats(site), fmt, site.axis, reduce_range=self._reduce_range)
+        own = self._corrections.weights.get(weight_key(site))
+        return params if own is None else replace(params, scale=own.scale)
 
     def _floats(self, site: Site) -> npt.NDArray[np.floating]:
         if site.tensor not in self._model.constants:

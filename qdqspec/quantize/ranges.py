@@ -42,16 +42,29 @@ def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, Ten
     These are the input and outputs of ops that copy values (MaxPool and nearest Resize among them), and
     all inputs and the output of a Concat. Tensors without a range pass the tie on and get none.
     """
-    leader = _Leaders()
-    for node in model.nodes:
-        tensors = _tied(node)
-        for tensor in tensors[1:]:
-            leader.join(tensors[0], tensor)
+    leader = _leaders(model)
     union: dict[str, TensorRange] = {}
     for tensor, seen in ranges.items():
         key = leader.of(tensor)
         union[key] = union[key].union(seen) if key in union else seen
     return {tensor: union[leader.of(tensor)] for tensor in ranges}
+
+
+def tied_groups(model: Model, tensors: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """The tensors in groups that `tie_ranges` gives one range."""
+    leader, groups = _leaders(model), dict[str, list[str]]()
+    for tensor in tensors:
+        groups.setdefault(leader.of(tensor), []).append(tensor)
+    return tuple(map(tuple, groups.values()))
+
+
+def _leaders(model: Model) -> _Leaders:
+    leader = _Leaders()
+    for node in model.nodes:
+        tensors = _tied(node)
+        for tensor in tensors[1:]:
+            leader.join(tensors[0], tensor)
+    return leader
 
 
 def _tied(node: Node) -> tuple[str, ...]:

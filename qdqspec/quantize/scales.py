@@ -165,6 +165,11 @@ def dequantize(stored: Array, params: QuantParams) -> npt.NDArray[np.float32]:
     return np.asarray((stored.astype(np.float32) - zero_point) * step, dtype=np.float32)
 
 
+def steps_of(params: QuantParams, shape: tuple[int, ...]) -> Scales:
+    """What one unit of the stored numbers is worth, in a shape that broadcasts over the tensor's."""
+    return _along_axis(params, shape)[0]
+
+
 def _along_axis(params: QuantParams, shape: tuple[int, ...]) -> tuple[Scales, Scales]:
     """Scale and zero point in a shape that broadcasts over the tensor's."""
     step, zero_point = params.step, params.zero_point.astype(np.float32)

@@ -88,6 +88,10 @@ class SwitchGraph:
         """The index of the node that a switch is before; that behind the last one for graph outputs."""
         return self._at[edge]
 
+    def constant_names(self, number: int) -> tuple[str, ...]:
+        """The initializers of a switch's pair: its scale, and its zero point where it has one."""
+        return tuple(self._name(number, tensor.name) for tensor in self._pairs[number].constants)
+
     def whole(self, wanted: Iterable[Edge]) -> SwitchedModel:
         """The whole model with all switches, and the values of these edges as its outputs."""
         return self.part(0, len(self.nodes), (0, len(self.nodes) + 1), wanted)

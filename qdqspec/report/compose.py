@@ -142,6 +142,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
         unchanged=search.unchanged,
         reason=redact.text(search.reason),
         limits=search.limits,
+        corrections=search.corrections,
         front=search.front,
         accuracy=search.accuracy,
         errors=search.errors,

@@ -212,6 +212,24 @@ def _parity_row(out: TensorParity) -> tuple[str, ...]:
     return (name, db_text(out.sqnr_db), f"{out.cosine:.5f}", f"{out.max_abs:.3g}", f"{out.max_steps:.3g}")
 
 
+def corrections_table(found: Evidence) -> Table | None:
+    """What each correction gave before the search, with everything quantized."""
+    gains = () if found.search is None else found.search.corrections
+    rows = tuple(
+        (
+            gain.name,
+            db_text(gain.before_db),
+            db_text(gain.after_db),
+            str(gain.changed),
+            "applied" if gain.taken else "not applied",
+        )
+        for gain in gains
+    )
+    title = "Corrections (SQNR before the final operators, everything quantized, held-out calibration data)"
+    headers = ("correction", "before dB", "after dB", "changed", "")
+    return Table(title, headers, rows, frozenset({1, 2, 3})) if rows else None
+
+
 def accuracy_table(found: Evidence) -> Table | None:
     """Each task metric."""
     rows = tuple(

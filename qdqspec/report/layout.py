@@ -20,6 +20,7 @@ from qdqspec.types import (
     BlockError,
     Clock,
     Consumer,
+    CorrectionGain,
     DeviceKey,
     FrontPoint,
     Interval,
@@ -128,6 +129,7 @@ class SearchPart(Part):
     unchanged: bool
     reason: str
     limits: SearchLimits = SearchLimits()
+    corrections: tuple[CorrectionGain, ...] = ()
     front: tuple[FrontPoint, ...] = ()
     accuracy: AccuracyBound | None = None
     errors: tuple[BlockError, ...] = ()

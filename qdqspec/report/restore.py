@@ -68,6 +68,7 @@ def _search(part: CasePart) -> SearchResult | None:
         unchanged=search.unchanged,
         reason=search.reason,
         limits=search.limits,
+        corrections=search.corrections,
         front=search.front,
         accuracy=search.accuracy,
         errors=search.errors,

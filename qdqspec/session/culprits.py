@@ -28,9 +28,8 @@ from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Runtime, Subject
 from qdqspec.session.case_bench import CaseBench
-from qdqspec.session.parity import ARITHMETIC, unfused
 from qdqspec.session.prepare import Candidates, require_path
-from qdqspec.session.rehearsing import reference_runtime
+from qdqspec.session.runtimes import ARITHMETIC, reference_runtime, unfused
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 

@@ -21,6 +21,7 @@ from qdqspec.types import (
     AccuracyBound,
     BlockError,
     Case,
+    CorrectionGain,
     FrontPoint,
     Interval,
     Placement,
@@ -115,7 +116,8 @@ def keep(
         # Whole: everything quantized is confirmed, and may be shipped, where the search ended before building it.
         conclusions |= {"winner": placement_to_json(result.winner), "raw_winner": raw_winner.digest}
         conclusions |= {
-            name: _plain(getattr(result, name)) for name in ("front", "accuracy", "limits", "errors")
+            name: _plain(getattr(result, name))
+            for name in ("front", "accuracy", "limits", "errors", "corrections")
         }
         conclusions["about"] = dict(about)
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
@@ -155,6 +157,7 @@ def _recalled(store: Store, folder: Path) -> Kept:
         accuracy=None if said["accuracy"] is None else AccuracyBound(**said["accuracy"]),
         limits=SearchLimits(**said["limits"]),
         errors=tuple(BlockError(**error) for error in said["errors"]),
+        corrections=tuple(CorrectionGain(**gain) for gain in said["corrections"]),
         **{name: said[name] for name in _CONCLUSIONS},
     )
     return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])

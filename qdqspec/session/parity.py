@@ -9,17 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from qdqspec.backends._ort_options import AS_DEFINED, OPTIMIZATION
-from qdqspec.backends.base import Array, BuildOptions, Engine
+from qdqspec.backends.base import Array, Engine
 from qdqspec.errors import BackendError
 from qdqspec.measure.isolate import Isolated
 from qdqspec.parity.compare import Run, compare_outputs
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.prepare import require_path
+from qdqspec.session.runtimes import ARITHMETIC, unfused
 from qdqspec.session.tuning import Workbench
 from qdqspec.types import Case, ParityEvidence, TopK
 
-ARITHMETIC = "onnxruntime"  # the backend that computes a model as ONNX defines it
 HELD_BYTES = 64 * 2**20  # of inputs and outputs that wait for the next engine
 
 
@@ -149,11 +148,6 @@ class _Rebuilt:
 
 def _bytes(arrays: Mapping[str, Array]) -> int:
     return sum(array.nbytes for array in arrays.values())
-
-
-def unfused(options: BuildOptions) -> BuildOptions:
-    """The same options for a build of `ARITHMETIC` that computes every pair, and fuses nothing."""
-    return replace(options, extra={**options.extra, OPTIMIZATION: AS_DEFINED})
 
 
 def compare_models(bench: CaseBench, tuned: Path, *, divided: bool = True) -> ParityEvidence:

@@ -8,8 +8,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import get_args
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
+from qdqspec.corrections.find import Found
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.fold import fold_batchnorm
@@ -22,12 +24,13 @@ from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.quantize.calibrate import Feed, calibrate
+from qdqspec.quantize.calibrate import Feed, Method, calibrate, calibrate_with
 from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
 from qdqspec.regions.search import find_regions
+from qdqspec.session.correcting import Correcting
 from qdqspec.session.fusion import FusionBuild, Groups, told_groups
 from qdqspec.session.observing import Observing
 from qdqspec.session.patterns import require_patterns
@@ -227,15 +230,46 @@ class Prepared:
                 note=self.warnings.append,
             )
 
+    def _all_ranges(self) -> Mapping[str, Mapping[str, TensorRange]]:
+        """The ranges of all activations by every method."""
+        with ExitStack() as observers:
+            found = calibrate_with(
+                self.model,
+                self.space.tensors,
+                self.feeds,
+                get_args(Method),
+                partial(self._observe, observers),
+                note=self.note_once,
+            )
+            return {str(method): ranges for method, ranges in found.items()}
+
+    @cached_property
+    def corrections(self) -> Found:
+        """The corrections that help on held-out calibration data, and what each gives."""
+        space, numbers = self._numbered
+        correcting = Correcting(
+            case=self.case,
+            model=self.model,
+            space=space,
+            numbers=numbers,
+            data=self.calibration,
+            backend=self._backend,
+            options=self._options,
+            ranges=self._all_ranges,
+            run=self._observe,
+            note=self.note_once,
+        )
+        return correcting.find()
+
     @property
     def space(self) -> SchemeSpace:
         """The candidates whose activations were all seen during calibration."""
         return self._numbered[0]
 
-    @property
+    @cached_property
     def numbers(self) -> Quantizer:
-        """Scales, zero points and integer weights."""
-        return self._numbered[1]
+        """Scales, zero points and integer weights, corrected where the case allows it."""
+        return self._numbered[1].corrected(self.corrections.corrections)
 
     def _observe(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
         """What runs the observer, until ``observers`` are closed."""

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Self
 
-from qdqspec.backends._ort_options import FULL, OPTIMIZATION
-from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.errors import PlacementError
-from qdqspec.measure.isolate import Isolated
-from qdqspec.rehearsal import Rehearsal, Runtime, Subject, sites_of
-from qdqspec.session.parity import ARITHMETIC, unfused
+from qdqspec.rehearsal import Rehearsal, Subject, sites_of
 from qdqspec.session.prepare import Prepared
+from qdqspec.session.runtimes import reference_runtime
 from qdqspec.session.tuning import Workbench
 from qdqspec.types import Placement, Rehearsed, Site
-
-
-def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
-    """ONNX Runtime, with each engine in a process of its own until ``opened`` is closed.
-
-    ``backend`` is taken where it is ONNX Runtime already.
-    """
-    if backend is None or backend.name != ARITHMETIC:
-        backend = opened.enter_context(Isolated(ARITHMETIC))
-    fast = replace(options, extra={**options.extra, OPTIMIZATION: FULL})
-    return Runtime(
-        exact=partial(backend.build, options=unfused(options)), fast=partial(backend.build, options=fast)
-    )
 
 
 class Rehearser:

@@ -179,6 +179,7 @@ class Tuning:
             front=confirmed.front,
             accuracy=self._held.bound(choice.placement),
             limits=self._held.limits,
+            corrections=prepared.corrections.gains,
         )
 
     def rest(self) -> None:

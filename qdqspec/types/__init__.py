@@ -65,7 +65,7 @@ from qdqspec.types.parity import (
     TriedInput,
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
-from qdqspec.types.rehearsed import BlockError, Rehearsed
+from qdqspec.types.rehearsed import BlockError, CorrectionGain, Rehearsed
 from qdqspec.types.words import (
     HALVES,
     LABELS,
@@ -108,6 +108,7 @@ __all__ = [
     "CheckSpec",
     "Clock",
     "Consumer",
+    "CorrectionGain",
     "Culprit",
     "CulpritEvidence",
     "DeviceKey",

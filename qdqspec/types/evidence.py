@@ -122,7 +122,8 @@ class PlacedPair:
     """A site of the selected model, with its numbers. Scales of channels and blocks are in the order of memory.
 
     ``outer`` multiplies them all if a format quantizes its scales too. A weight is ``stored`` as integers
-    behind a DequantizeLinear, or else stays float behind both.
+    behind a DequantizeLinear, or else stays float behind both. ``rounding`` is how its integers differ from the nearest
+    ones: see `qdqspec.quantize.corrections`.
     """
 
     site: Site
@@ -130,6 +131,7 @@ class PlacedPair:
     zero_point: tuple[int, ...]
     stored: bool = True
     outer: float | None = None
+    rounding: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from qdqspec.types.asked import SearchLimits
 from qdqspec.types.placed import Placement
-from qdqspec.types.rehearsed import BlockError
+from qdqspec.types.rehearsed import BlockError, CorrectionGain
 from qdqspec.types.words import Clock
 
 # Prefix of a note on an engine whose runs are launched one by one, not as a CUDA graph.
@@ -210,6 +210,7 @@ class SearchResult:
     accuracy: AccuracyBound | None = None  # if a task metric was a constraint
     limits: SearchLimits = field(default_factory=SearchLimits)
     errors: tuple[BlockError, ...] = ()  # of single blocks, worst first, if they were rehearsed
+    corrections: tuple[CorrectionGain, ...] = ()  # those tried before the search
     provenance: Provenance = Provenance()
 
     @property

@@ -17,7 +17,7 @@ LAYERS = {
     "regions": 2, "quantize": 2, "backends": 2, "baseline": 2,
     "placement": 3, "lint": 3, "measure": 3, "parity": 3,
     "rehearsal": 4, "search": 4,
-    "checks": 5,
+    "checks": 5, "corrections": 5,
     "cases": 6, "progress": 6, "session": 6,
     "report": 7,
     "plugin": 8, "cli": 8, "api": 8, "testing": 8, "__main__": 8,

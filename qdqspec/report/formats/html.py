@@ -192,6 +192,7 @@ def _tables(found: Evidence) -> list[Block]:
         facts.parity_table,
         facts.ops_table,
         facts.accuracy_table,
+        facts.corrections_table,
         facts.front_table,
         facts.errors_table,
     )

@@ -75,6 +75,7 @@ def _case_blocks(case: CaseRecord, name: str) -> list[Block]:
         facts.ops_table,
         facts.parity_table,
         facts.accuracy_table,
+        facts.corrections_table,
         facts.front_table,
         facts.errors_table,
     )

@@ -22,7 +22,8 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
 from qdqspec.measure.isolate import Isolated
 from qdqspec.parity.compare import compare_outputs
-from qdqspec.session.parity import ARITHMETIC, SideBySide
+from qdqspec.session.parity import SideBySide
+from qdqspec.session.runtimes import ARITHMETIC
 from qdqspec.session.tuning import Workbench
 from qdqspec.types import ParityEvidence
 

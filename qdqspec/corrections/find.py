@@ -1,0 +1,193 @@
+"""Finds the corrections that help: each is tried on top of those taken before, and judged on held-out samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TypeAlias
+
+from qdqspec.corrections.bits import overflow_free_scale, without_overflow
+from qdqspec.corrections.judge import Errors, Judge
+from qdqspec.corrections.layers import Layer, find_layers
+from qdqspec.corrections.ranges import Ranges, chosen_ranges
+from qdqspec.corrections.rounding import is_better, rounded_weight
+from qdqspec.corrections.statistics import Observe, observed_statistics
+from qdqspec.graph.model import Model
+from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, WeightNumbers, weight_key
+from qdqspec.quantize.formats import number_format
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import tie_ranges, tied_groups
+from qdqspec.types import CORRECTIONS, CorrectionGain, Site
+
+LEAST_DB = 0.1  # that a correction gains on held-out samples, in the mean over placements
+MOST_LOSS_DB = 0.05  # of any of these placements
+RANGES_SHARE = 0.5  # of the time
+STATISTICS = 64  # samples that the inputs of layers are observed over, every other one held out
+
+_Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What corrections are looked for: those ``allowed``, of these numbers, within so many seconds.
+
+    ``ranges`` are those of every calibration method, the case's own among them as ``method``. ``saturates`` is whether
+    sums of two neighbouring u8 x s8 products saturate on the processor.
+    """
+
+    model: Model
+    judge: Judge
+    numbers: Quantizer
+    sites: tuple[Site, ...]
+    ranges: Callable[[], Mapping[str, Ranges]]
+    method: str
+    observe: Observe
+    allowed: tuple[str, ...]
+    saturates: bool
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The corrections taken, and what each of those tried gave, also of those that were not taken."""
+
+    corrections: Corrections = NO_CORRECTIONS
+    gains: tuple[CorrectionGain, ...] = ()
+
+
+def find_corrections(question: Question) -> Found:
+    """Try each allowed correction in turn. Raises `RehearsalRefusedError` where the model cannot be rehearsed."""
+    search = _Search(question)
+    for name in CORRECTIONS:
+        if name in question.allowed and name in _STEPS and not search.is_over:
+            search.attempt(name, _STEPS[name])
+    return Found(corrections=search.taken, gains=tuple(search.gains))
+
+
+class _Search:
+    """The corrections taken so far, and the error with them."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.taken = NO_CORRECTIONS
+        self.gains: list[CorrectionGain] = []
+        self.until = question.clock() + question.seconds
+        self.errors = question.judge.errors(question.numbers)
+        self.layers = find_layers(question.model, question.sites)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return self.question.clock() > self.until
+
+    def numbers(self, corrections: Corrections) -> Quantizer:
+        """The numbers with these corrections."""
+        return self.question.numbers.corrected(corrections)
+
+    def attempt(self, name: str, step: _Step) -> None:
+        """Take what a step finds if held-out samples agree, and note what it gives."""
+        before = self.errors
+        tried, changed = step(self, self.taken)
+        if not changed:
+            return
+        after = self.question.judge.errors(self.numbers(tried))
+        taken = self.accepts(after)
+        self.gains.append(
+            CorrectionGain(
+                name=name,
+                before_db=before[0].total_db,
+                after_db=after[0].total_db,
+                changed=changed,
+                taken=taken,
+            )
+        )
+        if taken:
+            self.taken, self.errors = tried, after
+
+    def accepts(self, after: tuple[Errors, ...]) -> bool:
+        """Whether held-out errors are smaller than those so far."""
+        pairs = list(zip(after, self.errors, strict=True))
+        gains = [new.gain_db(old) for new, old in pairs]
+        least = min(min(gains), *(new.sure_gain_db(old) for new, old in pairs))
+        return sum(gains) / len(gains) >= LEAST_DB and least >= -MOST_LOSS_DB
+
+    def weights(self) -> list[tuple[Site, Layer]]:
+        """The weight sites in formats of integers, each with its layer; one for each number format."""
+        sites = {weight_key(s): s for s in self.question.sites if s.weight and s.tensor in self.layers}
+        return [(site, self.layers[site.tensor]) for site in sites.values() if _is_integer(site)]
+
+
+def _is_integer(site: Site) -> bool:
+    fmt = number_format(site.format)
+    return not fmt.floating and not fmt.scale_type
+
+
+def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
+    """The best single method for all activations, or for each the one that gains most, as held-out samples decide.
+
+    What gains with everything quantized may lose where linear operators alone are: then their inputs keep their ranges.
+    """
+    question = search.question
+    tied = {name: tie_ranges(question.model, ranges) for name, ranges in question.ranges().items()}
+    own = tied[question.method]
+    tensors = dict.fromkeys(site.tensor for site in question.sites if not site.weight)
+
+    def corrected(ranges: Ranges) -> Corrections:
+        return replace(taken, ranges={t: r for t, r in ranges.items() if t in tensors and r != own.get(t)})
+
+    found = chosen_ranges(
+        question.judge,
+        lambda ranges: search.numbers(corrected(ranges)),
+        tied_groups(question.model, tensors),
+        list(tied.values()),
+        RANGES_SHARE * (search.until - question.clock()),
+    )
+    linear = {site.tensor for placement in question.judge.placements[1:] for site in placement.ordered}
+    options = [*found, {t: own[t] if t in linear and t in own else r for t, r in found[-1].items()}]
+    errors = [question.judge.errors(search.numbers(corrected(ranges))) for ranges in options]
+    totals = [(search.accepts(some), sum(one.total_db for one in some)) for some in errors]
+    chosen = corrected(options[totals.index(max(totals))])
+    return chosen, len(chosen.ranges)
+
+
+def _with_bits(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
+    """Finer steps for int8 weights that 7 bits were reduced to, where no pair of them overflows."""
+    weights = dict(taken.weights)
+    for site, layer in search.weights() if search.question.saturates else ():
+        if site.format == "int8":
+            params = search.question.numbers.params(site)
+            scale = overflow_free_scale(layer, search.question.model.array(site.tensor), params)
+            if (scale < params.scale).any():
+                weights[weight_key(site)] = WeightNumbers(scale=scale)
+    return replace(taken, weights=weights), len(weights)
+
+
+def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
+    """Weights rounded by the second moments of what their layers read."""
+    question, numbers = search.question, search.numbers(taken)
+    of_layer: dict[str, list[Site]] = {}
+    for site, layer in search.weights():
+        of_layer.setdefault(layer.weight, []).append(site)
+    layers = [layer for name, layer in search.layers.items() if name in of_layer]
+    weights, changed = dict(taken.weights), 0
+    for layer, fit, held_out in observed_statistics(
+        layers, lambda: islice(question.judge.feeds(), STATISTICS), question.observe
+    ):
+        weight = question.model.array(layer.weight)
+        for site in of_layer[layer.weight]:
+            params = numbers.params(site)
+            integers = rounded_weight(layer, weight, params, fit)
+            if question.saturates and site.format == "int8":
+                integers = without_overflow(layer, integers)
+            if is_better(layer, weight, params, integers, held_out):
+                weights[weight_key(site)] = WeightNumbers(scale=params.scale, integers=integers)
+                changed += 1
+        if search.is_over:
+            break
+    return replace(taken, weights=weights), changed
+
+
+_STEPS: Mapping[str, _Step] = {"ranges": _with_ranges, "bits": _with_bits, "rounding": _with_rounding}

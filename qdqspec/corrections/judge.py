@@ -1,0 +1,112 @@
+"""The error that corrections are judged by: rehearsed at the guiding tensors, on samples not used to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.backends.base import Array
+from qdqspec.graph.model import Model
+from qdqspec.parity.gate import MOST_DB
+from qdqspec.placement.pairs import QuantSource
+from qdqspec.rehearsal import Rehearsal, Runtime, Subject
+from qdqspec.rehearsal.rehearsal import Feed
+from qdqspec.types import Placement
+
+Part: TypeAlias = Literal["fit", "held-out"]
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+SAMPLES = 12  # of each part
+TINY = 1e-30  # no power is smaller
+MIN_SAMPLES = 4  # of both parts together; with fewer nothing can be held out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """Rehearses placements with other numbers. Even samples are to find corrections with, odd ones to accept them."""
+
+    model: Model
+    placements: tuple[Placement, ...]
+    feeds: Callable[[], Iterable[Feed]]
+    runtime: Runtime
+
+    def part(self, part: Part, samples: int = SAMPLES) -> Iterator[Feed]:
+        """The samples of a part."""
+        return islice(self.feeds(), int(part == "held-out"), 2 * samples, 2)
+
+    def open(self, numbers: QuantSource, part: Part) -> Rehearsal:
+        """The rehearsal of these numbers on a part of the samples."""
+        sites = dict.fromkeys(site for placement in self.placements for site in placement.ordered)
+        subject = Subject(
+            model=self.model,
+            sites=tuple(sites),
+            numbers=numbers,
+            feeds=lambda: self.part(part),
+            samples=SAMPLES,
+            data="calibration",
+        )
+        return Rehearsal(subject, self.runtime)
+
+    def errors(self, numbers: QuantSource, part: Part = "held-out") -> tuple[Errors, ...]:
+        """The error of each placement."""
+        with self.open(numbers, part) as rehearsal:
+            rows: list[list[Floats]] = [[] for _ in self.placements]
+            settings = [rehearsal.switches.setting(placement) for placement in self.placements]
+            for feed, reference in rehearsal.references():
+                for row, setting in zip(rows, settings, strict=True):
+                    found = rehearsal.values(setting, feed)
+                    row.append(powers([(reference[e], found[e]) for e in rehearsal.guiding_edges]))
+        return tuple(Errors(np.array(row)) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Signal and noise power of one placement by sample and guiding tensor: (sample, tensor, 2)."""
+
+    powers: Floats
+
+    @property
+    def total_db(self) -> float:
+        """The SQNR over all samples at the worst tensor."""
+        return float(_db(self.powers.sum(axis=0)).min(initial=MOST_DB))
+
+    @property
+    def by_sample_db(self) -> Floats:
+        """The SQNR of each sample at its worst tensor."""
+        return np.asarray(_db(self.powers).min(axis=-1, initial=MOST_DB), np.float64)
+
+    def gain_db(self, before: Errors) -> float:
+        """How much smaller the error is over all samples."""
+        return float(self.total_db - before.total_db)
+
+    def sure_gain_db(self, before: Errors) -> float:
+        """The mean gain of a sample, less its standard error."""
+        gains = self.by_sample_db - before.by_sample_db
+        deviation = float(gains.std(ddof=1)) if len(gains) > 1 else 0.0
+        return float(gains.mean() - deviation / max(len(gains), 1) ** 0.5)
+
+
+def powers(pairs: Iterable[tuple[Array, Array]]) -> Floats:
+    """Signal and noise power of values against their references, (tensor, 2). What is no float counts as exact."""
+    found = []
+    for reference, value in pairs:
+        if not np.issubdtype(reference.dtype, np.floating):
+            found.append((1.0, 0.0))
+            continue
+        known = np.isfinite(reference)
+        exact = np.where(known, reference, 0).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            wrong = np.where(known, value.astype(np.float64) - exact, 0)
+        found.append((float((exact**2).sum()), float(np.nan_to_num((wrong**2).sum(), nan=np.inf))))
+    return np.array(found, np.float64)
+
+
+def _db(powers: Floats) -> Floats:
+    signal, noise = np.maximum(powers[..., 0], TINY), np.maximum(powers[..., 1], TINY)
+    return np.asarray(np.clip(10 * np.log10(signal / noise), -MOST_DB, MOST_DB), np.float64)

@@ -1,0 +1,148 @@
+"""Linear layers as matrices: a weight as rows by columns, and its input as rows of as many columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.graph.model import Model, Node
+from qdqspec.graph.ops import is_default
+from qdqspec.placement.ops import weight_input
+from qdqspec.types import Site
+
+Array: TypeAlias = npt.NDArray[np.generic]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A Conv, Gemm or MatMul with a constant weight. Columns are in the order (kernel position, input channel)."""
+
+    node: Node
+    weight: str
+    shape: tuple[int, ...]
+    source: str  # the tensor that it reads
+    groups: int = 1
+
+    @property
+    def columns(self) -> int:
+        """How many products each output is the sum of."""
+        return (
+            int(np.prod(self.shape[1:])) if self.node.op_type == "Conv" else self.shape[self._is_transposed]
+        )
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each group has one input and one output channel."""
+        return self.groups > 1 and self.shape[:2] == (self.groups, 1)
+
+    def matrix(self, weight: Array) -> Array:
+        """A weight as (group, output channel, column)."""
+        if self.node.op_type == "Conv":
+            last = np.moveaxis(weight, 1, -1)
+            return last.reshape(self.groups, self.shape[0] // self.groups, -1)
+        return (weight if self._is_transposed else weight.T)[None]
+
+    def weight_of(self, matrix: Array) -> Array:
+        """The weight that `matrix` was made of."""
+        if self.node.op_type == "Conv":
+            last = matrix.reshape(self.shape[0], *self.shape[2:], self.shape[1])
+            return np.ascontiguousarray(np.moveaxis(last, -1, 1))
+        return np.ascontiguousarray(matrix[0] if self._is_transposed else matrix[0].T)
+
+    def rows(self, value: Array, most: int) -> Floats | None:
+        """Inputs as (group, row, column), at most so many rows, evenly chosen; ``None`` for another shape."""
+        data = value.astype(np.float32, copy=False)
+        if self.node.op_type != "Conv":
+            if data.ndim < 2 or data.shape[-1] != self.columns:
+                return None
+            return _some(data.reshape(-1, data.shape[-1]), most)[None]
+        return self._windows(data, most)
+
+    def _windows(self, data: Floats, most: int) -> Floats | None:
+        """What a convolution multiplies with its weight at some of its output positions."""
+        kernel, attributes = self.shape[2:], self.node.attributes
+        rank = len(kernel)
+        if data.ndim != rank + 2 or data.shape[1] != self.shape[1] * self.groups:
+            return None
+        strides = _numbers(attributes.get("strides"), rank)
+        dilations = _numbers(attributes.get("dilations"), rank)
+        spans = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+        padded = np.pad(data, [(0, 0), (0, 0), *self._pads(data.shape[2:], spans, strides)])
+        if any(size < span for size, span in zip(padded.shape[2:], spans, strict=True)):
+            return None
+        axes = tuple(range(2, rank + 2))
+        view = np.lib.stride_tricks.sliding_window_view(padded, spans, axis=axes)
+        view = view[(slice(None), slice(None), *(slice(None, None, s) for s in strides))]
+        inner = (slice(None),) * (rank + 2)
+        view = view[(*inner, *(slice(None, None, d) for d in dilations))]
+        positions = view.shape[0], *view.shape[2 : rank + 2]
+        chosen = np.unravel_index(_evenly(int(np.prod(positions)), most), positions)
+        channels_last = np.moveaxis(view, 1, rank + 1)  # (sample, positions..., channel, kernel...)
+        rows = channels_last[tuple(chosen)]
+        grouped = rows.reshape(len(rows), self.groups, self.shape[1], -1)
+        return np.ascontiguousarray(grouped.transpose(1, 0, 3, 2).reshape(self.groups, len(rows), -1))
+
+    def _pads(
+        self, sizes: tuple[int, ...], spans: list[int], strides: list[int]
+    ) -> Iterator[tuple[int, int]]:
+        attributes, rank = self.node.attributes, len(spans)
+        auto = attributes.get("auto_pad", b"NOTSET")
+        if auto in (b"NOTSET", b"VALID"):
+            given = _numbers(attributes.get("pads"), 2 * rank, 0) if auto == b"NOTSET" else [0] * 2 * rank
+            yield from ((given[i], given[i + rank]) for i in range(rank))
+            return
+        for size, span, stride in zip(sizes, spans, strides, strict=True):
+            total = max((-(-size // stride) - 1) * stride + span - size, 0)
+            less, more = total // 2, total - total // 2
+            yield (less, more) if auto == b"SAME_UPPER" else (more, less)
+
+    @property
+    def _is_transposed(self) -> bool:
+        return self.node.op_type == "Gemm" and bool(self.node.attributes.get("transB", 0))
+
+
+def find_layers(model: Model, sites: Iterable[Site]) -> dict[str, Layer]:
+    """The linear layers of the main graph whose weights these sites quantize, by weight.
+
+    A weight that several nodes read is none, nor is one of a node in a body, whose inputs cannot be observed in shape.
+    """
+    found: dict[str, Layer] = {}
+    for site in sites:
+        if not site.weight or len(model.consumers.get(site.tensor, ())) != 1:
+            continue
+        end = model.consumers[site.tensor][0]
+        layer = _layer(model, model.by_name[end.node])
+        if layer is not None and layer.weight == site.tensor and layer.source not in model.constants:
+            found[site.tensor] = layer
+    return found
+
+
+def _layer(model: Model, node: Node) -> Layer | None:
+    index = weight_input(model, node) if is_default(node) else None
+    if index is None or index == 0 or node.scope or node.op_type not in ("Conv", "Gemm", "MatMul"):
+        return None
+    shape = tuple(model.constants[node.inputs[index]].dims)
+    if node.op_type != "Conv" and (len(shape) != 2 or node.attributes.get("transA", 0)):
+        return None
+    groups = int(cast("int", node.attributes.get("group", 1))) if node.op_type == "Conv" else 1
+    if 0 in shape or len(shape) < 2:
+        return None
+    return Layer(node=node, weight=node.inputs[index], shape=shape, source=node.inputs[0], groups=groups)
+
+
+def _numbers(value: object, count: int, otherwise: int = 1) -> list[int]:
+    return [int(one) for one in cast("list[int]", value)] if value is not None else [otherwise] * count
+
+
+def _some(rows: Floats, most: int) -> Floats:
+    return rows[_evenly(len(rows), most)]
+
+
+def _evenly(count: int, most: int) -> npt.NDArray[np.int64]:
+    """Indices below ``count``, at most so many, evenly apart."""
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)

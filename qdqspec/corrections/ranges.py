@@ -1,0 +1,148 @@
+"""The calibration method of each activation, chosen by what it does to the outputs with everything else quantized.
+
+One model with all pairs takes scales and zero points as inputs, so that a choice is a run and no build.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto, helper
+
+from qdqspec.backends.base import Array, Engine
+from qdqspec.corrections.judge import Errors, Judge, powers
+from qdqspec.graph.protos import copy_model
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import REALS
+from qdqspec.rehearsal import Rehearsal
+from qdqspec.rehearsal.rehearsal import Feed, Values
+from qdqspec.rehearsal.switches import Edge
+from qdqspec.types import Placement, Site
+
+Ranges = Mapping[str, TensorRange]
+Floats = npt.NDArray[np.float64]
+
+LEAST_DB = 0.02  # that one choice gains over all samples
+FIT_SAMPLES = 6  # that single choices are tried on
+
+
+def chosen_ranges(
+    judge: Judge,
+    numbers: Callable[[Ranges], Quantizer],
+    groups: Sequence[tuple[str, ...]],
+    options: Sequence[Ranges],
+    seconds: float,
+) -> tuple[Ranges, Ranges]:
+    """The best of the ``options`` on the samples to fit, and ranges of which each gains most there.
+
+    ``groups`` are the tensors that share a range. Those whose options differ most come first, while the time lasts.
+    """
+    until = time.monotonic() + seconds
+    with (
+        judge.open(numbers(options[0]), "fit") as rehearsal,
+        _Adjustable.over(rehearsal, judge.placements[0]) as model,
+    ):
+        found = [model.errors(numbers(option)) for option in options]
+        first = max(range(len(options)), key=lambda i: found[i].total_db)
+        current, best = dict(options[first]), found[first]
+        for group in sorted(groups, key=lambda group: -_spread(group, options)):
+            for option in _distinct(group, current, options):
+                if time.monotonic() > until:
+                    return options[first], current
+                tried = current | {tensor: option[tensor] for tensor in group if tensor in option}
+                errors = model.errors(numbers(tried))
+                if errors.gain_db(best) >= LEAST_DB and errors.sure_gain_db(best) >= 0:
+                    current, best = tried, errors
+    return options[first], current
+
+
+def _spread(group: Sequence[str], options: Sequence[Ranges]) -> float:
+    sizes = [option[t].high - option[t].low for option in options for t in group if t in option]
+    return max(sizes, default=0.0) / max(min(sizes, default=1.0), 1e-30)
+
+
+def _distinct(group: Sequence[str], current: Ranges, options: Sequence[Ranges]) -> Iterator[Ranges]:
+    """The options that give a group ranges apart from its own, and from one another."""
+    seen = [tuple(current.get(tensor) for tensor in group)]
+    for option in options:
+        own = tuple(option.get(tensor) for tensor in group)
+        if not any(_alike(own, other) for other in seen):
+            seen.append(own)
+            yield option
+
+
+def _alike(one: Sequence[TensorRange | None], other: Sequence[TensorRange | None]) -> bool:
+    """Whether ranges are the same within two hundredths of their size."""
+    return all(
+        a is None or b is None or abs(a.high - b.high) + abs(a.low - b.low) <= 0.02 * (b.high - b.low)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Adjustable:
+    """A rehearsal whose activation pairs take scale and zero point as inputs."""
+
+    rehearsal: Rehearsal
+    engine: Engine
+    switches: dict[int, Site]
+    constants: Mapping[int, tuple[str, ...]]
+    setting: npt.NDArray[np.bool_]
+    feeds: list[tuple[Feed, Values]]
+    names: Mapping[Edge, str]
+    switch_input: str
+
+    @classmethod
+    @contextmanager
+    def over(cls, rehearsal: Rehearsal, placement: Placement) -> Iterator[_Adjustable]:
+        graph = rehearsal.graph
+        model = graph.whole(rehearsal.edges)
+        active = {n: site for n, site in enumerate(rehearsal.switches) if not site.weight}
+        constants = {number: graph.constant_names(number) for number in active}
+        moved = {name for names in constants.values() for name in names}
+        proto = copy_model(model.proto, but={"initializer"})
+        for tensor in model.proto.graph.initializer:
+            if tensor.name in moved:
+                info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+                proto.graph.input.append(info)
+            else:
+                proto.graph.initializer.append(tensor)
+        adjustable = type(model)(proto=proto, input=model.input, numbers=model.numbers, names=model.names)
+        feeds = [one for _, one in zip(range(FIT_SAMPLES), rehearsal.references(), strict=False)]
+        with closing(rehearsal.load(adjustable, "adjustable", rehearsal.runtime.exact)) as engine:
+            yield cls(
+                rehearsal=rehearsal,
+                engine=engine,
+                switches=active,
+                constants=constants,
+                setting=rehearsal.switches.setting(placement)[list(model.numbers)],
+                feeds=feeds,
+                names=model.names,
+                switch_input=model.input,
+            )
+
+    def errors(self, numbers: Quantizer) -> Errors:
+        """The error with these numbers."""
+        given = dict(self._numbers(numbers))
+        rows = []
+        for feed, reference in self.feeds:
+            found = self.engine.run({**feed, **given, self.switch_input: self.setting})
+            edges = self.rehearsal.guiding_edges
+            rows.append(powers([(reference[e], found[self.names[e]]) for e in edges]))
+        return Errors(np.array(rows))
+
+    def _numbers(self, numbers: Quantizer) -> Iterator[tuple[str, Array]]:
+        for number, site in self.switches.items():
+            params = numbers.params(site)
+            real = REALS[self.rehearsal.subject.model.elem_type(site.tensor) or TensorProto.FLOAT]
+            values: tuple[Array, ...] = (
+                params.scale.astype(real),
+                params.zero_point.astype(params.format.dtype),
+            )
+            yield from zip(self.constants[number], values, strict=False)

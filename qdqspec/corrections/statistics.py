@@ -1,0 +1,85 @@
+"""Second moments and means of the inputs of linear layers, over calibration samples of the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.corrections.layers import Array, Layer
+
+Feed: TypeAlias = Mapping[str, Array]
+Observe: TypeAlias = Callable[[Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
+Moments: TypeAlias = npt.NDArray[np.float32]
+
+ROWS = 512  # of each sample: positions of an image, or tokens
+MOST_COLUMNS = 2304  # moments of more columns take too long to invert
+MOST_BYTES = 256 << 20  # of moments at a time
+
+
+@dataclass(slots=True, kw_only=True)
+class InputStatistics:
+    """Of one layer's input, by group: sums of ``x x^T`` and of ``x`` over ``rows`` rows."""
+
+    moments: Moments  # (group, column, column)
+    sums: Moments  # (group, column)
+    rows: int = 0
+
+    @property
+    def means(self) -> Moments:
+        """The mean of each column."""
+        return np.asarray(self.sums / max(self.rows, 1), np.float32)
+
+    def add(self, rows: Moments) -> None:
+        """Take in rows (group, row, column). Changes these statistics."""
+        self.moments += np.matmul(rows.transpose(0, 2, 1), rows)
+        self.sums += rows.sum(axis=1)
+        self.rows += rows.shape[1]
+
+
+def observed_statistics(
+    layers: Iterable[Layer], feeds: Callable[[], Iterable[Feed]], observe: Observe
+) -> Iterator[tuple[Layer, InputStatistics, InputStatistics]]:
+    """The statistics of each layer over even and over odd samples, in batches that fit into memory.
+
+    Layers whose inputs are not seen in either part are left out.
+    """
+    for batch in _batches([layer for layer in layers if layer.columns <= MOST_COLUMNS]):
+        found: tuple[dict[str, InputStatistics], ...] = {}, {}
+        sources = list(dict.fromkeys(layer.source for layer in batch))
+        for index, values in enumerate(observe(sources, feeds())):
+            for layer in batch:
+                value = values.get(layer.source)
+                rows = None if value is None or not value.size else layer.rows(value, ROWS)
+                if rows is not None and np.isfinite(rows).all():
+                    _of(found[index % 2], layer).add(rows)
+        for layer in batch:
+            if all(layer.weight in part for part in found):
+                yield layer, found[0][layer.weight], found[1][layer.weight]
+
+
+def _of(found: dict[str, InputStatistics], layer: Layer) -> InputStatistics:
+    if layer.weight not in found:
+        groups, columns = layer.groups, layer.columns
+        found[layer.weight] = InputStatistics(
+            moments=np.zeros((groups, columns, columns), np.float32),
+            sums=np.zeros((groups, columns), np.float32),
+        )
+    return found[layer.weight]
+
+
+def _batches(layers: Sequence[Layer]) -> Iterator[list[Layer]]:
+    batch: list[Layer] = []
+    taken = 0
+    for layer in layers:
+        size = 8 * layer.groups * layer.columns**2
+        if batch and taken + size > MOST_BYTES:
+            yield batch
+            batch, taken = [], 0
+        batch.append(layer)
+        taken += size
+    if batch:
+        yield batch

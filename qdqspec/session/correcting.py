@@ -1,0 +1,110 @@
+"""Looks for the corrections of a case: what it allows, on its calibration data, within a share of its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from qdqspec.backends.base import Array, Backend, BuildOptions
+from qdqspec.corrections.find import Found, Question, find_corrections
+from qdqspec.corrections.judge import MIN_SAMPLES, Judge
+from qdqspec.corrections.ranges import Ranges
+from qdqspec.errors import BackendError
+from qdqspec.graph.model import Model
+from qdqspec.graph.observe import observe
+from qdqspec.graph.wire import Parts
+from qdqspec.parity.data import Dataset
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.calibrate import Feed
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.rehearsal import RehearsalRefusedError
+from qdqspec.session.runtimes import reference_runtime
+from qdqspec.types import Case, Placement
+
+SECONDS = 60.0  # without a limit of time for the search
+SHARE = 0.15  # of that limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correcting:
+    """A case with what corrections need. ``ranges`` calibrates by every method; ``run`` makes a runner of a model."""
+
+    case: Case
+    model: Model
+    space: SchemeSpace
+    numbers: Quantizer
+    data: Dataset | None
+    backend: Backend
+    options: BuildOptions
+    ranges: Callable[[], Mapping[str, Ranges]]
+    run: Callable[[ExitStack, Parts], Callable[[Feed], Mapping[str, Array]]]
+    note: Callable[[str], None]
+
+    def find(self) -> Found:
+        """The corrections that help; none without calibration data, or where the model cannot be rehearsed."""
+        allowed = self.case.quantize.allowed_corrections
+        data = self.data
+        able = self.backend.capabilities(self.options).computes
+        if not allowed or not able or data is None or not self.space.units:
+            return Found()
+        if len(data) < MIN_SAMPLES:
+            if self.case.quantize.corrections != "auto":
+                self.note(
+                    f"corrections need {MIN_SAMPLES} calibration samples, and there are {len(data)}: none is applied"
+                )
+            return Found()
+        placements = _judged(self.space)
+        with ExitStack() as opened:
+            judge = Judge(
+                model=self.model,
+                placements=placements,
+                feeds=lambda: data,
+                runtime=reference_runtime(opened, self.options, self.backend),
+            )
+            capabilities = self.backend.capabilities(self.options)
+            question = Question(
+                model=self.model,
+                judge=judge,
+                numbers=self.numbers,
+                sites=tuple(dict.fromkeys(s for p in placements for s in p.ordered)),
+                ranges=self.ranges,
+                method=self.case.quantize.calibration,
+                observe=self._observed,
+                allowed=allowed
+                if self.case.inputs.scales is None
+                else tuple(n for n in allowed if n != "ranges"),
+                saturates=capabilities.reduce_range,
+                seconds=self._seconds,
+            )
+            try:
+                return find_corrections(question)
+            except (BackendError, RehearsalRefusedError) as error:
+                self.note(f"no corrections are applied: {error.what}")
+                return Found()
+
+    @property
+    def _seconds(self) -> float:
+        minutes = self.case.tune.minutes
+        return SECONDS if minutes is None else min(SECONDS, SHARE * 60 * minutes)
+
+    def _observed(self, tensors: Sequence[str], feeds: Iterable[Feed]) -> Iterator[Mapping[str, Array]]:
+        """The values of these tensors for each input."""
+        inputs = set(self.model.inputs)
+        observer = observe(self.model, [tensor for tensor in tensors if tensor not in inputs])
+        with ExitStack() as observers:
+            execute = self.run(observers, observer.parts) if observer.names else None
+            for feed in feeds:
+                found = {} if execute is None else observer.seen(execute(feed))
+                yield {**{name: feed[name] for name in tensors if name in feed}, **found}
+
+
+def _judged(space: SchemeSpace) -> tuple[Placement, ...]:
+    """Everything quantized, and the linear operators alone with float outputs where they can be."""
+    linear = {
+        unit.id: "in-only"
+        for unit in space.units
+        if unit.op_type in ("Gemm", "MatMul") and "in-only" in unit.labels
+    }
+    found = (space.resolve(space.everything()), space.resolve(linear))
+    return tuple({placement.digest: placement for placement in found if placement.sites}.values())

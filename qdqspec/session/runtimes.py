@@ -1,0 +1,32 @@
+"""The runtime that computes Q/DQ as ONNX defines it, whatever the backend of a case. Part of the session."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from qdqspec.backends._ort_options import AS_DEFINED, FULL, OPTIMIZATION
+from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.measure.isolate import Isolated
+from qdqspec.rehearsal import Runtime
+
+ARITHMETIC = "onnxruntime"  # the backend that computes a model as ONNX defines it
+
+
+def unfused(options: BuildOptions) -> BuildOptions:
+    """The same options for a build of `ARITHMETIC` that computes every pair, and fuses nothing."""
+    return replace(options, extra={**options.extra, OPTIMIZATION: AS_DEFINED})
+
+
+def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
+    """ONNX Runtime, with each engine in a process of its own until ``opened`` is closed.
+
+    ``backend`` is taken where it is ONNX Runtime already.
+    """
+    if backend is None or backend.name != ARITHMETIC:
+        backend = opened.enter_context(Isolated(ARITHMETIC))
+    fast = replace(options, extra={**options.extra, OPTIMIZATION: FULL})
+    return Runtime(
+        exact=partial(backend.build, options=unfused(options)), fast=partial(backend.build, options=fast)
+    )

@@ -1,0 +1,93 @@
+"""Corrections of a trained model, from calibration to the scheme and back to the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from arrays import arrays_of
+
+from qdqspec.graph.model import load_model
+from qdqspec.graph.save import save_model
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.scheme import apply_scheme, write_scheme
+from qdqspec.placement.strip import strip_qdq
+from qdqspec.session import Session
+from qdqspec.session.prepare import Prepared
+from qdqspec.types import Case, Inputs, QuantizeRules
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(root=tmp_path) as opened:
+        yield opened
+
+
+def prepared(
+    session: Session, models: Path, folder: Path, corrections: object, samples: int = 16
+) -> Prepared:
+    model = models / "digits_resnet.onnx"
+    data = folder / "calibration.npz"
+    np.savez(
+        data,
+        **{
+            load_model(model).inputs[0]: arrays_of(models.parent / "data" / "digits_calibration.npz")[
+                "input"
+            ][:samples]
+        },
+    )
+    rules = QuantizeRules(corrections=corrections)  # type: ignore[arg-type]
+    case = Case(id="default", model=model, inputs=Inputs(calibration=data), quantize=rules)
+    return session.work(case).bench.prepared
+
+
+def test_corrections_are_applied_written_and_repeated(session: Session, models: Path, tmp_path: Path) -> None:
+    work = prepared(session, models, tmp_path, ("rounding",))
+    (gain,) = work.corrections.gains
+    assert (gain.name, gain.taken) == ("rounding", True)
+    assert gain.changed > 4
+    assert gain.after_db - gain.before_db >= 0.1
+    placement = work.space.resolve(work.space.everything())
+    made = insert_qdq(work.model, placement, work.numbers)
+    write_scheme(tmp_path / "scheme.json", placement, work.numbers.placed(placement), "onnxruntime")
+    again = apply_scheme(work.given, tmp_path / "scheme.json")
+    assert again.proto.SerializeToString() == made.proto.SerializeToString()
+    save_model(again.parts, tmp_path / "q.onnx")
+    stripped = strip_qdq(load_model(tmp_path / "q.onnx"), work.given)
+    original = {t.name: t for t in work.given.proto.graph.initializer}
+    assert stripped.proto.graph == work.given.proto.graph
+    assert original
+
+
+@pytest.mark.parametrize(("corrections", "samples"), [("none", 16), ("auto", 3)])
+def test_without_corrections_weights_are_the_nearest(
+    session: Session, models: Path, tmp_path: Path, corrections: str, samples: int
+) -> None:
+    work = prepared(session, models, tmp_path, corrections, samples)
+    assert work.corrections.gains == ()
+    placement = work.space.resolve(work.space.everything())
+    assert not any(pair.rounding for pair in work.numbers.placed(placement))
+
+
+def test_a_list_of_corrections_with_too_few_samples_is_noted(
+    session: Session, models: Path, tmp_path: Path
+) -> None:
+    work = prepared(session, models, tmp_path, ("ranges",), 3)
+    assert work.corrections.gains == ()
+    assert "corrections need 4 calibration samples, and there are 3: none is applied" in work.warnings
+
+
+def test_ranges_of_activations_come_from_several_methods(
+    session: Session, models: Path, tmp_path: Path
+) -> None:
+    work = prepared(session, models, tmp_path, ("ranges",))
+    taken = work.corrections.corrections.ranges
+    placement = work.space.resolve(work.space.everything())
+    for site in placement.ordered:
+        if site.tensor in taken and not site.weight:
+            assert (work.numbers.params(site).scale > 0).all()
+    assert all(gain.name == "ranges" for gain in work.corrections.gains)
+    assert isinstance(work.given.proto, onnx.ModelProto)

@@ -1,0 +1,134 @@
+"""Scales that cannot overflow, and rounding by the inputs of a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linear_models import layer_of, linear_model
+from onnx import TensorProto, helper, numpy_helper
+
+from qdqspec.corrections.bits import overflow_free_scale, overflows, without_overflow
+from qdqspec.corrections.rounding import gptq, is_better, output_error, rounded_weight
+from qdqspec.corrections.statistics import InputStatistics
+from qdqspec.quantize.corrections import rounded, rounding_text
+from qdqspec.quantize.formats import number_format
+from qdqspec.quantize.scales import quantize, weight_params
+
+INT8 = number_format("int8")
+
+
+def product(weight: np.ndarray, x: np.ndarray) -> np.ndarray:
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, None)],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), depth=st.integers(1, 70), per_channel=st.booleans())
+def test_finer_steps_do_not_overflow(seed: int, depth: int, per_channel: bool) -> None:
+    random = np.random.default_rng(seed)
+    weight = random.standard_normal((depth, 5)).astype(np.float32) ** 3
+    layer = layer_of(linear_model("MatMul", weight, 2))
+    reduced = weight_params(weight, INT8, 1 if per_channel else None, reduce_range=True)
+    full = weight_params(weight, INT8, 1 if per_channel else None)
+    scale = overflow_free_scale(layer, weight, reduced)
+    assert scale.shape == reduced.scale.shape
+    assert (scale <= reduced.scale).all()
+    assert (scale >= full.scale * 0.999).all()
+    integers = np.clip(np.rint(weight / scale), -127, 127).astype(np.int8)
+    assert not overflows(layer, integers)
+    for x in (np.full((3, depth), 255, np.uint8), random.choice([0, 255], (3, depth)).astype(np.uint8)):
+        np.testing.assert_array_equal(product(integers, x), x.astype(np.int64) @ integers)
+
+
+def test_neighbours_of_opposite_sign_and_depthwise_kernels_keep_8_bits() -> None:
+    opposite = np.array([[1], [-1], [0.5], [-0.9]], np.float32)
+    layer = layer_of(linear_model("MatMul", opposite, 2))
+    reduced = weight_params(opposite, INT8, 1, reduce_range=True)
+    np.testing.assert_allclose(overflow_free_scale(layer, opposite, reduced), 1 / 127, rtol=1e-6)
+    depthwise = np.ones((4, 1, 3, 3), np.float32)
+    layer = layer_of(linear_model("Conv", depthwise, 4, group=4))
+    reduced = weight_params(depthwise, INT8, 0, reduce_range=True)
+    np.testing.assert_allclose(overflow_free_scale(layer, depthwise, reduced), 1 / 127, rtol=1e-6)
+    assert not overflows(layer, np.full(depthwise.shape, 127, np.int8))
+
+
+def test_channels_of_a_convolution_are_neighbours_before_kernel_positions() -> None:
+    weight = np.zeros((1, 2, 1, 2), np.int8)
+    layer = layer_of(linear_model("Conv", weight.astype(np.float32), 4))
+    weight[0, :, 0, 0] = 100
+    assert overflows(layer, weight)
+    weight[0, :, 0, :] = [[100, 100], [0, 0]]
+    assert not overflows(layer, weight)
+
+
+@given(seed=st.integers(0, 999), columns=st.integers(1, 9))
+def test_pairs_that_overflow_are_moved_towards_zero_and_no_others(seed: int, columns: int) -> None:
+    integers = np.random.default_rng(seed).integers(-127, 128, (columns, 3)).astype(np.int8)
+    layer = layer_of(linear_model("MatMul", integers.astype(np.float32), 2))
+    found = without_overflow(layer, integers)
+    assert not overflows(layer, found)
+    assert (np.abs(found.astype(int)) <= np.abs(integers.astype(int))).all()
+    if not overflows(layer, integers):
+        np.testing.assert_array_equal(found, integers)
+
+
+def inputs(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    return (random.standard_normal((rows, 3)) @ random.standard_normal((3, columns)) + 0.5).astype(np.float32)
+
+
+def statistics(x: np.ndarray) -> InputStatistics:
+    found = InputStatistics(
+        moments=np.zeros((1, x.shape[1], x.shape[1]), np.float32), sums=np.zeros((1, x.shape[1]), np.float32)
+    )
+    found.add(x[None])
+    return found
+
+
+def test_rounding_by_correlated_inputs_has_a_smaller_output_error() -> None:
+    seen, weight = inputs(300, 24), np.random.default_rng(1).standard_normal((24, 8)).astype(np.float32)
+    x, others = seen[:200], seen[200:]
+    layer = layer_of(linear_model("MatMul", weight, 2))
+    params = weight_params(weight, INT8, 1, reduce_range=True)
+    integers = rounded_weight(layer, weight, params, statistics(x))
+    nearest = quantize(weight, params)
+
+    def error(stored: np.ndarray) -> float:
+        return float(((x @ (stored * params.scale - weight)) ** 2).sum())
+
+    assert error(integers) < 0.5 * error(nearest)
+    assert np.abs(integers.astype(int)).max() <= 63
+    assert is_better(layer, weight, params, integers, statistics(others))
+    assert not is_better(layer, weight, params, nearest, statistics(x))
+
+
+def test_zero_inputs_round_to_the_nearest() -> None:
+    weight = np.array([[1.4, -2.6]])
+    assert gptq(weight, np.zeros((2, 2)), np.ones((1, 2)), -8, 7).tolist() == [[1, -3]]
+    assert output_error(np.zeros((2, 2)), weight) == 0
+
+
+@given(seed=st.integers(0, 99))
+def test_rounding_is_kept_as_text(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    nearest = random.integers(-60, 60, (3, 4)).astype(np.int8)
+    integers = (nearest + random.integers(-3, 4, (3, 4))).astype(np.int8)
+    np.testing.assert_array_equal(rounded(nearest, rounding_text(integers, nearest)), integers)
+    assert rounding_text(nearest, nearest) == ""
+
+
+@pytest.mark.parametrize("text", ["!", "aGVsbG8=", rounding_text(np.ones(3, np.int8), np.zeros(3, np.int8))])
+def test_damaged_rounding_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        rounded(np.zeros(4, np.int8), text)
