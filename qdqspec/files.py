@@ -24,7 +24,7 @@ SHARED = "qdqspec-"  # prefix of a user's folder for temporary files
 RESULT = "result.json"  # of a case; written last: if it exists, the files beside it are complete
 
 _PREFIX, _SUFFIX = ".qdqspec-", ".part"
-_ABANDONED = 2 * 86400.0  # seconds; longer than any write takes and any clock is wrong
+_ABANDONED = 2 * 86400.0  # seconds; exceeds the time of any write and the error of clocks
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 

@@ -99,7 +99,7 @@ class _Limit:
 
     @classmethod
     def of(cls, percent: float, allowed: float, runs: tuple[float, ...], where: str) -> Self:
-        """Judge a percentile. Beyond the second slowest run, one run alone would decide: then it is inconclusive."""
+        """Judge a percentile; inconclusive if it exceeds the limit only because of the slowest run."""
         name = ("median" if percent == 50 else f"p{percent:g}") + where
         value = percentile(runs, percent)
         known = percentile(runs, min(percent, 100 * (1 - 1 / len(runs))))

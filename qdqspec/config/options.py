@@ -1,4 +1,6 @@
-"""The table of options behind ``--qdq-x-y`` of pytest, ``--x-y`` of the command line, ``QDQSPEC_X_Y`` and
+"""The table of options.
+
+Each is ``--qdq-x-y`` of pytest, ``--x-y`` of the command line, ``QDQSPEC_X_Y`` and a key of
 ``[tool.qdqspec]``.
 """
 

@@ -252,9 +252,7 @@ def sixteen_bits(view: View) -> Iterator[Hit]:
     source=f"{_MEASURED}: only then it becomes a MatMulNBits",
 )
 def unfused_blocks(view: View) -> Iterator[Hit]:
-    """A weight in blocks that is not the second operand of a MatMul, or of a Gemm that is not transposed, in 4
-    bits.
-    """
+    """A weight in blocks, except 4-bit ones of a MatMul or of a Gemm that is not transposed."""
     for dequantizer in view.dequantizers:
         numbers = view.numbers(dequantizer)
         if not numbers.block or view.stored_weight(dequantizer) is None:

@@ -29,9 +29,7 @@ _CHUNK = 2**16  # values passed to Polygraphy at once for small samples: a call 
 
 
 class Run(NamedTuple):
-    """The outputs for one sample: of the float model, of the tuned one, and of the latter as ONNX defines its
-    arithmetic.
-    """
+    """The outputs for one sample: of the float model, of the tuned model, and of its arithmetic as ONNX defines it."""
 
     reference: Outputs
     tuned: Outputs

@@ -49,7 +49,7 @@ def schemes_in(frames: Frames, placement: Placement) -> dict[str, Scheme]:
 
 
 def _places(frames: Frames, site: Site) -> Iterator[tuple[str, Place]]:
-    """The places of a site: each edge, and the output of its producer if all readers outside the leaf are quantized."""
+    """The places of a site: each edge, and the producer's output if all consumers read the tensor quantized."""
     model = frames.model
     nodes = {end for end in site.consumers if not end.is_output}
     readers = {end for end in nodes if end.node not in model.by_name or not model.by_name[end.node].is_marker}

@@ -28,9 +28,7 @@ Spans = Mapping[str, InputShape]  # by tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """A part of a model. ``inputs`` must be fed; ``readers`` is, by result, the consumer that represents outside
-    readers.
-    """
+    """A part of a model. ``inputs`` must be fed; ``readers`` are the consumers of results in place of outside ones."""
 
     model: Model
     nodes: frozenset[str]

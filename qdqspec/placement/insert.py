@@ -124,9 +124,7 @@ class Inserter:
         return Inserted(self._with_bodies(candidate, numbers), base.notes)
 
     def _parts(self, site: Site) -> Iterator[tuple[Site, Site]]:
-        """A site split into one for each graph that reads it, as kernels are fused within a graph; each with the whole
-        site.
-        """
+        """A site split by the graphs that read it, as kernels are fused within a graph; each with the whole site."""
         ends: dict[str, list[Consumer]] = {}
         for end in site.consumers:
             node = self._model.by_name.get(end.node)

@@ -133,8 +133,9 @@ def _constants(a: Model, b: Model, name: str, steps_a: HalfSteps, steps_b: HalfS
 
 
 def _coarsest(model: Model, tensor: str, half_steps: HalfSteps) -> npt.NDArray[np.generic] | None:
-    """Half a step of the coarsest pair on a tensor: its readers may have different pairs, and a restored float
-    weight comes from one of them.
+    """Half a step of the coarsest pair on a tensor.
+
+    Its readers may have different pairs, and a restored float weight comes from one of them.
     """
     found = [step for end in model.consumers.get(tensor, ()) if (step := half_steps(end)) is not None]
     if not found:

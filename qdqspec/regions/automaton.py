@@ -86,8 +86,9 @@ def _link(ends: Iterable[int], beginnings: frozenset[int], made: Automaton) -> N
 def taken_nodes(
     automaton: Automaton, consumers: Sequence[Sequence[int]], fits: Callable[[Op, int], bool]
 ) -> set[int]:
-    """The nodes on any match. ``consumers`` lists by node the nodes that read it; ``fits`` compares a node to
-    an operator.
+    """The nodes on any match.
+
+    ``consumers`` lists by node the nodes that read it; ``fits`` is whether a node has an operator.
     """
     # state and node: the pairs that it was reached from
     reached: dict[tuple[int, int], list[tuple[int, int]]] = {}

@@ -73,9 +73,7 @@ class _Search:
         self._left = EFFORT
 
     def best(self, colors: Colors) -> tuple[tuple[list[int], str], set[str]]:
-        """The smallest certificate below this node of the search tree, and all certificates found during the
-        search.
-        """
+        """The smallest certificate in this subtree of the search, and all certificates found."""
         tied = _smallest_tie(colors)
         if not tied:
             written = _written(self._puzzle, colors)

@@ -81,9 +81,7 @@ def denied_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
 
 
 def unmatched(model: Model, rules: PatternRules) -> tuple[str, ...]:
-    """The expressions and globs of the rules that match no node, as written. They cause a warning, not an
-    error.
-    """
+    """The expressions and globs of the rules that match no node, as written: a warning, not an error."""
     names = [node.name for node in model.nodes]
     idle = [text for text in (*rules.allow, *rules.deny) if not matched_nodes(parse(text), model)]
     idle += [g for g in (*rules.include, *rules.exclude) if not any(fnmatchcase(name, g) for name in names)]

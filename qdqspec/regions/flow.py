@@ -23,15 +23,15 @@ BODIES = frozenset({onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Producers and consumers of each node. Lists are indexed by `Node.index`; entries of ``Constant`` nodes
-    are empty.
+    """Producers and consumers of each node.
 
-    ``order`` is a topological order of all other nodes that does not change when nodes are renamed or listed
-    in another order (symmetric nodes keep their listed order). ``depth`` is the length of the longest path
-    from a source to a node, ``own`` its operator and attributes as bytes; ``readers`` maps each tensor to the
-    nodes that read it, in that order; ``carried`` are nodes that never form a region alone: computed from
-    shapes or from constants alone; ``bodied`` are those that have bodies. ``given_by`` maps each output of a
-    body to its producer. Producers, consumers and readers are of the same graph.
+    Lists are indexed by `Node.index`; entries of ``Constant`` nodes are empty. ``order`` is a topological
+    order of all other nodes that does not change when nodes are renamed or listed in another order (symmetric
+    nodes keep their listed order). ``depth`` is the length of the longest path from a source to a node,
+    ``own`` its operator and attributes as bytes; ``readers`` maps each tensor to the nodes that read it, in
+    that order; ``carried`` are nodes that never form a region alone: computed from shapes or from constants
+    alone; ``bodied`` are those that have bodies. ``given_by`` maps each output of a body to its producer.
+    Producers, consumers and readers are of the same graph.
     """
 
     model: Model
@@ -117,7 +117,7 @@ def flow_of(model: Model) -> Flow:
 
 
 def _captures(model: Model, bodied: Iterable[int]) -> dict[int, frozenset[str]]:
-    """The tensors that the bodies of a node read from outside, by the node's index."""
+    """The tensors that the bodies of a node read, by the node's index. Tensors made inside may be included."""
     found = {index: model.nodes[index].body_reads for index in bodied}
     for owner, inside in model.nodes_inside.items():
         made = {tensor for node in inside for tensor in node.outputs}

@@ -8,8 +8,7 @@ from qdqspec.types import LayerTime
 
 
 def groups_of(layers: Iterable[LayerTime]) -> tuple[tuple[str, ...], ...]:
-    """The nodes of each kernel that computes, in order of execution; a node belongs to the first kernel that
-    names it.
+    """The nodes of each kernel that computes, in order of execution; a node belongs to its first kernel.
 
     Used as ``find_regions(model, rules, groups=groups_of(engine.layers()))``. Several kernels may share a
     node: a Softmax that a compiler splits in two is in the first one's group only.

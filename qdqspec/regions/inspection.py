@@ -31,11 +31,11 @@ class PatternCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Which nodes a backend's search may quantize, and the reasons against the others
-    (`qdqspec.placement.judging`).
+    """The nodes that a backend's search may quantize, and reasons against the others.
 
-    ``reasons`` by node name and ``outputs`` by graph output are empty texts where quantization is possible.
-    ``note`` is a remark about the backend, such as that it is not installed.
+    `qdqspec.placement.judging` makes it. ``reasons`` by node name and ``outputs`` by graph output are empty
+    texts where quantization is possible. ``note`` is a remark about the backend, such as that it is not
+    installed.
     """
 
     backend: str

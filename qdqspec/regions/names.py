@@ -53,9 +53,7 @@ def scope_of(node: Node) -> tuple[str, ...]:
 
 
 def _scopes_from_metadata(text: str) -> tuple[str, ...]:
-    """The modules in a list of full dotted names that ends with the operator: ['', 'layer1', 'layer1.0',
-    'conv2d'].
-    """
+    """The modules in a list of dotted names ending with the operator: ['', 'layer1', 'layer1.0', 'conv2d']."""
     try:
         names = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):

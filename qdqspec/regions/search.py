@@ -29,8 +29,7 @@ STARTERS = ANCHORS | POOLS
 def find_regions(
     model: Model, rules: RegionRules = DEFAULT_RULES, *, groups: Sequence[Sequence[str]] = ()
 ) -> tuple[Region, ...]:
-    """Cut the graphs of a model into regions: one ROOT first, then depth first; leaves are a strict
-    partition.
+    """Cut the graphs of a model into regions: one ROOT first, then depth first. Leaves are a strict partition.
 
     Each node is in exactly one LEAF, except ``Constant`` nodes, which count as initializers and are in none.
     Nodes computed from shapes or constants alone, and runs of copies only (Transpose, Reshape, Q, DQ, ...),
@@ -104,9 +103,7 @@ def blocks_of_structure(flow: Flow, max_nodes: int) -> list[Block]:
 
 
 def _chains(flow: Flow, searched: Sequence[int]) -> Chains:
-    """Chains of the searched nodes: vertex 0 is the entry, ``i + 1`` is ``searched[i]``, the last is the
-    exit.
-    """
+    """Chains of nodes: vertex 0 is the entry, ``i + 1`` is ``searched[i]``, the last is the exit."""
     vertex = {index: i + 1 for i, index in enumerate(searched)}
     last = len(searched) + 1
     tree = DominatorTree()
@@ -161,9 +158,7 @@ class _Builder:
         return self._chain(0)
 
     def _sorted(self, heads: list[int]) -> list[int]:
-        """Branches by depth, then by their operators and consumers, so that the order is the same in each
-        layer of a model.
-        """
+        """Branches by depth, operators and consumers, so that the order is equal in each layer of a model."""
         return sorted(heads, key=self._character) if len(heads) > 1 else heads
 
     def _character(self, head: int) -> tuple[int, list[bytes], list[tuple[bytes, int]], int]:
@@ -210,8 +205,9 @@ class _Builder:
         return join_tiny(pack_run(blocks, self._limit), self._limit, self._flow.linked)
 
     def _unit(self, branches: list[Block], unit: list[int]) -> list[Block]:
-        """One leaf for a branching and the run after it if they fit, else a composite; a leaf for a run
-        without a branching.
+        """One leaf for a branching and the run after it if they fit, else a composite.
+
+        A run without a branching is a leaf.
         """
         light = self._flow.is_light(unit)
         tail: list[Block] = [Leaf(unit, light=light)] if unit else []

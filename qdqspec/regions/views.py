@@ -26,8 +26,7 @@ _RESULT = -1  # the reader of a graph output
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """The properties that nodes can share without their neighbours; one object per kind, compared by
-    identity.
+    """The properties of nodes without their neighbours; one object per kind, compared by identity.
 
     ``ends`` are slot and type of the inputs that are not constant.
     """
@@ -38,16 +37,13 @@ class Kind:
     makes: int  # outputs
 
     def text(self, fed: Sequence[tuple[int, str]], seen: str) -> str:
-        """The label of a node, given its ends fed by outside tensors, and which of its outputs are read
-        outside.
-        """
+        """The label of a node, given its ends fed by outside tensors and its outputs read outside."""
         inputs = sorted([*self.constants, *(f"{slot}:{known}" for slot, known in fed)])
         return f"{self.label}({','.join(inputs)})>{seen}"
 
 
 class View(NamedTuple):
-    """Nodes in canonical order: the kind of each, the source of each of its ends, and which outputs are read
-    outside.
+    """Nodes in canonical order with their kinds, the source of each end, and which outputs are read outside.
 
     In ``feeds`` tensors made inside are numbered from 0, outside ones from -1 down, in order of appearance.
     ``inputs`` and ``outputs`` are the tensors that enter and leave, in that order.

@@ -132,8 +132,9 @@ def _strategy(name: str) -> str:
 
 
 def _backend(name: str) -> str:
-    """A backend or one of its targets: ``onnxruntime``, ``onnxruntime-cpu``. Installed backends define their own
-    targets.
+    """A backend or one of its targets: ``onnxruntime``, ``onnxruntime-cpu``.
+
+    Installed backends define their own targets.
     """
     installed = [backend for backend in registry.names("backend") if backend not in BACKENDS]
     known = tuple(sorted({*BACKENDS, *TARGETS, *installed}))

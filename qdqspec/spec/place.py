@@ -20,10 +20,10 @@ _SHOWN = 40  # characters of a name that is too long
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Base folder and restriction of paths: they are relative to ``base`` and below one of ``roots``, if there are
-    any.
+    """Base folder and restriction of paths.
 
-    ``from_file`` is true if problems are reported at their position in a file.
+    They are relative to ``base``, and below one of ``roots`` if there are any. ``from_file`` is true if
+    problems are reported at their position in a file.
     """
 
     base: Path

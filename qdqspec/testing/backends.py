@@ -205,9 +205,7 @@ class BackendContract:
         feeds: dict[str, Array],
         quantized: bool,
     ) -> None:
-        """Outputs equal the reference implementation's within one step of the 8-bit grid, in float within TF32's
-        error.
-        """
+        """Outputs equal the reference implementation's within a step of 8 bits, in float within TF32's error."""
         from onnx.reference import ReferenceEvaluator
 
         (value,) = ReferenceEvaluator(model(quantized)).run(None, dict(feeds))

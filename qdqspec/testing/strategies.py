@@ -90,9 +90,7 @@ class Oracle:
         self._number = 0
 
     def cost(self, placement: Placement) -> float:
-        """Milliseconds: integer kernels are faster or slower, and each pair between float and integer neighbours
-        costs.
-        """
+        """Milliseconds of a placement: each kernel, and each pair between float and integer neighbours."""
         labels = dict(placement.labels)
         total = sum(
             self._float[u.id] * (self._gain[u.id] if labels.get(u.id, "fp") != "fp" else 1)
