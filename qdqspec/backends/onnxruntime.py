@@ -40,7 +40,7 @@ _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 _CHECK_INPUTS = "check the names, types and shapes of the inputs"
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
-_PROFILE_WARMUP = 5  # integer kernels take five runs to reach their steady state
+_PROFILE_WARMUP = 5  # most runs before those that count: integer kernels of short models settle after five
 _INLINE_BYTES = "1024"  # larger constants of the optimized graph go to a file beside it
 
 
@@ -122,6 +122,7 @@ class OnnxRuntimeEngine:
             self.graph_hash = graph_hash(read_graph(optimized), optimized.parent)
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._bound: dict[int, tuple[ort.IOBinding, dict[str, ort.OrtValue]]] = {}  # by profile
+        self._latest: dict[int, Samples] = {}  # of these inputs, by profile
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once and return the outputs by name."""
@@ -140,6 +141,7 @@ class OnnxRuntimeEngine:
                 for name, value in feeds.items()
             }
             self._bound[profile] = self._bound_to(self._open(), values), values
+        self._latest.pop(profile, None)
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Time single runs, in milliseconds. Thread CPU time only where one thread does all the work."""
@@ -147,22 +149,26 @@ class OnnxRuntimeEngine:
         with _refusals("the model could not be run", self.model):
             _repeat(session, binding, warmup)
             wall, cpu = _time_runs(session, binding, runs)
-        return Samples(wall_ms=wall, cpu_ms=cpu if self._options.threads == 1 else ())
+        taken = Samples(wall_ms=wall, cpu_ms=cpu if self._options.threads == 1 else ())
+        self._latest[profile] = taken
+        return taken
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
         """Time per kernel, from a second session that profiles; its sum is scaled to the unprofiled latency.
 
-        Profiling costs about a microsecond a kernel, so its own total says little of small models.
+        Profiling costs about a microsecond a kernel, so its own total says little of small models. The latency is
+        that of the last call of `time`; without one it is measured.
         """
+        warmup = min(_PROFILE_WARMUP, (runs + 1) // 2)
         _, feeds = self._require_bound(profile)
         with tempfile.TemporaryDirectory(prefix="qdqspec-ort-") as folder:
             optimized = Path(folder) / "optimized.onnx"
             session = _session(self.model, self._options, optimized=optimized, profile=Path(folder) / "p")
             with _refusals("the model could not be run", self.model):
-                _repeat(session, self._bound_to(session, feeds), _PROFILE_WARMUP + runs)
+                _repeat(session, self._bound_to(session, feeds), warmup + runs)
             events = read_profile(Path(session.end_profiling()))
             kernels = read_source(optimized)
-        latency = self.time(runs, warmup=_PROFILE_WARMUP, profile=profile)
+        latency = self._latest.get(profile) or self.time(runs, warmup=warmup, profile=profile)
         clock: Clock = "cpu" if latency.cpu_ms else "wall"
         origins = map_kernels(kernels.flat.graph, read_source(self.model))
         return layer_times(kernels, origins, events, runs=runs, total_ms=latency.median_ms(clock))

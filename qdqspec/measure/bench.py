@@ -23,7 +23,7 @@ from qdqspec.measure.admission import Admission
 from qdqspec.measure.fresh import FreshBuilds
 from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
-from qdqspec.measure.race import SCREEN, WARMUP, Entrant, both_of, race
+from qdqspec.measure.race import Entrant, both_of, profiled, race, warmed
 from qdqspec.measure.room import HasRoom, has_room
 from qdqspec.measure.stats import build_deviation, drift, inverse
 from qdqspec.measure.together import Together, joined
@@ -281,14 +281,14 @@ class Bench:
                 engine.close()
 
     def _measure(self, trial: Trial, engine: Engine, profile: bool) -> Trial:
-        samples = engine.time(SCREEN, warmup=WARMUP)
-        layers: tuple[LayerTime, ...] = engine.layers() if profile else ()
+        if self._incumbent is not None and trial.graph_hash and trial.graph_hash in self._seen:
+            return _with_same_graph(trial, self._seen[trial.graph_hash])
+        samples = warmed(engine, self.clock)
+        layers: tuple[LayerTime, ...] = profiled(engine, samples.median_ms(self.clock)) if profile else ()
         trial = replace(trial, samples=samples, layers=layers)
         if self._incumbent is None:
             self._replace_incumbent(_Incumbent(trial.placement, 1.0, engine))
             trial = replace(trial, incumbent=True, ratio=1.0)
-        elif trial.graph_hash and trial.graph_hash in self._seen:
-            return _with_same_graph(trial, self._seen[trial.graph_hash])
         elif self._admission is not None and self._admission.is_too_noisy(trial):
             trial = replace(trial, ratio=self._screened(samples))
         else:
@@ -313,11 +313,8 @@ class Bench:
 
     def _screened(self, samples: Samples) -> float:
         """The ratio to the reference by a few runs: enough to learn from, not to win by."""
-        incumbent = self._incumbent
-        assert incumbent is not None
-        if incumbent.engine is None:
-            incumbent.engine = self._open(incumbent.placement)
-        theirs = incumbent.engine.time(SCREEN, warmup=WARMUP)
+        incumbent, engine = self._warm_incumbent()
+        theirs = engine.time(len(samples.wall_ms), warmup=1)
         return samples.median_ms(self.clock) / theirs.median_ms(self.clock) * incumbent.ratio
 
     def _race(self, trial: Trial, engine: Engine, base: float) -> Trial:
@@ -333,6 +330,7 @@ class Bench:
         engine.close()
         fresh = self._open(trial.placement)
         with self._closed_unless_kept(fresh):
+            warmed(fresh, self.clock)
             again, more, others = self._bout(trial.placement, fresh)
             ours, theirs = ours + more, theirs + others
             outcome = both_of(outcome, again, ours, theirs, self.clock)
@@ -354,21 +352,23 @@ class Bench:
                 raise error from None
 
     def _race_incumbent(self, placement: Placement, engine: Engine) -> tuple[Race, Samples, Samples]:
-        incumbent = self._incumbent
-        assert incumbent is not None
-        if incumbent.engine is None:
-            incumbent.engine = self._open(incumbent.placement)
+        incumbent, rival = self._warm_incumbent()
         return race(
             Entrant(digest=placement.digest, engine=engine, graph_hash=engine.graph_hash),
-            Entrant(
-                digest=incumbent.placement.digest,
-                engine=incumbent.engine,
-                graph_hash=incumbent.engine.graph_hash,
-            ),
+            Entrant(digest=incumbent.placement.digest, engine=rival, graph_hash=rival.graph_hash),
             clock=self.clock,
             eps=self.eps,
             random=self._random,
         )
+
+    def _warm_incumbent(self) -> tuple[_Incumbent, Engine]:
+        """The incumbent with its engine, which is built and warmed up where it is not open."""
+        incumbent = self._incumbent
+        assert incumbent is not None
+        if incumbent.engine is None:
+            incumbent.engine = self._open(incumbent.placement)
+            warmed(incumbent.engine, self.clock)
+        return incumbent, incumbent.engine
 
     def _replace_incumbent(self, successor: _Incumbent | None) -> None:
         self._close_incumbent()

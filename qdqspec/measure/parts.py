@@ -13,7 +13,7 @@ import numpy as np
 
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError
-from qdqspec.measure.race import SCREEN, WARMUP, Entrant, race
+from qdqspec.measure.race import Entrant, profiled, race, warmed
 from qdqspec.types import Clock, Placement, Race, Samples, Trial
 
 FLOAT = Placement(sites=frozenset())
@@ -41,13 +41,14 @@ class PartBench:
 
     def measure(self, trial: Trial, engine: Engine, *, profile: bool) -> Trial:
         """Race a part against itself in float; its float engine is kept. Raises `BackendError`."""
+        screened = warmed(engine, self._clock)
         if not trial.placement.sites:
             self._hold(trial.subgraph, engine)
-            trial = replace(trial, samples=engine.time(SCREEN, warmup=WARMUP), ratio=1.0)
+            trial = replace(trial, samples=screened, ratio=1.0)
         else:
             outcome, ours, theirs = self._race(trial, engine)
             trial = replace(trial, samples=ours, rival=theirs, race=outcome, ratio=outcome.ratio)
-        return replace(trial, layers=engine.layers() if profile else ())
+        return replace(trial, layers=profiled(engine, screened.median_ms(self._clock)) if profile else ())
 
     def holds(self, engine: Engine) -> bool:
         """Whether an engine is to stay open."""
@@ -60,11 +61,14 @@ class PartBench:
             self._held = None
 
     def _race(self, trial: Trial, engine: Engine) -> tuple[Race, Samples, Samples]:
-        if self._held is None or self._held.nodes != trial.subgraph:
+        is_fresh = self._held is None or self._held.nodes != trial.subgraph
+        if is_fresh:
             self._hold(trial.subgraph, self._open_part(trial.subgraph))
         assert self._held is not None
         other = self._held.engine
         try:
+            if is_fresh:
+                warmed(other, self._clock)
             return race(
                 Entrant(digest=trial.placement.digest, engine=engine, graph_hash=engine.graph_hash),
                 Entrant(digest=FLOAT.digest, engine=other, graph_hash=other.graph_hash),

@@ -17,16 +17,21 @@ import numpy as np
 
 from qdqspec.backends.base import Engine
 from qdqspec.measure.stats import Floats, log_ratios, signed_rank_bounds, wilcoxon_p
-from qdqspec.types import Clock, Interval, Race, Samples
+from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
 LOOKS = (6, 12, 24, 48)  # pairs after which a decision is tried
 ALPHA = 0.02  # a look, one-sided: six pairs of one sign are the first that can decide
 HOPELESS = 1.15  # slower than this after so many pairs: dropped
 HOPELESS_AFTER = 3
-WARMUP = 5  # runs before a fresh engine is timed; integer kernels settle after five or six
-SCREEN = 3  # timed runs that tell how long one takes
+WARMUP = 5  # most runs before a fresh engine is timed; integer kernels settle after five or six
+SCREEN = 3  # timed runs of a fresh engine
+SETTLED = (
+    0.02  # a run of a fresh engine that is not this much faster than all before it shows that it is warm
+)
 WARM_MS, TIMED_MS = 6.0, 3.0  # how long the two parts of a turn last, for models that are shorter than that
 MOST_RUNS = 5  # in either part
+PROFILE_MS = 24.0  # how long the runs of a profile last together, ...
+FEWEST_PROFILED, MOST_PROFILED = 5, 12  # ... where these allow it
 DISTURBED = (
     1.2  # wall time over CPU time of a turn: others had the processor meanwhile, and it is taken again
 )
@@ -36,7 +41,7 @@ LONG_MS = 20.0  # a run that takes longer meets others sooner or later, and by t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """An engine in a race, under the digest of its placement."""
+    """A warm engine in a race, under the digest of its placement."""
 
     digest: str
     engine: Engine
@@ -54,9 +59,7 @@ def race(
     if challenger.graph_hash and challenger.graph_hash == incumbent.graph_hash:
         same = Race(opponent=incumbent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
         return same, Samples(), Samples()
-    turn = Turn.lasting(
-        max(e.time(SCREEN, warmup=1).median_ms(clock) for e in (challenger.engine, incumbent.engine))
-    )
+    turn = Turn.lasting(max(e.time(1).median_ms(clock) for e in (challenger.engine, incumbent.engine)))
     ours, theirs = Samples(), Samples()
     for look in LOOKS:
         while len(theirs.wall_ms) < look:
@@ -93,9 +96,10 @@ def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Cl
 class Turn:
     """How one sample of an engine is taken: untimed runs, then the median of timed ones.
 
-    Another engine ran just before and left the caches cold, where a user's loop finds them warm: a first run takes 2
-    to 60 % longer, and a model of a millisecond, float more than integers, is warm after five or six. Timed runs
-    of one turn are more alike than turns are, so that a few tell as much as many.
+    Another engine ran just before and left the caches cold: a first run takes 2 to 60 % longer, and a model of a
+    millisecond, float more than integers, is warm after five or six. The first run of a model of 12 ms and more takes
+    as long as those after it, and is timed. Timed runs of one turn are more alike than turns are, so that a few give as
+    much information as many.
     """
 
     warmup: int
@@ -104,10 +108,8 @@ class Turn:
     @classmethod
     def lasting(cls, typical_ms: float) -> Turn:
         """A turn for an engine that takes about so long."""
-        warmup, runs = (
-            max(1, min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6)))) for lasts in (WARM_MS, TIMED_MS)
-        )
-        return cls(warmup=warmup, runs=runs)
+        warmup, runs = (min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6))) for lasts in (WARM_MS, TIMED_MS))
+        return cls(warmup=warmup, runs=max(1, runs))
 
     def sample(self, engine: Engine) -> Samples:
         """Take one sample; take it again where another process had the processor meanwhile."""
@@ -115,8 +117,9 @@ class Turn:
 
     def both(self, engine: Engine) -> tuple[Samples, Samples]:
         """The first run of a turn, which finds the caches as another model left them, and the sample of the turn."""
-        taken = engine.time(self.warmup + self.runs)
-        steady = median_sample(_part(taken, slice(self.warmup, None)))
+        warmup = max(1, self.warmup)
+        taken = engine.time(warmup + self.runs)
+        steady = median_sample(_part(taken, slice(warmup, None)))
         return _part(taken, slice(1)), self._undisturbed(steady, engine)
 
     def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
@@ -135,8 +138,31 @@ def _disturbed(sample: Samples) -> bool:
 
 
 def settle(engine: Engine, clock: Clock) -> Turn:
-    """Run an engine until it is warm, and say how its turns should last."""
-    return Turn.lasting(engine.time(SCREEN, warmup=WARMUP).median_ms(clock))
+    """Run a fresh engine until it is warm, and choose how long its turns last."""
+    return Turn.lasting(warmed(engine, clock).median_ms(clock))
+
+
+def warmed(engine: Engine, clock: Clock) -> Samples:
+    """Run a fresh engine until it is warm, and return its last runs.
+
+    A run that is not faster than all before it ends the warm-up of a model that has no untimed runs in its turns.
+    Shorter ones have a fixed number of runs, which take less time than it takes to look at each.
+    """
+    taken = engine.time(1)
+    if Turn.lasting(taken.median_ms(clock)).warmup:
+        return engine.time(SCREEN, warmup=WARMUP - 1)
+    while len(taken.wall_ms) < WARMUP:
+        last = engine.time(1)
+        if last.on(clock)[0] > (1 - SETTLED) * min(taken.on(clock)):
+            return last + engine.time(1)
+        taken += last
+    return engine.time(2)
+
+
+def profiled(engine: Engine, typical_ms: float) -> tuple[LayerTime, ...]:
+    """Layer times of an engine that takes about so long; where runs are long, a few show each kernel's time."""
+    fitting = round(PROFILE_MS / max(typical_ms, 1e-6))
+    return engine.layers(max(FEWEST_PROFILED, min(MOST_PROFILED, fitting)))
 
 
 def _part(samples: Samples, which: slice) -> Samples:

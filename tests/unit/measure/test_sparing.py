@@ -73,7 +73,9 @@ def test_never_more_than_two_are_open(make_lab: MakeLab, sees_it_coming: bool) -
     assert bench.trial(1, placement("fast"), "pure").incumbent
     found = bench.compare(roles(reference="reference", tuned="fast", everything="slow"), rounds=8)
     assert (lab.most, lab.open) == (2, [])
-    assert {role: len(s.wall_ms) for role, s in found.samples.items()} == dict.fromkeys(found.ratios, 24)
+    taken = {role: len(s.wall_ms) for role, s in found.samples.items()}
+    assert taken == dict.fromkeys(found.ratios, taken["reference"])
+    assert 18 <= taken["reference"] <= 24  # three builds, and six rounds at least
     assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.05)
     assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.05)
 

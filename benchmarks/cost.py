@@ -1,0 +1,157 @@
+"""What a search costs, in runs of the float model: ``python benchmarks/cost.py MODEL... [--trials N]``.
+
+Searches each model as ``qdqspec tune`` does, with ``MODEL_calibration.npz`` and ``MODEL_evaluation.npz`` beside it as
+data where they exist, and adds up the processor time that engines take, by what they run for: *noise* (how much builds
+differ), *screening* (of a fresh engine, warm-up included), *profile*, *accuracy*, *races*, *confirmation*, *builds*.
+*Own* is the time of this process. One float run is the median of the reference's runs in the confirmation. Processor
+time is used since it does not depend on other work of the machine; on a quiet one the sum is the search's duration.
+``untimed`` is the share of warm-up in the runs of noise, screening, races and confirmation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from qdqspec import Session
+from qdqspec.measure import bench as benches
+from qdqspec.measure.bench import Bench
+
+KINDS = ("noise", "screening", "profile", "accuracy", "races", "confirmation", "builds")
+METHODS = {"measure_noise": "noise", "compare": "confirmation", "_race": "races"}
+CALLS = {"time": "screening", "layers": "profile", "run": "accuracy", "build": "builds"}
+
+
+@dataclass(slots=True)
+class Meter:
+    """Processor seconds by kind, and how many runs were timed and how many were warm-up."""
+
+    seconds: Counter[str] = field(default_factory=Counter)
+    total: Callable[[], float] = time.process_time  # processor seconds of all engines so far
+    timed: int = 0
+    untimed: int = 0
+    kind: str = ""  # of the method of the bench that is under way
+
+    @contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """Adds what happens inside to the kind that a call of an engine belongs to."""
+        own = CALLS[name]
+        kind = self.kind or own if name == "time" else own
+        started = self.total()
+        try:
+            yield
+        finally:
+            self.seconds[kind] += self.total() - started
+
+    def of(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The method, with all timing inside counted as of this kind."""
+
+        @functools.wraps(method)
+        def counted(*given: Any, **named: Any) -> Any:
+            before, self.kind = self.kind, kind
+            try:
+                return method(*given, **named)
+            finally:
+                self.kind = before
+
+        return counted
+
+
+class MeteredEngine:
+    """An engine whose calls are on the meter."""
+
+    def __init__(self, engine: Any, meter: Meter) -> None:
+        self._engine, self._meter = engine, meter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def run(self, feeds: Mapping[str, Any]) -> Any:
+        with self._meter.call("run"):
+            return self._engine.run(feeds)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Any:
+        self._meter.timed += runs
+        self._meter.untimed += warmup
+        with self._meter.call("time"):
+            return self._engine.time(runs, warmup, profile)
+
+    def layers(self, *given: Any, **named: Any) -> Any:
+        with self._meter.call("layers"):
+            return self._engine.layers(*given, **named)
+
+
+class MeteredBackend:
+    """A backend whose builds and engines are on the meter."""
+
+    def __init__(self, backend: Any, meter: Meter) -> None:
+        self._backend, self._meter = backend, meter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def build(self, model: Path, options: Any) -> MeteredEngine:
+        with self._meter.call("build"):
+            return MeteredEngine(self._backend.build(model, options), self._meter)
+
+
+def cost_of(model: Path, **asked: Any) -> tuple[Any, ...]:
+    """One row of the table."""
+    meter = Meter()
+    for name, kind in METHODS.items():
+        setattr(Bench, name, meter.of(kind, ORIGINALS[name]))
+    for name in ("calibration", "evaluation"):
+        data = model.with_name(f"{model.stem}_{name}.npz")
+        if data.is_file():
+            asked[name] = data
+    with tempfile.TemporaryDirectory() as scratch:
+        home = Path(scratch)
+        with Session(output=home / "reports", cache_dir=home / "cache") as session:
+            meter.total = session.backend.cpu_seconds.total
+            session.backend = MeteredBackend(session.backend, meter)
+            started = time.process_time()
+            result = session.tune(model, **asked)
+            search = result.search
+            own = time.process_time() - started
+            one = statistics.median(result.latency.samples["reference"].cpu_ms) / 1e3
+    spent = [meter.seconds[kind] / one for kind in KINDS]
+    spent.append(own / one)
+    races = [t.race for t in search.trials if t.race and t.race.verdict != "same graph"]
+    pairs = sum(race.pairs for race in races) / max(1, len(races))
+    wins = sum(trial.incumbent for trial in search.trials)
+    untimed = meter.untimed / max(1, meter.timed + meter.untimed)
+    speed = result.speedup.median
+    return (
+        model.stem, 1e3 * one, search.built, wins, pairs, *spent, sum(spent), f"{untimed:.0%}", speed,
+    )  # fmt: skip
+
+
+ORIGINALS = {name: getattr(benches.Bench, name) for name in METHODS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--trials", type=int)
+    parser.add_argument("--min-sqnr-db", type=float)
+    given = vars(parser.parse_args())
+    models = given.pop("models")
+    asked = {name: value for name, value in given.items() if value is not None}
+    heads = ("model", "ms", "built", "wins", "pairs a race", *KINDS, "own", "all", "untimed", "speed-up")
+    for model in models:
+        print(tabulate([cost_of(model, **asked)], heads, tablefmt="pipe", floatfmt=".4g"), flush=True)
+
+
+if __name__ == "__main__":
+    main()
