@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,14 +49,29 @@ class _Part(BaseModel):
 
 
 class RoleTimes(_Part):
-    """The samples of one role on both clocks, build by build; ``cpu_ms`` is empty if it was not measured."""
+    """The samples of one role on both clocks, build by build; ``cpu_ms`` is empty if it was not measured.
+
+    ``first`` are, sample by sample, runs that followed another model's. Baselines of earlier versions have none.
+    """
 
     wall_ms: Times
     cpu_ms: Times = ()
+    first: RoleTimes | None = None
 
     def on(self, clock: Clock) -> Times:
         """The samples on a clock."""
         return self.cpu_ms if clock == "cpu" else self.wall_ms
+
+    def is_paired(self, clock: Clock) -> bool:
+        """Whether each sample has a first run, or none has one."""
+        return self.first is None or [*map(len, self.first.on(clock))] == [*map(len, self.on(clock))]
+
+    def between(self, clock: Clock) -> Times:
+        """Sample by sample, the geometric mean of both conditions; of runs in a row where ``first`` is missing."""
+        if self.first is None:
+            return self.on(clock)
+        builds = zip(self.on(clock), self.first.on(clock), strict=True)
+        return tuple(tuple(math.sqrt(a * b) for a, b in zip(*build, strict=True)) for build in builds)
 
 
 class Ratio(_Part):
@@ -105,6 +121,8 @@ class Entry(Figure):
         lengths = {len(build) for builds in times for build in builds}
         if len(times) != 2 or not all(times) or len(lengths) != 1 or 0 in lengths:
             raise ValueError("tuned and reference need samples on the gating clock, equally many a build")
+        if not all(role.is_paired(self.clock) for role in self.samples.values()):
+            raise ValueError("each sample needs a first run, or none has one")
         if (rounds := max(sum(map(len, builds)) for builds in times)) > _MOST_ROUNDS:
             raise ValueError(f"{rounds:,} samples of a model are more than {_MOST_ROUNDS:,}")
         return self

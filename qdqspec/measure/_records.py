@@ -96,10 +96,11 @@ def _profile_from_json(data: Json) -> ShapeProfile:
 
 
 def samples_to_json(samples: Samples) -> dict[str, Any]:
-    """``{"wall_ms": [...], "cpu_ms": [...]}``, with ``notes`` and ``profiles`` where there are some."""
+    """``{"wall_ms": [...], "cpu_ms": [...]}``, with ``notes``, ``profiles`` and ``first`` where there are some."""
     notes = {"notes": list(samples.notes)} if samples.notes else {}
     own = {"profiles": [samples_to_json(part) for part in samples.profiles]} if samples.profiles else {}
-    return {"wall_ms": list(samples.wall_ms), "cpu_ms": list(samples.cpu_ms), **notes, **own}
+    first = {"first": samples_to_json(samples.first)} if samples.first else {}
+    return {"wall_ms": list(samples.wall_ms), "cpu_ms": list(samples.cpu_ms), **notes, **own, **first}
 
 
 def samples_from_json(data: Json) -> Samples:
@@ -107,7 +108,8 @@ def samples_from_json(data: Json) -> Samples:
     notes = _texts(data.get("notes", []))
     profiles = tuple(samples_from_json(part) for part in data.get("profiles", []))
     wall_ms, cpu_ms = _floats(data["wall_ms"]), _floats(data["cpu_ms"])
-    return Samples(wall_ms=wall_ms, cpu_ms=cpu_ms, notes=notes, profiles=profiles)
+    first = samples_from_json(data["first"]) if "first" in data else None
+    return Samples(wall_ms=wall_ms, cpu_ms=cpu_ms, notes=notes, profiles=profiles, first=first)
 
 
 def layer_to_json(layer: LayerTime) -> dict[str, Any]:

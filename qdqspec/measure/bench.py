@@ -23,10 +23,10 @@ from qdqspec.measure.admission import Admission
 from qdqspec.measure.fresh import FreshBuilds
 from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
-from qdqspec.measure.race import Entrant, both_of, profiled, race, warmed
+from qdqspec.measure.race import Entrant, Turn, both_of, profiled, race, warmed
 from qdqspec.measure.room import HasRoom, has_room
 from qdqspec.measure.stats import build_deviation, drift, inverse
-from qdqspec.measure.together import Together, joined
+from qdqspec.measure.together import Take, Together, joined
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
 NOISE_BUILDS = 5  # three underestimate the deviation so often that one race in thirty is won for nothing
@@ -191,7 +191,7 @@ class Bench:
         ``eps`` is the larger of one per cent and twice the deviation between builds. Returns the samples.
         Raises `BackendError` when it does not build again.
         """
-        found = self._together({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS)
+        found = self._together({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS, take=Turn.sample)
         if found.failures:
             why = self._reason(found.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
@@ -374,14 +374,16 @@ class Bench:
         self._close_incumbent()
         self._incumbent = successor
 
-    def _together(self, groups: Mapping[str, Sequence[Placement]], rounds: int) -> Together:
+    def _together(
+        self, groups: Mapping[str, Sequence[Placement]], rounds: int, take: Take = Turn.both
+    ) -> Together:
         """Fresh builds of placements, timed together. What is kept open is closed where that leaves no room."""
         openers = {
             name: [partial(self._open, each, fresh=True) for each in placements]
             for name, placements in groups.items()
         }
         kept = [self._incumbent.engine] if self._incumbent and self._incumbent.engine else []
-        return self._fresh.time(openers, rounds, beside=kept, make_room=self.close)
+        return self._fresh.time(openers, rounds, beside=kept, make_room=self.close, take=take)
 
     def _reason(self, error: QdqspecError) -> str:
         """What is recorded of a failure. The folder of the candidates is gone when somebody reads it."""

@@ -43,17 +43,25 @@ class BuildTimes:
         return self.tuned == self.reference
 
 
-def ratio_times(latency: LatencyEvidence) -> BuildTimes:
-    """The samples of tuned and reference on the gating clock, build by build."""
-    times = [
-        builds_of(latency.samples[role], latency.clock, latency.builds) for role in ("tuned", "reference")
-    ]
-    return BuildTimes(tuned=times[0], reference=times[1])
+def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTimes:
+    """The samples of tuned and reference on the gating clock, build by build.
+
+    They are between both conditions, as a speed-up is; with ``in_a_row`` those of runs in a row alone.
+    """
+    clock, builds = latency.clock, latency.builds
+    samples = [latency.samples[role] for role in ("tuned", "reference")]
+    tuned, reference = (
+        _apart(each.on(clock) if in_a_row else each.between(clock), builds) for each in samples
+    )
+    return BuildTimes(tuned=tuned, reference=reference)
 
 
 def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
     """Samples that were joined build by build, apart again; one build where they do not divide evenly."""
-    values = samples.on(clock)
+    return _apart(samples.on(clock), builds)
+
+
+def _apart(values: tuple[float, ...], builds: int) -> Builds:
     count = builds if builds > 0 and len(values) % builds == 0 else 1
     length = len(values) // count
     return tuple(values[start : start + length] for start in range(0, len(values), max(1, length)))

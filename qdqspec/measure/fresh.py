@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from qdqspec.backends.base import Engine
+from qdqspec.measure.race import Turn
 from qdqspec.measure.room import HasRoom, NoRoomError, has_room
 from qdqspec.measure.sparing import time_sparingly
-from qdqspec.measure.together import Opener, Together, time_together
+from qdqspec.measure.together import Opener, Take, Together, time_together
 from qdqspec.types import Clock
 
 
@@ -43,6 +44,7 @@ class FreshBuilds:
         *,
         beside: Sequence[Engine] = (),
         make_room: Callable[[], None],
+        take: Take = Turn.both,
     ) -> Together:
         """Samples of each group's builds. Where room is short, ``make_room`` closes what is open ``beside`` them."""
         clock, random, exclusive = self._clock, self._random, self._exclusive
@@ -57,8 +59,9 @@ class FreshBuilds:
                     jobs=self._jobs,
                     room=self._room,
                     beside=beside,
+                    take=take,
                 )
             except NoRoomError:
                 self._is_short = True
         make_room()
-        return time_sparingly(groups, rounds, clock=clock, random=random, exclusive=exclusive)
+        return time_sparingly(groups, rounds, clock=clock, random=random, exclusive=exclusive, take=take)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqspec.backends.base import Array, Engine
-from qdqspec.measure.stats import ratio_intervals
-from qdqspec.types import Clock, Interval, LayerTime, ProfileLatency, Samples, ShapeProfile
+from qdqspec.measure.together import ratios_between
+from qdqspec.types import Clock, LayerTime, ProfileLatency, Samples, ShapeProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +139,8 @@ def profile_latencies(
         return ()
     found = []
     for number, load in enumerate(loads):
-        own = {name: [build.profiles[number].on(clock) for build in builds] for name, builds in timed.items()}
-        ratios: dict[str, Interval] = ratio_intervals(own, roles["reference"])
+        own = {name: [build.profiles[number] for build in builds] for name, builds in timed.items()}
+        ratios = ratios_between(own, roles["reference"], clock)
         by_role = {role: ratios[name] for role, name in roles.items()}
         found.append(ProfileLatency(name=load.name, share=load.share, ratios=by_role))
     return tuple(found)

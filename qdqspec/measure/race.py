@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -115,12 +115,12 @@ class Turn:
         """Take one sample; take it again where another process had the processor meanwhile."""
         return self._undisturbed(median_sample(engine.time(self.runs, warmup=self.warmup)), engine)
 
-    def both(self, engine: Engine) -> tuple[Samples, Samples]:
-        """The first run of a turn, which finds the caches as another model left them, and the sample of the turn."""
+    def both(self, engine: Engine) -> Samples:
+        """The sample of a turn, with its first run, which finds the caches as another model left them."""
         warmup = max(1, self.warmup)
         taken = engine.time(warmup + self.runs)
         steady = median_sample(_part(taken, slice(warmup, None)))
-        return _part(taken, slice(1)), self._undisturbed(steady, engine)
+        return _with_first(self._undisturbed(steady, engine), _part(taken, slice(1)))
 
     def _undisturbed(self, sample: Samples, engine: Engine) -> Samples:
         for _ in range(RETAKES):
@@ -171,6 +171,12 @@ def _part(samples: Samples, which: slice) -> Samples:
     return Samples(
         wall_ms=samples.wall_ms[which], cpu_ms=samples.cpu_ms[which], notes=samples.notes, profiles=profiles
     )
+
+
+def _with_first(sample: Samples, first: Samples) -> Samples:
+    """A sample with the first run of its turn, at each profile too."""
+    profiles = tuple(map(_with_first, sample.profiles, first.profiles))
+    return replace(sample, profiles=profiles, first=first)
 
 
 def median_sample(samples: Samples) -> Samples:

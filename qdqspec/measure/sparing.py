@@ -17,15 +17,15 @@ import numpy as np
 
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
-from qdqspec.measure.race import settle
+from qdqspec.measure.race import Turn, settle
 from qdqspec.measure.stats import log_ratios, trimmed_error
-from qdqspec.measure.together import ENOUGH, FEWEST, Opener, Together, joined
+from qdqspec.measure.together import ENOUGH, FEWEST, Opener, Take, Together, joined
 from qdqspec.types import Clock, Samples
 
 NOTE = "timed two at a time for want of memory: scaled by what the first build took in the same round"
 
 
-_Take: TypeAlias = Callable[[], Samples]
+_Sample: TypeAlias = Callable[[], Samples]
 
 
 class _LostError(Exception):
@@ -51,6 +51,7 @@ def time_sparingly(
     clock: Clock,
     random: np.random.Generator,
     exclusive: Callable[[], AbstractContextManager[object]],
+    take: Take = Turn.both,
 ) -> Together:
     """Time builds as `time_together` does, with two engines open at a time.
 
@@ -64,7 +65,7 @@ def time_sparingly(
     left, failures = dict(groups), {}
     while left:
         try:
-            found = _beside_first(left, rounds, clock, random, exclusive)
+            found = _beside_first(left, rounds, clock, random, exclusive, take)
         except _LostError as lost:
             name = next(iter(left))  # what was timed against it can be compared with nothing else: begin anew
             failures[name] = lost.error
@@ -80,6 +81,7 @@ def _beside_first(
     clock: Clock,
     random: np.random.Generator,
     exclusive: Callable[[], AbstractContextManager[object]],
+    take: Take,
 ) -> Together:
     pairs: dict[str, list[_Pair]] = {}
     failures: dict[str, QdqspecError] = {}
@@ -88,7 +90,7 @@ def _beside_first(
         anchor = opener()
     with closing(anchor):
         with exclusive(), _lost_if_it_fails():
-            beside = _warm(anchor, clock)
+            beside = _warm(anchor, clock, take)
             pair = _alternate(
                 beside, beside, rounds, random, enough=lambda pair: _is_known(pair, rounds, clock)
             )
@@ -100,7 +102,7 @@ def _beside_first(
             try:
                 with closing(opener()) as engine, exclusive():
                     pairs.setdefault(name, []).append(
-                        _alternate(beside, _warm(engine, clock), rounds, random)
+                        _alternate(beside, _warm(engine, clock, take), rounds, random)
                     )
             except (BackendError, PlacementError) as error:
                 failures[name] = error
@@ -110,14 +112,14 @@ def _beside_first(
     return Together(samples, failures=failures)
 
 
-def _warm(engine: Engine, clock: Clock) -> _Take:
+def _warm(engine: Engine, clock: Clock, take: Take) -> _Sample:
     """How one sample of an engine is taken, once it is warm."""
-    return partial(settle(engine, clock).sample, engine)
+    return partial(take, settle(engine, clock), engine)
 
 
 def _alternate(
-    anchor: _Take,
-    ours: _Take,
+    anchor: _Sample,
+    ours: _Sample,
     rounds: int,
     random: np.random.Generator,
     *,
@@ -165,6 +167,11 @@ def _scaled(ours: Samples, anchor: Samples, typical: Samples) -> Samples:
         cpu_ms=_by_round(ours.cpu_ms, anchor.cpu_ms, typical.cpu_ms),
         profiles=tuple(
             _scaled(*parts) for parts in zip(ours.profiles, anchor.profiles, typical.profiles, strict=True)
+        ),
+        first=(
+            _scaled(ours.first, anchor.first, typical.first)
+            if ours.first and anchor.first and typical.first
+            else None
         ),
     )
 

@@ -26,26 +26,32 @@ FEWEST = 6  # rounds below which nothing is said of how well a level is known
 ENOUGH = 0.0025  # standard error of a build's level, a quarter of the least difference that counts
 
 Opener: TypeAlias = Callable[[], Engine]
+Take: TypeAlias = Callable[[Turn, Engine], Samples]  # how a turn is taken: `Turn.sample` or `Turn.both`
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Samples of each group's builds, and why a group has none: one that fails once is out.
-
-    ``first`` holds, in the same order, the first run of each turn; it is empty where these were not taken.
-    """
+    """Samples of each group's builds, and why a group has none: one that fails once is out."""
 
     samples: dict[str, list[Samples]] = field(default_factory=dict)
-    first: dict[str, list[Samples]] = field(default_factory=dict)
     failures: dict[str, QdqspecError] = field(default_factory=dict)
 
     def ratios(self, base: str, clock: Clock) -> dict[str, Interval]:
-        """Every group's time over that of the ``base`` group; see `enclosed_ratios`."""
-        steady, first = (
-            {name: [build.on(clock) for build in builds] for name, builds in taken.items()}
-            for taken in (self.samples, self.first)
-        )
-        return enclosed_ratios(steady, first, base)
+        """Every group's time over that of the ``base`` group; see `ratios_between`."""
+        return ratios_between(self.samples, base, clock)
+
+
+def ratios_between(groups: Mapping[str, Sequence[Samples]], base: str, clock: Clock) -> dict[str, Interval]:
+    """Every group's time over that of the ``base`` group, in both conditions where all builds have both.
+
+    Each group has the samples of its fresh builds; see `enclosed_ratios`.
+    """
+    first = {
+        name: [build.first.on(clock) for build in builds if build.first] for name, builds in groups.items()
+    }
+    steady = {name: [build.on(clock) for build in builds] for name, builds in groups.items()}
+    has_both = all(len(first[name]) == len(builds) for name, builds in groups.items())
+    return enclosed_ratios(steady, first if has_both else {}, base)
 
 
 def time_together(
@@ -58,6 +64,7 @@ def time_together(
     jobs: int = 1,
     room: HasRoom = has_room,
     beside: Sequence[Engine] = (),
+    take: Take = Turn.both,
 ) -> Together:
     """Open all engines, ``jobs`` at a time, let them become warm, take ``rounds`` samples of each, and close them.
 
@@ -80,16 +87,10 @@ def time_together(
             except (BackendError, PlacementError) as error:
                 _fail(result, name, error)
                 del to_come[name]
-        for kind in (result.samples, result.first):
-            kind.update(
-                {
-                    name: [Samples() for _ in openers]
-                    for name, openers in groups.items()
-                    if name not in result.failures
-                }
-            )
+        built = (name for name in groups if name not in result.failures)
+        result.samples.update({name: [Samples()] * len(groups[name]) for name in built})
         with exclusive():
-            _take(engines, rounds, clock, random, result)
+            _take_turns(engines, rounds, clock, random, result, take)
     return result
 
 
@@ -128,12 +129,13 @@ def _opened(openers: Sequence[Opener], jobs: int, opened: ExitStack) -> Iterator
         pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for no compiler
 
 
-def _take(
+def _take_turns(
     engines: Sequence[tuple[str, int, Engine]],
     rounds: int,
     clock: Clock,
     random: np.random.Generator,
     result: Together,
+    take: Take,
 ) -> None:
     turns: dict[tuple[str, int], Turn] = {}
     for number in range(rounds + 1):
@@ -147,15 +149,10 @@ def _take(
                 if number == 0:
                     turns[name, index] = settle(engine, clock)
                 else:
-                    first, sample = turns[name, index].both(engine)
-                    result.first[name][index] += first
-                    result.samples[name][index] += sample
+                    result.samples[name][index] += take(turns[name, index], engine)
             except BackendError as error:
                 _fail(result, name, error)
-                del (
-                    result.samples[name],
-                    result.first[name],
-                )  # it ran before and fails now: no result for this placement
+                del result.samples[name]  # it ran before and fails now: no result for this placement
 
 
 def _are_known(result: Together, clock: Clock) -> bool:

@@ -242,14 +242,15 @@ def look(
     known: Entry, first: LatencyEvidence, closely: Callable[[], LatencyEvidence], allowed: float
 ) -> Look:
     """Compare; where the first measurement cannot pass, judge by a closer one alone."""
-    before = BuildTimes(
-        tuned=known.samples["tuned"].on(known.clock), reference=known.samples["reference"].on(known.clock)
-    )
-    change = change_between(ratio_times(first), before)
+    tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
+    before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
+    in_a_row = tuned.first is None or reference.first is None
+    change = change_between(ratio_times(first, in_a_row=in_a_row), before)
     if judge_change(change, allowed) == "pass":
         return Look(latency=first, change=change, number=1)
     close = closely()
-    return Look(latency=close, change=change_between(ratio_times(close), before), number=2)
+    change = change_between(ratio_times(close, in_a_row=in_a_row), before)
+    return Look(latency=close, change=change, number=2)
 
 
 def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
@@ -281,7 +282,11 @@ def _shown(case: Case, file: Path) -> str:
 
 def _times(samples: Samples, builds: int) -> RoleTimes:
     cpu_ms = builds_of(samples, "cpu", builds) if samples.cpu_ms else ()
-    return RoleTimes(wall_ms=_rounded(builds_of(samples, "wall", builds)), cpu_ms=_rounded(cpu_ms))
+    return RoleTimes(
+        wall_ms=_rounded(builds_of(samples, "wall", builds)),
+        cpu_ms=_rounded(cpu_ms),
+        first=_times(samples.first, builds) if samples.first else None,
+    )
 
 
 def _rounded(builds: Builds) -> Builds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,12 +23,14 @@ class Samples:
 
     ``notes`` are the runtime's own remarks: unstable, limited by something else. If a model runs at several
     shape profiles, a sample is the weighted geometric mean of one run at each, and ``profiles`` holds these.
+    ``first`` are, sample by sample, runs that followed another model\'s; the samples themselves are of runs in a row.
     """
 
     wall_ms: tuple[float, ...] = ()
     cpu_ms: tuple[float, ...] = ()
     notes: tuple[str, ...] = ()
     profiles: tuple[Samples, ...] = ()
+    first: Samples | None = None
 
     def on(self, clock: Clock) -> tuple[float, ...]:
         """The samples on a clock; wall time if thread CPU time was not measured."""
@@ -37,6 +40,16 @@ class Samples:
         """The median, in milliseconds."""
         return statistics.median(self.on(clock))
 
+    def between(self, clock: Clock) -> tuple[float, ...]:
+        """Sample by sample, the geometric mean of both conditions: after another model, and in a row.
+
+        Where only runs in a row were taken, these.
+        """
+        if self.first is None:
+            return self.on(clock)
+        pairs = zip(self.on(clock), self.first.on(clock), strict=True)
+        return tuple(math.sqrt(steady * first) for steady, first in pairs)
+
     def __add__(self, other: Samples) -> Samples:
         notes = tuple(dict.fromkeys(self.notes + other.notes))
         profiles = (
@@ -45,7 +58,8 @@ class Samples:
             else self.profiles or other.profiles
         )
         wall_ms, cpu_ms = self.wall_ms + other.wall_ms, self.cpu_ms + other.cpu_ms
-        return Samples(wall_ms=wall_ms, cpu_ms=cpu_ms, notes=notes, profiles=profiles)
+        first = self.first + other.first if self.first and other.first else self.first or other.first
+        return Samples(wall_ms=wall_ms, cpu_ms=cpu_ms, notes=notes, profiles=profiles, first=first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

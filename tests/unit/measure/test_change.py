@@ -21,7 +21,7 @@ from qdqspec.measure.change import (
     shift_bounds,
 )
 from qdqspec.testing.records import alone_case, faster_case
-from qdqspec.types import Samples
+from qdqspec.types import Interval, LatencyEvidence, Samples
 
 VALUE = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 3))
 SAMPLE = st.lists(VALUE, min_size=2, max_size=40)
@@ -144,3 +144,20 @@ def test_samples_come_apart_as_they_were_joined() -> None:
     latency = faster_case().evidence.latency
     assert latency is not None
     assert len(ratio_times(latency).tuned) == latency.builds
+
+
+def test_a_ratio_is_between_both_conditions_where_both_were_taken() -> None:
+    def both(steady: float, first: float) -> Samples:
+        return Samples(wall_ms=(steady,) * 4, first=Samples(wall_ms=(first,) * 4))
+
+    latency = LatencyEvidence(
+        clock="wall",
+        samples={"tuned": both(2.0, 4.5), "reference": both(4.0, 9.0)},
+        ratios={},
+        speedup=Interval(median=2, low=2, high=2),
+        builds=2,
+    )
+    found = ratio_times(latency)
+    assert found.tuned == ((3.0, 3.0), (3.0, 3.0))
+    assert found.reference == ((6.0, 6.0), (6.0, 6.0))
+    assert ratio_times(latency, in_a_row=True).tuned == ((2.0, 2.0), (2.0, 2.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,10 @@ def test_samples_of_each_profile_stay_through_sums_medians_and_files():
     total = Samples() + turn + turn
     assert [p.wall_ms for p in total.profiles] == [(2.0, 2.0), (5.0, 5.0)]
     assert len(total.wall_ms) == 2
-    assert samples_from_json(json.loads(json.dumps(samples_to_json(total)))) == total
+    both = replace(total, first=turn + turn)
+    for samples in (total, both):
+        assert samples_from_json(json.loads(json.dumps(samples_to_json(samples)))) == samples
+    assert (both + both).first == turn + turn + turn + turn
 
 
 def test_layers_weigh_what_they_weigh_in_the_objective():
@@ -142,6 +146,9 @@ def test_a_confirmation_tells_of_each_profile(model: Path, tmp_path: Path):
     assert compared(0.1, 0.9).ratios["tuned"].median == pytest.approx(small**0.1 * large**0.9)
     assert [(p.name, p.share) for p in found.profiles] == [("x 1", 0.9), ("x 4", 0.1)]
     assert len(found.samples["tuned"].profiles[1].cpu_ms) == 12
+    assert all(
+        samples.first and len(samples.first.cpu_ms) == 12 for samples in found.samples["tuned"].profiles
+    )
     lines = [(line.role, line.at) for line in found.lines()]
     assert lines == [(r, at) for r in ("reference", "tuned") for at in ("", "at x 1 (90%)", "at x 4 (10%)")]
     assert compared(1.0).profiles == ()

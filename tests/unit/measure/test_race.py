@@ -16,15 +16,19 @@ from qdqspec.measure.race import (
     HOPELESS_AFTER,
     LOOKS,
     MOST_RUNS,
+    SCREEN,
+    WARMUP,
     Entrant,
     Turn,
     median_sample,
+    profiled,
     race,
     settle,
+    warmed,
 )
 from qdqspec.measure.stats import signed_rank_bounds
 from qdqspec.testing.backends import small_model
-from qdqspec.types import Race, Samples
+from qdqspec.types import LayerTime, Race, Samples
 
 SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model run alike: only run noise is left
 
@@ -245,8 +249,64 @@ def test_a_turn_has_its_first_run_and_those_after_the_warm_up() -> None:
             own = Samples(wall_ms=times, cpu_ms=tuple(0.9 * time for time in times))
             return Samples(wall_ms=own.wall_ms, cpu_ms=own.cpu_ms, notes=("a note",), profiles=(own,))
 
-    first, steady = Turn(warmup=3, runs=3).both(cast("Engine", Cooling()))
-    assert (first.wall_ms, first.cpu_ms) == ((9.0,), (0.9 * 9.0,))
-    assert first.profiles[0].wall_ms == (9.0,)
+    steady = Turn(warmup=3, runs=3).both(cast("Engine", Cooling()))
+    assert steady.first is not None
+    assert (steady.first.wall_ms, steady.first.cpu_ms) == ((9.0,), (0.9 * 9.0,))
+    assert steady.profiles[0].first == steady.first.profiles[0]
+    assert steady.first.profiles[0].wall_ms == (9.0,)
+    assert steady.between("wall") == (pytest.approx(math.sqrt(18)),)
     assert steady.wall_ms == (2.0,)
     assert steady.profiles[0].cpu_ms == (0.9 * 2.0,)
+
+
+class Warming:
+    """An engine of which each run of a fresh build takes so long."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = times
+        self.done = 0
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        self.done += warmup + runs
+        taken = [
+            self.times[min(number, len(self.times) - 1)] for number in range(self.done - runs, self.done)
+        ]
+        return Samples(wall_ms=tuple(taken), cpu_ms=tuple(taken))
+
+
+@pytest.mark.parametrize(
+    ("times", "runs"),
+    [
+        ((30.0, 30.1), 3),  # as fast at once as ever
+        ((40.0, 30.0, 30.0), 4),
+        ((40.0, 37.0, 34.0, 31.0, 29.0, 29.0), WARMUP + 2),  # still falling: the most that is spent
+        ((0.2, 0.1), 1 + WARMUP - 1 + SCREEN),  # too short to look at each
+    ],
+)
+def test_a_fresh_engine_is_run_until_its_runs_fall_no_further(times: tuple[float, ...], runs: int) -> None:
+    engine = Warming(*times)
+    last = warmed(cast("Engine", engine), "cpu")
+    assert engine.done == runs
+    assert last.median_ms("cpu") == pytest.approx(times[-1], rel=0.01)
+
+
+def test_a_turn_of_a_long_model_has_no_untimed_run_except_where_both_conditions_are_wanted() -> None:
+    engine = Warming(30.0)
+    turn = settle(cast("Engine", engine), "cpu")
+    before = engine.done
+    turn.sample(cast("Engine", engine))
+    assert engine.done == before + 1
+    turn.both(cast("Engine", engine))
+    assert engine.done == before + 3
+
+
+@pytest.mark.parametrize(("typical_ms", "runs"), [(0.01, 12), (3.0, 8), (26.0, 5), (900.0, 5)])
+def test_a_profile_of_long_runs_has_fewer(typical_ms: float, runs: int) -> None:
+    class Counting:
+        def layers(self, runs: int) -> tuple[LayerTime, ...]:
+            self.runs = runs
+            return ()
+
+    engine = Counting()
+    assert profiled(cast("Engine", engine), typical_ms) == ()
+    assert engine.runs == runs

@@ -76,6 +76,7 @@ def test_never_more_than_two_are_open(make_lab: MakeLab, sees_it_coming: bool) -
     taken = {role: len(s.wall_ms) for role, s in found.samples.items()}
     assert taken == dict.fromkeys(found.ratios, taken["reference"])
     assert 18 <= taken["reference"] <= 24  # three builds, and six rounds at least
+    assert all(s.first and len(s.first.wall_ms) == len(s.wall_ms) for s in found.samples.values())
     assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.05)
     assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.05)
 

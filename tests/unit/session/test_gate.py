@@ -49,8 +49,11 @@ def checked(**params: object) -> CheckSpec:
 class Machine:
     """Draws what a bench would measure; ``ratio`` is what the tuned model takes of the reference's time."""
 
-    def __init__(self, ratio: float = 0.6, *, seed: int = 0, alone: bool = False) -> None:
+    def __init__(
+        self, ratio: float = 0.6, *, seed: int = 0, alone: bool = False, first: float | None = None
+    ) -> None:
         self.ratio, self.alone = ratio, alone
+        self.first = first  # the same of a first run; none are taken where it is missing
         self.asked: list[tuple[int, int]] = []
         self._random = np.random.default_rng(seed)
 
@@ -58,6 +61,9 @@ class Machine:
         self.asked.append((builds, rounds))
         reference = self._role(1.0, builds, rounds)
         tuned = reference if self.alone else self._role(self.ratio, builds, rounds)
+        if self.first is not None:
+            reference = replace(reference, first=self._role(1.0, builds, rounds))
+            tuned = replace(tuned, first=self._role(self.first, builds, rounds))
         one = Interval(median=1, low=1, high=1)
         return LatencyEvidence(
             clock="cpu",
@@ -354,6 +360,21 @@ def test_two_checks_share_one_close_look(bench: Bench) -> None:
     gate = bench.gate(machine)
     assert set(gate.evidence) == {"regression", "tight"}
     assert machine.asked == [(CLOSE_BUILDS, CLOSE_ROUNDS)]
+
+
+def test_a_model_that_is_slower_after_another_model_only_fails(bench: Bench) -> None:
+    bench.renew(Machine(first=0.6))
+    found = only(bench.gate(Machine(seed=1, first=0.8)))
+    assert bench.verdict(found).outcome == "fail"
+    assert found.ratio is not None
+    assert found.ratio.median == pytest.approx((0.6 * 0.8) ** 0.5, rel=0.03)
+
+
+def test_a_baseline_of_runs_in_a_row_is_compared_with_these(bench: Bench) -> None:
+    """Earlier versions wrote none of the other condition."""
+    bench.renew(Machine())
+    found = only(bench.gate(Machine(seed=1, first=0.8)))
+    assert bench.verdict(found).outcome == "pass"
 
 
 def test_the_ratio_shown_is_the_one_that_was_judged(bench: Bench) -> None:
