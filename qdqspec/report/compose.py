@@ -137,6 +137,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
         strategy=search.strategy,
         seconds=search.seconds,
         cpu_seconds=search.cpu_seconds,
+        float_runs=search.float_runs,
         eps=search.eps,
         blocks=search.blocks,
         unchanged=search.unchanged,

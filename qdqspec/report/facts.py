@@ -352,6 +352,7 @@ def _search_facts(found: Evidence) -> list[tuple[str, str]]:
     return [
         ("strategy", plain(search.strategy)),
         ("candidates", f"{search.built} built, {search.failed} failed, in {spent}"),
+        *((("search cost", f"{search.float_runs:,.0f} runs of the reference"),) if search.float_runs else ()),
         (
             "model structure",
             f"{count_text(search.regions, 'region')} of {count_text(search.patterns, 'pattern')}",

@@ -124,6 +124,7 @@ class SearchPart(Part):
     strategy: str
     seconds: float
     cpu_seconds: float
+    float_runs: float | None = None
     eps: float
     blocks: int
     unchanged: bool

@@ -75,6 +75,7 @@ def _search(part: CasePart) -> SearchResult | None:
         strategy=search.strategy,
         seconds=search.seconds,
         cpu_seconds=search.cpu_seconds,
+        float_runs=search.float_runs,
         eps=search.eps,
         blocks=search.blocks,
         regions=part.regions.count if part.regions else 0,

@@ -37,6 +37,7 @@ _CONCLUSIONS = (
     "strategy",
     "seconds",
     "cpu_seconds",
+    "float_runs",
     "eps",
     "blocks",
     "regions",

@@ -163,19 +163,20 @@ class Tuning:
 
     def _result(self, confirmed: Confirmed) -> SearchResult:
         prepared, (started, cpu_started) = self._prepared, self._started
-        choice = confirmed.choice
+        choice, seconds = confirmed.choice, time.monotonic() - started
         return SearchResult(
             winner=choice.placement,
             trials=confirmed.trials,
             unchanged=choice.unchanged,
             reason=prepared.nothing or choice.reason,
             strategy=self._name,
-            seconds=time.monotonic() - started,
+            seconds=seconds,
             cpu_seconds=time.process_time() - cpu_started,
             eps=self._bench.eps,
             blocks=len(prepared.space.units),
             regions=len(prepared.regions),
             patterns=len({region.pattern for region in prepared.regions}),
+            float_runs=1e3 * seconds / confirmed.latency.samples["reference"].median_ms("wall"),
             front=confirmed.front,
             accuracy=self._held.bound(choice.placement),
             limits=self._held.limits,

@@ -78,6 +78,7 @@ def sample_search(
         strategy="attribution",
         seconds=96.4,
         cpu_seconds=91.2,
+        float_runs=2140.0,
         eps=0.014,
         blocks=11,
         regions=14,

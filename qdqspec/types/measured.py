@@ -207,7 +207,10 @@ NOT_CANDIDATES = ("confirm", "noise", "commit", "sensitivity", "isolated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why."""
+    """The result of a search. ``unchanged`` is true if the reference itself is selected; ``reason`` states why.
+
+    ``float_runs`` is the search's cost: how many runs of the reference its duration is worth.
+    """
 
     winner: Placement
     trials: tuple[Trial, ...]
@@ -220,6 +223,7 @@ class SearchResult:
     blocks: int
     regions: int
     patterns: int
+    float_runs: float | None = None
     front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy: fastest first
     accuracy: AccuracyBound | None = None  # if a task metric was a constraint
     limits: SearchLimits = field(default_factory=SearchLimits)

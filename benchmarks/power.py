@@ -1,0 +1,141 @@
+"""Power, false wins and runs of races and confirmations: ``python benchmarks/power.py [SEEDS]``, on a simulated device.
+
+A challenger that takes a known share of the incumbent's time is raced as a search does: ``eps`` is measured first, and
+a winner has to win again with fresh builds. *Wins* is how often it becomes the incumbent, *runs* what noise, screening
+and races take, in runs of the incumbent. Then both are confirmed: *proved* is how often the slow end of the interval
+shows a gain of 2 %, by both conditions and by runs in a row alone; *holds* is how often that interval holds the truth.
+The first run after another model has noise of its own, as large as that of a run in a row or 1.5 times as large.
+The model takes 26 ms. Bars: no more than 5 % of equals win, at least 80 % of those that take 95 % do, and 93 % of the
+intervals hold the truth.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from gate import FEEDS, NOISE, ROLES, ScaledDevice, write_models
+from tabulate import tabulate
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeEngine
+from qdqspec.measure.bench import Bench
+from qdqspec.measure.stats import ratio_intervals
+from qdqspec.types import LatencyEvidence, Samples
+
+SHARES = (1.02, 1.0, 0.99, 0.98, 0.97, 0.95, 0.9, 0.6)
+MIN_GAIN = 0.02
+LONG = 11.0  # times the 2.4 ms of the model: 26 ms
+DEVICES = {
+    "busy: 3 % a run, 1.2 % a build": NOISE,
+    "quiet: 1 % a run, 0.3 % a build": {
+        "fake.run_noise": "0.01", "fake.build_noise": "0.003", "fake.drift": "0.05",
+    },
+}  # fmt: skip
+
+
+class CountingDevice(ScaledDevice):
+    """Counts runs, and makes the first of several more uncertain by a factor."""
+
+    def __init__(self, first: float = 1.0) -> None:
+        super().__init__()
+        self.runs = 0
+        self.first = first
+
+    def build(self, model: Path, options: BuildOptions) -> FakeEngine:
+        engine = super().build(model, options)
+        take, random = engine.time, np.random.default_rng([self._builds, 1])
+        more = float(options.extra["fake.run_noise"]) * np.sqrt(self.first**2 - 1)
+
+        def time(runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+            self.runs += runs + warmup
+            taken = take(runs, warmup, profile)
+            if warmup or not more or not runs:
+                return taken
+            factor = float(np.exp(more * random.standard_normal()))
+            wall, cpu = ((factor * ms[0], *ms[1:]) for ms in (taken.wall_ms, taken.cpu_ms))
+            return Samples(wall_ms=wall, cpu_ms=cpu)
+
+        engine.time = time
+        return engine
+
+
+def bench_of(folder: Path, seed: int, words: dict[str, str], share: float, first: float = 1.0) -> Bench:
+    device = CountingDevice(first)
+    device.factors |= {folder / "reference.onnx": LONG, folder / "tuned.onnx": LONG * share}
+    files = {placement.digest: folder / f"{role}.onnx" for role, placement in ROLES.items()}
+    extra = {**words, "fake.seed": str(seed)}
+    return Bench(
+        device,
+        lambda placement: files[placement.digest],
+        FEEDS,
+        clock="cpu",
+        random=np.random.default_rng(seed),
+        options=BuildOptions(extra=extra),
+    )
+
+
+def raced(folder: Path, seed: int, words: dict[str, str], share: float) -> tuple[bool, int, int]:
+    """Whether the challenger becomes the incumbent; the runs of its trial, and those that the noise took."""
+    bench = bench_of(folder, seed, words, share)
+    device = bench._backend  # noqa: SLF001
+    bench.trial(0, ROLES["reference"], "pure")
+    bench.measure_noise(ROLES["reference"])
+    before = device.runs
+    return bench.trial(1, ROLES["tuned"], "pure").incumbent, device.runs - before, before
+
+
+def confirmed(
+    folder: Path, seed: int, words: dict[str, str], share: float, first: float
+) -> tuple[float, ...]:
+    """Whether a gain is proved and whether the truth is inside, by both conditions and by runs in a row; the runs."""
+    bench = bench_of(folder, seed, words, share, first)
+    found = bench.compare(ROLES)
+    both, row = found.ratios["tuned"], in_a_row(found)
+    flags = [
+        flag for each in (both, row) for flag in (each.high < 1 - MIN_GAIN, each.low <= share <= each.high)
+    ]
+    return (*map(float, flags), float(bench._backend.runs))  # noqa: SLF001
+
+
+def in_a_row(found: LatencyEvidence):
+    """The ratio's interval of runs in a row alone."""
+    split = {
+        role: np.asarray(samples.on(found.clock)).reshape(found.builds, -1)
+        for role, samples in found.samples.items()
+    }
+    return ratio_intervals(split, "reference")["tuned"]
+
+
+def main() -> int:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    races, confirmations, good = [], [], True
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_models(folder)
+        for title, words in DEVICES.items():
+            for share in SHARES:
+                won, runs, noise = np.mean(
+                    [raced(folder, seed, words, share) for seed in range(seeds)], axis=0
+                )
+                good &= not (share == 1 and won > 0.05) and not (share == 0.95 and won < 0.8)
+                races.append((title, share, won, runs, noise))
+            for share in (0.98, 0.97, 0.95, 0.9):
+                for first in (1.0, 1.5):
+                    found = [confirmed(folder, seed, words, share, first) for seed in range(seeds)]
+                    proved, holds, proved_row, holds_row, runs = np.mean(found, axis=0)
+                    good &= holds >= 0.93
+                    confirmations.append((title, share, first, proved, proved_row, holds, holds_row, runs))
+    print(
+        tabulate(races, ("noise", "true", "wins", "runs", "runs of noise"), floatfmt=".3g", tablefmt="github")
+    )
+    heads = ("noise", "true", "noise of a first run", "proved", "in a row", "holds", "in a row", "runs")
+    print("\n" + tabulate(confirmations, heads, floatfmt=".3g", tablefmt="github"))
+    print(f"\n{seeds} seeds: {'ok' if good else 'MISSED'}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
