@@ -149,7 +149,7 @@ class Finder:
             return True
         if lacking := self._inaccuracy(known.model):
             return self._is_kept_in_ci(known, lacking, is_usable=False)
-        found = recheck(partial(self._timed, known))
+        found = recheck(partial(self._timed, known), self.bench.case.tune.min_gain)
         self.latency = found.latency
         if found.outcome == "inconclusive":
             self._note(f"{found.finding}; it is kept. Measure again later, or tune again with --qdq-retune")

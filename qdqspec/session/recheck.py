@@ -1,7 +1,7 @@
 """Measures a cached winner again and decides whether it is still used. Part of the session.
 
 One slow minute on a noisy machine must not start a search of many minutes, and none may start unasked in CI. So a
-winner is given up only when two measurements prove it slower than the reference, each from fresh builds.
+winner is given up only when two measurements prove that it gains less than ``tune.min_gain``, each from fresh builds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds
 class Recheck:
     """What one or two measurements say of a cached winner; ``latency`` is the last of them.
 
-    ``faster``: one measurement proves it faster than the reference. ``slower``: both prove it slower. ``broken``: it
-    cannot be built and run any more. ``inconclusive``: everything else.
+    ``faster``: one measurement proves that it gains more than ``min_gain``. ``slower``: both prove that it gains less.
+    ``broken``: it cannot be built and run any more. ``inconclusive``: everything else.
     """
 
     outcome: Outcome
     latency: LatencyEvidence
+    min_gain: float = 0.0
 
     @property
     def finding(self) -> str:
@@ -38,22 +39,23 @@ class Recheck:
             return f"the cached winner could not be built and run again: {self.latency.failures['tuned']}"
         speedup = self.latency.speedup
         figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
+        asked = f"the {100 * self.min_gain:g} % of tune.min_gain"
         if self.outcome == "slower":
-            return f"the cached winner is slower than the reference in two measurements: {figures}"
-        return f"inconclusive: the cached winner is neither proved faster nor proved slower: {figures}"
+            lost = "is slower than the reference" if speedup.high < 1 else f"gains less than {asked}"
+            return f"the cached winner {lost} in two measurements: {figures}"
+        by = f" by {asked}" if self.min_gain else ""
+        return f"inconclusive: the cached winner is neither proved faster nor proved slower{by}: {figures}"
 
 
-def recheck(measure: Measure) -> Recheck:
-    """Measure a cached winner; where that proves no gain, once more with more builds and rounds."""
-    first = measure(FIRST_BUILDS, FIRST_ROUNDS)
-    if "tuned" not in first.samples:
-        return Recheck(outcome="broken", latency=first)
-    if first.speedup.low > 1:
-        return Recheck(outcome="faster", latency=first)
-    second = measure(SECOND_BUILDS, SECOND_ROUNDS)
-    if "tuned" not in second.samples:
-        return Recheck(outcome="broken", latency=second)
-    if second.speedup.low > 1:
-        return Recheck(outcome="faster", latency=second)
-    slower = first.speedup.high < 1 and second.speedup.high < 1
-    return Recheck(outcome="slower" if slower else "inconclusive", latency=second)
+def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
+    """Measure a cached winner; where that does not prove the gain, once more with more builds and rounds."""
+    least = 1 / (1 - min_gain)
+    below = []
+    for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
+        latency = measure(builds, rounds)
+        if "tuned" not in latency.samples:
+            return Recheck(outcome="broken", latency=latency)
+        if latency.speedup.low > least:
+            return Recheck(outcome="faster", latency=latency, min_gain=min_gain)
+        below.append(latency.speedup.high < least)
+    return Recheck(outcome="slower" if all(below) else "inconclusive", latency=latency, min_gain=min_gain)
