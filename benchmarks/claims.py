@@ -1,23 +1,29 @@
 """Compares the speed-up that qdqspec reports with what a program measures that uses the two models.
 
-    qdqspec tune model.onnx -o results/model                  # leaves reference.onnx and tuned.onnx
-    python benchmarks/claims.py results --repeats 3           # every folder of `results` that has both files
-    python benchmarks/claims.py results --models ../models/squeezenet10.onnx --super-resolution   # tunes these first
+    python benchmarks/claims.py RESULTS --models ../real ../models                # what `real.py --results` left there
+    python benchmarks/claims.py RESULTS --models ../models --only squeezenet10 --super-resolution
 
-A *claim* is `qdqspec.measure(reference, tuned)`: the measurement that confirms a search. Beside it
-`benchmarks/independent.py` times the same files with plain `InferenceSession.run` in two ways: *in a row*, five runs of
-one model at a time, and *alternating*, single runs of both models in turn, so that each finds the caches as the
-other left them. Both are taken once with nothing planted and once beside processes that copy memory all the time, one
-for every other core. Bars: the median of the deviations within 3 %, and 95 of 100 independent figures inside the
-claimed intervals. An independent figure has noise of its own, which counts against the claim here.
+A *claim* is `qdqspec.measure(model, other)`: the measurement that confirms a search. *Other* is the tuned model that
+`benchmarks/real.py --results RESULTS` left, else the model of `quantize_static`: how a claim is measured does not
+depend on which it is. Beside the claim `benchmarks/independent.py` times the same files with plain
+`InferenceSession.run`, fresh sessions, in two ways: *in a row*, five runs of one model at a time, and *alternating*,
+single runs of the models in turn, so that each finds the caches as another left them. Both once with nothing planted,
+and once beside processes that copy memory all the time, one for every other core. Bars: the median of the deviations
+within 3 %, and 95 of 100 independent figures inside the claimed intervals. An independent figure has noise of its own,
+which counts against the claim here.
+
+With nothing planted the tuned model is timed beside that of `quantize_static` too. *Slower than static* is yes where
+the interval of their ratio lies above 1 while that model has an SQNR of 20 dB, the default limit of a search, or more.
+
+A row has a process and a time limit; RESULTS/claims.json keeps it, and a run that is started again goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,52 +33,101 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from independent import Feed, Interval, time_models
+import quantizers
+from independent import Interval, compare, outputs, time_models
 from onnx import TensorProto, helper, numpy_helper
+from pydantic import TypeAdapter
+from real_data import RealModel, find_models
+from resumed import ROW, run_rows
 from tabulate import tabulate
 
 import qdqspec
 
-CLI = "from qdqspec.cli import main; raise SystemExit(main())"
-WAYS = {"in a row": 5, "alternating": 1}  # runs of one model at a time
-ROUNDS = {"in a row": 12, "alternating": 40}
-UNKNOWN_DIMENSION = 8
+WAYS = {"in a row": (6, 5), "alternating": (20, 1)}  # rounds, and runs of one model at a time
 COPIED_BYTES = 48 << 20  # more than a last-level cache holds
+SQNR_FEEDS = 16  # evaluation samples at most
+KEEPS_DB = 20.0
+HEADS = (
+    "model",
+    "other",
+    "load",
+    "claimed",
+    *WAYS,
+    "deviation",
+    "inside",
+    "over static",
+    "slower than static",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One claim beside one independent figure, both reference over tuned."""
+    """One claim beside the independent figures by way, all of them reference over other."""
 
     model: str
     load: str
-    way: str
-    claimed: Interval
-    measured: Interval
+    other: str = ""
+    failed: str = ""
+    claimed: Interval | None = None
+    measured: dict[str, Interval] | None = None
+    over_static: Interval | None = None  # time of the tuned model over that of quantize_static
+    static_db: float | None = None
 
     @property
-    def deviation(self) -> float:
-        """How far the claim is above what was measured, as a share."""
-        return self.claimed.median / self.measured.median - 1
+    def deviations(self) -> list[float]:
+        """How far the claim is above each independent figure, as a share."""
+        assert self.claimed is not None
+        return [self.claimed.median / found.median - 1 for found in (self.measured or {}).values()]
 
     @property
-    def is_inside(self) -> bool:
-        """Whether the claimed interval has the independent figure in it."""
-        return self.claimed.low <= self.measured.median <= self.claimed.high
+    def inside(self) -> list[bool]:
+        """Whether the claimed interval has each independent figure in it."""
+        assert self.claimed is not None
+        return [
+            self.claimed.low <= found.median <= self.claimed.high for found in (self.measured or {}).values()
+        ]
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the tuned model is slower than one of quantize_static that keeps the accuracy."""
+        keeps = self.static_db is not None and self.static_db >= KEEPS_DB
+        return keeps and self.over_static is not None and self.over_static.low > 1
+
+
+ROWS = TypeAdapter(Row)
 
 
 def main() -> int:
-    """Measure all folders, print the table, and return 1 where a bar is missed."""
+    """Measure what is missing, print the table, and return 1 where a bar is missed."""
     arguments = _arguments()
-    _tune_missing(arguments)
-    folders = sorted(file.parent for file in arguments.results.glob("*/tuned.onnx"))
-    rows = []
-    for folder in folders:
-        for load in arguments.loads:
-            with planted(load):
-                for _ in range(arguments.repeats):
-                    rows += _rows(folder, load)
-                    print(_table(rows[-len(WAYS) :]).splitlines()[-1], flush=True)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    models = {model.name: model for model in _models(arguments)}
+    if arguments.row is not None:
+        row = _row(models[arguments.only[0]], arguments.loads[0], arguments.results)
+        arguments.row.write_text(json.dumps(ROWS.dump_python(row, mode="json")))
+        return 0
+    wanted = {
+        f"{name} {load}": [
+            str(arguments.results.absolute()), "--only", name, "--loads", load,
+            "--models", *(str(folder.absolute()) for folder in arguments.models),
+            *(["--super-resolution"] if arguments.super_resolution else []),
+        ]
+        for name in models
+        for load in arguments.loads
+    }  # fmt: skip
+    found = run_rows(
+        Path(__file__),
+        wanted,
+        arguments.results / "claims.json",
+        limit_s=arguments.limit,
+        failed=lambda key, why: {
+            "model": key.rpartition(" ")[0],
+            "load": key.rpartition(" ")[2],
+            "failed": why,
+        },
+        show=lambda row: print(_table([ROWS.validate_python(row)]), file=sys.stderr, flush=True),
+    )
+    rows = [ROWS.validate_python(row) for row in found.values()]
     print(_table(rows))
     return _judge(rows)
 
@@ -81,49 +136,70 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=Path, help="folder of folders with reference.onnx and tuned.onnx")
-    parser.add_argument(
-        "--models", type=Path, nargs="*", default=[], help="tune these where no folder is there"
-    )
-    parser.add_argument("--super-resolution", action="store_true", help="make and tune such a model as well")
-    parser.add_argument("--minutes", type=float, default=2, help="for each search")
-    parser.add_argument("--repeats", type=int, default=2, help="claims for each model and load")
+    parser.add_argument("results", type=Path, help="folder of `real.py --results`, and of claims.json")
+    parser.add_argument("--models", type=Path, nargs="*", default=[], help="folders of models with data")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="only these, by commas")
+    parser.add_argument("--super-resolution", action="store_true", help="make such a model as well")
     parser.add_argument("--loads", nargs="*", default=["none", "memory"], choices=["none", "memory"])
+    parser.add_argument("--limit", type=float, default=150, metavar="SECONDS", help="of a row (default: 150)")
+    parser.add_argument(ROW, type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _tune_missing(arguments: argparse.Namespace) -> None:
+def _models(arguments: argparse.Namespace) -> Iterator[RealModel]:
+    folders = list(arguments.models)
+    if arguments.super_resolution:
+        folders.append(arguments.results / "made")
+        folders[-1].mkdir(exist_ok=True)
+        super_resolution(folders[-1] / "super_resolution.onnx")
+    for model in find_models(folders, arguments.only, arguments.results / "data"):
+        if "qdq" not in model.name:  # these are quantized already
+            yield model
+
+
+def _row(model: RealModel, load: str, results: Path) -> Row:
     with tempfile.TemporaryDirectory() as scratch:
-        models = list(arguments.models)
-        if arguments.super_resolution:
-            models.append(super_resolution(Path(scratch) / "super_resolution.onnx"))
-        for model in models:
-            folder = arguments.results / model.stem
-            if not (folder / "reference.onnx").is_file():
-                words = ["tune", str(model), "-o", str(folder), "--minutes", str(arguments.minutes)]
-                subprocess.run([sys.executable, "-c", CLI, *words], check=False)
+        static = Path(scratch) / "static.onnx"
+        why = quantizers.static(model.path, model.calibration_feeds(), static)
+        tuned = next(iter(sorted((results / model.name).glob("**/tuned.onnx"))), None)
+        if tuned is None and why:
+            return Row(model=model.name, load=load, failed=why)
+        files = {"float": model.path, "other": tuned or static}
+        if tuned and not why and load == "none":
+            files["static"] = static
+        with planted(load):
+            claimed = _claim(model, files["other"], Path(scratch))
+            feed, measured, over = model.feeds()[0], {}, None
+            for way, (rounds, visit) in WAYS.items():
+                timing = time_models(files, feed, rounds=rounds, visit=visit)
+                measured[way] = timing.ratio("float", "other")
+                if way == "in a row" and "static" in timing.samples:
+                    over = timing.ratio("other", "static")
+        return Row(
+            model=model.name,
+            load=load,
+            other="tuned" if tuned else "static",
+            claimed=claimed,
+            measured=measured,
+            over_static=over,
+            static_db=None if over is None else _sqnr_db(model, static),
+        )
 
 
-def _rows(folder: Path, load: str) -> list[Row]:
-    files = {"reference": folder / "reference.onnx", "tuned": folder / "tuned.onnx"}
-    claimed = _claim(files["reference"], files["tuned"])
-    feed = feed_of(files["reference"])
-    rows = []
-    for way, visit in WAYS.items():
-        timing = time_models(files, feed, rounds=ROUNDS[way], visit=visit)
-        found = timing.ratio("reference", "tuned")
-        rows.append(Row(model=folder.name, load=load, way=way, claimed=claimed, measured=found))
-    return rows
-
-
-def _claim(reference: Path, tuned: Path) -> Interval:
-    with tempfile.TemporaryDirectory() as scratch:
-        home = Path(scratch)
-        found = qdqspec.measure(reference, tuned, output=home / "reports", cache_dir=home / "cache").speedup
+def _claim(model: RealModel, other: Path, scratch: Path) -> Interval:
+    data = {} if model.calibration is None else {"calibration": model.calibration}
+    found = qdqspec.measure(
+        model.path, other, output=scratch / "reports", cache_dir=scratch / "cache", **data
+    ).speedup
     return Interval(median=found.median, low=found.low, high=found.high)
 
 
-# ---- what is measured, and beside what ----------------------------------------------------------
+def _sqnr_db(model: RealModel, static: Path) -> float:
+    feeds = model.feeds()[:SQNR_FEEDS]
+    return compare(outputs(model.path, feeds), outputs(static, feeds)).sqnr_db
+
+
+# ---- beside what, and one more model --------------------------------------------------------------
 
 
 @contextmanager
@@ -150,30 +226,14 @@ def _copy_for_ever() -> None:
         one[:] = other
 
 
-def feed_of(path: Path) -> Feed:
-    """Random floats, or ones where integers are asked for; unknown dimensions are 8."""
-    graph = onnx.load(path, load_external_data=False).graph
-    weights = {tensor.name for tensor in graph.initializer}
-    random = np.random.default_rng(0)
-    feed = {}
-    for value in graph.input:
-        if value.name in weights:
-            continue
-        kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        shape = [dim.dim_value or UNKNOWN_DIMENSION for dim in value.type.tensor_type.shape.dim]
-        is_float = np.issubdtype(kind, np.floating)
-        feed[value.name] = (random.random(shape) if is_float else np.ones(shape)).astype(kind)
-    return feed
-
-
 def super_resolution(path: Path) -> Path:
     """A network with large activations: four convolutions at 224 x 224 and a threefold upscaling, seeded weights."""
     random = np.random.default_rng(0)
     nodes, weights, tensor = [], [], "x"
-    for number, (inputs, outputs, size) in enumerate([(1, 64, 5), (64, 64, 3), (64, 32, 3), (32, 9, 3)]):
-        scale = np.sqrt(2 / (inputs * size * size))
-        kernel = (scale * random.standard_normal((outputs, inputs, size, size))).astype(np.float32)
-        bias = (0.01 * random.standard_normal(outputs)).astype(np.float32)
+    for number, (taken, made, size) in enumerate([(1, 64, 5), (64, 64, 3), (64, 32, 3), (32, 9, 3)]):
+        scale = np.sqrt(2 / (taken * size * size))
+        kernel = (scale * random.standard_normal((made, taken, size, size))).astype(np.float32)
+        bias = (0.01 * random.standard_normal(made)).astype(np.float32)
         weights += [
             numpy_helper.from_array(kernel, f"w{number}"),
             numpy_helper.from_array(bias, f"b{number}"),
@@ -198,30 +258,41 @@ def super_resolution(path: Path) -> Path:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    heads = ("model", "load", "independent", "claimed", "interval", "measured", "deviation", "inside")
-    return tabulate([_cells(row) for row in rows], heads, tablefmt="pipe", disable_numparse=True)
+    return tabulate([_cells(row) for row in rows], HEADS, tablefmt="pipe", disable_numparse=True)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    claimed = row.claimed
+    if row.claimed is None:
+        return (row.model, row.other, row.load, f"failed: {row.failed}"[:60].replace("|", "/"))
     return (
         row.model,
+        row.other,
         row.load,
-        row.way,
-        f"{claimed.median:.3f}",
-        f"{claimed.low:.3f} to {claimed.high:.3f}",
-        f"{row.measured.median:.3f}",
-        f"{100 * row.deviation:+.1f} %",
-        "yes" if row.is_inside else "no",
+        _text(row.claimed),
+        *(_text(found) for found in (row.measured or {}).values()),
+        ", ".join(f"{100 * away:+.1f} %" for away in row.deviations),
+        ", ".join("yes" if inside else "no" for inside in row.inside),
+        _text(row.over_static) if row.over_static else "",
+        ("yes" if row.is_slower else "no") if row.over_static else "",
     )
 
 
+def _text(found: Interval) -> str:
+    return f"{found.median:.3f} [{found.low:.3f}, {found.high:.3f}]"
+
+
 def _judge(rows: Sequence[Row]) -> int:
-    """Print both bars; 1 where one is missed."""
-    away = float(np.median([abs(row.deviation) for row in rows]))
-    inside = sum(row.is_inside for row in rows)
-    print(f"\nmedian deviation {100 * away:.1f} %, {inside} of {len(rows)} inside the claimed interval")
-    return int(away > 0.03 or inside < 0.95 * len(rows))
+    """Print the bars; 1 where one is missed."""
+    measured = [row for row in rows if row.claimed is not None]
+    away = [abs(each) for row in measured for each in row.deviations]
+    inside = [each for row in measured for each in row.inside]
+    slower = [row.model for row in measured if row.is_slower]
+    middle = float(np.median(away)) if away else 1.0
+    print(
+        f"\nmedian deviation {100 * middle:.1f} %, {sum(inside)} of {len(inside)} inside the claimed interval"
+    )
+    print(f"slower than quantize_static where that keeps {KEEPS_DB:g} dB: {', '.join(slower) or 'none'}")
+    return int(middle > 0.03 or sum(inside) < 0.95 * len(inside) or bool(slower))
 
 
 if __name__ == "__main__":

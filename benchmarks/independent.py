@@ -1,6 +1,6 @@
 """Times model files as a caller of ONNX Runtime would, without any code of qdqspec; other benchmarks import it.
 
-    from independent import Feed, compare, feeds_of, median_interval, time_models
+    from independent import Feed, compare, feeds_of, interval_over_builds, time_models
 
     feeds = feeds_of(Path("data.npz"), Path("model.onnx"))       # one dict a sample
     timing = time_models({"float": a, "tuned": b}, feeds[0])     # fresh sessions, one thread, interleaved rounds
@@ -11,8 +11,10 @@
 A *build* opens a fresh `InferenceSession` for each file, one thread, all graph optimizations. A *round* visits the
 files in random order; a visit calls `InferenceSession.run` several times in a row with arrays that the caller owns and
 keeps the median of thread CPU time (`time.thread_time_ns`). A ratio is taken within each round, so that a change of
-the processor's speed affects both sides. The interval is the distribution-free 95 % interval of the median over
-rounds of all builds. Nothing is pinned to a core and nothing waits for a quiet machine, unless the caller does.
+the processor's speed affects both sides; the ratio of a build is the median over its rounds. Sessions of one file
+differ by more than rounds of one session do (where memory is allocated, which cache lines collide), so the interval is
+that of Student's t over builds: a file timed against itself has 1 in it. Nothing is pinned to a core and nothing waits
+for a quiet machine, unless the caller does.
 """
 
 from __future__ import annotations
@@ -32,14 +34,26 @@ import onnxruntime as ort
 Feed: TypeAlias = dict[str, np.ndarray]
 Outputs: TypeAlias = dict[str, np.ndarray]
 
-BUILDS, ROUNDS, VISIT = 3, 12, 5
+BUILDS, ROUNDS, VISIT = 6, 6, 5
+STUDENT = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+)  # two-sided 95 %, 1 to 10 of freedom
 WARM_UP = 5  # runs of a fresh session that are not counted: integer kernels take about five to settle
 LEAST_RUNS_MS = 2.0  # a visit to a fast model has more runs, so that it lasts at least so long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A median with its 95 % interval."""
+    """A ratio with its 95 % interval."""
 
     median: float
     low: float
@@ -48,18 +62,19 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Milliseconds of each role, one number a round; rounds of one index were taken side by side.
+    """Milliseconds of each role, one number a round, one build after the other; equal indexes were taken side by side.
 
     ``failures`` gives the reason for each role that could not be loaded or run.
     """
 
     samples: Mapping[str, Sequence[float]]
     failures: Mapping[str, str]
+    builds: int
 
     def ratio(self, role: str, base: str) -> Interval:
-        """How the time of ``role`` relates to that of ``base``, round by round."""
-        pairs = zip(self.samples[role], self.samples[base], strict=True)
-        return median_interval([one / other for one, other in pairs])
+        """How the time of ``role`` relates to that of ``base``: the median over rounds of each build, over builds."""
+        logs = np.log(self.samples[role]) - np.log(self.samples[base])
+        return interval_over_builds(np.median(logs.reshape(self.builds, -1), axis=1))
 
     def median_ms(self, role: str) -> float:
         """The median over all rounds."""
@@ -95,7 +110,7 @@ def time_models(
             for role in order:
                 samples.setdefault(role, []).append(_visit(*sessions[role], feed))
     whole = {role: taken for role, taken in samples.items() if role not in failures}
-    return Timing(samples=whole, failures=failures)
+    return Timing(samples=whole, failures=failures, builds=builds)
 
 
 def open_session(path: Path) -> ort.InferenceSession:
@@ -130,14 +145,15 @@ def _visit(session: ort.InferenceSession, runs: int, feed: Feed) -> float:
     return float(np.median(taken))
 
 
-def median_interval(values: Sequence[float]) -> Interval:
-    """The median and its distribution-free 95 % interval, from order statistics of the binomial distribution."""
-    ordered = sorted(values)
-    count = len(ordered)
-    reach = 1.96 * math.sqrt(count) / 2
-    low = max(0, math.floor(count / 2 - reach))
-    high = min(count - 1, math.ceil(count / 2 + reach) - 1)
-    return Interval(median=float(np.median(ordered)), low=ordered[low], high=ordered[max(high, low)])
+def interval_over_builds(logs: Sequence[float] | np.ndarray) -> Interval:
+    """The geometric mean of ratios, given as logarithms one a build, and its 95 % interval by Student's t."""
+    count = len(logs)
+    center = float(np.mean(logs))
+    reach = math.inf
+    if count > 1:
+        freedom = min(count - 1, len(STUDENT))
+        reach = STUDENT[freedom - 1] * float(np.std(logs, ddof=1)) / math.sqrt(count)
+    return Interval(median=math.exp(center), low=math.exp(center - reach), high=math.exp(center + reach))
 
 
 def reason_of(error: BaseException) -> str:
