@@ -489,7 +489,7 @@ def challenges(make_lab: MakeLab, scale: float, seeds: int) -> list[Trial]:
 
 def test_what_is_no_faster_rarely_becomes_the_incumbent(make_lab: MakeLab) -> None:
     accepted = [trial.incumbent for trial in challenges(make_lab, 1.0, 300)]
-    assert np.mean(accepted) <= 0.05  # 2.7 in a hundred, over 1,500 seeds; sixteen without the second race
+    assert np.mean(accepted) <= 0.06  # 4 in a hundred, over 1,500 seeds; sixteen without the second race
 
 
 def test_what_is_ten_per_cent_faster_nearly_always_does(make_lab: MakeLab) -> None:
