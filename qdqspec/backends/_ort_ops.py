@@ -38,6 +38,10 @@ LABELS: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(COMPUTING + MOVING, _FULL),
 }
 
+# With ranges found at run time, weights in 8 bits: DynamicQuantizeMatMul or MatMulIntegerToFloat, DynamicQuantizeLSTM.
+# There is no such kernel of GRU ("DynamicQuantizeGRU is not a registered function/op").
+DYNAMIC = frozenset({*LINEAR, "LSTM"})
+
 # They vanish into the Q that follows: Relu where its zero point is the format's lowest value, Clip where
 # its bounds enclose all that the scale can represent. Identity and Dropout are removed before.
 ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})

@@ -49,6 +49,8 @@ class Capabilities:
     ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
     ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
     ``computes`` is false where no arithmetic is done, so that better numbers are of no use;
+    ``dynamic[format]`` are the ops with a constant weight that have a kernel which finds the range of its activation at
+    run time, with weights in that format;
     ``lacking[format]`` says why a format that the backend has elsewhere is not one of ``formats`` here;
     ``builds_side_by_side`` is true where a build times no kernels, so that several at once come to the same;
     ``one_processor`` where an engine of one thread computes on the processor of the thread that runs it, so that
@@ -78,10 +80,12 @@ class Capabilities:
     fuses_in_half: bool = False
     computes_in_half: bool = False
     lacking: Mapping[str, str] = field(default_factory=dict)
+    dynamic: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def kinds(self, number_format: str, op_type: str) -> tuple[Kind, ...]:
         """The kinds of labels under which an op runs in a format that has no blocks."""
-        return self.labels_of.get(number_format, self.labels).get(op_type, ())
+        kinds = self.labels_of.get(number_format, self.labels).get(op_type, ())
+        return (*kinds, "dynamic") if op_type in self.dynamic.get(number_format, ()) else kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

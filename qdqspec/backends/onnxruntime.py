@@ -21,7 +21,7 @@ import numpy as np
 from qdqspec.backends import _cpu
 from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
 from qdqspec.backends._ort_layers import map_kernels
-from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, LABELS, LINEAR
+from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
 from qdqspec.backends._ort_options import FULL, LEVELS, OPTIONS, level_from, libraries_from
 from qdqspec.backends._ort_overflow import describe, overflows
 from qdqspec.backends._ort_profile import layer_times, read_profile
@@ -101,6 +101,7 @@ class OnnxRuntime:
             integer_bias=frozenset(LINEAR),
             bare=frozenset(LINEAR),
             blocked_axes=BLOCKED_AXES,
+            dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
             builds_side_by_side=True,
             one_processor=True,
         )

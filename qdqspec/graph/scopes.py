@@ -19,6 +19,7 @@ import onnx
 from qdqspec.graph.trt import PAIR_OPS
 
 QDQ_OPS = frozenset({"QuantizeLinear", "DequantizeLinear", *PAIR_OPS})
+_OF_PAIRS = QDQ_OPS | {"DynamicQuantizeLinear"}
 _OWNERS = frozenset({"If", "Loop", "Scan"})
 
 
@@ -116,13 +117,13 @@ def unique_node_names(protos: Iterable[onnx.NodeProto]) -> Iterator[str]:
     seen: set[str] = set()
     plain = pairs = 0
     for proto in protos:
-        number = pairs if proto.op_type in QDQ_OPS else plain
+        number = pairs if proto.op_type in _OF_PAIRS else plain
         name = proto.name
         if not name or name in seen:
             name = f"{proto.op_type}#{number}"
         seen.add(name)
         yield name
-        if proto.op_type in QDQ_OPS:
+        if proto.op_type in _OF_PAIRS:
             pairs += 1
         else:
             plain += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.quantize.formats import number_format
+from qdqspec.quantize.formats import RUN_TIME, number_format
 from qdqspec.types import HALVES, Kind, Label, QuantizeRules, Site, label_of
 
 
@@ -17,13 +17,15 @@ class FormatChoice:
     """One of a case's formats as its backend stores it.
 
     ``name`` is the prefix of the kind in labels, ``""`` for the case's first format. ``activation`` and
-    ``weight`` are names of `qdqspec.quantize.formats`; without an activation, only weights are quantized.
+    ``weight`` are names of `qdqspec.quantize.formats`; without an activation, only weights are quantized. ``dynamic`` is true where
+    the backend has kernels that find the ranges of activations at run time.
     """
 
     format: str
     name: str
     weight: str
     activation: str | None
+    dynamic: bool = False
 
     @property
     def block(self) -> int:
@@ -33,7 +35,14 @@ class FormatChoice:
     @property
     def labels(self) -> tuple[Label, ...]:
         """The labels that any unit may have in this format."""
-        return label_of(self.name, "in+out"), label_of(self.name, "in-only")
+        kinds: tuple[Kind, ...] = ("in+out", "in-only", *(("dynamic",) if self.dynamic else ()))
+        return tuple(label_of(self.name, kind) for kind in kinds)
+
+    def reads(self, kind: Kind) -> str | None:
+        """The format of the activations that an operator with a label of this kind reads; none where it reads float."""
+        if kind == "dynamic":
+            return RUN_TIME
+        return None if kind in ("fp", "weight-only") else self.activation
 
 
 def format_choices(rules: QuantizeRules, capabilities: Capabilities) -> tuple[FormatChoice, ...]:
@@ -46,7 +55,10 @@ def format_choices(rules: QuantizeRules, capabilities: Capabilities) -> tuple[Fo
     for name in known:
         stored = _stored(name, rules, capabilities)
         label = "" if not found else name
-        choice = FormatChoice(format=name, name=label, weight=stored[0], activation=stored[1])
+        dynamic = name in capabilities.dynamic
+        choice = FormatChoice(
+            format=name, name=label, weight=stored[0], activation=stored[1], dynamic=dynamic
+        )
         found.setdefault(stored, choice)
     return tuple(found.values())
 
@@ -78,13 +90,13 @@ class Form:
     @property
     def halves(self) -> tuple[Label, ...]:
         """The labels that quantize constants alone and activations alone; none if it has only one of them."""
-        has_both = self.choice.activation is not None and self.constants
+        has_both = self.choice.activation is not None and self.constants and self.kinds != ("dynamic",)
         return tuple(label_of(self.choice.name, kind) for kind in HALVES) if has_both else ()
 
     @property
     def full(self) -> Label:
-        """The label that quantizes most."""
-        return self.labels[self.kinds.index("in+out") if "in+out" in self.kinds else -1]
+        """The label that quantizes most: the kinds are in that order."""
+        return self.labels[0]
 
     def without(self, unwanted: Kind) -> Form:
         """The form without one kind; an int32 bias is removed with ``in-only``, the only kind that needs it."""

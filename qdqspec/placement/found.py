@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 
+from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC, is_pair_op
@@ -34,8 +35,8 @@ class Numbers:
     ``scale`` is float32 and has no dimension, one (along ``axis``), or those of the tensor in blocks of
     ``block`` elements along it; ``zero_point`` has the same shape and is zero if none is given. ``precision``
     is the element type that the operators are set to compute in, 0 if unset. ``scale_type`` is the element
-    type of scales stored in a narrow format, and ``outer`` their common factor. If ``dynamic``, the scales of
-    blocks are computed at run time, and ``scale`` is 1.
+    type of scales stored in a narrow format, and ``outer`` their common factor. If ``dynamic``, the scale, or
+    those of blocks, are computed at run time, and ``scale`` is 1.
     """
 
     format: str
@@ -170,8 +171,19 @@ def _numbers_of(model: Model, dequantize: Node, quantize: Node | None) -> tuple[
     return read[0], ""
 
 
+def _at_run_time(dequantize: Node, quantize: Node) -> Numbers | None:
+    """What a pair of DynamicQuantizeLinear computes with; ``None`` where the DQ reads other numbers."""
+    if dequantize.inputs != quantize.outputs:
+        return None
+    return Numbers(
+        format="uint8", scale=np.ones((), np.float32), zero_point=np.zeros((), np.float32), dynamic=True
+    )
+
+
 def _dynamic(model: Model, dequantize: Node, quantize: Node) -> Numbers | None:
     """The parameters of a dynamically quantizing pair; ``None`` if Q and DQ do not match."""
+    if quantize.op_type == QUANTIZE:
+        return _at_run_time(dequantize, quantize)
     source, outer = dequantize.inputs[1], None
     if quantize.op_type == FP4_DYNAMIC:
         undo = model.producer.get(source)

@@ -17,7 +17,7 @@ from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.match import Matcher, positions
 from qdqspec.placement.scheme import params_of
 from qdqspec.placement.strip import NOT_REMOVED, RELU_INSERTED, TakenApart, listed, take_apart
-from qdqspec.quantize.formats import format_stored_as
+from qdqspec.quantize.formats import NumberFormat, format_stored_as
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
@@ -101,8 +101,13 @@ def _consumers(pair: FoundPair) -> tuple[Consumer, ...]:
     return tuple(end for end in pair.ends if not (end.is_output and pair.weight))
 
 
+def _format_of(numbers: Numbers) -> NumberFormat | None:
+    at_run_time = numbers.dynamic and not numbers.block
+    return format_stored_as(numbers.format, numbers.block, numbers.scale_type, at_run_time=at_run_time)
+
+
 def _unknown_numbers(numbers: Numbers) -> str:
-    known = format_stored_as(numbers.format, numbers.block, numbers.scale_type)
+    known = _format_of(numbers)
     if known is None and (numbers.block or numbers.scale.ndim > 1):
         return f"is {numbers.format} in blocks of {numbers.block or '?'}, which schemes do not carry"
     if known is None:
@@ -139,7 +144,7 @@ def _repeated(pair: FoundPair, others: Iterable[FoundPair]) -> bool:
 def _placed(pair: FoundPair) -> PlacedPair:
     numbers = pair.numbers
     assert numbers is not None
-    known = format_stored_as(numbers.format, numbers.block, numbers.scale_type)
+    known = _format_of(numbers)
     assert known is not None
     site = Site(
         tensor=pair.tensor,
@@ -178,7 +183,7 @@ def _left(apart: TakenApart) -> Iterator[str]:
     yield from (note for note in apart.notes if note.startswith(NOT_REMOVED))
     if apart.found.revival.relus:
         yield from (note for note in apart.notes if note.startswith(RELU_INSERTED))
-    other = [node.name for node in apart.found.model.nodes if _is_integer_kernel(node.op_type)]
+    other = [node.name for node in apart.stripped.nodes if _is_integer_kernel(node.op_type)]
     if other:
         yield f"not Q/DQ, but operators that compute in integers themselves, {listed(other)}: left as they are"
     trt = [node.name for node in apart.stripped.nodes if node.domain == DOMAIN]
@@ -189,6 +194,7 @@ def _left(apart: TakenApart) -> Iterator[str]:
 def _is_integer_kernel(op_type: str) -> bool:
     return op_type.startswith("QLinear") or op_type in (
         "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QGemm", "MatMulNBits",
+        "DynamicQuantizeLSTM",
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 import onnx
 
 from qdqspec.errors import PlacementError
+from qdqspec.graph.dynamic_kernels import with_kernels
 from qdqspec.graph.flat import closed, flat_form, scopes_of
 from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
@@ -25,6 +26,7 @@ from qdqspec.graph.wire import Parts, parts_of
 from qdqspec.placement.pairs import PairMaker, QuantSource, makes_output
 from qdqspec.placement.splice import Cut, Template, insert_of
 from qdqspec.placement.spots import Insert
+from qdqspec.quantize.formats import RUN_TIME
 from qdqspec.types import Consumer, Placement, Site
 
 __all__ = ["RAISED_FROM", "Inserted", "Inserter", "QuantSource", "WeightMode", "insert_qdq"]
@@ -121,7 +123,7 @@ class Inserter:
         candidate = base.template.filled(base.spots(numbers, self._inserts), renamed)
         if candidate is None or len(outputs) < len(made):
             raise self._overlap(placement.ordered)
-        return Inserted(self._with_bodies(candidate, numbers), base.notes)
+        return Inserted(self._finished(candidate, numbers), base.notes)
 
     def _parts(self, site: Site) -> Iterator[tuple[Site, Site]]:
         """A site split by the graphs that read it, as kernels are fused within a graph; each with the whole site."""
@@ -132,8 +134,13 @@ class Inserter:
         for some in ends.values():
             yield (site if len(ends) == 1 else replace(site, consumers=tuple(some))), site
 
-    def _with_bodies(self, candidate: Parts, numbers: Iterable[int]) -> Parts:
-        """The candidate with each body in its node. Integers go where the float weight is."""
+    def _finished(self, candidate: Parts, numbers: Sequence[int]) -> Parts:
+        """The candidate with kernels for dynamic ranges, and each body in its node.
+
+        Integers go where the float weight is.
+        """
+        if any(self._inserts[n].site.format == RUN_TIME for n in numbers):
+            candidate = parts_of(with_kernels(candidate.proto()))
         if not self._model.has_bodies:
             return candidate
         inserts = (self._inserts[n] for n in numbers)

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT
 from qdqspec.quantize.formats import NumberFormat
 
 # The axis of a weight's output channels, for any rank; Gemm's depends on its attributes.
 WEIGHT_AXES = {"Conv": 0, "ConvTranspose": 1}
+RECURRENT = frozenset({"LSTM"})
 _BLOCKED_RANKS = (2, 3)
 
 
@@ -22,6 +25,15 @@ def weight_input(model: Model, node: Node) -> int | None:
     return index
 
 
+def weight_inputs(model: Model, node: Node) -> tuple[int, ...]:
+    """The indexes of the constant weights of a linear operator, or of an LSTM: of its input and its hidden state."""
+    if node.op_type in RECURRENT:
+        found = tuple(index for index in (1, 2) if node.inputs[index] in model.constants)
+        return found if len(found) == len((1, 2)) else ()
+    index = weight_input(model, node)
+    return () if index is None else (index,)
+
+
 def channel_axis(model: Model, node: Node, index: int) -> int | None:
     """The axis of a weight's output channels; ``None`` if only one scale for all is possible."""
     rank = len(model.constants[node.inputs[index]].dims)
@@ -31,6 +43,10 @@ def channel_axis(model: Model, node: Node, index: int) -> int | None:
         return WEIGHT_AXES[node.op_type]
     if node.op_type == "Gemm":
         return 0 if node.attributes.get("transB", 0) else 1
+    if (
+        node.op_type in RECURRENT
+    ):  # a scale for each row where there is one direction, else one for each direction
+        return 1 if model.constants[node.inputs[index]].dims[0] == 1 else 0
     return 1 if rank == 2 else None
 
 
@@ -58,6 +74,20 @@ def dynamic_misfit(model: Model, tensor: str, fmt: NumberFormat, axis: int | Non
         have = "not known" if not shape[-1] else str(shape[-1])
         return f"{fmt.name} comes in whole blocks of {fmt.block}, and its last dimension is {have}"
     return None
+
+
+def is_dynamic_linear(model: Model, node: Node) -> bool:
+    """Whether a kernel with ranges found at run time computes this operator, as its attributes and types are.
+
+    Source: ONNX, DynamicQuantizeLinear (float32 only), MatMulInteger; ONNX Runtime, DynamicQuantizeLSTM, which has no
+    attribute ``layout``.
+    """
+    weights = weight_inputs(model, node)
+    real = all(model.elem_type(node.inputs[index]) == TensorProto.FLOAT for index in (0, *weights))
+    if not weights or not real:
+        return False
+    plain = {"alpha": 1.0, "beta": 1.0, "transA": 0, "layout": 0}
+    return all(node.attributes.get(name, value) == value for name, value in plain.items())
 
 
 def bias_input(model: Model, node: Node, channels: int) -> int | None:

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
 from qdqspec.errors import PlacementError
+from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.model import Model
 from qdqspec.graph.protos import all_graphs
 from qdqspec.graph.trt import (
@@ -28,11 +29,9 @@ from qdqspec.graph.trt import (
 )
 from qdqspec.graph.weights import WeightStore
 from qdqspec.placement.ops import dynamic_misfit
-from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
+from qdqspec.quantize.formats import BIAS_FORMAT, NumberFormat, QuantParams, number_format
 from qdqspec.quantize.scales import REALS, in_type_of
 from qdqspec.types import Site
-
-MARK = "qdqspec.tensor"  # node metadata of inserted nodes: the tensor whose values the node carries
 
 # Q and DQ compute in the type of their scale, and each operator around them expects the tensor's own type.
 # This is the first opset that supports it.
@@ -87,7 +86,7 @@ def misfit(model: Model, site: Site) -> str | None:
         return f"{fmt.name} is for weights only"
     if fmt.block and site.axis is None:
         return f"{fmt.name} comes in blocks of {fmt.block}, and the site names no axis for them"
-    if fmt.dynamic and not site.weight and (why := dynamic_misfit(model, site.tensor, fmt, site.axis)):
+    if fmt.dynamic and (why := _dynamic_misfit(model, site, fmt)):
         return why
     if not site.consumers:
         return "the site names no consumer"
@@ -99,6 +98,16 @@ def misfit(model: Model, site: Site) -> str | None:
     if makes_output(site) and (site.tensor in model.constants or site.tensor not in model.producer):
         return "it is a graph output that no node computes, so its name cannot pass to a pair"
     return None
+
+
+def _dynamic_misfit(model: Model, site: Site, fmt: NumberFormat) -> str | None:
+    """Why a format whose scales are found when the model runs does not fit a site."""
+    if not fmt.at_run_time:
+        return None if site.weight else dynamic_misfit(model, site.tensor, fmt, site.axis)
+    if site.weight:
+        return f"{fmt.name} is for activations only"
+    is_float = model.elem_type(site.tensor) == onnx.TensorProto.FLOAT
+    return None if is_float else f"{QUANTIZE} takes FLOAT only"
 
 
 def makes_output(site: Site) -> bool:
@@ -151,7 +160,8 @@ class PairMaker:
         elem_type = self._model.elem_type(site.tensor) or 0
         params = in_type_of(self._numbers.params(whole), elem_type)
         if params.is_dynamic:
-            return self._dynamic(site, params, elem_type, source or site.tensor)
+            make = self._dynamic if params.format.block else self._at_run_time
+            return make(site, params, elem_type, source or site.tensor)
         names, constants, nodes = self._number_inputs(whole, params, elem_type)
         output, quantized = self._output(site), self._name(site, "_quantized")
         quantize, dequantize = _operators(params)
@@ -172,6 +182,17 @@ class PairMaker:
             output=output,
             opset=max(_REAL_OPSET[elem_type], params.format.opset),
         )
+
+    def _at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
+        """An activation whose one scale and zero point are found when the model runs."""
+        output = self._output(site)
+        made = [self._name(site, kind) for kind in ("_quantized", "_scale", "_zero_point")]
+        nodes = (
+            self._node(QUANTIZE, site, {}, [source], *made),
+            self._node("DequantizeLinear", site, {}, made, output),
+        )
+        opset = max(_REAL_OPSET[elem_type], params.format.opset)
+        return Pair(nodes=nodes, constants=(), integer=None, output=output, opset=opset)
 
     def _dynamic(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
         """An activation whose blocks get their scales at run time, with TensorRT's operators."""
@@ -263,7 +284,7 @@ class PairMaker:
         node.name = self._name(site, f"{part}_{op_type}")
         node.input.extend(inputs)
         node.output.extend(outputs)
-        node.metadata_props.add(key=MARK, value=site.tensor)
+        node.metadata_props.add(key=CARRIED, value=site.tensor)
         return node
 
     def _name(self, site: Site, kind: str) -> str:

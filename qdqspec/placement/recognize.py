@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
+from qdqspec.graph.dynamic_kernels import QUANTIZE
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.trt import DOMAIN, PAIR_OPS
 from qdqspec.placement.restore import FloatWeights, is_constant, makes_scale
@@ -24,6 +26,7 @@ def recognize(
 
     ``activations`` replaces it if only a removed Relu or Clip has to be restored.
     """
+    model = with_pairs(model, reference)
     found = Recognition(model, FloatWeights(model, reference), Revival(model, activations or reference))
     found.find()
     return found
@@ -182,9 +185,11 @@ class Recognition:
 
 
 def is_op(node: Node, op_type: str) -> bool:
-    """Whether a node is a QuantizeLinear or DequantizeLinear, or TensorRT's equivalent."""
+    """Whether a node is a QuantizeLinear or DequantizeLinear, or another operator with that role in a pair."""
     if node.domain == DOMAIN:
         return PAIR_OPS.get(node.op_type, node.op_type) == op_type
+    if node.op_type == QUANTIZE:
+        return op_type == "QuantizeLinear" and node.domain in _DOMAINS
     return node.op_type == op_type and node.domain in _DOMAINS
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from onnx import TensorProto, numpy_helper
 from onnx.helper import tensor_dtype_to_np_dtype
 
+from qdqspec.graph.dynamic_kernels import CARRIED, QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.protos import is_external
 from qdqspec.graph.trt import (
@@ -22,7 +23,6 @@ from qdqspec.graph.trt import (
     is_pair_op,
     of_e8m0,
 )
-from qdqspec.placement.pairs import MARK
 
 Array = npt.NDArray[np.generic]
 
@@ -53,7 +53,7 @@ class FloatWeights:
         """
         if node.outputs[0] in self.model.outputs:
             return node.outputs[0]
-        marked = next((p.value for p in node.proto.metadata_props if p.key == MARK), None)
+        marked = next((p.value for p in node.proto.metadata_props if p.key == CARRIED), None)
         name = marked or self._name_in_reference(node) or node.inputs[0].removesuffix("_quantized")
         return name if name != node.inputs[0] and self._is_free(name, node) else node.outputs[0]
 
@@ -198,5 +198,7 @@ def found_scales(model: Model, tensor: str) -> Node | None:
 
 
 def is_dynamic(node: Node) -> bool:
-    """Whether a node quantizes dynamically in blocks."""
+    """Whether a node computes scales while it quantizes: of blocks, or one of the whole tensor."""
+    if node.op_type == QUANTIZE:
+        return node.domain in ("", "ai.onnx")
     return node.op_type in DYNAMIC_OPS and is_pair_op(node.proto)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from qdqspec.graph.dynamic_kernels import CARRIED
 from qdqspec.graph.model import Model, Node
-from qdqspec.placement.pairs import MARK
+from qdqspec.placement.restore import is_dynamic
 from qdqspec.placement.signs import Signs, starts_at_zero
 
 # A pair after one of these that cuts off negative values acts as a Relu.
@@ -42,7 +43,7 @@ class Revival:
         """Record the pair if a Relu must replace it. True if the pair cannot simply be removed."""
         tensor = quantize.inputs[0]
         producer = self.model.producer.get(tensor)
-        if producer is None or not self._cuts_at_zero(producer, quantize):
+        if producer is None or is_dynamic(quantize) or not self._cuts_at_zero(producer, quantize):
             return False
         after = dequantize.outputs[0]
         # A graph output keeps its name through a pair; other tensors get the name of the tensor before it.
@@ -73,7 +74,7 @@ class Revival:
 
     def _cuts_at_zero(self, producer: Node, quantize: Node) -> bool:
         if producer.op_type not in _SIGNED_OUTPUT or any(
-            p.key == MARK for p in quantize.proto.metadata_props
+            p.key == CARRIED for p in quantize.proto.metadata_props
         ):
             return False
         return starts_at_zero(self.model, quantize)

@@ -7,18 +7,18 @@ weight quantized reads floats if the producer can output floats.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
 from qdqspec.backends.base import Capabilities
 from qdqspec.errors import PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.placement.forms import format_choices
+from qdqspec.placement.forms import Form, format_choices
 from qdqspec.placement.rules import apply_rules
 from qdqspec.placement.stands import Stands
 from qdqspec.placement.units import Edge, Unit, UnitFinder, with_results
-from qdqspec.types import Consumer, Label, Placement, QuantizeRules, Region, Site
+from qdqspec.types import Consumer, Kind, Label, Placement, QuantizeRules, Region, Site, kind_of
 
 _OF_UNITS = frozenset({"by_id", "unit_of", "_stands", "_offered"})  # cached properties derived from units
 
@@ -43,10 +43,6 @@ class SchemeSpace:
         self.regions = regions
         self.rules = rules or QuantizeRules()
         self.choices = format_choices(self.rules, capabilities)
-        self.labels: tuple[Label, ...] = (
-            "fp",
-            *(label for choice in self.choices for label in choice.labels),
-        )
         finder = UnitFinder(model, capabilities, self.rules, self.choices)
         found = apply_rules(model, tuple(finder.find(allowed)), capabilities.rules)
         self._denied = frozenset(denied)
@@ -54,6 +50,13 @@ class SchemeSpace:
             {n.name for n in model.nodes} - set(allowed) if allowed is not None else set()
         )
         self.units: tuple[Unit, ...] = tuple(unit for unit in map(self._apart, found) if unit.forms)
+        self.labels: tuple[Label, ...] = ("fp", *self._labels())
+
+    def _labels(self) -> Iterator[Label]:
+        """The labels of each format; dynamic ones where a unit has one."""
+        offered = {label for unit in self.units for label in unit.labels}
+        for choice in self.choices:
+            yield from (label for label in choice.labels if kind_of(label) != "dynamic" or label in offered)
 
     def _apart(self, unit: Unit) -> Unit:
         """The unit without the outputs that only denied nodes read: these read floating point."""
@@ -161,10 +164,19 @@ class SchemeSpace:
         return {unit: label for unit, label in full.items() if label != "fp"}
 
 
+def _without_ranges(form: Form) -> Form:
+    """The form with the kinds that need no calibrated range: weights alone, and ranges found at run time."""
+    if form.choice.activation is None:
+        return form
+    kinds: tuple[Kind, ...] = ("dynamic",) if "dynamic" in form.kinds else ()
+    return replace(form, kinds=kinds, biases=())
+
+
 def _known(unit: Unit, tensors: Collection[str]) -> Unit:
-    """The unit with its calibrated parts: if an edge is not calibrated, only weight-only forms remain."""
+    """The unit with its calibrated parts: if an edge is not calibrated, only forms without static ranges remain."""
     if not all(tensor in tensors for tensor, _ in unit.edges):
-        alone = tuple(form for form in unit.forms if form.choice.activation is None)
-        return replace(unit, edges=(), outputs=(), out_edges=(), forms=alone)
+        alone = tuple(form for form in map(_without_ranges, unit.forms) if form.kinds)
+        edges = unit.edges if any("dynamic" in form.kinds for form in alone) else ()
+        return replace(unit, edges=edges, outputs=(), out_edges=(), forms=alone)
     outputs = tuple(tensor for tensor in unit.outputs if tensor in tensors)
     return with_results(unit, outputs, tuple(edge for edge in unit.out_edges if edge[0] in tensors))

@@ -134,7 +134,7 @@ class Stands:
         self._choices.append((name, label))
         self._ranks.append(self._rank[name])
         self._yields.append("in-only" in form.kinds)
-        fmt = form.choice.activation if kind != "weight-only" else None
+        fmt = form.choice.reads(kind)
         for tensor, end in unit.edges:
             column, at = (
                 (self._floats, self._model_edge((tensor, end)))

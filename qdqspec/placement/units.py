@@ -22,7 +22,16 @@ from qdqspec.graph.ops import (
     reads_data,
 )
 from qdqspec.placement.forms import Form, FormatChoice
-from qdqspec.placement.ops import bias_input, channel_axis, dynamic_misfit, summed_axis, weight_input
+from qdqspec.placement.ops import (
+    RECURRENT,
+    bias_input,
+    channel_axis,
+    dynamic_misfit,
+    is_dynamic_linear,
+    summed_axis,
+    weight_input,
+    weight_inputs,
+)
 from qdqspec.quantize.formats import BIAS_FORMAT, number_format
 from qdqspec.types import Consumer, Kind, Label, QuantizeRules, Site
 
@@ -107,6 +116,7 @@ class UnitFinder:
         self._per_channel = rules.weights == "per-channel"
         self._choices = choices
         self._outputs = rules.outputs
+        self._allowed_kinds = rules.labels
         self._of_shapes = made_of_shapes(model)
 
     def find(self, allowed: Collection[str] | None) -> Iterator[Unit]:
@@ -154,10 +164,15 @@ class UnitFinder:
         floats = biases is not None and not (
             node.op_type in self._capabilities.bare and self._is_followed(shape)
         )
-        possible = {"in+out": bool(shape.outputs), "in-only": floats}
+        possible = {
+            "in+out": bool(shape.outputs),
+            "in-only": floats,
+            "dynamic": shape.constants == weight_inputs(self._model, node)
+            and is_dynamic_linear(self._model, node),
+        }
         return Form(
             choice=choice,
-            kinds=tuple(kind for kind in self._kinds(node, choice) if possible[kind]),
+            kinds=tuple(kind for kind in self._kinds(node, choice) if possible[kind] and self._permits(kind)),
             constants=tuple(self._constant(node, index, choice) for index in shape.constants),
             biases=biases or (),
         )
@@ -179,6 +194,8 @@ class UnitFinder:
             return None
         if choice.activation and not self._comes_in_blocks(node, choice.activation, shape):
             return None
+        if not self._permits("in-only"):
+            return None
         site = replace(self._constant(node, index, choice), axis=axis)
         return Form(choice=choice, kinds=("in-only",), constants=(site,))
 
@@ -199,11 +216,17 @@ class UnitFinder:
     def _kinds(self, node: Node, choice: FormatChoice) -> tuple[Kind, ...]:
         return self._capabilities.kinds(choice.format, node.op_type)
 
+    def _permits(self, kind: Kind) -> bool:
+        """Whether the rules let units have labels of this kind."""
+        return not self._allowed_kinds or kind in self._allowed_kinds
+
     def _shape(self, node: Node) -> _Shape | None:
         """The format-independent parts; ``None`` if the operator, or one of its operands, is never quantized."""
         weight = weight_input(self._model, node)
         if node.op_type in NEVER or not is_default(node):
             return None
+        if node.op_type in RECURRENT:
+            return self._recurrent(node)
         if weight is None and node.op_type in NEEDS_WEIGHT:
             return None
         indexes = data_inputs(node)
@@ -218,6 +241,13 @@ class UnitFinder:
         chain = tuple(self.chain(node))
         outputs = tuple(t for t in chain[-1].outputs if self._can_quantize(t, node))
         return _Shape(chain=chain, edges=edges, constants=constants, outputs=outputs)
+
+    def _recurrent(self, node: Node) -> _Shape | None:
+        """An LSTM with constant weights: its input, and the weights of its input and hidden state."""
+        if not weight_inputs(self._model, node) or not is_float(self._model, node.inputs[0]):
+            return None
+        edges = ((node.inputs[0], Consumer(node.name, 0)),)
+        return _Shape(chain=(node,), edges=edges, constants=weight_inputs(self._model, node), outputs=())
 
     def has_range(self, node: Node, index: int) -> bool:
         """Whether a constant has elements, and all are finite: an attention mask contains minus infinity.
@@ -234,7 +264,7 @@ class UnitFinder:
 
     def _constant(self, node: Node, index: int, choice: FormatChoice) -> Site:
         """The site of a constant operand: the weight in the format for weights, others in that for activations."""
-        is_weight = index == weight_input(self._model, node)
+        is_weight = index in weight_inputs(self._model, node)
         return Site(
             tensor=node.inputs[index],
             consumers=(Consumer(node.name, index),),

@@ -17,7 +17,8 @@ class NumberFormat:
     """A format of stored numbers: its ONNX element type, its range, and the first opset that models with it may have.
 
     A ``block`` is how many elements along the axis share a scale, 0 where a channel does. ``scale_type`` is the
-    element type of scales where it is not the tensor's own: 8-bit floats, or powers of two (E8M0).
+    element type of scales where it is not the tensor's own: 8-bit floats, or powers of two (E8M0). The one scale and
+    zero point of a tensor ``at_run_time`` are found when the model runs.
     """
 
     name: str
@@ -27,6 +28,7 @@ class NumberFormat:
     opset: int
     block: int = 0
     scale_type: int | None = None
+    at_run_time: bool = False
 
     @property
     def signed(self) -> bool:
@@ -45,8 +47,8 @@ class NumberFormat:
 
     @property
     def dynamic(self) -> bool:
-        """Whether activations in it get the scales of their blocks when the model runs."""
-        return bool(self.block) and self.scale_type is not None
+        """Whether activations in it get their scales, of blocks or of the whole tensor, when the model runs."""
+        return self.at_run_time or (bool(self.block) and self.scale_type is not None)
 
     @property
     def two_level(self) -> bool:
@@ -80,6 +82,7 @@ def _blocked(
 _Type = onnx.TensorProto
 _FLOATING = frozenset({_Type.FLOAT8E4M3FN, _Type.FLOAT4E2M1})
 
+RUN_TIME = "uint8_dynamic"  # activations behind a DynamicQuantizeLinear
 BIAS_FORMAT = "int32"  # QuantizeLinear cannot make it: such a constant is always stored as integers
 
 # Ranges: ONNX, "Float stored in 8 bits" and "4 bits"; blocks: what TensorRT takes (INT4 64 or 128, NVFP4 16, MXFP8 32)
@@ -100,6 +103,7 @@ FORMATS: dict[str, NumberFormat] = {
         _blocked("uint4", _Type.UINT4, 0, 15, 21, block=64),
         _blocked("nvfp4", _Type.FLOAT4E2M1, -6.0, 6.0, 23, block=16, scale_type=_Type.FLOAT8E4M3FN),
         _blocked("mxfp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19, block=32, scale_type=_Type.FLOAT8E8M0),
+        NumberFormat(name=RUN_TIME, elem_type=_Type.UINT8, low=0, high=255, opset=11, at_run_time=True),
         _entry(BIAS_FORMAT, _Type.INT32, -(2**31), 2**31 - 1, 13),
     )
 }
@@ -113,9 +117,13 @@ def number_format(name: str) -> NumberFormat:
     return FORMATS[name]
 
 
-def format_stored_as(elem_type: str, block: int = 0, scale_type: int | None = None) -> NumberFormat | None:
+def format_stored_as(
+    elem_type: str, block: int = 0, scale_type: int | None = None, *, at_run_time: bool = False
+) -> NumberFormat | None:
     """The format whose numbers and scales are stored so, by the ONNX name of its element type in lower case."""
-    return next((f for f in FORMATS.values() if _stored_as(f) == (elem_type, block, scale_type)), None)
+    wanted = elem_type, block, scale_type
+    alike = (f for f in FORMATS.values() if f.at_run_time == at_run_time)
+    return next((f for f in alike if _stored_as(f) == wanted), None)
 
 
 def _stored_as(fmt: NumberFormat) -> tuple[str, int, int | None]:
@@ -146,7 +154,7 @@ class QuantParams:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the scales of blocks are found out when the model runs."""
+        """Whether the scales are found when the model runs."""
         return self.format.dynamic and self.scale.ndim == 0
 
     @property

@@ -19,6 +19,7 @@ from qdqspec.quantize.scales import (
     dynamic_params,
     in_type_of,
     quantize,
+    run_time_params,
     weight_params,
 )
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
@@ -107,6 +108,8 @@ class Quantizer:
         return rounding_text(own.integers, quantize(self._floats(site), self.params(site)))
 
     def _of_activation(self, site: Site) -> QuantParams:
+        if number_format(site.format).at_run_time:
+            return run_time_params(number_format(site.format))
         if site.tensor not in self._ranges:
             raise PlacementError(
                 f"tensor '{site.tensor}' has no calibrated range, so it cannot be quantized",

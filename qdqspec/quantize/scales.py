@@ -45,6 +45,11 @@ def dynamic_params(span: TensorRange, fmt: NumberFormat, axis: int | None) -> Qu
     return replace(_per_tensor(fmt, 1.0, 0), axis=axis, outer=outer)
 
 
+def run_time_params(fmt: NumberFormat) -> QuantParams:
+    """What is known beforehand of an activation whose scale and zero point are found when the model runs."""
+    return _per_tensor(fmt, 1.0, 0)
+
+
 def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool = False) -> QuantParams:
     """Per-tensor scale and zero point that cover ``span``.
 

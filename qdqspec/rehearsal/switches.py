@@ -92,7 +92,7 @@ def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ..
 def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
     """The sites of every (unit, label) of a space that the reference runtime computes.
 
-    Formats whose scales are found when the model runs need operators of TensorRT's own and are left out.
+    Blocks whose scales are found when the model runs need operators of TensorRT's own and are left out.
     """
     found = (site for sites in labelled_sites(space).values() for site in sites)
     return tuple(dict.fromkeys(site for site in found if not is_foreign(site)))
@@ -100,7 +100,8 @@ def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
 
 def is_foreign(site: Site) -> bool:
     """Whether a pair is made of operators of the domain of TensorRT, which the reference runtime lacks."""
-    return number_format(site.format).dynamic
+    fmt = number_format(site.format)
+    return fmt.dynamic and not fmt.at_run_time
 
 
 def with_labels(space: SchemeSpace, switches: Switches) -> Mapping[tuple[str, Label], tuple[int, ...]]:

@@ -86,7 +86,7 @@ def _nearest_of(tied: TiedClass, label: Label) -> Label:
     if label in tied.labels:
         return label
     alike = [offered for offered in tied.labels[1:] if format_of(offered) == format_of(label)]
-    return alike[-1] if alike and kind_of(label) == "in+out" else "fp"
+    return alike[0] if alike and kind_of(label) == "in+out" else "fp"
 
 
 def spent_by_unit(space: SchemeSpace, layers: Sequence[LayerTime]) -> dict[str, float]:

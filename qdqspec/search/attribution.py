@@ -285,13 +285,13 @@ class Attribution(Stepwise):
 
 
 def pure_placements(space: SchemeSpace) -> list[Placement]:
-    """The reference; then in each format everything, what gives floats, and linear operators alone."""
+    """The reference; then in each format everything, what gives floats, linear operators alone, and dynamic ranges."""
     placements = [space.resolve({})]
     for choice in space.choices:
         everything = space.everything(choice.name)
         linear = {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
-        choices = (everything, space.uniform(choice.labels[1]), linear)
-        placements += [space.resolve(labels) for labels in choices]
+        uniform = (space.uniform(label) for label in choice.labels[1:])
+        placements += [space.resolve(labels) for labels in (everything, *uniform, linear)]
     return placements
 
 

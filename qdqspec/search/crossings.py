@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.types import LABELS, kind_of
+from qdqspec.types import LABELS, format_of, kind_of
 
 Codes = npt.NDArray[np.int8]
 Floats = npt.NDArray[np.float64]
@@ -48,15 +48,15 @@ class Worlds:
 
 
 def worlds_of(space: SchemeSpace) -> Worlds:
-    """The worlds of a space: float, and each format of activations."""
+    """The worlds of a space: float, and each format of activations; ranges found at run time are one of their own."""
     numbers: dict[str, int] = {}
     reads, makes = [FLOAT], [FLOAT]
-    for choice in space.choices:
-        fmt = choice.activation
+    choices = {choice.name: choice for choice in space.choices}
+    for label in space.labels[1:]:
+        fmt = choices[format_of(label)].reads(kind_of(label))
         world = FLOAT if fmt is None else numbers.setdefault(fmt, len(numbers) + 1)
-        for label in choice.labels:
-            reads.append(world)
-            makes.append(world if kind_of(label) == "in+out" else FLOAT)
+        reads.append(world)
+        makes.append(world if kind_of(label) == "in+out" else FLOAT)
     return Worlds(tuple(reads), tuple(makes))
 
 

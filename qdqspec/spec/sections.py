@@ -17,7 +17,7 @@ from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, Secti
 from qdqspec.spec.formats import Formats
 from qdqspec.spec.kinds import Strategy, Target
 from qdqspec.spec.place import NamesFile, SpecPath
-from qdqspec.spec.vocabulary import Activations, Correction, Granularity, Method, Preset
+from qdqspec.spec.vocabulary import Activations, Correction, Granularity, LabelKind, Method, Preset
 from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 from qdqspec.units import refuse_more_than_all
 
@@ -125,6 +125,10 @@ class QuantizeSection(Section):
         description="Whether graph outputs may be quantized as well; auto: where a weighted operator that makes one "
         "cannot run in integers otherwise.",
     )
+    labels: Listed[LabelKind] = Field(
+        default=(),
+        description="How operators may be quantized; none given: in every way that the backend has.",
+    )
 
     corrections: Corrections = Field(
         default="auto",
@@ -141,6 +145,7 @@ class QuantizeSection(Section):
             activations=self.activations,
             outputs=self.outputs,
             corrections=self.corrections,
+            labels=self.labels,
         )
 
 

@@ -16,6 +16,7 @@ Format: TypeAlias = Literal[
 Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp8"]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
 Correction: TypeAlias = Literal["ranges", "equalization", "bits", "rounding", "bias"]
+LabelKind: TypeAlias = Literal["in+out", "in-only", "dynamic"]
 Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
 Preset: TypeAlias = Literal["quick", "default", "extensive"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from qdqspec.types.words import Severity
+from qdqspec.types.words import Kind, Severity
 
 # A task metric of the caller: outputs by name, then labels, all samples at once; returns a number, higher is
 # better. An output whose first axis does not count samples is an array of arrays, one for each feed.
@@ -93,6 +93,8 @@ class QuantizeRules:
     those of a weighted operator that the backend cannot run in integers otherwise.
 
     ``corrections`` are those of `CORRECTIONS` that may be applied; ``auto`` is all of them, ``none`` is none.
+
+    ``labels`` are the kinds of labels that operators may have beside ``fp``; without any, all that the backend has.
     """
 
     format: str = "int8"
@@ -101,6 +103,7 @@ class QuantizeRules:
     activations: str = "auto"
     outputs: bool | Literal["auto"] = "auto"
     corrections: Literal["auto", "none"] | tuple[str, ...] = "auto"
+    labels: tuple[Kind, ...] = ()
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-Kind: TypeAlias = Literal["fp", "in+out", "in-only", "weight-only", "activation-only"]
+Kind: TypeAlias = Literal["fp", "in+out", "in-only", "dynamic", "weight-only", "activation-only"]
 Label: TypeAlias = str  # a kind, prefixed with the format if it is not the case's first: "int4:in-only"
 Clock: TypeAlias = Literal["cpu", "wall"]
 Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
@@ -29,7 +29,7 @@ Optimizer: TypeAlias = Literal[
 ]
 RegionType: TypeAlias = Literal["LEAF", "COMPOSITE", "ROOT"]
 
-LABELS: tuple[Kind, ...] = ("fp", "in+out", "in-only")
+LABELS: tuple[Kind, ...] = ("fp", "in+out", "in-only", "dynamic")
 HALVES: tuple[Kind, ...] = (
     "weight-only",
     "activation-only",

@@ -173,5 +173,5 @@ def test_what_cannot_come_in_blocks_is_not_offered(text: str) -> None:
 
 
 def test_formats_say_which_have_dynamic_activations() -> None:
-    assert {name for name, fmt in FORMATS.items() if fmt.dynamic} == {"nvfp4", "mxfp8"}
+    assert {name for name, fmt in FORMATS.items() if fmt.dynamic} == {"nvfp4", "mxfp8", "uint8_dynamic"}
     assert {name for name, fmt in FORMATS.items() if fmt.weight_only} == {"int4", "uint4"}
