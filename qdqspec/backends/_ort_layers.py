@@ -16,13 +16,20 @@ from dataclasses import dataclass
 
 import onnx
 
+from qdqspec.graph.dynamic_kernels import QUANTIZE
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 
 _TOKEN = re.compile(r"_token_\d+$")
 _KERNEL_PREFIXES = ("QLinear", "Nhwc", "Fused", "DynamicQuantize")
-_KERNEL_OPS = {"QGemm": ("Gemm", "MatMul"), "MatMulIntegerToFloat": ("MatMul",), "ConvInteger": ("Conv",)}
+_KERNEL_OPS = {
+    "QGemm": ("Gemm", "MatMul"),
+    "MatMulIntegerToFloat": ("MatMul", "Gemm"),
+    "ConvInteger": ("Conv",),
+}
 _REORDERS = frozenset({"ReorderInput", "ReorderOutput"})
 _CONVERSIONS = frozenset({"Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze"})  # where they were inserted
+_PAIRS = QDQ_OPS | {QUANTIZE}
 _STATIC = frozenset({"Constant", "Shape", "Size"})
 
 
@@ -38,7 +45,7 @@ class Origin:
 
 def map_kernels(graph: onnx.GraphProto, model: Model) -> tuple[Origin, ...]:
     """The origin of every node of an optimized graph, in its order."""
-    return tuple(_Mapping(graph, _Source(model)).origins())
+    return tuple(_Mapping(graph, _Source(with_pairs(model))).origins())
 
 
 def plain_name(name: str) -> str:
@@ -51,7 +58,7 @@ class _Source:
 
     def __init__(self, model: Model) -> None:
         operators = [node for node in model.nodes if not node.is_marker]
-        self.nodes = {node.name: node for node in operators if node.op_type not in QDQ_OPS}
+        self.nodes = {node.name: node for node in operators if node.op_type not in _PAIRS}
         self._owners = model.bodies.keys()
         self.tensors = {t for n in operators for t in (*n.inputs, *n.outputs) if t}
         self.constants = model.constants
@@ -68,8 +75,8 @@ class _Source:
         return self._base.get(tensor, tensor)
 
     def _add(self, node: Node) -> None:
-        if node.op_type in QDQ_OPS:
-            self._base[node.outputs[0]] = self.base(node.inputs[0])
+        if node.op_type in _PAIRS:
+            self._base.update(dict.fromkeys(node.outputs, self.base(node.inputs[0])))
             if node.op_type == "QuantizeLinear":
                 self.quantized.add(self.base(node.inputs[0]))
             return
@@ -191,7 +198,7 @@ class _Mapping:
         )
 
     def _converts(self, node: onnx.NodeProto) -> bool:
-        if node.op_type in QDQ_OPS or node.op_type in _REORDERS:
+        if node.op_type in _PAIRS or node.op_type in _REORDERS:
             return True
         inserted = bool(node.name) and not {node.name, plain_name(node.name)} & self._source.nodes.keys()
         return node.op_type in _CONVERSIONS and inserted

@@ -29,7 +29,7 @@ from qdqspec.graph.dynamic_kernels import (
 )
 from qdqspec.graph.flat import scopes_of
 from qdqspec.graph.model import Model
-from qdqspec.graph.protos import copy_model, names_read_inside
+from qdqspec.graph.protos import copy_model, names_read_inside, refill
 
 _KERNELS = frozenset({"MatMulInteger", LSTM})
 _TRANSPOSED = [0, 2, 1]

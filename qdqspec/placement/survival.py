@@ -40,6 +40,7 @@ _KERNELS = (
     "MatMulInteger",
     "ConvInteger",
     "DynamicQuantizeMatMul",
+    "DynamicQuantizeLSTM",
     "MatMulNBits",
 )
 _MOVES = frozenset(
@@ -64,8 +65,8 @@ def check_survival(model: Path, through: Sequence[Optimizer]) -> tuple[SurvivalE
     An optimizer that is not installed, or fails, gives evidence with an ``error``. Raises `ModelError` if the
     model itself cannot be read.
     """
-    source = load_model(model)
-    apart = take_apart(source)
+    apart = take_apart(load_model(model))
+    source = apart.found.model
     here = {there: name for name, there in apart.names.items()}  # node names of the model with Q/DQ
     pairs = [(pair, here) for pair in find_pairs(apart) if not pair.unread]
     return tuple(_through(name, source, model, pairs) for name in dict.fromkeys(through))
