@@ -14,7 +14,7 @@ from qdqspec.graph.scopes import find_scopes
 from qdqspec.types import LayerTime
 
 _SUFFIX = "_kernel_time"
-_INTEGER_OPS = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger")
+_INTEGER_OPS = ("QLinear", "QGemm", "QAttention", "MatMulInteger", "ConvInteger", "DynamicQuantize")
 _INTEGER_TYPES = frozenset({"uint8", "int8"})
 
 
