@@ -53,7 +53,7 @@ def _label(
     quantized = [end for end in results if end in covered]
     is_result_covered = bool(quantized) and all(end in covered or end in floats for end in results)
     wanted: Kind = "in+out" if is_result_covered and not has_integer_bias else "in-only"
-    if all(covered[end] == RUN_TIME for _, end in unit.edges) and "dynamic" in form.kinds:
+    if {covered.get(end) for _, end in unit.edges} == {RUN_TIME} and "dynamic" in form.kinds:
         wanted = "dynamic"
     kind = wanted if wanted in form.kinds else "in-only"
     return label_of(form.choice.name, kind) if kind in form.kinds else "fp"

@@ -82,7 +82,7 @@ def test_an_output_of_an_operator_that_can_give_floats_is_not_offered() -> None:
     model = model_of(text)
     model.proto.graph.initializer.append(numpy_helper.from_array(np.ones((6, 6), np.float32), "m"))
     (unit,) = space_of(Model(model.proto)).units
-    assert (unit.labels, unit.outputs) == (("fp", "in-only"), ())
+    assert (unit.labels, unit.outputs) == (("fp", "in-only", "dynamic"), ())
 
 
 def test_an_output_that_is_read_inside_too_stays_float_where_it_is_made() -> None:

@@ -31,12 +31,13 @@ def test_without_regions_every_unit_is_its_own(space_of) -> None:
     assert [tied.units for tied in tied_classes(bare)] == [(unit.id,) for unit in space.units]
 
 
-def test_the_pure_choices_are_float_everything_and_inputs_only(space_of) -> None:
+def test_the_pure_choices_are_float_everything_inputs_only_and_dynamic_ranges(space_of) -> None:
     space = space_of()
     classes = tied_classes(space)
     placements = [space.resolve(spread(space, classes, choice)) for choice in pure_choices(space, classes)]
     assert [placement.digest for placement in placements] == [
-        space.resolve(labels).digest for labels in ({}, space.everything(), space.uniform("in-only"))
+        space.resolve(labels).digest
+        for labels in ({}, space.everything(), space.uniform("in-only"), space.uniform("dynamic"))
     ]
 
 

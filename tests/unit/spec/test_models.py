@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from qdqspec import Spec, load_spec
 from qdqspec.errors import SpecError
-from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS
+from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, RUN_TIME
 from qdqspec.spec.choices import MatrixSection
 from qdqspec.spec.expand import _TARGETS
 from qdqspec.spec.inputs import InputsSection
@@ -87,7 +87,7 @@ def test_the_defaults_are_those_of_the_records() -> None:
 
 
 def test_the_loader_knows_the_formats_that_can_be_computed() -> None:
-    assert set(get_args(Format)) == set(FORMATS) - {BIAS_FORMAT}
+    assert set(get_args(Format)) == set(FORMATS) - {BIAS_FORMAT, RUN_TIME}
     held = {name for name in get_args(Format) if not FORMATS[name].block}
     assert set(get_args(Activations)) == {"auto", *held}
 
