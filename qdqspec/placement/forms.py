@@ -17,8 +17,8 @@ class FormatChoice:
     """One of a case's formats as its backend stores it.
 
     ``name`` is the prefix of the kind in labels, ``""`` for the case's first format. ``activation`` and
-    ``weight`` are names of `qdqspec.quantize.formats`; without an activation, only weights are quantized. ``dynamic`` is true where
-    the backend has kernels that find the ranges of activations at run time.
+    ``weight`` are names of `qdqspec.quantize.formats`; without an activation, only weights are quantized.
+    ``dynamic`` is true where the backend has kernels that find the ranges of activations at run time.
     """
 
     format: str
