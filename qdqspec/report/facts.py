@@ -217,7 +217,7 @@ def corrections_table(found: Evidence) -> Table | None:
     gains = () if found.search is None else found.search.corrections
     rows = tuple(
         (
-            gain.name,
+            plain(gain.name, 30),
             db_text(gain.before_db),
             db_text(gain.after_db),
             str(gain.changed),

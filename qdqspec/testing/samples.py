@@ -14,6 +14,7 @@ from qdqspec.types import (
     BlockError,
     Change,
     Consumer,
+    CorrectionGain,
     Culprit,
     CulpritEvidence,
     Finding,
@@ -194,7 +195,18 @@ def sample_front(search: SearchResult) -> SearchResult:
         )
         for number, (ratio, pairs, sqnr_db, accuracy) in enumerate(points)
     )
-    return replace(search, trials=trials, front=front, errors=sample_errors())
+    return replace(
+        search, trials=trials, front=front, errors=sample_errors(), corrections=sample_corrections()
+    )
+
+
+def sample_corrections() -> tuple[CorrectionGain, ...]:
+    """Two corrections that are applied, and one that does not help enough."""
+    return (
+        CorrectionGain(name="ranges", before_db=17.4, after_db=20.9, changed=11, taken=True),
+        CorrectionGain(name="rounding", before_db=20.9, after_db=20.9, changed=0, taken=False),
+        CorrectionGain(name="bias", before_db=20.9, after_db=22.3, changed=9, taken=True),
+    )
 
 
 def sample_errors() -> tuple[BlockError, ...]:
