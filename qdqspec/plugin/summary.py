@@ -98,6 +98,6 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
 
 
 def _near(path: Path, config: pytest.Config) -> str:
-    """A path relative to where pytest was started, if that is shorter."""
+    """A path relative to where pytest was started, if it is below."""
     relative = os.path.relpath(path, config.invocation_params.dir)
     return str(path) if relative.startswith("..") else relative

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "qdqspec"
 
 FINISHED = (
-    "__init__", "__main__", "api", "baseline", "cases", "checks", "config", "errors", "files", "graph", "lint",
+    "__init__", "__main__", "api", "baseline", "cases", "checks", "config", "corrections", "errors", "files", "graph", "lint",
     "parity", "placement", "plain_json", "plugin", "progress", "regions", "registry", "report", "spec", "temporary",
     "testing", "types", "units",
 )  # fmt: skip
