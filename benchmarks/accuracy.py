@@ -45,6 +45,7 @@ from tabulate import tabulate
 
 from qdqspec import tune
 from qdqspec.backends import _cpu, _ort_overflow
+from qdqspec.types import NOT_CANDIDATES
 
 PEERS = ("static", "dynamic", "nncf")
 METRIC, DROP = "metric -1 %", 0.01
@@ -69,7 +70,7 @@ class Search:
     failed: str = ""
     unchanged: bool = False
     builds: int = 0
-    over_limit: int = 0  # builds whose accuracy was below the limit
+    below: int = 0  # of these, those with an SQNR below the limit
     seconds: float = 0.0
 
 
@@ -206,9 +207,9 @@ def _tuned(model: RealModel, limit: str, folder: Path, minutes: float, tuned: Pa
     result = tune(model.path, minutes=minutes, output=folder, no_cache=True, **asked)
     if not result.unchanged:
         tuned.write_bytes(result.model.read_bytes())
-    built = [trial for trial in result.trials if trial.placement.sites]
-    below = [t for t in built if t.sqnr_db is not None and limit in LIMITS and t.sqnr_db < LIMITS[limit]]
-    return {"unchanged": result.unchanged, "builds": len(built), "over_limit": len(below)}
+    found = [trial.sqnr_db for trial in result.trials if trial.phase not in NOT_CANDIDATES]
+    below = [db for db in found if db is not None and db < LIMITS.get(limit, -math.inf)]
+    return {"unchanged": result.unchanged, "builds": result.search.total, "below": len(below)}
 
 
 def _write_labelled(model: RealModel, path: Path, count: int) -> None:
@@ -285,7 +286,7 @@ def _cells(row: Row) -> list[list[str]]:
                 f"failed: {search.failed}" if search.failed else ratio_text(one),
                 db_text(one) + kept,
                 agreement_text(one),
-                f"{search.builds} ({search.over_limit} below)",
+                f"{search.builds} ({search.below} below)",
                 f"{search.seconds:.0f}",
                 f"{best:.3f}",
                 which,

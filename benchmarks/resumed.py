@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+GRACE_S = 5.0  # for a process to end after it was asked to
 ROW = "--row"  # the option of a benchmark by which its own child writes one row
 
 
@@ -60,6 +61,7 @@ def run_rows(
 
 def run_limited(words: Sequence[str], limit_s: float, log: Path | None = None) -> str:
     """Run a command with all its children for so long at most; why it did not end well, or an empty text."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that children end with this process
     started = time.monotonic()
     process = subprocess.Popen(
         [*words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -67,12 +69,25 @@ def run_limited(words: Sequence[str], limit_s: float, log: Path | None = None) -
     try:
         written, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        written, _ = process.communicate()
+        written = _ended(process)
         why = f"stopped after {time.monotonic() - started:.0f} s"
+    except BaseException:
+        _ended(process)
+        raise
     else:
         lines = [line.strip() for line in written.splitlines() if line.strip()]
         why = f"exit {process.returncode}: {lines[-1] if lines else ''}"[:160] if process.returncode else ""
     if log is not None:
         log.write_text(written)
     return why
+
+
+def _ended(process: subprocess.Popen[str]) -> str:
+    """End a process with its children, that it may end its own; what it wrote."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        written, _ = process.communicate(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        written, _ = process.communicate()
+    return written
