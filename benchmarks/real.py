@@ -136,7 +136,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("folders", nargs="+", type=Path, help="folders of models with data")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="only these, by commas")
     parser.add_argument("--minutes", type=float, default=0.4, help="of each search (default: 0.4)")
-    parser.add_argument("--limit", type=float, default=240, metavar="SECONDS", help="of a row (default: 240)")
+    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="of a row (default: 300)")
     parser.add_argument("--random", action="store_true", help="also models with random weights")
     parser.add_argument("--results", type=Path, metavar="DIR", help="keep rows and tuned models here")
     parser.add_argument("--again", action="store_true", help="measure rows that are known as well")
