@@ -257,6 +257,7 @@ def _trials(path: Path) -> list[Trial]:
 
 def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Settings) -> list[Engine]:
     """The model beside the float one: ``reference``, or the model without its pairs."""
+    from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.graph.model import QDQ_OPS, load_model
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
@@ -266,7 +267,7 @@ def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Se
         original = model_given(reference, inputs.values)
         return _profiled({"reference": _file_of(original), "tuned": path}, inputs, settings)
     model = load_model(path)
-    if not any(node.op_type in QDQ_OPS for node in model.nodes):
+    if not any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
         given = model_given(path, inputs.values)
         return _profiled({path.stem: _file_of(given)}, inputs, settings)
     _require_shapes(model, inputs)

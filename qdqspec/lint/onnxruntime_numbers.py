@@ -13,6 +13,7 @@ from onnx import TensorProto
 from packaging.version import Version
 
 from qdqspec.backends._ort_ops import BLOCKED_AXES, LABELS
+from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.view import View, type_name
@@ -287,20 +288,53 @@ def _known_block(view: View, dequantizer: Node) -> bool:
 def saturation(view: View) -> Iterator[Hit]:
     """int8 weights above 7 bits with unsigned data. Reported once."""
     wide = []
-    for node in view.operators:
+    model = with_pairs(view.model)
+    pairs = view if model is view.model else View(model, view.target, view.capability)
+    for node in pairs.operators:
         weight, data = (
-            view.weight_dequantizer(node),
-            view.dequantizer(node.inputs[0]) if node.inputs else None,
+            pairs.weight_dequantizer(node),
+            pairs.dequantizer(node.inputs[0]) if node.inputs else None,
         )
-        if weight is None or data is None or view.numbers(data).elem_type != TensorProto.UINT8:
+        if weight is None or data is None or pairs.numbers(data).elem_type != TensorProto.UINT8:
             continue
-        stored = view.model.constants.get(weight.inputs[0])
+        stored = model.constants.get(weight.inputs[0])
         if stored is None or stored.data_type != TensorProto.INT8:
             continue
-        if (
-            np.abs(view.model.array(weight.inputs[0]).astype(np.int16)).max(initial=0)
-            > _LARGEST_OF_SEVEN_BITS
-        ):
+        if np.abs(model.array(weight.inputs[0]).astype(np.int16)).max(initial=0) > _LARGEST_OF_SEVEN_BITS:
             wide.append(node.name)
     if wide:
         yield Hit("", f"{len(wide)} operators multiply uint8 data by int8 weights of 8 bits")
+
+
+@rule(
+    "ORT015",
+    "slow",
+    "A product in integers is not fused with its conversion to float",
+    cure="let one Cast and one Mul follow each MatMulInteger, with a product of scales that no other one reads",
+    source="measured, ONNX Runtime 1.32.0: MatMulInteger, Cast and Mul stay three kernels",
+)
+def unfused_products(view: View) -> Iterator[Hit]:
+    """A MatMulInteger that is followed by other nodes than Cast and Mul, or shares its product of scales."""
+    ends: dict[frozenset[str], list[Node]] = {}
+    for node in view.operators:
+        if node.op_type != "MatMulInteger":
+            continue
+        cast = _sole_reader(view, node, "Cast")
+        scaled = None if cast is None else _sole_reader(view, cast, "Mul")
+        if cast is None or scaled is None:
+            yield Hit(node.name, "is not followed by a Cast and a Mul alone")
+            continue
+        scales = next((name for name in scaled.inputs if name != cast.outputs[0]), "")
+        maker = view.model.producer.get(scales)
+        ends.setdefault(frozenset((scales,) if maker is None else maker.inputs), []).append(node)
+    for nodes in ends.values():
+        if len(nodes) > 1:
+            names = ", ".join(f"'{node.name}'" for node in nodes[1:3])
+            yield Hit(nodes[0].name, f"shares its product of scales with {len(nodes) - 1} more: {names}")
+
+
+def _sole_reader(view: View, node: Node, op_type: str) -> Node | None:
+    """The one node that reads the output, where it is of that type and the output is not one of the graph."""
+    ends = view.model.ends(node.outputs[0])
+    reader = None if len(ends) != 1 or ends[0].is_output else view.model.by_name[ends[0].node]
+    return reader if reader is not None and reader.op_type == op_type else None

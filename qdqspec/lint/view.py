@@ -13,6 +13,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 from packaging.version import Version
 
+from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default
 from qdqspec.graph.trt import DOMAIN
@@ -169,7 +170,9 @@ class View:
         scale = self.model.array(known[0]).astype(np.float64) if known else np.ones(())
         axis, block = blocks_of(node)
         return Numbers(
-            elem_type=self.model.elem_type(node.outputs[0]),
+            elem_type=TensorProto.UINT8
+            if node.op_type == QUANTIZE
+            else self.model.elem_type(node.outputs[0]),
             scale=None if len(node.inputs) > 1 and not known else scale,
             zero_point=np.zeros(scale.shape),
             axis=axis,
