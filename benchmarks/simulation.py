@@ -23,7 +23,8 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.insert import Inserter
 from qdqspec.session.files import open_journal
 from qdqspec.session.prepare import Prepared
-from qdqspec.session.tuning import Tuned, Workbench, tune
+from qdqspec.session.tuning import Tuned, tune
+from qdqspec.session.workbench import Workbench
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
 # What was found on real machines: 3 % between runs, 1.2 % between builds. Twice that; and where half of all integer

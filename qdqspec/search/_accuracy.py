@@ -25,15 +25,22 @@ def power(sqnr_db: float) -> float:
 
 
 class NoiseModel:
-    """Noise of a labelling as the sum over its blocks, whatever their kind: it depends on the format alone."""
+    """Noise of a labelling as the sum over its blocks."""
 
-    def __init__(
-        self,
+    def __init__(self, powers: Floats) -> None:
+        """``powers`` is the noise of each block alone under each code."""
+        self.powers = powers
+
+    @classmethod
+    def measured(
+        cls,
         labels: Sequence[Label],
         alone_db: Sequence[Mapping[str, float]],
         together_db: Mapping[str, float],
-    ) -> None:
-        """``alone_db`` is, by block, the SQNR with it alone quantized, by the format's name in ``labels``.
+    ) -> NoiseModel:
+        """The model from builds of single blocks.
+
+        ``alone_db`` is, by block, the SQNR with it alone quantized, by the format's name in ``labels``.
 
         ``together_db`` is that with all of them. A label that was not heard counts as the block's loudest.
         """
@@ -42,10 +49,11 @@ class NoiseModel:
             total = sum(heard.get(name, 0.0) for heard in alone)
             for heard in alone if total else ():
                 heard |= {name: heard[name] * power(value) / total} if name in heard else {}
-        self.powers: Floats = np.zeros((len(alone), len(labels)))
-        for block, heard in zip(self.powers, alone, strict=True):
+        powers: Floats = np.zeros((len(alone), len(labels)))
+        for block, heard in zip(powers, alone, strict=True):
             loudest = max(heard.values(), default=0.0)
             block[FP + 1 :] = [heard.get(format_of(label), loudest) for label in labels[FP + 1 :]]
+        return cls(powers)
 
     def sqnr_db(self, codes: Codes) -> float:
         """The predicted SQNR of a labelling, in dB."""
@@ -61,19 +69,3 @@ def priced(costs: CostModel, noise: NoiseModel) -> Iterator[Codes]:
     rate = float(costs.times[:, FP].sum()) / loudest
     for exponent in np.linspace(-2, 4, PRICES):
         yield costs.compose(1.0, rate * 10**exponent * noise.powers)
-
-
-def noisiest_first(
-    start: Codes, offered: Sequence[Sequence[int]], noise: NoiseModel, target_db: float
-) -> Codes:
-    """The labelling left when the noisiest blocks turn quieter until the target is reached.
-
-    A block goes over to its loudest format that is quieter, and last to float.
-    """
-    codes = start.copy()
-    while noise.sqnr_db(codes) < target_db:
-        index = int(np.argmax(noise.powers[np.arange(len(codes)), codes]))
-        powers = noise.powers[index]
-        quieter = [code for code in offered[index] if powers[code] < powers[codes[index]]]
-        codes[index] = max(quieter, key=lambda code: powers[code], default=FP)
-    return codes

@@ -1,24 +1,32 @@
 """The default search: whole-model builds with pure labels, compositions, draws, flips.
 
 P1 builds the model with one label everywhere, where neighbours agree as they will in the end, so that each
-operator's time under each label is read off with the least bias. P2 composes the best label of each fusion
+operator's time under each label is measured with the least bias. P2 composes the best label of each fusion
 block, with the cost of crossing between float and integer counted less and more, builds these, and learns
 from their profiles. P3 draws further ones from the doubts of this cost model and of a Bayesian surrogate
 that learns from measured totals, as long as one is expected to gain what can be told from the noise of builds. P4
-flips single blocks and small groups of neighbours out of their class. Once a candidate is
-below the accuracy limit, a sensitivity analysis of the blocks follows P2, and labellings that trade latency for
-accuracy are built.
+flips single blocks and small groups of neighbours out of their class.
+
+Where an accuracy oracle predicts that the limit excludes everything quantized, P1 leaves out the units that make most
+noise for their time, P2 composes the labelling of least time for the noise allowed, corrected by the oracle, and only
+placements that the oracle admits are built. Without an oracle a sensitivity analysis by builds follows P2 once a
+candidate is below the limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._accuracy import TARGETS_DB, NoiseModel, noisiest_first, priced
+from qdqspec.search._accuracy import TARGETS_DB, NoiseModel, priced
+from qdqspec.search._bounded import Bounded
+from qdqspec.search._classes import spent_by_unit
+from qdqspec.search._guide import Guide
+from qdqspec.search._pure import pure_labels, weighted_linear
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, flips, fuse, unit_labels
@@ -35,13 +43,15 @@ FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
 PROVED_LOSSES = 3  # in P4 where a search of a sister has come to what leads, ...
 SURPRISE = 0.97  # ... as long as nothing is quicker than that by more
 MARGINS_DB = (3.0, 6.0, 10.0)  # asked for beyond the target where the noise model proves too hopeful
-DOUBT_DB = 1.0  # how far below the target a prediction may lie and still be tried
 UNHEARD_DB = 20.0  # what a block counts as that could not be heard alone
 APPROACHES = 6  # builds that look for the noise which a task metric bears
 ROUNDS = 5
 PROVED_SHARES = (1.0,)
 PATIENCE = 2  # rounds without a won race before it ends: each still teaches the cost model
-LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+REFUSALS = 6  # of the oracle in a row, before a phase gives up
+
+
+Phase: TypeAlias = Generator[list[Proposal], list[Trial], list[Trial]]
 
 
 class Attribution(Stepwise):
@@ -51,7 +61,8 @@ class Attribution(Stepwise):
         self._setup = setup
         self._random = random
         self._measured: list[Trial] = []
-        self._noise: NoiseModel | None = None
+        self._guide = Guide(setup.accuracy)
+        self._bounded: Bounded | None = None  # once the noise of blocks is known
         self._bar = NoiseBar()  # what scored candidates teach, where a task metric is a constraint
         self._turn = 0  # whose draw comes first: the cost model's or the surrogate's
         super().__init__(self._phases(setup.space))
@@ -62,6 +73,8 @@ class Attribution(Stepwise):
         if (least := self._setup.min_accuracy) is not None:
             for trial in trials:
                 self._bar.learn(trial, least)
+        for trial in trials:
+            self._guide.learn(trial)
         super().tell(trials)
 
     @property
@@ -80,17 +93,17 @@ class Attribution(Stepwise):
         return bool(known) and (self._incumbent.ratio or 1.0) >= SURPRISE * min(known)
 
     def _phases(self, space: SchemeSpace) -> Steps:
-        reference, everything, *pure = pure_placements(space)
-        trials = yield [
-            _profiled(placement, "pure") for placement in (reference, *self._setup.seeds, everything)
-        ]
-        if not self._is_proved:
-            trials += yield [_profiled(placement, "pure") for placement in pure]
+        reference = space.resolve({})
+        trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
+        is_bound = not self._setup.pareto and self._guide.is_binding(space, self._least_db)
+        trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
         profiled = [trial for trial in trials if trial.ok and trial.layers]
         blocks = fuse(space, (trial.layers for trial in profiled))
         costs = CostModel(space, blocks)
         costs.learn(profiled)
         if blocks:
+            if is_bound:
+                self._rehearse_blocks(space, costs)
             yield from self._compose(space, costs)
             yield from self._apply_accuracy(space, costs)
             yield from self._explore(space, costs)
@@ -99,10 +112,40 @@ class Attribution(Stepwise):
                 yield from self._explore(space, costs)
             yield from self._refine(space, costs)
 
+    def _pure(self, space: SchemeSpace) -> Phase:
+        """P1 without a limit that matters."""
+        everything, *pure = map(space.resolve, pure_labels(space))
+        trials = yield [_profiled(everything, "pure")]
+        if not self._is_proved:
+            trials += yield [_profiled(placement, "pure") for placement in pure]
+        return trials
+
+    def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
+        """P1 under a limit: simple placements that keep it as they are, then pure ones without the worst units."""
+        least = self._least_db
+        assert least is not None
+        simple = [
+            placement for labels in weighted_linear(space) if (placement := space.resolve(labels)).sites
+        ]
+        trials = yield [_profiled(p, "pure") for p in simple if self._guide.admits(p, least)]
+        spent = spent_by_unit(space, told[0].layers if told else ())
+        for labels in (*weighted_linear(space), *pure_labels(space)):
+            placement = space.resolve(self._guide.thinned(space, labels, least, spent))
+            if placement.sites and not self._is_proved:
+                trials += yield [_profiled(placement, "pure")]
+        return trials
+
+    def _rehearse_blocks(self, space: SchemeSpace, costs: CostModel) -> bool:
+        """Take the noise of blocks from the oracle; false where it does not know it."""
+        powers = self._guide.powers(space, costs.blocks)
+        if powers is not None:
+            self._bounded = Bounded(space, costs, NoiseModel(powers), self._guide)
+        return powers is not None
+
     @property
     def _must_analyse(self) -> bool:
         """Whether the sensitivity analysis is due: for a front, or once a candidate was below the error limit."""
-        return self._noise is None and (self._setup.pareto or self._is_limited)
+        return self._bounded is None and (self._setup.pareto or self._is_limited)
 
     @property
     def _is_limited(self) -> bool:
@@ -129,15 +172,24 @@ class Attribution(Stepwise):
         for _ in range(ROUNDS):
             shares = PROVED_SHARES if self._is_proved else SHARES
             trials = yield [
-                _profiled(self._placed(space, costs, costs.compose(share)), "compose") for share in shares
+                _profiled(self._placed(space, costs, self._quickest(costs, share)), "compose")
+                for share in shares
             ]
             costs.learn(trials)
             winless = 0 if any(trial.incumbent for trial in trials) else winless + 1
             if winless == PATIENCE or not trials or self._is_proved:
                 return
 
+    def _quickest(self, costs: CostModel, share: float, more_db: float = 0.0) -> Codes:
+        """The labelling of least predicted time that has the SQNR worth building, and ``more_db`` beyond it."""
+        if self._least_db is None or self._bounded is None:
+            return costs.compose(share)
+        return self._bounded.compose(self._least_db + more_db, share)
+
     def _sensitivity_analysis(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """Sensitivity analysis: the SQNR with one block quantized, for each block and format, and with all; untimed."""
+        if self._rehearse_blocks(space, costs):
+            return
         alone = [
             {
                 name: self._placed(space, costs, _single(costs, block.index, code))
@@ -155,11 +207,12 @@ class Attribution(Stepwise):
         ]
         heard |= {t.placement.digest: t.sqnr_db for t in trials if t.sqnr_db is not None}
         together = {c.name: heard.get(space.resolve(space.everything(c.name)).digest) for c in space.choices}
-        self._noise = NoiseModel(
+        noise = NoiseModel.measured(
             space.labels,
             [{name: heard.get(p.digest, UNHEARD_DB) for name, p in placed.items()} for placed in alone],
             {name: known for name, known in together.items() if known is not None},
         )
+        self._bounded = Bounded(space, costs, noise, self._guide)
 
     def _approach(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """Find the noise that a task metric just bears: less after a refusal, more after a win.
@@ -171,7 +224,7 @@ class Attribution(Stepwise):
             aim = self._least_db
             if aim is None:
                 return
-            codes = noisiest_first(costs.compose(1.0), _offered(costs), self._known_noise, aim + more)
+            codes = self._quickest(costs, 1.0, more)
             placement = self._placed(space, costs, codes)
             if not self.is_new(placement):
                 return
@@ -181,37 +234,32 @@ class Attribution(Stepwise):
             more = more + MARGINS_DB[0] if refused and self._least_db == aim else 0.0
 
     def _trade(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """Labellings between quickest and most accurate: by a price on noise, and noisiest blocks first to go."""
+        """Labellings between fastest and most accurate: of least time at several targets, and at prices of noise."""
         least = self._setup.min_sqnr_db  # how far a prediction is off is known of an SQNR alone
         trials = yield [
-            Proposal(placement=self._placed(space, costs, codes), phase="trade", profile=True)
+            _profiled(self._placed(space, costs, codes), "trade")
             for codes in self._trades(costs)
             if self._setup.pareto or self._accurate(codes)
         ]
         costs.learn(trials)
         if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
-            for margin in MARGINS_DB:  # the model was too hopeful: ask for more than is needed
-                codes = noisiest_first(costs.compose(1.0), _offered(costs), self._known_noise, least + margin)
+            for margin in MARGINS_DB:  # predictions were too high: ask for more than is needed
+                codes = self._quickest(costs, 1.0, margin)
                 costs.learn((yield [_profiled(self._placed(space, costs, codes), "trade")]))
 
     def _trades(self, costs: CostModel) -> Iterator[Codes]:
-        noise, least = self._known_noise, self._least_db
+        bounded, least = self._bounded, self._least_db
+        assert bounded is not None
         targets = (
             TARGETS_DB if self._setup.pareto else () if least is None else (least, least + MARGINS_DB[0])
         )
-        yield from priced(costs, noise)
-        quickest, offered = costs.compose(1.0), _offered(costs)
-        yield from (noisiest_first(quickest, offered, noise, target) for target in targets)
-
-    @property
-    def _known_noise(self) -> NoiseModel:
-        assert self._noise is not None
-        return self._noise
+        yield from map(bounded.compose, targets)
+        yield from priced(costs, bounded.noise)
 
     def _accurate(self, codes: Codes) -> bool:
         """Whether a labelling is expected to be accurate enough to win."""
-        least = self._least_db
-        return least is None or self._noise is None or self._noise.sqnr_db(codes) >= least - DOUBT_DB
+        least, bounded = self._least_db, self._bounded
+        return least is None or bounded is None or bounded.admits(codes, least)
 
     def _explore(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P3: build what the surrogate draws, until it expects nothing more or has not won for long."""
@@ -238,25 +286,29 @@ class Attribution(Stepwise):
         not built.
         """
         incumbent = _codes(costs, self._incumbent)
-        best = self._incumbent.ratio or 1.0
+        best, refusals = self._incumbent.ratio or 1.0, 0
         for number in range(DRAWS):
             if number % 2 == self._turn:
                 codes = costs.draw(self._random, heat=1 + number / HEATING)  # hotter while nothing new comes
             else:
                 codes = surrogate.propose(incumbent, self._random)
-            codes = self._meet_sqnr_target(costs, codes)
+            codes = self._meet_sqnr_target(codes)
             placement = self._placed(space, costs, codes)
             is_worth_it = surrogate.expected_gain(codes, best) >= self.eps
-            if is_worth_it and self.is_new(placement) and self._accurate(codes):
-                self._turn = 1 - self._turn
-                return placement
+            if is_worth_it and self.is_new(placement):
+                if self._accurate(codes):
+                    self._turn = 1 - self._turn
+                    return placement
+                refusals += 1
+            if refusals == REFUSALS:
+                break
         return None
 
-    def _meet_sqnr_target(self, costs: CostModel, codes: Codes) -> Codes:
-        """The labelling with its noisiest blocks in float, as many as the SQNR target takes."""
-        if self._least_db is None or self._noise is None:
+    def _meet_sqnr_target(self, codes: Codes) -> Codes:
+        """The labelling less the blocks that make most noise for their time, as many as the SQNR target takes."""
+        if self._least_db is None or self._bounded is None:
             return codes
-        return noisiest_first(codes, _offered(costs), self._noise, self._least_db)
+        return self._bounded.reduced(codes, self._least_db)
 
     def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P4: flip single blocks and small groups, the most promising first; what wins is the new start."""
@@ -284,17 +336,6 @@ class Attribution(Stepwise):
         return space.resolve(unit_labels(space, costs.blocks, codes))
 
 
-def pure_placements(space: SchemeSpace) -> list[Placement]:
-    """The reference; then in each format everything, what gives floats, linear operators alone, and dynamic ranges."""
-    placements = [space.resolve({})]
-    for choice in space.choices:
-        everything = space.everything(choice.name)
-        linear = {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
-        uniform = (space.uniform(label) for label in choice.labels[1:])
-        placements += [space.resolve(labels) for labels in (everything, *uniform, linear)]
-    return placements
-
-
 def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:
     """The code that quantizes most, for each format that the codes are of."""
     found: dict[str, int] = {}
@@ -306,13 +347,13 @@ def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:
     return found
 
 
-def _offered(costs: CostModel) -> list[tuple[int, ...]]:
-    return [block.codes for block in costs.blocks]
+def _all_float(costs: CostModel) -> Codes:
+    return np.full(len(costs.blocks), FP, dtype=np.int8)
 
 
 def _single(costs: CostModel, index: int, code: int) -> Codes:
     """One block quantized, all others float."""
-    codes = np.full(len(costs.blocks), FP, dtype=np.int8)
+    codes = _all_float(costs)
     codes[index] = code
     return codes
 

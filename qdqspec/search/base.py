@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.types import Clock, Placement, Trial
+from qdqspec.types import Clock, Label, Placement, Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,31 @@ class Proposal:
     subgraph: tuple[str, ...] = ()
 
 
+class AccuracyOracle(Protocol):
+    """Predicts the SQNR of placements without building them.
+
+    Deterministic: its answers depend on the case and on the trials learnt, in their order, so that a resumed search
+    asks for the same placements. Nothing is computed before the first question.
+    """
+
+    @property
+    def doubt_db(self) -> float:
+        """The standard deviation of its predictions, in dB, as built candidates have shown it."""
+        ...
+
+    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+        """Noise power over signal power of each (unit, label) alone, where noise adds up; ``None`` if unknown."""
+        ...
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        """The SQNR that a build of a placement is expected to have; ``None`` where it cannot be computed."""
+        ...
+
+    def learn(self, trial: Trial) -> None:
+        """Learn from a built candidate what the backend adds to the error computed."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSetup:
     """All a strategy may know before its first question.
@@ -37,6 +62,7 @@ class SearchSetup:
     ``min_sqnr_db`` is what a candidate must reach to win; with ``pareto`` accuracy is an objective of its own.
     ``min_accuracy`` is the same for a task metric, which is taken of would-be winners alone: their trials carry it,
     and those below it are not the incumbent. Where none of the three is asked for, trials carry no SQNR.
+    ``accuracy`` predicts SQNRs without builds where accuracy limits or guides the search and that is possible.
     ``fused`` are nodes that run as one kernel, where that was asked for before the first build.
     """
 
@@ -50,6 +76,7 @@ class SearchSetup:
     min_accuracy: float | None = None
     pareto: bool = False
     fused: tuple[tuple[str, ...], ...] = ()
+    accuracy: AccuracyOracle | None = None
 
 
 class Strategy(Protocol):

@@ -44,8 +44,8 @@ from qdqspec.session.probes import Prober, read_probe
 from qdqspec.session.result import Result
 from qdqspec.session.scores import joined_metrics
 from qdqspec.session.study import AnyStrategy, Study
-from qdqspec.session.tuning import Workbench
 from qdqspec.session.work import CaseWork, skipped_record
+from qdqspec.session.workbench import Workbench
 from qdqspec.spec.inline import Asked, AskedWithStrategy, PathLike, inline_case
 from qdqspec.types import (
     Case,

@@ -23,7 +23,8 @@ from qdqspec.session.half import ROLE, half_reference, note_half
 from qdqspec.session.kept import data_digest, key_of
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.timing import BUILDS, ROUNDS, time_files
-from qdqspec.session.tuning import MakeStrategy, Tuning, Workbench
+from qdqspec.session.tuning import MakeStrategy, Tuning
+from qdqspec.session.workbench import Workbench
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
 

@@ -16,7 +16,7 @@ from qdqspec.parity.compare import Run, compare_outputs
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.prepare import require_path
 from qdqspec.session.runtimes import ARITHMETIC, unfused
-from qdqspec.session.tuning import Workbench
+from qdqspec.session.workbench import Workbench
 from qdqspec.types import Case, ParityEvidence, TopK
 
 HELD_BYTES = 64 * 2**20  # of inputs and outputs that wait for the next engine

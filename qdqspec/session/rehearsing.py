@@ -8,22 +8,27 @@ from types import TracebackType
 from typing import Self
 
 from qdqspec.errors import PlacementError
+from qdqspec.quantize.calibrate import Feed
 from qdqspec.rehearsal import Rehearsal, Subject, sites_of
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.runtimes import reference_runtime
-from qdqspec.session.tuning import Workbench
+from qdqspec.session.workbench import Workbench
 from qdqspec.types import Placement, Rehearsed, Site
 
 
 class Rehearser:
     """Rehearses placements of a case. The graph is made when first asked for, with all pairs of the case's space.
 
-    A placement with other pairs, such as one read from a scheme, makes it anew with these added.
+    A placement with other pairs, such as one read from a scheme, makes it anew with these added. The data is ``given``
+    with its name, or else that of the calibration.
     """
 
-    def __init__(self, prepared: Prepared, work: Workbench) -> None:
+    def __init__(
+        self, prepared: Prepared, work: Workbench, given: tuple[Iterable[Feed], str] | None = None
+    ) -> None:
         self._prepared = prepared
         self._work = work
+        self._given = given
         self._sites: tuple[Site, ...] = ()
         self._rehearsal: Rehearsal | None = None
         self._opened = ExitStack()
@@ -36,16 +41,20 @@ class Rehearser:
         return self._rehearsal
 
     def error(self, placement: Placement) -> Rehearsed:
-        """The error of a placement on the first calibration samples.
+        """The error of a placement on the first samples.
 
         Raises `RehearsalRefusedError` where the model cannot be rehearsed.
         """
+        return self.including(placement).error(placement)
+
+    def including(self, placement: Placement) -> Rehearsal:
+        """The rehearsal, made anew with the pairs of a placement where it lacks some."""
         try:
-            return self.rehearsal.error(placement)
+            self.rehearsal.switches.setting(placement)
         except PlacementError:
             self._sites = (*self.rehearsal.subject.sites, *placement.ordered)
             self.close()
-        return self.rehearsal.error(placement)
+        return self.rehearsal
 
     def close(self) -> None:
         """End the process of the rehearsal. Closing twice does no harm; asking again opens it anew."""
@@ -62,12 +71,14 @@ class Rehearser:
 
     def _open(self, sites: Iterable[Site]) -> Rehearsal:
         prepared, work = self._prepared, self._work
+        data = "random" if prepared.calibration is None else "calibration"
+        feeds, data = (lambda: given[0], given[1]) if (given := self._given) else (prepared.feeds, data)
         subject = Subject(
             model=prepared.model,
             sites=tuple(sites),
             numbers=prepared.numbers,
-            feeds=prepared.feeds,
-            data="random" if prepared.calibration is None else "calibration",
+            feeds=feeds,
+            data=data,
         )
         runtime = reference_runtime(self._opened, work.options, work.backend)
         return self._opened.enter_context(Rehearsal(subject, runtime))

@@ -10,7 +10,8 @@ import numpy as np
 from qdqspec.measure.bench import Bench
 from qdqspec.measure.profiles import Feeds
 from qdqspec.session.half import stand_in
-from qdqspec.session.tuning import Workbench, clock_for
+from qdqspec.session.tuning import clock_for
+from qdqspec.session.workbench import Workbench
 from qdqspec.types import LatencyEvidence, TuneRules
 
 BUILDS, ROUNDS = 3, 24  # as closely as a search looks in the end

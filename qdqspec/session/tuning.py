@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,24 +15,24 @@ from typing import Self, TypeAlias, cast
 
 import numpy as np
 
-from qdqspec.backends.base import Backend, BuildOptions
-from qdqspec.config import Settings
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measure.bench import Bench
-from qdqspec.measure.lock import log_wait
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
-from qdqspec.search.loop import Budget, Search, Watch
+from qdqspec.search.loop import Budget, Search
 from qdqspec.search.select import raw_winner
 from qdqspec.session.confirm import Confirmed, confirm
 from qdqspec.session.files import BuildLogs
 from qdqspec.session.half import FILE, ROLE, half_reference, note_half, stand_in
 from qdqspec.session.held import Held, held_of
+from qdqspec.session.oracle import RehearsalOracle
 from qdqspec.session.parts import PartFiles
 from qdqspec.session.prepare import Candidates, Prepared, require_path
+from qdqspec.session.rehearsing import Rehearser
 from qdqspec.session.warm import Start, warm_starts
+from qdqspec.session.workbench import Workbench
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     TRIALS,
@@ -66,24 +66,6 @@ class Tuned:
         ratios = self.latency.ratios
         found = {trial.placement.digest: ratios[role] for role, trial in self.confirmed if role in ratios}
         return {**found, self.result.winner.digest: ratios["tuned"]}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workbench:
-    """What a search runs on."""
-
-    backend: Backend
-    options: BuildOptions
-    settings: Settings
-    exclusive: Callable[[], AbstractContextManager[object]]
-    watch: Watch | None
-    seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
-    report_wait: Callable[[str], None] = log_wait
-
-    @property
-    def jobs(self) -> int:
-        """How many builds are made at a time: one where builds time kernels, whatever was asked for."""
-        return self.settings.jobs if self.backend.capabilities(self.options).builds_side_by_side else 1
 
 
 def clock_for(rules: TuneRules, threads: int) -> Clock:
@@ -127,8 +109,10 @@ class Tuning:
             folder = self._folder = opened.enter_context(TemporaryFolder())
             self._bench = _bench(prepared, work, folder, order, self._held)
             opened.callback(self._bench.close)
+            self._oracle = _oracle(prepared, work, self._held, opened)
+            setup = _setup(prepared, work, self._bench.clock, trials, self._held, self._oracle)
             self.search = Search(
-                make(_setup(prepared, work, self._bench.clock, trials, self._held), lots),
+                make(setup, lots),
                 self._bench,
                 _budget(rules, trials, work.seconds_left()),
                 journal,
@@ -227,7 +211,22 @@ def _bench(
     )
 
 
-def _setup(prepared: Prepared, work: Workbench, clock: Clock, trials: int, held: Held) -> SearchSetup:
+def _oracle(prepared: Prepared, work: Workbench, held: Held, opened: ExitStack) -> RehearsalOracle | None:
+    """The oracle of a search that accuracy limits or guides, until ``opened`` is closed."""
+    if held.admission is None or not prepared.space.units:
+        return None
+    rehearser = opened.enter_context(Rehearser(prepared, work, prepared.comparison_data()))
+    return RehearsalOracle(rehearser, prepared.space, prepared.note_once)
+
+
+def _setup(
+    prepared: Prepared,
+    work: Workbench,
+    clock: Clock,
+    trials: int,
+    held: Held,
+    oracle: RehearsalOracle | None,
+) -> SearchSetup:
     rules, space = prepared.case.tune, prepared.space
     device = work.backend.device(work.options).key
     start = Start(space=space, backend=work.backend.target, device=device, note=prepared.warnings.append)
@@ -243,6 +242,7 @@ def _setup(prepared: Prepared, work: Workbench, clock: Clock, trials: int, held:
         min_accuracy=held.min_accuracy,
         pareto=rules.objective == "pareto",
         fused=prepared.fused,
+        accuracy=oracle,
     )
 
 

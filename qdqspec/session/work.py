@@ -19,7 +19,7 @@ from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baseli
 from qdqspec.session.parity import compare_models
 from qdqspec.session.prepare import require_path
 from qdqspec.session.scores import accuracy_evidence
-from qdqspec.session.tuning import Workbench
+from qdqspec.session.workbench import Workbench
 from qdqspec.types import (
     AccuracyEvidence,
     Case,

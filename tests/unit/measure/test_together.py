@@ -19,7 +19,7 @@ from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.together import Together, time_together
-from qdqspec.session.tuning import Workbench
+from qdqspec.session.workbench import Workbench
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Samples
 

@@ -14,7 +14,7 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.search import find_regions
-from qdqspec.search.attribution import pure_placements
+from qdqspec.search._pure import pure_placements
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import CostModel, fuse
 from qdqspec.testing.strategies import Oracle, small_space

@@ -11,10 +11,9 @@ import pytest
 
 from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.search._accuracy import NoiseModel, noisiest_first, power, priced
+from qdqspec.search._accuracy import NoiseModel, power, priced
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
-from qdqspec.search.crossings import FP
 from qdqspec.search.select import front_of, reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.testing.strategies import Oracle, drive, small_space
@@ -262,23 +261,17 @@ def test_a_long_front_is_thinned_and_keeps_its_ends() -> None:
 
 def test_noise_adds_up_and_is_calibrated_by_the_whole() -> None:
     alone = [{"": value} for value in (30.0, 30.0, 40.0)]
-    noise = NoiseModel(LABELS, alone, {})
+    noise = NoiseModel.measured(LABELS, alone, {})
     codes = np.array([1, 1, 0], dtype=np.int8)
     assert noise.sqnr_db(codes) == pytest.approx(27.0, abs=0.02)
     assert noise.sqnr_db(np.zeros(3, dtype=np.int8)) == float("inf")
-    calibrated = NoiseModel(LABELS, alone, {"": 29.0})
+    calibrated = NoiseModel.measured(LABELS, alone, {"": 29.0})
     assert calibrated.sqnr_db(np.ones(3, dtype=np.int8)) == pytest.approx(29.0)
-
-
-def test_the_noisiest_blocks_go_first() -> None:
-    noise = NoiseModel(LABELS, [{"": value} for value in (20.0, 40.0, 30.0)], {})
-    kept = noisiest_first(np.ones(3, dtype=np.int8), [(0, 1, 2)] * 3, noise, 35.0)
-    assert kept.tolist() == [FP, 1, FP]
 
 
 def test_dearer_noise_never_makes_more_of_it(learnt) -> None:
     costs, _ = learnt(2)
-    noise = NoiseModel(costs.space.labels, [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))], {})
+    noise = NoiseModel.measured(costs.space.labels, [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))], {})
     heard = [noise.sqnr_db(codes) for codes in priced(costs, noise)]
     assert heard[-1] == float("inf")
     assert heard[0] <= heard[len(heard) // 2] <= heard[-1]

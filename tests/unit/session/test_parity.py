@@ -24,7 +24,7 @@ from qdqspec.measure.isolate import Isolated
 from qdqspec.parity.compare import compare_outputs
 from qdqspec.session.parity import SideBySide
 from qdqspec.session.runtimes import ARITHMETIC
-from qdqspec.session.tuning import Workbench
+from qdqspec.session.workbench import Workbench
 from qdqspec.types import ParityEvidence
 
 DATA = Path(__file__).parents[2] / "data"

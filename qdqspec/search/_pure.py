@@ -1,0 +1,42 @@
+"""Placements that one rule describes: everything, linear operators alone, one label everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.types import Label, Placement, kind_of
+
+LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+Labels = dict[str, Label]
+
+
+def pure_labels(space: SchemeSpace) -> Iterator[Labels]:
+    """In each format everything, every label that gives floats wherever it is offered, and linear operators alone."""
+    for choice in space.choices:
+        everything = space.everything(choice.name)
+        yield everything
+        yield from (space.uniform(label) for label in _giving_floats(choice.labels))
+        yield {name: label for name, label in everything.items() if space.by_id[name].op_type in LINEAR}
+
+
+def pure_placements(space: SchemeSpace) -> list[Placement]:
+    """The reference, then those of `pure_labels`."""
+    return [space.resolve({}), *map(space.resolve, pure_labels(space))]
+
+
+def weighted_linear(space: SchemeSpace) -> Iterator[Labels]:
+    """Linear operators with weights under each label that gives floats: what is quantized first by hand."""
+    weighted = {
+        unit.id
+        for unit in space.units
+        if unit.op_type in LINEAR and any(form.constants for form in unit.forms)
+    }
+    for choice in space.choices:
+        for label in _giving_floats(choice.labels):
+            yield {name: given for name, given in space.uniform(label).items() if name in weighted}
+
+
+def _giving_floats(labels: tuple[Label, ...]) -> Iterator[Label]:
+    return (label for label in labels if kind_of(label) != "in+out")

@@ -1,0 +1,117 @@
+"""The accuracy oracle of a search: placements are rehearsed, and the offset of the backend is learnt from builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from qdqspec.backends.base import Array
+from qdqspec.errors import BackendError, PlacementError
+from qdqspec.parity.gate import MOST_DB, OutputGate
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities
+from qdqspec.session.rehearsing import Rehearser
+from qdqspec.types import Label, Placement, Trial
+
+FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions before the first build, and after many
+NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is taken
+
+_FLOAT = Placement(sites=frozenset())
+
+
+class RehearsalOracle:
+    """Predicts what the gate of a search will measure: the rehearsed SQNR on the same samples, and an offset.
+
+    The rehearsal is opened at the first question. Where there can be none, every answer is ``None`` and ``note`` takes
+    the reason.
+    """
+
+    def __init__(self, rehearser: Rehearser, space: SchemeSpace, note: Callable[[str], None]) -> None:
+        self._rehearser = rehearser
+        self._space = space
+        self._note = note
+        self._gate: OutputGate | None = None
+        self._noise: Mapping[tuple[str, Label], float] | None = None
+        self._known: dict[str, float | None] = {}  # rehearsed SQNR by digest
+        self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
+        self._refused = False
+
+    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+        """Noise power over signal power of each (unit, label) alone."""
+        if self._noise is None and not self._refused:
+            try:
+                self._noise = find_sensitivities(self._rehearser.rehearsal).by_label(self._space)
+            except (RehearsalRefusedError, BackendError) as error:
+                self._refuse(error.what)
+        return self._noise
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        """The SQNR that the gate is expected to measure."""
+        rehearsed = self.rehearsed_db(placement)
+        return None if rehearsed is None else rehearsed + self.offset_db(rehearsed)
+
+    def rehearsed_db(self, placement: Placement) -> float | None:
+        """The SQNR of a placement at the worst output, rehearsed once."""
+        if self._refused:
+            return None
+        if not placement.sites:
+            return MOST_DB
+        if placement.digest not in self._known:
+            self._known[placement.digest] = self._rehearsed(placement)
+        return self._known[placement.digest]
+
+    def offset_db(self, rehearsed_db: float) -> float:
+        """What builds near that rehearsed SQNR measured beyond it: what the backend's own arithmetic adds."""
+        return float(np.median(self._residuals(rehearsed_db) or [0.0]))
+
+    @property
+    def doubt_db(self) -> float:
+        """The standard deviation of what the offset does not explain."""
+        if len(self._measured) < 2:
+            return FIRST_DOUBT_DB
+        errors = [measured - self.offset_db(own) - own for own, measured in self._measured.values()]
+        return max(LEAST_DOUBT_DB, float(np.std(errors[-2 * NEAREST :])))
+
+    def learn(self, trial: Trial) -> None:
+        """Take in the measured SQNR of a candidate that was rehearsed."""
+        known = self._known.get(trial.placement.digest)
+        if known is not None and trial.ok and trial.sqnr_db is not None and not trial.subgraph:
+            self._measured[trial.placement.digest] = known, trial.sqnr_db
+
+    @property
+    def rehearsed(self) -> int:
+        """How many placements were rehearsed."""
+        return len(self._known)
+
+    def _residuals(self, rehearsed_db: float) -> list[float]:
+        near = sorted(self._measured.values(), key=lambda pair: abs(pair[0] - rehearsed_db))[:NEAREST]
+        return [measured - rehearsed for rehearsed, measured in near]
+
+    def _rehearsed(self, placement: Placement) -> float | None:
+        try:
+            rehearsal = self._rehearser.including(placement)
+            if self._gate is None:
+                self._gate = OutputGate(_Placed(rehearsal, _FLOAT), rehearsal.feeds())
+            return self._gate(_Placed(rehearsal, placement))
+        except RehearsalRefusedError as error:
+            self._refuse(error.what)
+        except (BackendError, PlacementError):
+            pass  # this placement cannot be rehearsed, as one with formats of TensorRT's own
+        return None
+
+    def _refuse(self, reason: str) -> None:
+        self._refused = True
+        self._note(f"{reason}: the search measures the accuracy of placements by building them")
+
+
+class _Placed:
+    """A placement in a rehearsal, run like an engine."""
+
+    def __init__(self, rehearsal: Rehearsal, placement: Placement) -> None:
+        self._rehearsal = rehearsal
+        self._placement = placement
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name."""
+        return self._rehearsal.outputs(self._placement, feeds)

@@ -1,0 +1,142 @@
+"""Searches that an accuracy oracle guides, on a made-up device whose noise adds up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._accuracy import power
+from qdqspec.search._guide import Guide
+from qdqspec.search.attribution import Attribution
+from qdqspec.search.base import SearchSetup
+from qdqspec.search.select import front_of, reaches
+from qdqspec.testing.strategies import Oracle, drive, small_space
+from qdqspec.types import Label, Placement, Trial
+
+
+class Additive:
+    """An oracle whose predictions are off by ``offset`` until it has learnt that; it counts its questions."""
+
+    def __init__(self, space: SchemeSpace, offset: float = 0.0, *, noise: bool = True) -> None:
+        self._powers = {unit.id: power(45.0 - 12 * (index == 1)) for index, unit in enumerate(space.units)}
+        self._space, self._offset, self._has_noise = space, offset, noise
+        self._learnt = 0.0
+        self.asked = 0
+
+    @property
+    def doubt_db(self) -> float:
+        return 0.1
+
+    def truth(self, placement: Placement) -> float:
+        noise = sum(self._powers[name] for name, _ in placement.labels)
+        return 200.0 if noise == 0 else -10 * float(np.log10(noise))
+
+    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+        if not self._has_noise:
+            return None
+        return {
+            (unit.id, label): self._powers[unit.id]
+            for unit in self._space.units
+            for label in (*unit.labels[1:], *unit.halves)
+        }
+
+    def predicted_db(self, placement: Placement) -> float | None:
+        self.asked += 1
+        return self.truth(placement) + self._offset - self._learnt if self._has_noise else None
+
+    def learn(self, trial: Trial) -> None:
+        if trial.placement.sites:
+            self._learnt = self._offset
+
+
+class Device(Oracle):
+    """A device on which candidates below the limit do not win."""
+
+    def __init__(self, space: SchemeSpace, seed: int, truth: Additive, least: float | None) -> None:
+        super().__init__(space, seed)
+        self._truth, self._least = truth, least
+
+    def answer(self, proposal):  # type: ignore[no-untyped-def] # as in the base class
+        best = self._best
+        trial = replace(super().answer(proposal), sqnr_db=self._truth.truth(proposal.placement))
+        if not proposal.timed or (self._least is not None and not reaches(trial, self._least)):
+            self._best = best
+            return replace(trial, incumbent=False, race=None)
+        return trial
+
+
+def searched(seed: int, oracle: Additive | None, least: float | None = 38.0, **setup: bool) -> list[Trial]:
+    space = small_space()
+    truth = oracle or Additive(space)
+    asked = SearchSetup(space=space, clock="cpu", min_sqnr_db=least, accuracy=oracle, **setup)  # type: ignore[arg-type] # flags of the setup
+    return drive(
+        Attribution(asked, np.random.default_rng(seed)), Device(space, seed, truth, least), trials=60
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_hardly_a_build_is_below_the_limit_and_the_best_is_nearly_found(seed: int) -> None:
+    space = small_space()
+    oracle = Additive(space)
+    trials = searched(seed, oracle)
+    built = [trial for trial in trials if trial.placement.sites]
+    assert "sensitivity" not in {trial.phase for trial in trials}
+    assert sum(trial.sqnr_db is not None and trial.sqnr_db < 38.0 for trial in built) <= len(built) / 5
+    device = Oracle(space, seed)
+    names = [unit.id for unit in space.units]
+    every = itertools.product(*(unit.labels for unit in space.units))
+    placements = (space.resolve(dict(zip(names, labels, strict=True))) for labels in every)
+    best = min(device.cost(p) for p in placements if oracle.truth(p) >= 38.0)
+    winner = [trial for trial in trials if trial.incumbent][-1]
+    assert device.cost(winner.placement) <= 1.05 * best
+
+
+def test_an_offset_of_the_backend_is_learnt_from_the_first_build() -> None:
+    trials = searched(0, Additive(small_space(), offset=3.0))
+    below = [t.number for t in trials if t.placement.sites and t.sqnr_db is not None and t.sqnr_db < 38.0]
+    assert len(below) <= 1
+
+
+def test_an_oracle_without_answers_leaves_the_analysis_to_builds() -> None:
+    told = searched(0, Additive(small_space(), noise=False))
+    assert "sensitivity" in {trial.phase for trial in told}
+    assert [t.placement.digest for t in told] == [t.placement.digest for t in searched(0, None)]
+
+
+def test_a_limit_that_everything_keeps_costs_one_question() -> None:
+    space = small_space()
+    oracle = Additive(space)
+    guided, free = searched(0, oracle, least=20.0), searched(0, None, least=20.0)
+    assert [trial.placement.digest for trial in guided] == [trial.placement.digest for trial in free]
+    assert oracle.asked == 1
+
+
+def test_a_front_is_composed_without_builds_for_sensitivities() -> None:
+    oracle = Additive(small_space())
+    trials = searched(1, oracle, least=None, pareto=True)
+    assert "sensitivity" not in {trial.phase for trial in trials}
+    assert len(front_of(trials, 8)) >= 3
+
+
+def test_two_searches_with_equal_oracles_ask_the_same() -> None:
+    one, two = (searched(3, Additive(small_space(), offset=1.0)) for _ in range(2))
+    assert [t.placement.digest for t in one] == [t.placement.digest for t in two]
+
+
+@pytest.mark.parametrize("least", [30.0, 36.0, 44.0, 60.0])
+def test_as_few_units_are_left_out_as_the_limit_takes(least: float) -> None:
+    space = small_space()
+    oracle = Additive(space)
+    guide, everything = Guide(oracle), space.everything()
+    kept = guide.thinned(space, everything, least, dict.fromkeys(space.by_id, 1.0))
+    assert oracle.truth(space.resolve(kept)) >= least
+    left_out = set(everything) - set(kept)
+    noise = {name: oracle.noise()[name, everything[name]] for name in everything}  # type: ignore[index] # it has noise
+    if left_out:
+        back = min(left_out, key=noise.__getitem__)
+        assert oracle.truth(space.resolve({**kept, back: everything[back]})) < least + oracle.doubt_db

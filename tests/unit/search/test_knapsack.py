@@ -1,0 +1,70 @@
+"""The labelling of least time for a noise: the limit holds, and greedy choice is never better."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.search._knapsack import least_time, noise_of, quieted
+from qdqspec.search._pure import pure_placements
+from qdqspec.search.base import Proposal
+from qdqspec.search.blocks import CostModel, fuse
+from qdqspec.search.crossings import FP
+from qdqspec.testing.strategies import Oracle, small_space
+
+SPACE = small_space()
+
+
+@cache
+def learnt(seed: int) -> CostModel:
+    device = Oracle(SPACE, seed)
+    asked = [Proposal(placement=p, phase="pure", profile=True) for p in pure_placements(SPACE)]
+    trials = [device.answer(proposal) for proposal in asked]
+    costs = CostModel(SPACE, fuse(SPACE, (trial.layers for trial in trials)))
+    costs.learn(trials)
+    return costs
+
+
+def drawn_powers(costs: CostModel, seed: int) -> np.ndarray:
+    powers = 10.0 ** np.random.default_rng(seed).uniform(-5, -1, costs.times.shape)
+    powers[:, FP] = 0
+    return powers
+
+
+@given(seed=st.integers(0, 3), noise=st.integers(0, 1000), decibels=st.floats(0, 60))
+def test_the_limit_holds_and_no_greedy_choice_is_faster(seed: int, noise: int, decibels: float) -> None:
+    costs = learnt(seed)
+    powers, most = drawn_powers(costs, noise), 10 ** (-decibels / 10)
+    codes = least_time(costs, powers, most)
+    assert noise_of(powers, codes) <= most
+    greedy = quieted(costs, powers, costs.compose(1.0), most)
+    assert noise_of(powers, greedy) <= most
+    assert costs.predict(codes) <= costs.predict(greedy) + 1e-9
+    assert all(code in block.codes for block, code in zip(costs.blocks, codes.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_is_near_the_best_of_all_labellings(seed: int) -> None:
+    costs = learnt(seed)
+    powers = drawn_powers(costs, seed)
+    most = 0.3 * noise_of(powers, costs.compose(1.0))
+    every = (np.array(c, np.int8) for c in itertools.product(*(block.codes for block in costs.blocks)))
+    best = min(costs.predict(codes) for codes in every if noise_of(powers, codes) <= most)
+    assert costs.predict(least_time(costs, powers, most)) <= 1.03 * best
+
+
+def test_without_a_limit_it_is_the_fastest() -> None:
+    costs = learnt(0)
+    assert (least_time(costs, drawn_powers(costs, 0), np.inf) == costs.compose(1.0)).all()
+
+
+def test_a_block_that_makes_noise_under_every_label_leaves_float() -> None:
+    costs = learnt(1)
+    powers = np.ones_like(costs.times)
+    powers[:, FP] = 0
+    assert not least_time(costs, powers, 0.5).any()
