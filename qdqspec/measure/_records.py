@@ -49,7 +49,7 @@ _PLAIN_TRIAL = {
     "ratio": (*_NUMBER, type(None)),
     "sqnr_db": (*_NUMBER, type(None)),
 }
-_SOMETIMES: Kinds = {"accuracy": (*_NUMBER, type(None)), "eps": (*_NUMBER, type(None))}
+_SOMETIMES: Kinds = {name: (*_NUMBER, type(None)) for name in ("accuracy", "all_data_db", "eps")}
 
 
 def options_to_json(options: BuildOptions) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Two measurements: the SQNR on a few samples, cheap enough for every candidate, and those on all data (the task metric,
 the SQNR), which are taken of the candidates that have won their races or are about to be selected. Scored candidates
-calibrate the error limit above which a race is not worth its time.
+calibrate the error limit above which a race is not worth its time; the difference between the two SQNRs, which the
+first candidate near the limit and every race winner show, is added to what the few samples give.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from qdqspec.backends.base import Engine
 from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.types import Placement, Trial
+
+NEAR_DB = 6.0  # of the limit: the first candidate as near is measured on all data at once
 
 
 @dataclass(slots=True)
@@ -33,20 +38,33 @@ class Admission:
     bar: NoiseBar = field(default_factory=NoiseBar)
     scores: dict[str, float] = field(default_factory=dict)  # by digest of the placement
     confirmed_db: dict[str, float] = field(default_factory=dict)  # the SQNR on all data, by digest
+    differences: list[float] = field(default_factory=list)  # of it from that on the few samples
 
     def measured(self, trial: Trial, engine: Engine) -> Trial:
         """The trial with its SQNR."""
-        return self._noted(replace(trial, sqnr_db=self.sqnr_db(engine)))
+        trial = self._noted(replace(trial, sqnr_db=self.sqnr_db(engine)))
+        least, known = self.min_sqnr_db, trial.sqnr_db
+        is_near = least is not None and known is not None and abs(known - least) <= NEAR_DB
+        return self._on_all_data(trial, engine) if is_near and not self.differences else trial
+
+    @property
+    def bias_db(self) -> float:
+        """What the SQNR on all data is expected to have beyond that on the few samples."""
+        return float(np.median(self.differences)) if self.differences else 0.0
 
     def is_too_noisy(self, trial: Trial) -> bool:
         """Whether it cannot win, or its error is so large that its score need not be taken."""
         if trial.sqnr_db is None:
             return False
-        below = self.min_sqnr_db is not None and trial.sqnr_db < self.min_sqnr_db
+        found = trial.sqnr_db + self.bias_db if trial.all_data_db is None else trial.all_data_db
+        below = self.min_sqnr_db is not None and found < self.min_sqnr_db
         return below or self.bar.is_hopeless(trial.sqnr_db)
 
     def scored(self, trial: Trial, engine: Engine) -> Trial:
-        """A race winner with its score; it does not win where that is too low."""
+        """A race winner with its SQNR on all data and its score; it does not win where one is too low."""
+        trial = self._on_all_data(trial, engine)
+        if trial.all_data_db is not None and self.min_sqnr_db is not None:
+            trial = replace(trial, incumbent=trial.incumbent and trial.all_data_db >= self.min_sqnr_db)
         if self.score is None or self.least is None:
             return trial
         digest = trial.placement.digest
@@ -59,6 +77,7 @@ class Admission:
     def recall(self, trial: Trial) -> None:
         """Take in what an earlier run has found."""
         self._noted(trial)
+        self._learn_difference(trial)
         if trial.accuracy is not None and self.least is not None:
             self.scores[trial.placement.digest] = trial.accuracy
             self.bar.learn(trial, self.least)
@@ -86,6 +105,23 @@ class Admission:
 
     def _keeps_score(self, placement: Placement) -> bool:
         return self.least is None or not placement.sites or self.scores[placement.digest] >= self.least
+
+    def _on_all_data(self, trial: Trial, engine: Engine) -> Trial:
+        """The trial with its SQNR on all data, where that decides and the few samples are not all."""
+        limited = self.confirms_sqnr and self.min_sqnr_db is not None and self.all_data is not None
+        if not limited or not trial.placement.sites or trial.all_data_db is not None:
+            return trial
+        digest = trial.placement.digest
+        if digest not in self.confirmed_db and self.all_data is not None:
+            self.confirmed_db[digest] = self.all_data(engine)
+        trial = replace(trial, all_data_db=self.confirmed_db[digest])
+        self._learn_difference(trial)
+        return trial
+
+    def _learn_difference(self, trial: Trial) -> None:
+        if trial.all_data_db is not None and trial.sqnr_db is not None:
+            self.confirmed_db[trial.placement.digest] = trial.all_data_db
+            self.differences.append(trial.all_data_db - trial.sqnr_db)
 
     def _noted(self, trial: Trial) -> Trial:
         """Remember the SQNR of a trial where the few samples are all data."""

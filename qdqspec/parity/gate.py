@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from qdqspec.parity.compare import sqnr_db
 from qdqspec.types import EXACT_DB
 
 SAMPLES = 8
+HELD_BYTES = 64 << 20  # of the reference's outputs on all data
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
@@ -50,18 +50,44 @@ class OutputGate:
         return _by_output((expected, engine.run(feed)) for feed, expected in self._pairs)
 
 
-@dataclass(frozen=True, slots=True)
 class AllData:
-    """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with."""
+    """The SQNR of an engine's worst output over all of ``feeds``; ``reference`` builds the model to compare with.
 
-    feeds: Iterable[Mapping[str, Array]]
-    reference: Callable[[], Engine]
+    Where the reference's outputs take at most `HELD_BYTES`, they are kept; else it runs again each time.
+    """
+
+    def __init__(self, feeds: Iterable[Mapping[str, Array]], reference: Callable[[], Engine]) -> None:
+        self._feeds = feeds
+        self._reference = reference
+        self._held: list[Mapping[str, Array]] | None = None  # the reference's outputs, of all samples
 
     def __call__(self, engine: Runs) -> float:
-        """Run both on each sample; nothing is kept."""
-        with closing(self.reference()) as reference:
-            found = _by_output((reference.run(feed), engine.run(feed)) for feed in self.feeds)
+        """Run the engine on every sample."""
+        if self._held is not None:
+            pairs = zip(self._held, map(engine.run, self._feeds), strict=True)
+            return min(_by_output(pairs).values(), default=MOST_DB)
+        kept = _Kept()
+        with closing(self._reference()) as reference:
+            found = _by_output((kept.add(reference.run(feed)), engine.run(feed)) for feed in self._feeds)
+        self._held = kept.outputs
         return min(found.values(), default=MOST_DB)
+
+
+class _Kept:
+    """Outputs that are kept, all or none."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Mapping[str, Array]] | None = []
+        self._bytes = 0
+
+    def add(self, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Keep the outputs of one more sample, unless they are too large; returns them."""
+        self._bytes += sum(value.nbytes for value in outputs.values())
+        if self._bytes > HELD_BYTES:
+            self.outputs = None
+        if self.outputs is not None:
+            self.outputs.append(outputs)
+        return outputs
 
 
 def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> dict[str, float]:

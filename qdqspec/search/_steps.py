@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from functools import cached_property
 from typing import TypeAlias
 
-from qdqspec.search.base import Proposal
+from qdqspec.search._guide import Guide
+from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.types import Placement, Trial
 
 Steps: TypeAlias = Generator[list[Proposal], list[Trial], None]
@@ -17,11 +19,13 @@ UNTOLD_EPS = 0.01  # what a difference must exceed where no trial tells
 class Stepwise:
     """Ask/tell over a generator. What was asked before is dropped from what it yields, and never answered.
 
-    ``eps`` is the smallest difference that counts, as trials tell it.
+    ``eps`` is the smallest difference that counts, as trials report it; ``guide`` predicts SQNRs without builds.
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, setup: SearchSetup) -> None:
         self.eps = UNTOLD_EPS
+        self.guide = Guide(setup.accuracy)
+        self._limits = setup
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether to be timed
         self._waiting: list[Proposal] = []
@@ -38,6 +42,8 @@ class Stepwise:
     def tell(self, trials: Sequence[Trial]) -> None:
         """Take the answers; when those of a whole step are there, think of the next step."""
         self.eps = next((trial.eps for trial in trials if trial.eps is not None), self.eps)
+        for trial in trials:
+            self.guide.learn(trial)
         self._answers.extend(trials)
         self._open -= len(trials)
         if not self._waiting and not self._open:
@@ -51,6 +57,17 @@ class Stepwise:
     def is_new(self, placement: Placement) -> bool:
         """Whether a placement of the whole model was not asked to be timed yet, by any labels."""
         return not self._asked.get((placement.digest, ()), False)
+
+    def is_worth_building(self, placement: Placement) -> bool:
+        """Whether a placement is new, and not expected to be below the SQNR limit where that matters."""
+        return self.is_new(placement) and (
+            not self.is_bound or self.guide.admits(placement, self._limits.min_sqnr_db)
+        )
+
+    @cached_property
+    def is_bound(self) -> bool:
+        """Whether the SQNR limit excludes placements, as everything quantized shows when this is first asked."""
+        return not self._limits.pareto and self.guide.is_binding(self._limits.space, self._limits.min_sqnr_db)
 
     @property
     def asked(self) -> int:

@@ -25,7 +25,6 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import TARGETS_DB, NoiseModel, priced
 from qdqspec.search._bounded import Bounded
 from qdqspec.search._classes import spent_by_unit
-from qdqspec.search._guide import Guide
 from qdqspec.search._pure import pure_labels, weighted_linear
 from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
@@ -61,11 +60,10 @@ class Attribution(Stepwise):
         self._setup = setup
         self._random = random
         self._measured: list[Trial] = []
-        self._guide = Guide(setup.accuracy)
         self._bounded: Bounded | None = None  # once the noise of blocks is known
         self._bar = NoiseBar()  # what scored candidates teach, where a task metric is a constraint
         self._turn = 0  # whose draw comes first: the cost model's or the surrogate's
-        super().__init__(self._phases(setup.space))
+        super().__init__(self._phases(setup.space), setup)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Take the answers; when those of a whole step are there, think of the next step."""
@@ -73,8 +71,6 @@ class Attribution(Stepwise):
         if (least := self._setup.min_accuracy) is not None:
             for trial in trials:
                 self._bar.learn(trial, least)
-        for trial in trials:
-            self._guide.learn(trial)
         super().tell(trials)
 
     @property
@@ -95,14 +91,13 @@ class Attribution(Stepwise):
     def _phases(self, space: SchemeSpace) -> Steps:
         reference = space.resolve({})
         trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
-        is_bound = not self._setup.pareto and self._guide.is_binding(space, self._least_db)
-        trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
+        trials += yield from self._thinned(space, trials) if self.is_bound else self._pure(space)
         profiled = [trial for trial in trials if trial.ok and trial.layers]
         blocks = fuse(space, (trial.layers for trial in profiled))
         costs = CostModel(space, blocks)
         costs.learn(profiled)
         if blocks:
-            if is_bound:
+            if self.is_bound:
                 self._rehearse_blocks(space, costs)
             yield from self._compose(space, costs)
             yield from self._apply_accuracy(space, costs)
@@ -114,10 +109,12 @@ class Attribution(Stepwise):
 
     def _pure(self, space: SchemeSpace) -> Phase:
         """P1 without a limit that matters."""
-        everything, *pure = map(space.resolve, pure_labels(space))
-        trials = yield [_profiled(everything, "pure")]
+        everything, *pure = (_profiled(space.resolve(labels), "pure") for labels in pure_labels(space))
+        if not self._setup.proved:
+            return (yield [everything, *pure])
+        trials = yield [everything]
         if not self._is_proved:
-            trials += yield [_profiled(placement, "pure") for placement in pure]
+            trials += yield pure
         return trials
 
     def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
@@ -127,19 +124,19 @@ class Attribution(Stepwise):
         simple = [
             placement for labels in weighted_linear(space) if (placement := space.resolve(labels)).sites
         ]
-        trials = yield [_profiled(p, "pure") for p in simple if self._guide.admits(p, least)]
+        trials = yield [_profiled(p, "pure") for p in simple if self.guide.admits(p, least)]
         spent = spent_by_unit(space, told[0].layers if told else ())
         for labels in (*weighted_linear(space), *pure_labels(space)):
-            placement = space.resolve(self._guide.thinned(space, labels, least, spent))
+            placement = space.resolve(self.guide.thinned(space, labels, least, spent))
             if placement.sites and not self._is_proved:
                 trials += yield [_profiled(placement, "pure")]
         return trials
 
     def _rehearse_blocks(self, space: SchemeSpace, costs: CostModel) -> bool:
         """Take the noise of blocks from the oracle; false where it does not know it."""
-        powers = self._guide.powers(space, costs.blocks)
+        powers = self.guide.powers(space, costs.blocks)
         if powers is not None:
-            self._bounded = Bounded(space, costs, NoiseModel(powers), self._guide)
+            self._bounded = Bounded(space, costs, NoiseModel(powers), self.guide)
         return powers is not None
 
     @property
@@ -212,7 +209,7 @@ class Attribution(Stepwise):
             [{name: heard.get(p.digest, UNHEARD_DB) for name, p in placed.items()} for placed in alone],
             {name: known for name, known in together.items() if known is not None},
         )
-        self._bounded = Bounded(space, costs, noise, self._guide)
+        self._bounded = Bounded(space, costs, noise, self.guide)
 
     def _approach(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """Find the noise that a task metric just bears: less after a refusal, more after a win.

@@ -24,12 +24,24 @@ class Exhaustive(Stepwise):
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
         classes = tied_classes(setup.space)
         _count(setup.space, classes)
-        super().__init__(_all(setup, classes))
+        super().__init__(self._all(setup, classes), setup)
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace) -> int:  # noqa: ARG004 - all is all, whatever the preset
         """As many as there are labellings. Raises `ConfigError` where these are too many."""
         return _count(space, tied_classes(space))
+
+    def _all(self, setup: SearchSetup, classes: Sequence[TiedClass]) -> Steps:
+        seeds = [Proposal(placement=seed, phase="seed") for seed in setup.seeds]
+        reference = Proposal(placement=setup.space.resolve({}), phase="pure", profile=True)
+        yield [reference, *seeds]
+        proposals = (
+            Proposal(placement=placement, phase=phase)
+            for phase, choice in _choices(setup.space, classes)
+            if self.is_worth_building(placement := setup.space.resolve(spread(setup.space, classes, choice)))
+        )
+        while batch := list(itertools.islice(proposals, BATCH)):
+            yield batch
 
 
 def _count(space: SchemeSpace, classes: Sequence[TiedClass]) -> int:
@@ -43,18 +55,6 @@ def _count(space: SchemeSpace, classes: Sequence[TiedClass]) -> int:
             cure="choose the strategy attribution or region, or allow fewer operators under patterns",
         )
     return count
-
-
-def _all(setup: SearchSetup, classes: Sequence[TiedClass]) -> Steps:
-    seeds = [Proposal(placement=seed, phase="seed") for seed in setup.seeds]
-    reference = Proposal(placement=setup.space.resolve({}), phase="pure", profile=True)
-    yield [reference, *seeds]
-    proposals = (
-        Proposal(placement=setup.space.resolve(spread(setup.space, classes, choice)), phase=phase)
-        for phase, choice in _choices(setup.space, classes)
-    )
-    while batch := list(itertools.islice(proposals, BATCH)):
-        yield batch
 
 
 def _choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[tuple[str, Choice]]:

@@ -32,7 +32,7 @@ class OptunaSearch(Stepwise):
         self._setup = setup
         self._classes = tied_classes(setup.space)
         self._known: dict[str, Trial] = {}  # by placement
-        super().__init__(self._search(_Study(self._classes, setup, int(random.integers(2**31)))))
+        super().__init__(self._search(_Study(self._classes, setup, int(random.integers(2**31)))), setup)
 
     def _search(self, study: _Study) -> Steps:
         space, seeds = self._setup.space, self._setup.seeds
@@ -46,6 +46,9 @@ class OptunaSearch(Stepwise):
         for choice in study.choices():
             placement = space.resolve(spread(space, self._classes, choice))
             is_new = self.is_new(placement)
+            if is_new and not self.is_worth_building(placement):
+                study.refuse(self.guide.predicted_db(placement))
+                continue
             if is_new:
                 self._remember((yield [Proposal(placement=placement, phase="optuna")]))
             study.tell(self._known[placement.digest], is_new=is_new)
@@ -90,6 +93,13 @@ class _Study:
         if self._setup.min_sqnr_db is not None:
             self._trial.set_constraint("sqnr_db", self._setup.min_sqnr_db - _decibels(trial))
         self._study.tell(self._trial, values)
+
+    def refuse(self, predicted_db: float | None) -> None:
+        """What was not built for the SQNR predicted gains nothing, and misses the limit by that much."""
+        self._repeats += 1
+        if self._setup.min_sqnr_db is not None and predicted_db is not None:
+            self._trial.set_constraint("sqnr_db", self._setup.min_sqnr_db - predicted_db)
+        self._study.tell(self._trial, [1.0])
 
     def _sampler(self, seed: int) -> Any:
         samplers = self._optuna.samplers

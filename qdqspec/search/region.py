@@ -47,7 +47,7 @@ class RegionSearch(Stepwise):
         self._setup = setup
         self._space = setup.space
         self._random = random
-        super().__init__(self._search())
+        super().__init__(self._search(), setup)
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace) -> int:
@@ -56,7 +56,11 @@ class RegionSearch(Stepwise):
 
     def _search(self) -> Steps:
         space = self._space
-        everything = (space.everything(choice.name) for choice in space.choices)
+        everything = [
+            labels
+            for choice in space.choices
+            if self.is_worth_building(space.resolve(labels := space.everything(choice.name)))
+        ]
         trials = yield [
             _proposal(space, {}, "pure", profile=True),
             *(Proposal(placement=seed, phase="seed") for seed in self._setup.seeds),
@@ -86,7 +90,7 @@ class RegionSearch(Stepwise):
             if built == budget or losses == patience:
                 break
             proposal = _proposal(self._space, {**best, **spread(self._space, classes, choice)}, "region")
-            if not self.is_new(proposal.placement):
+            if not self.is_worth_building(proposal.placement):
                 continue
             (trial,) = yield [proposal]
             built += 1

@@ -47,7 +47,7 @@ class SubgraphSearch(Stepwise):
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
         self._setup = setup
         self._space = setup.space
-        super().__init__(self._search())
+        super().__init__(self._search(), setup)
 
     def _search(self) -> Steps:
         reference = Proposal(placement=self._space.resolve({}), phase="pure", profile=True)
@@ -95,6 +95,9 @@ class SubgraphSearch(Stepwise):
             before, rejected = len(waiting), []
             for step in waiting:
                 placement = self._space.resolve({**held, **step})
+                if self.is_new(placement) and not self.is_worth_building(placement):
+                    rejected.append(step)
+                    continue
                 phase = "raw" if placement.digest == raw.digest else "validate"
                 trials = yield [Proposal(placement=placement, phase=phase, profile=True)]
                 if any(trial.incumbent for trial in trials):
@@ -104,7 +107,8 @@ class SubgraphSearch(Stepwise):
             waiting = rejected
         pure = [self._space.resolve(self._space.everything(choice.name)) for choice in self._space.choices]
         last = [Proposal(placement=raw, phase="raw", profile=True)] if wins else []
-        yield [*last, *(Proposal(placement=placement, phase="pure", profile=True) for placement in pure)]
+        proposals = [*last, *(Proposal(placement=each, phase="pure", profile=True) for each in pure)]
+        yield [each for each in proposals if self.is_worth_building(each.placement)]
 
 
 def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:

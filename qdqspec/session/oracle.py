@@ -13,6 +13,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities
 from qdqspec.session.rehearsing import Rehearser
 from qdqspec.types import Label, Placement, Trial
+from qdqspec.units import count_text
 
 FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions before the first build, and after many
 NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is taken
@@ -21,7 +22,7 @@ _FLOAT = Placement(sites=frozenset())
 
 
 class RehearsalOracle:
-    """Predicts what the gate of a search will measure: the rehearsed SQNR on the same samples, and an offset.
+    """Predicts what a search will measure: the rehearsed SQNR on the same samples, and an offset learnt from builds.
 
     The rehearsal is opened at the first question. Where there can be none, every answer is ``None`` and ``note`` takes
     the reason.
@@ -35,6 +36,7 @@ class RehearsalOracle:
         self._noise: Mapping[tuple[str, Label], float] | None = None
         self._known: dict[str, float | None] = {}  # rehearsed SQNR by digest
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
+        self._differences: list[float] = []  # of the SQNR on all data from that on the first samples
         self._refused = False
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
@@ -47,9 +49,14 @@ class RehearsalOracle:
         return self._noise
 
     def predicted_db(self, placement: Placement) -> float | None:
-        """The SQNR that the gate is expected to measure."""
+        """The SQNR that a build is expected to have on all data."""
         rehearsed = self.rehearsed_db(placement)
-        return None if rehearsed is None else rehearsed + self.offset_db(rehearsed)
+        return None if rehearsed is None else self._expected(rehearsed)
+
+    @property
+    def bias_db(self) -> float:
+        """What candidates measured on all data had beyond their SQNR on the first samples."""
+        return float(np.median(self._differences or [0.0]))
 
     def rehearsed_db(self, placement: Placement) -> float | None:
         """The SQNR of a placement at the worst output, rehearsed once."""
@@ -75,14 +82,38 @@ class RehearsalOracle:
 
     def learn(self, trial: Trial) -> None:
         """Take in the measured SQNR of a candidate that was rehearsed."""
+        if trial.all_data_db is not None and trial.sqnr_db is not None:
+            self._differences.append(trial.all_data_db - trial.sqnr_db)
         known = self._known.get(trial.placement.digest)
         if known is not None and trial.ok and trial.sqnr_db is not None and not trial.subgraph:
             self._measured[trial.placement.digest] = known, trial.sqnr_db
 
-    @property
-    def rehearsed(self) -> int:
-        """How many placements were rehearsed."""
-        return len(self._known)
+    def text(self, placement: Placement) -> str:
+        """Rehearsed and measured SQNR of a placement, for the reason of a choice; empty where it has not both."""
+        found = self._measured.get(placement.digest)
+        if found is None:
+            return ""
+        rehearsed, measured = found
+        return f"rehearsed {rehearsed:.1f} dB, measured {measured:.1f} dB on the same samples"
+
+    def refused_text(self, least_db: float) -> str:
+        """How many placements were rehearsed, expected below a limit and not built; empty for none."""
+        others = [digest for digest in self._known if digest not in self._measured]
+        below = [
+            db
+            for digest in others
+            if (db := self._known[digest]) is not None and self._expected(db) < least_db
+        ]
+        if not below:
+            return ""
+        best = max(map(self._expected, below))
+        return (
+            f"expected below {least_db:g} dB and not built: {count_text(len(below), 'rehearsed placement')}, "
+            f"{best:.1f} dB at most"
+        )
+
+    def _expected(self, rehearsed_db: float) -> float:
+        return rehearsed_db + self.offset_db(rehearsed_db) + self.bias_db
 
     def _residuals(self, rehearsed_db: float) -> list[float]:
         near = sorted(self._measured.values(), key=lambda pair: abs(pair[0] - rehearsed_db))[:NEAREST]

@@ -22,7 +22,7 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search
-from qdqspec.search.select import raw_winner
+from qdqspec.search.select import Choice, raw_winner
 from qdqspec.session.confirm import Confirmed, confirm
 from qdqspec.session.files import BuildLogs
 from qdqspec.session.half import FILE, ROLE, half_reference, note_half, stand_in
@@ -152,7 +152,7 @@ class Tuning:
             winner=choice.placement,
             trials=confirmed.trials,
             unchanged=choice.unchanged,
-            reason=prepared.nothing or choice.reason,
+            reason=prepared.nothing or "; ".join(filter(None, (choice.reason, self._rehearsed(choice)))),
             strategy=self._name,
             seconds=seconds,
             cpu_seconds=time.process_time() - cpu_started,
@@ -166,6 +166,13 @@ class Tuning:
             limits=self._held.limits,
             corrections=prepared.corrections.gains,
         )
+
+    def _rehearsed(self, choice: Choice) -> str:
+        """What the rehearsal adds to the reason of a choice."""
+        least = self._held.min_sqnr_db
+        if self._oracle is None or least is None:
+            return ""
+        return self._oracle.refused_text(least) if choice.unchanged else self._oracle.text(choice.placement)
 
     def rest(self) -> None:
         """End the incumbent's process; it is built again where it is needed."""

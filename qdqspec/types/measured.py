@@ -128,6 +128,7 @@ class Trial:
     # worst output against the reference's, if the search has an accuracy constraint
     sqnr_db: float | None = None
     accuracy: float | None = None  # a task metric on all evaluation data, if it was computed
+    all_data_db: float | None = None  # the same SQNR on all data, where ``sqnr_db`` is of the first samples
     eps: float | None = (
         None  # the smallest share of time that counts, once the variation between builds is known
     )

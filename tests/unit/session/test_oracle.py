@@ -1,0 +1,116 @@
+"""The oracle of a search: predicts what the gate measures, learns what is beyond it, and is silent where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.session import Session
+from qdqspec.session.oracle import FIRST_DOUBT_DB, RehearsalOracle
+from qdqspec.session.rehearsing import Rehearser
+from qdqspec.types import Case, Inputs, Placement, Trial, TuneRules
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]> net (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+  a = Conv<pads = [1, 1, 1, 1]>(x, w)  b = Relu(a)  y = Conv<pads = [1, 1, 1, 1]>(b, w) }"""
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    proto, lots = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
+    weights = lots.normal(0, 0.3, (4, 4, 3, 3)).astype(np.float32)
+    proto.graph.initializer.append(numpy_helper.from_array(weights, "w"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", x=lots.normal(size=(4, 4, 8, 8)).astype(np.float32))
+    with Session(backend="fake", root=tmp_path, no_cache=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    data = Inputs(calibration=tmp_path / "data.npz")
+    return Case(id="default", model=tmp_path / "net.onnx", inputs=data, tune=TuneRules(trials=12))
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def opened(session: Session, case: Case, notes: list[str]) -> Iterator[tuple[RehearsalOracle, SchemeSpace]]:
+    bench = session.work(case).bench
+    with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
+        yield RehearsalOracle(rehearser, bench.prepared.space, notes.append), bench.prepared.space
+
+
+def trial(placement: Placement, sqnr_db: float, **more: float) -> Trial:
+    return Trial(number=1, phase="pure", placement=placement, sqnr_db=sqnr_db, **more)  # type: ignore[arg-type] # numbers
+
+
+def test_more_pairs_make_more_noise_and_none_make_none(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
+    oracle, space = opened
+    noise = oracle.noise()
+    assert noise is not None
+    assert all(power > 0 for power in noise.values())
+    first = space.units[0]
+    alone = oracle.predicted_db(space.resolve({first.id: first.full}))
+    everything = oracle.predicted_db(space.resolve(space.everything()))
+    assert alone is not None
+    assert everything is not None
+    assert everything < alone < oracle.predicted_db(space.resolve({}))  # type: ignore[operator] # it is known
+
+
+def test_the_offset_of_builds_and_the_difference_of_all_data_are_added(
+    opened: tuple[RehearsalOracle, SchemeSpace],
+) -> None:
+    oracle, space = opened
+    everything = space.resolve(space.everything())
+    rehearsed = oracle.predicted_db(everything)
+    assert rehearsed is not None
+    assert oracle.doubt_db == FIRST_DOUBT_DB
+    oracle.learn(trial(everything, rehearsed - 2))
+    assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 2)
+    oracle.learn(trial(everything, rehearsed - 2, all_data_db=rehearsed - 3))
+    assert oracle.predicted_db(everything) == pytest.approx(rehearsed - 3)
+    assert "measured" in oracle.text(everything)
+
+
+def test_what_was_not_rehearsed_teaches_nothing(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
+    oracle, space = opened
+    first, second = (space.resolve({unit.id: unit.full}) for unit in space.units[:2])
+    oracle.learn(trial(first, 3.0))
+    twin = oracle.predicted_db(second)
+    oracle.learn(replace(trial(second, 3.0), status="failed"))
+    assert oracle.predicted_db(second) == twin
+
+
+def test_where_memory_is_short_it_is_silent_and_the_reason_is_noted(
+    opened: tuple[RehearsalOracle, SchemeSpace], notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqspec.rehearsal.rehearsal.bytes_left", lambda: 16)
+    oracle, space = opened
+    assert oracle.predicted_db(space.resolve(space.everything())) is None
+    assert oracle.noise() is None
+    assert len(notes) == 1
+    assert "the search measures the accuracy of placements by building them" in notes[0]
+
+
+def test_a_search_under_a_limit_builds_what_keeps_it(session: Session, case: Case) -> None:
+    bench = session.work(case).bench
+    with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
+        oracle = RehearsalOracle(rehearser, bench.prepared.space, lambda _: None)
+        everything = oracle.predicted_db(bench.prepared.space.resolve(bench.prepared.space.everything()))
+    assert everything is not None
+    limit = everything + 1
+    result = session.search(replace(case, tune=replace(case.tune, min_sqnr_db=limit)))
+    built = [t for t in result.trials if t.placement.sites and t.phase != "confirm"]
+    assert built
+    assert "sensitivity" not in {t.phase for t in built}
+    assert sum(t.sqnr_db is not None and t.sqnr_db < limit for t in built) <= len(built) / 5
