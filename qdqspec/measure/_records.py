@@ -150,12 +150,11 @@ def placement_from_json(data: Json) -> Placement:
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to.
 
-    ``subgraph`` (in what part), ``accuracy`` (a task metric), ``eps`` (the smallest difference that counts) and
-    ``rival`` (the samples of whom it raced, paired with its own) stand only where they are known.
+    ``subgraph`` (the part built), ``accuracy`` (a task metric), ``all_data_db``, ``eps`` (the smallest difference that
+    counts) and ``rival`` (the opponent's samples, paired with its own) are present only where they are known.
     """
     part: dict[str, Any] = {"subgraph": list(trial.subgraph)} if trial.subgraph else {}
-    part |= {} if trial.accuracy is None else {"accuracy": trial.accuracy}
-    part |= {} if trial.eps is None else {"eps": trial.eps}
+    part |= {name: value for name in _SOMETIMES if (value := getattr(trial, name)) is not None}
     part |= {"rival": samples_to_json(trial.rival)} if trial.rival.wall_ms else {}
     return {
         "trial": trial.number,

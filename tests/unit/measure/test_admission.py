@@ -176,3 +176,43 @@ def test_the_same_graph_has_the_same_score(make_lab: MakeLab) -> None:
     bench = started(lab, admission=admission(sqnr_db=lambda _: 30.0))
     bench.trial(1, placement("good"), "p")
     assert bench.trial(2, placement("twin"), "p").accuracy == 0.95
+
+
+def on_all_data(difference: float, **more) -> Admission:
+    """A limit of 25 dB; all data gives so much more than the few samples."""
+    few = {"reference": 200.0, "good": 27.0, "bad": 24.0, "worse": 16.0, "faster": 26.0}
+    return Admission(
+        **{
+            "sqnr_db": lambda engine: few[engine.name],
+            "min_sqnr_db": 25.0,
+            "all_data": lambda engine: few[engine.name] + difference,
+            "confirms_sqnr": True,
+            **more,
+        }
+    )
+
+
+def test_a_race_winner_below_the_limit_on_all_data_does_not_win(make_lab: MakeLab) -> None:
+    bench = started(lab_of(make_lab), admission=on_all_data(-3.0))
+    trial = bench.trial(1, placement("good"), "p")
+    assert (trial.sqnr_db, trial.all_data_db, trial.incumbent) == (27.0, 24.0, False)
+    assert trial_from_json(json.loads(json.dumps(trial_to_json(trial)))).all_data_db == 24.0
+
+
+def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_limit(
+    make_lab: MakeLab,
+) -> None:
+    accuracy = on_all_data(2.0)
+    bench = started(lab_of(make_lab), admission=accuracy)
+    assert bench.trial(1, placement("bad"), "p").incumbent  # 24 dB on the first samples, 26 on all
+    assert accuracy.bias_db == 2.0
+    assert bench.trial(2, placement("worse"), "p").race is None
+
+
+def test_a_resumed_search_knows_the_difference(make_lab: MakeLab) -> None:
+    bench = started(lab_of(make_lab), admission=on_all_data(-1.0))
+    known = bench.trial(1, placement("good"), "p")
+    accuracy = on_all_data(-1.0)
+    accuracy.recall(known)
+    assert accuracy.bias_db == -1.0
+    assert accuracy.is_known(placement("good"))

@@ -13,10 +13,14 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import power
 from qdqspec.search._guide import Guide
 from qdqspec.search.attribution import Attribution
-from qdqspec.search.base import SearchSetup
+from qdqspec.search.base import SearchSetup, Strategy
+from qdqspec.search.exhaustive import Exhaustive
+from qdqspec.search.optuna import OptunaSearch
+from qdqspec.search.region import RegionSearch
 from qdqspec.search.select import front_of, reaches
+from qdqspec.search.subgraph import SubgraphSearch
 from qdqspec.testing.strategies import Oracle, drive, small_space
-from qdqspec.types import Label, Placement, Trial
+from qdqspec.types import NOT_CANDIDATES, Label, Placement, Trial
 
 
 class Additive:
@@ -140,3 +144,16 @@ def test_as_few_units_are_left_out_as_the_limit_takes(least: float) -> None:
     if left_out:
         back = min(left_out, key=noise.__getitem__)
         assert oracle.truth(space.resolve({**kept, back: everything[back]})) < least + oracle.doubt_db
+
+
+@pytest.mark.parametrize("make", [RegionSearch, SubgraphSearch, Exhaustive, OptunaSearch])
+def test_other_strategies_build_nothing_that_is_expected_below_the_limit(make: type[Strategy]) -> None:
+    if make is OptunaSearch:
+        pytest.importorskip("optuna")
+    space = small_space()
+    oracle = Additive(space)
+    setup = SearchSetup(space=space, clock="cpu", min_sqnr_db=38.0, trials=40, accuracy=oracle)
+    trials = drive(make(setup, np.random.default_rng(0)), Device(space, 0, oracle, 38.0), trials=40)
+    built = [t for t in trials if t.placement.sites and t.phase not in NOT_CANDIDATES]
+    assert built
+    assert all(t.sqnr_db is not None and t.sqnr_db >= 37.9 for t in built)
