@@ -271,7 +271,9 @@ def test_noise_adds_up_and_is_calibrated_by_the_whole() -> None:
 
 def test_dearer_noise_never_makes_more_of_it(learnt) -> None:
     costs, _ = learnt(2)
-    noise = NoiseModel.measured(costs.space.labels, [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))], {})
+    noise = NoiseModel.measured(
+        costs.space.labels, [{"": 30.0 + 2 * i} for i in range(len(costs.blocks))], {}
+    )
     heard = [noise.sqnr_db(codes) for codes in priced(costs, noise)]
     assert heard[-1] == float("inf")
     assert heard[0] <= heard[len(heard) // 2] <= heard[-1]
