@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from qdqspec.backends._trtexec_messages import Finding, find_all, plain_lines, shortened
+from qdqspec.types import NOT_CAPTURED
 
 Verdict: TypeAlias = Literal["PASSED", "FAILED", ""]
 
@@ -51,9 +52,13 @@ class Report:
     @property
     def notes(self) -> tuple[str, ...]:
         """What it says against its own measurement."""
+        found = (finding for finding in self.findings if finding.weight == "note")
         return tuple(
             dict.fromkeys(
-                finding.text.removeprefix("* ") for finding in self.findings if finding.weight == "note"
+                f"{NOT_CAPTURED}: {each.text}"
+                if each.kind == "no_cuda_graph"
+                else each.text.removeprefix("* ")
+                for each in found
             )
         )
 

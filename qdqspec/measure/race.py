@@ -36,6 +36,9 @@ DISTURBED = (
     1.2  # wall time over CPU time of a turn: others had the processor meanwhile, and it is taken again
 )
 RETAKES = 2
+MIXED_LAUNCHES = (
+    "compared with one engine as a CUDA graph and the other without: the ratio holds the time of launches"
+)
 LONG_MS = 20.0  # a run that takes longer meets others sooner or later, and by taking it again too
 
 
@@ -68,13 +71,21 @@ def race(
             )
             ours, theirs = ours + first_ours, theirs + first_theirs
             if len(theirs.wall_ms) == HOPELESS_AFTER and _ratio(ours, theirs, clock) > HOPELESS:
-                return _verdict(incumbent.digest, ours, theirs, clock, eps), ours, theirs
+                return _verdict(incumbent.digest, ours, theirs, clock, eps), *_noted(ours, theirs)
             if _is_vain(ours, theirs, clock, eps):
                 break
         outcome = _verdict(incumbent.digest, ours, theirs, clock, eps)
         if outcome.verdict != "no difference" or len(theirs.wall_ms) < look:
             break
-    return outcome, ours, theirs
+    return outcome, *_noted(ours, theirs)
+
+
+def _noted(ours: Samples, theirs: Samples) -> tuple[Samples, Samples]:
+    """Both samples, with a note where only one of the engines ran as a CUDA graph."""
+    if ours.launched_singly == theirs.launched_singly:
+        return ours, theirs
+    mine, other = (replace(each, notes=(*each.notes, MIXED_LAUNCHES)) for each in (ours, theirs))
+    return mine, other
 
 
 def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:

@@ -10,6 +10,7 @@ from qdqspec.checks.parity import culpable_output
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model
+from qdqspec.measure.race import MIXED_LAUNCHES
 from qdqspec.measure.store import Store
 from qdqspec.placement.survival import check_survival
 from qdqspec.session.case_bench import CaseBench
@@ -38,6 +39,7 @@ from qdqspec.types import (
     SurvivalEvidence,
 )
 
+_COMPARED = ("reference", "tuned")
 DRIFT = 0.05  # share of time from which a change of speed is reported
 CULPRIT_SECONDS = 30.0  # what looking for them may take when a check has failed
 
@@ -210,6 +212,7 @@ class CaseWork:
         return (
             *own,
             *self._drift_warning(),
+            *self._sample_warnings(),
             *self._limit_warning(),
             *self._output_warning(),
             *self.store.warnings,
@@ -234,6 +237,20 @@ class CaseWork:
             return ()
         changed = f"CPU speed changed by {measured.drift:+.0%} during measurement"
         return (f"{changed}: trust the ratio, not the milliseconds",)
+
+    def _sample_warnings(self) -> tuple[str, ...]:
+        """What the runtime notes about the samples of the models that are compared, each note once."""
+        measured = self.finder.latency
+        if measured is None:
+            return ()
+        roles: dict[str, list[str]] = {}
+        samples = {role: measured.samples[role] for role in _COMPARED if role in measured.samples}
+        for role, taken in samples.items():
+            for note in taken.notes:
+                roles.setdefault(note, []).append(role)
+        if len({taken.launched_singly for taken in samples.values()}) > 1:
+            roles[MIXED_LAUNCHES] = list(samples)
+        return tuple(f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
 
     def _limit_warning(self) -> tuple[str, ...]:
         """A selected model is below the limit where its scheme was asked for, or data or runtime changed since."""

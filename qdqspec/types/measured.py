@@ -32,6 +32,11 @@ class Samples:
     profiles: tuple[Samples, ...] = ()
     first: Samples | None = None
 
+    @property
+    def launched_singly(self) -> bool:
+        """Whether some of the runs were launched one by one, where a CUDA graph was wanted."""
+        return any(note.startswith(NOT_CAPTURED) for note in self.notes)
+
     def on(self, clock: Clock) -> tuple[float, ...]:
         """The samples on a clock; wall time if thread CPU time was not measured."""
         return self.cpu_ms if clock == "cpu" and self.cpu_ms else self.wall_ms

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 from trt_surface import ROOT
 
 from qdqspec.session import Session
+from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, TuneRules
 
 MODEL = ROOT / "specs" / "models" / "squeezenet10.onnx"
@@ -44,6 +46,40 @@ def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_pat
     assert sum("plan_bytes" in build for build in builds) > len(search.trials)
     assert {build["profiles"] for build in builds if "profiles" in build} == {0}  # every shape is fixed
     assert all(build["cuda_graph"] for build in builds if "cuda_graph" in build)
+
+
+def test_notes_of_the_runtime_reach_record_and_reports(
+    install_tensorrt: Callable[[str], None], fail: Callable[[str], None], tmp_path: Path, engine_threads: None
+):
+    """From the samples of an engine through trial and record to the table's footnotes and the page."""
+    from qdqspec.report.notes import warning_lines
+    from qdqspec.report.result import write_results
+    from qdqspec.report.write import render
+
+    install_tensorrt("11.4.0.106")
+    fail("short-of-memory,no-graph")
+    model = tmp_path / "small.onnx"
+    onnx.save(small_model(), model)
+    case = Case(
+        id="default", model=model, inputs=Inputs(batch=1), tune=TuneRules(trials=1, min_sqnr_db="none")
+    )
+    with Session(backend="tensorrt", output=tmp_path / "out", cache_dir=tmp_path / "cache") as session:
+        result = session.tune(case)
+        search = session.work(case).search
+        write_results(result.record)
+        written = session.output(case) / "result.json"
+    both = (
+        "short of GPU memory: the builder left kernels out",
+        "not recorded as a CUDA graph: cudaStreamEndCapture",
+    )
+    for note in both:
+        assert any(each.startswith(note) for each in search.trials[0].samples.notes)
+        (warning,) = [w for w in result.record.cases[0].evidence.warnings if note in w]
+        assert warning.startswith("latency of reference")
+        assert note in written.read_text("utf-8")
+        assert any(note in line for line in warning_lines(result.record)), "under the table"
+        for name in ("report.html", "report.md"):
+            assert note in render(result.record, Path(name)).decode(), name
 
 
 def run_device_tests(site: Path, *words: str) -> str:

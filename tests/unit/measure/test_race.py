@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +16,7 @@ from qdqspec.backends.fake import FakeDevice, FakeEngine
 from qdqspec.measure.race import (
     HOPELESS_AFTER,
     LOOKS,
+    MIXED_LAUNCHES,
     MOST_RUNS,
     SCREEN,
     WARMUP,
@@ -28,7 +30,7 @@ from qdqspec.measure.race import (
 )
 from qdqspec.measure.stats import signed_rank_bounds
 from qdqspec.testing.backends import small_model
-from qdqspec.types import LayerTime, Race, Samples
+from qdqspec.types import NOT_CAPTURED, LayerTime, Race, Samples
 
 SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model run alike: only run noise is left
 
@@ -58,6 +60,32 @@ def raced(model: Path, seed: int, scale: float, *, eps: float = 0.02, clock="cpu
         eps=eps,
         random=np.random.default_rng(seed),
     )
+
+
+class Noted:
+    """An engine whose samples carry notes."""
+
+    def __init__(self, engine: FakeEngine, *notes: str) -> None:
+        self._engine, self._notes = engine, notes
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        return replace(self._engine.time(runs, warmup), notes=self._notes)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize(("ours", "theirs"), [(True, False), (False, True), (True, True), (False, False)])
+def test_a_captured_engine_does_not_race_an_uncaptured_one_without_a_note(
+    model: Path, ours: bool, theirs: bool, scale: float
+) -> None:
+    device, note = FakeDevice(), f"{NOT_CAPTURED}: why"
+    engines = [
+        Noted(engine(device, model, 1, scale=str(times)), *([note] if noted else []))
+        for times, noted in ((scale, ours), (1.0, theirs))
+    ]
+    entrants = (Entrant(digest=str(number), engine=cast("Engine", one)) for number, one in enumerate(engines))
+    _, mine, other = race(*entrants, clock="cpu", eps=0.02, random=np.random.default_rng(1))
+    assert (MIXED_LAUNCHES in mine.notes) == (MIXED_LAUNCHES in other.notes) == (ours != theirs)
+    assert mine.launched_singly == ours
 
 
 def verdicts(model: Path, scale: float, seeds: int = 100, **more) -> list[Race]:
