@@ -23,7 +23,7 @@ from qdqspec.types import CORRECTIONS, CorrectionGain, Site
 
 LEAST_DB = 0.1  # that a correction gains on held-out samples, in the mean over placements
 MOST_LOSS_DB = 0.05  # of any of these placements
-RANGES_SHARE = 0.5  # of the time
+RANGES_SHARE = 0.7  # of the time that is left
 STATISTICS = 64  # samples that the inputs of layers are observed over, every other one held out
 
 _Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
@@ -34,7 +34,7 @@ class Question:
     """What corrections are looked for: those ``allowed``, of these numbers, within so many seconds.
 
     ``ranges`` are those of every calibration method, the case's own among them as ``method``. ``saturates`` is whether
-    sums of two neighbouring u8 x s8 products saturate on the processor.
+    sums of two neighbouring u8 x s8 products saturate on the processor. Numbers of tensors that are ``fixed`` stay.
     """
 
     model: Model
@@ -46,6 +46,7 @@ class Question:
     observe: Observe
     allowed: tuple[str, ...]
     saturates: bool
+    fixed: frozenset[str] = frozenset()
     seconds: float
     clock: Callable[[], float] = time.monotonic
 
@@ -72,7 +73,7 @@ class _Search:
 
     def __init__(self, question: Question) -> None:
         self.question = question
-        self.taken = NO_CORRECTIONS
+        self.taken = question.numbers.corrections
         self.gains: list[CorrectionGain] = []
         self.until = question.clock() + question.seconds
         self.errors = question.judge.errors(question.numbers)
@@ -114,15 +115,15 @@ class _Search:
         least = min(min(gains), *(new.sure_gain_db(old) for new, old in pairs))
         return sum(gains) / len(gains) >= LEAST_DB and least >= -MOST_LOSS_DB
 
+    def _may_change(self, site: Site) -> bool:
+        """Whether a weight is in a format of integers with scales of its own, and not fixed."""
+        fmt = number_format(site.format)
+        return not fmt.floating and not fmt.scale_type and site.tensor not in self.question.fixed
+
     def weights(self) -> list[tuple[Site, Layer]]:
         """The weight sites in formats of integers, each with its layer; one for each number format."""
         sites = {weight_key(s): s for s in self.question.sites if s.weight and s.tensor in self.layers}
-        return [(site, self.layers[site.tensor]) for site in sites.values() if _is_integer(site)]
-
-
-def _is_integer(site: Site) -> bool:
-    fmt = number_format(site.format)
-    return not fmt.floating and not fmt.scale_type
+        return [(site, self.layers[site.tensor]) for site in sites.values() if self._may_change(site)]
 
 
 def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
@@ -133,7 +134,9 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
     question = search.question
     tied = {name: tie_ranges(question.model, ranges) for name, ranges in question.ranges().items()}
     own = tied[question.method]
-    tensors = dict.fromkeys(site.tensor for site in question.sites if not site.weight)
+    tensors = dict.fromkeys(
+        s.tensor for s in question.sites if not s.weight and s.tensor not in question.fixed
+    )
 
     def corrected(ranges: Ranges) -> Corrections:
         return replace(taken, ranges={t: r for t, r in ranges.items() if t in tensors and r != own.get(t)})

@@ -75,6 +75,11 @@ class Quantizer:
             return own.integers
         return quantize(self._floats(site), self.params(site))
 
+    @property
+    def corrections(self) -> Corrections:
+        """The corrections in force."""
+        return self._corrections
+
     def corrected(self, corrections: Corrections) -> Quantizer:
         """The same with these corrections, and no others."""
         return Quantizer(

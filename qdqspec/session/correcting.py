@@ -22,7 +22,11 @@ from qdqspec.rehearsal import RehearsalRefusedError
 from qdqspec.session.runtimes import reference_runtime
 from qdqspec.types import Case, Placement
 
-SECONDS = 60.0  # without a limit of time for the search
+SECONDS = {
+    "quick": 5.0,
+    "default": 30.0,
+    "extensive": 120.0,
+}  # by preset, without a limit of time for the search
 SHARE = 0.15  # of that limit
 
 
@@ -40,6 +44,7 @@ class Correcting:
     ranges: Callable[[], Mapping[str, Ranges]]
     run: Callable[[ExitStack, Parts], Callable[[Feed], Mapping[str, Array]]]
     note: Callable[[str], None]
+    fixed: frozenset[str] = frozenset()
 
     def find(self) -> Found:
         """The corrections that help; none without calibration data, or where the model cannot be rehearsed."""
@@ -54,7 +59,7 @@ class Correcting:
                     f"corrections need {MIN_SAMPLES} calibration samples, and there are {len(data)}: none is applied"
                 )
             return Found()
-        placements = _judged(self.space)
+        placements = judged_placements(self.space)
         with ExitStack() as opened:
             judge = Judge(
                 model=self.model,
@@ -75,6 +80,7 @@ class Correcting:
                 if self.case.inputs.scales is None
                 else tuple(n for n in allowed if n != "ranges"),
                 saturates=capabilities.reduce_range,
+                fixed=self.fixed,
                 seconds=self._seconds,
             )
             try:
@@ -85,8 +91,8 @@ class Correcting:
 
     @property
     def _seconds(self) -> float:
-        minutes = self.case.tune.minutes
-        return SECONDS if minutes is None else min(SECONDS, SHARE * 60 * minutes)
+        most, minutes = SECONDS[self.case.tune.preset], self.case.tune.minutes
+        return most if minutes is None else min(most, SHARE * 60 * minutes)
 
     def _observed(self, tensors: Sequence[str], feeds: Iterable[Feed]) -> Iterator[Mapping[str, Array]]:
         """The values of these tensors for each input."""
@@ -99,7 +105,7 @@ class Correcting:
                 yield {**{name: feed[name] for name in tensors if name in feed}, **found}
 
 
-def _judged(space: SchemeSpace) -> tuple[Placement, ...]:
+def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
     """Everything quantized, and the linear operators alone with float outputs where they can be."""
     linear = {
         unit.id: "in-only"

@@ -25,6 +25,7 @@ from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shape
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import Feed, Method, calibrate, calibrate_with
+from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
@@ -32,6 +33,7 @@ from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
 from qdqspec.regions.search import find_regions
 from qdqspec.session.correcting import Correcting
 from qdqspec.session.fusion import FusionBuild, Groups, told_groups
+from qdqspec.session.keeping import KeptScales, kept_scales
 from qdqspec.session.observing import Observing
 from qdqspec.session.patterns import require_patterns
 from qdqspec.session.scores import Scores
@@ -206,12 +208,14 @@ class Prepared:
     def _numbered(self) -> tuple[SchemeSpace, Quantizer]:
         space = self.candidates
         ranges = self._ranges(space)
+        ranges |= {tensor: kept for tensor, kept in self._kept.ranges.items() if tensor in ranges}
         quantizer = Quantizer(
             self.model,
             tie_ranges(self.model, ranges),
             reduce_range=self.capabilities.reduce_range,
             symmetric_activations=self.capabilities.symmetric_activations,
             biases=space.bias_sources,
+            corrections=Corrections(weights=self._kept.weights),
         )
         return space.known(ranges.keys()), quantizer
 
@@ -229,6 +233,14 @@ class Prepared:
                 partial(self._observe, observers),
                 note=self.warnings.append,
             )
+
+    @cached_property
+    def _kept(self) -> KeptScales:
+        """The scales of quantized models that the search starts from, if the case keeps them."""
+        if self.case.quantize.scales != "keep":
+            return KeptScales()
+        saturates = self.capabilities.reduce_range
+        return kept_scales(self.model, self.case.tune.start_from, self.note_once, saturates=saturates)
 
     def _all_ranges(self) -> Mapping[str, Mapping[str, TensorRange]]:
         """The ranges of all activations by every method."""
@@ -258,6 +270,7 @@ class Prepared:
             ranges=self._all_ranges,
             run=self._observe,
             note=self.note_once,
+            fixed=self._kept.tensors,
         )
         return correcting.find()
 
@@ -269,7 +282,8 @@ class Prepared:
     @cached_property
     def numbers(self) -> Quantizer:
         """Scales, zero points and integer weights, corrected where the case allows it."""
-        return self._numbered[1].corrected(self.corrections.corrections)
+        numbers, found = self._numbered[1], self.corrections
+        return numbers.corrected(found.corrections) if any(gain.taken for gain in found.gains) else numbers
 
     def _observe(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
         """What runs the observer, until ``observers`` are closed."""

@@ -72,6 +72,7 @@ class Asked(TypedDict, total=False):
     clock: Literal["auto", "cpu", "wall"]
     float16: bool
     start_from: Sequence[PathLike]
+    start_scales: Literal["keep", "recalibrate"]
     metrics: Mapping[str, Metric]
 
 
@@ -105,6 +106,7 @@ _PLACES = {
     **{word: ("inputs", word) for word in ("calibration", "scales", "evaluation", "shapes", "values")},
     **{word: ("patterns", word) for word in ("allow", "deny")},
     **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},
+    "start_scales": ("quantize", "scales"),
     "regions": ("regions", "by"),
     "max_nodes": ("regions", "max_nodes"),
     "graph": ("regions", "graph"),

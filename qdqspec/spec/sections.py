@@ -136,6 +136,11 @@ class QuantizeSection(Section):
         "help on held-out calibration data.",
     )
 
+    scales: Literal["keep", "recalibrate"] = Field(
+        default="keep",
+        description="Whether scales of Q/DQ models in tune.start_from are kept; they may come from training.",
+    )
+
     def rules(self) -> QuantizeRules:
         """The section as a frozen record."""
         return QuantizeRules(
@@ -146,6 +151,7 @@ class QuantizeSection(Section):
             outputs=self.outputs,
             corrections=self.corrections,
             labels=self.labels,
+            scales=self.scales,
         )
 
 

@@ -19,7 +19,7 @@ SLACK = 1e-9  # tolerance of metric limits
 DEFAULT_MIN_SQNR_DB = 20.0  # below it outputs change visibly: at 13 dB most texts of a text recognizer do
 # Changes of ranges, weights and biases that reduce the error of a placement at no cost in time, in the order
 # of use.
-CORRECTIONS = ("ranges", "equalization", "bits", "rounding", "bias")
+CORRECTIONS = ("equalization", "bits", "rounding", "bias", "ranges")
 TRIALS = {"quick": 12, "default": 40, "extensive": 120}  # search builds a preset allows
 
 
@@ -92,7 +92,8 @@ class QuantizeRules:
     ``outputs`` is whether graph outputs that a quantized operator makes may be quantized; ``auto`` quantizes
     those of a weighted operator that the backend cannot run in integers otherwise.
 
-    ``corrections`` are those of `CORRECTIONS` that may be applied; ``auto`` is all of them, ``none`` is none.
+    ``scales`` states whether scales of quantized models in ``start_from`` are kept. ``corrections`` are those of
+    `CORRECTIONS` that may be applied; ``auto`` is all of them, ``none`` is none.
 
     ``labels`` are the kinds of labels that operators may have beside ``fp``; without any, all that the backend has.
     """
@@ -104,6 +105,7 @@ class QuantizeRules:
     outputs: bool | Literal["auto"] = "auto"
     corrections: Literal["auto", "none"] | tuple[str, ...] = "auto"
     labels: tuple[Kind, ...] = ()
+    scales: Literal["keep", "recalibrate"] = "keep"
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -147,9 +147,9 @@ def test_several_profiles(write: Write) -> None:
 @pytest.mark.parametrize(
     ("written", "corrections"),
     [
-        ("auto", ("ranges", "equalization", "bits", "rounding", "bias")),
+        ("auto", ("equalization", "bits", "rounding", "bias", "ranges")),
         ("none", ()),
-        ("[bias, ranges]", ("ranges", "bias")),
+        ("[ranges, bias]", ("bias", "ranges")),
     ],
 )
 def test_corrections(write: Write, written: str, corrections: tuple[str, ...]) -> None:

@@ -1,0 +1,114 @@
+"""What corrections give at one placement: SQNR on evaluation data without, with each alone, and with all of them.
+
+    python benchmarks/corrections.py FOLDER [FOLDER ...] [--names NAME ...] [--corrections auto ranges bits rounding]
+
+For each trained model of the folders that has data (`real_data.py`): everything quantized, and the linear operators
+alone with float outputs. Both are rehearsed on evaluation samples that corrections were neither found nor judged with.
+SQNR in dB at the worst tensor before final operators that saturate, then at the worst output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from real_data import RealModel, find_models
+from tabulate import tabulate
+
+from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Subject
+from qdqspec.session import Session
+from qdqspec.session.correcting import judged_placements
+from qdqspec.session.runtimes import reference_runtime
+from qdqspec.types import Case, Inputs, QuantizeRules
+
+SAMPLES = 32
+HEADS = (
+    "model",
+    "corrections",
+    "applied",
+    "everything dB",
+    "output dB",
+    "linear dB",
+    "output dB",
+    "gain dB",
+    "seconds",
+)
+FIXED = {"silero_vad_16k": {"sr": 16000}, "voice_activity": {"sr": 16000}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--names", nargs="*", default=[])
+    parser.add_argument("--corrections", nargs="*", default=["auto", "bits", "rounding", "ranges"])
+    arguments = parser.parse_args()
+    rows, gains = [], []
+    with tempfile.TemporaryDirectory() as scratch:
+        for model in find_models(arguments.folders, arguments.names, Path(scratch)):
+            if model.is_random or model.evaluation is None or "qdq" in model.name:
+                continue
+            try:
+                found = list(_measured(model, arguments.corrections))
+            except RehearsalRefusedError as error:
+                print(f"{model.name}: {error.what}", flush=True)
+                continue
+            rows += found
+            gains += [row[7] for row in found if row[1] == "auto"]
+            print(tabulate(found, HEADS, floatfmt=".1f"), flush=True)
+    print("\n" + tabulate(rows, HEADS, floatfmt=".1f"))
+    if gains:
+        print(
+            f"\nauto, everything quantized: median gain {np.median(gains):.1f} dB, smallest {min(gains):.1f} dB"
+        )
+    return 0
+
+
+def _measured(model: RealModel, corrections: list[str]) -> Iterator[list]:
+    """A row without corrections, and one for each of these."""
+    before = None
+    for words in ("none", *corrections):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Session(root=Path(folder)) as session,
+            ExitStack() as opened,
+        ):
+            rules = QuantizeRules(corrections=words if words in ("none", "auto") else (words,))
+            inputs = Inputs(
+                calibration=model.calibration, evaluation=model.evaluation, values=FIXED.get(model.name, {})
+            )
+            case = Case(id="default", model=model.path, inputs=inputs, quantize=rules)
+            bench = session.work(case).bench
+            prepared = bench.prepared
+            placements = judged_placements(prepared.space)
+            started = time.monotonic()
+            gains = prepared.corrections.gains
+            seconds = time.monotonic() - started
+            feeds = list(islice(prepared.evaluation, SAMPLES))
+            subject = Subject(
+                model=prepared.model,
+                sites=tuple(dict.fromkeys(site for one in placements for site in one.ordered)),
+                numbers=prepared.numbers,
+                feeds=lambda feeds=feeds: feeds,
+                samples=SAMPLES,
+            )
+            runtime = reference_runtime(opened, bench.work.options, bench.work.backend)
+            with Rehearsal(subject, runtime) as rehearsal:
+                errors = [rehearsal.error(placement) for placement in placements]
+        before = before or errors
+        applied = " ".join(gain.name for gain in gains if gain.taken)
+        figures = [value for one in errors for value in (one.guiding_db, one.sqnr_db)]
+        figures += [None] * (4 - len(figures))
+        gain = errors[0].guiding_db - before[0].guiding_db
+        yield [model.name, words, applied, *figures, gain, seconds]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

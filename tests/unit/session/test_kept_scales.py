@@ -1,0 +1,97 @@
+"""Scales of quantized models that a search starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from arrays import arrays_of
+
+from qdqspec.graph.save import save_model
+from qdqspec.placement.insert import insert_qdq
+from qdqspec.quantize.corrections import weight_key
+from qdqspec.quantize.quantizer import Quantizer
+from qdqspec.session import Session
+from qdqspec.session.keeping import kept_scales
+from qdqspec.session.prepare import Prepared
+from qdqspec.testing.graphs import ranges_for
+from qdqspec.types import Case, Inputs, Placement, QuantizeRules, TuneRules
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with Session(root=tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def case(models: Path, tmp_path: Path) -> Case:
+    data = tmp_path / "calibration.npz"
+    np.savez(data, input=arrays_of(models.parent / "data" / "digits_calibration.npz")["input"][:4])
+    rules = QuantizeRules(corrections="none", calibration="entropy")
+    return Case(
+        id="default", model=models / "digits_resnet.onnx", inputs=Inputs(calibration=data), quantize=rules
+    )
+
+
+@pytest.fixture
+def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Placement, Path]:
+    """The model quantized with other ranges than the case's."""
+    own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).bench.prepared
+    placement = own.space.resolve(own.space.everything())
+    path = tmp_path / "trained.onnx"
+    save_model(insert_qdq(own.model, placement, own.numbers).parts, path)
+    return own, placement, path
+
+
+def started(session: Session, case: Case, path: Path) -> Prepared:
+    return session.work(replace(case, tune=TuneRules(start_from=(path,)))).bench.prepared
+
+
+def test_scales_of_a_quantized_model_are_kept(
+    session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
+) -> None:
+    own, placement, path = trained
+    work = started(session, case, path)
+    for site in placement.ordered:
+        np.testing.assert_allclose(work.numbers.params(site).scale, own.numbers.params(site).scale, rtol=1e-6)
+        assert (work.numbers.params(site).zero_point == own.numbers.params(site).zero_point).all()
+    assert any("scales of" in note and "are kept" in note for note in work.warnings)
+
+
+def test_recalibrate_takes_those_of_calibration(
+    session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
+) -> None:
+    own, placement, path = trained
+    plain = session.work(case).bench.prepared
+    rules = replace(case.quantize, scales="recalibrate")
+    work = started(session, replace(case, quantize=rules), path)
+    for site in placement.ordered:
+        np.testing.assert_array_equal(work.numbers.params(site).scale, plain.numbers.params(site).scale)
+    assert any(
+        (work.numbers.params(site).scale != own.numbers.params(site).scale).any()
+        for site in placement.ordered
+        if not site.weight
+    )
+
+
+def test_weights_that_would_overflow_are_not_kept(
+    trained: tuple[Prepared, Placement, Path], tmp_path: Path
+) -> None:
+    own, placement, _ = trained
+    numbers = Quantizer(own.model, ranges_for(own.model), biases=own.space.bias_sources)  # 8 bits
+    save_model(insert_qdq(own.model, placement, numbers).parts, tmp_path / "q.onnx")
+    notes: list[str] = []
+    paths = [tmp_path / "q.onnx", tmp_path / "cache.yaml"]
+    kept = kept_scales(own.model, paths, notes.append, saturates=False)
+    assert {
+        weight_key(s) for s in placement.ordered if s.weight and s.format == "int8"
+    } == kept.weights.keys()
+    assert not any("overflow" in note for note in notes)
+    fewer = kept_scales(own.model, paths, notes.append, saturates=True)
+    assert len(fewer.weights) < len(kept.weights)
+    assert any("would overflow" in note for note in notes)
+    assert fewer.ranges == kept.ranges
