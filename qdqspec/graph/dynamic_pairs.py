@@ -207,7 +207,7 @@ class _Raising:
         return other if other in self._constants else None
 
     def _stored(self, tensor: str, perm: list[int]) -> tuple[str | None, bool]:
-        """The stored integers behind an operand, and whether they are transposed on the way."""
+        """The stored integers behind an operand, and whether they are transposed in between."""
         if tensor in self._constants:
             return tensor, False
         maker = self._maker(tensor)
