@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -70,8 +70,13 @@ class Sensitivities:
         }
 
 
-def find_sensitivities(rehearsal: Rehearsal, *, segments: int = SEGMENTS) -> Sensitivities:
-    """Measure every switch alone. Raises `RehearsalRefusedError` where no guiding tensor holds floats."""
+def find_sensitivities(
+    rehearsal: Rehearsal, *, segments: int = SEGMENTS, quick: bool = False
+) -> Sensitivities:
+    """Measure every switch alone; with ``quick`` on the first sample only.
+
+    Raises `RehearsalRefusedError` where no guiding tensor holds floats.
+    """
     edges = _guiding_floats(rehearsal)
     if not edges:
         raise RehearsalRefusedError(
@@ -81,7 +86,7 @@ def find_sensitivities(rehearsal: Rehearsal, *, segments: int = SEGMENTS) -> Sen
     switches = rehearsal.switches
     noise, samples = np.zeros((len(switches), len(edges))), np.zeros(len(switches), np.int64)
     for low, high in _segments(rehearsal, segments):
-        for number, tally in _segment(rehearsal, edges, low, high).items():
+        for number, tally in _segment(rehearsal, edges, low, high, quick=quick).items():
             noise[number], samples[number] = tally.ratio, tally.samples
     return Sensitivities(
         switches=switches, guides=tuple(tensor for tensor, _ in edges), noise=noise, samples=samples
@@ -109,7 +114,9 @@ class _Tally:
         return np.where(self.noise == 0, 0.0, found)
 
 
-def _segment(rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int) -> Mapping[int, _Tally]:
+def _segment(
+    rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int, *, quick: bool
+) -> Mapping[int, _Tally]:
     """The switches between two places, each alone: all on the first samples, those with most noise on all."""
     graph = rehearsal.graph
     model = graph.part(low, len(graph.nodes), (low, high), edges)
@@ -119,7 +126,7 @@ def _segment(rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int) -
     nothing = np.zeros(len(edges))
     tallies = {number: _Tally(nothing, nothing) for number in numbers}
     with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engine:
-        for index, feed in enumerate(_fed(rehearsal, low)):
+        for index, feed in enumerate(islice(_fed(rehearsal, low), 1 if quick else None)):
             if index == FIRST:
                 numbers = _noisiest({number: float(tallies[number].ratio.max()) for number in numbers})
             _measure(

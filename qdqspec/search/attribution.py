@@ -128,7 +128,7 @@ class Attribution(Stepwise):
         spent = spent_by_unit(space, told[0].layers if told else ())
         for labels in (*weighted_linear(space), *pure_labels(space)):
             placement = space.resolve(self.guide.thinned(space, labels, least, spent))
-            if placement.sites and not self._is_proved:
+            if placement.sites and not self._is_proved and self.guide.admits(placement, least):
                 trials += yield [_profiled(placement, "pure")]
         return trials
 

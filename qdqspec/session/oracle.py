@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -13,10 +14,15 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities
 from qdqspec.session.rehearsing import Rehearser
 from qdqspec.types import Label, Placement, Trial
-from qdqspec.units import count_text
+from qdqspec.units import count_text, seconds_text
 
 FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions before the first build, and after many
 NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is taken
+
+# The sensitivities of all switches, in runs of the rehearsal: two samples for each switch, more for those with much
+# noise, and on average half of the graph, optimized. On the first sample alone it is a quarter.
+RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
+SHARE, QUICK_SHARE = 0.25, 0.4  # of a search's time that either may take
 
 _FLOAT = Placement(sites=frozenset())
 
@@ -25,10 +31,17 @@ class RehearsalOracle:
     """Predicts what a search will measure: the rehearsed SQNR on the same samples, and an offset learnt from builds.
 
     The rehearsal is opened at the first question. Where there can be none, every answer is ``None`` and ``note`` takes
-    the reason.
+    the reason. ``seconds`` is the search's time, of which sensitivities take a share at most: on fewer samples, or not
+    at all.
     """
 
-    def __init__(self, rehearser: Rehearser, space: SchemeSpace, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        rehearser: Rehearser,
+        space: SchemeSpace,
+        note: Callable[[str], None],
+        seconds: float | None = None,
+    ) -> None:
         self._rehearser = rehearser
         self._space = space
         self._note = note
@@ -38,15 +51,33 @@ class RehearsalOracle:
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
         self._differences: list[float] = []  # of the SQNR on all data from that on the first samples
         self._refused = False
+        self._seconds = seconds
+        self._run_seconds = 0.0  # of one sample
+        self._is_too_slow = False
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
         """Noise power over signal power of each (unit, label) alone."""
-        if self._noise is None and not self._refused:
+        if self._noise is None and not self._refused and not self._is_too_slow:
             try:
-                self._noise = find_sensitivities(self._rehearser.rehearsal).by_label(self._space)
+                self._noise = self._sensitivities()
             except (RehearsalRefusedError, BackendError) as error:
                 self._refuse(error.what)
         return self._noise
+
+    def _sensitivities(self) -> Mapping[tuple[str, Label], float] | None:
+        self.rehearsed_db(self._space.resolve(self._space.everything()))  # for the time of a run
+        rehearsal = self._rehearser.rehearsal
+        whole = self._run_seconds * len(rehearsal.switches)
+        left = float("inf") if self._seconds is None else self._seconds
+        if RUNS_QUICK * whole > QUICK_SHARE * left:
+            self._is_too_slow = True
+            self._note(
+                f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about "
+                f"{seconds_text(RUNS_QUICK * whole)} of the search's {seconds_text(left)} and was skipped: "
+                "give it more time"
+            )
+            return None
+        return find_sensitivities(rehearsal, quick=RUNS_A_SWITCH * whole > SHARE * left).by_label(self._space)
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The SQNR that a build is expected to have on all data."""
@@ -124,7 +155,10 @@ class RehearsalOracle:
             rehearsal = self._rehearser.including(placement)
             if self._gate is None:
                 self._gate = OutputGate(_Placed(rehearsal, _FLOAT), rehearsal.feeds())
-            return self._gate(_Placed(rehearsal, placement))
+            started = time.monotonic()
+            found = self._gate(_Placed(rehearsal, placement))
+            self._run_seconds = (time.monotonic() - started) / max(1, self._gate.samples)
+            return found
         except RehearsalRefusedError as error:
             self._refuse(error.what)
         except (BackendError, PlacementError):

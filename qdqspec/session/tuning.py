@@ -114,7 +114,7 @@ class Tuning:
             self.search = Search(
                 make(setup, lots),
                 self._bench,
-                _budget(rules, trials, work.seconds_left()),
+                Budget(trials=trials, seconds=_seconds(rules, work.seconds_left())),
                 journal,
                 case=prepared.case.name,
                 replay=journal.trials(),
@@ -223,7 +223,8 @@ def _oracle(prepared: Prepared, work: Workbench, held: Held, opened: ExitStack) 
     if held.admission is None or not prepared.space.units:
         return None
     rehearser = opened.enter_context(Rehearser(prepared, work, prepared.comparison_data()))
-    return RehearsalOracle(rehearser, prepared.space, prepared.note_once)
+    seconds = _seconds(prepared.case.tune, work.seconds_left())
+    return RehearsalOracle(rehearser, prepared.space, prepared.note_once, seconds)
 
 
 def _setup(
@@ -271,7 +272,7 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
     return TRIALS[rules.preset] if own is None else own(rules.preset, space)
 
 
-def _budget(rules: TuneRules, trials: int, seconds_left: float | None) -> Budget:
+def _seconds(rules: TuneRules, seconds_left: float | None) -> float | None:
+    """What a search may take: as the case asks, or what is left of the run."""
     limits = [60 * rules.minutes if rules.minutes is not None else None, seconds_left]
-    seconds = min((limit for limit in limits if limit is not None), default=None)
-    return Budget(trials=trials, seconds=seconds)
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -102,6 +102,17 @@ def test_where_memory_is_short_it_is_silent_and_the_reason_is_noted(
     assert "the search measures the accuracy of placements by building them" in notes[0]
 
 
+@pytest.mark.parametrize(("seconds", "known"), [(1e-6, False), (1e6, True)])
+def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
+    session: Session, case: Case, notes: list[str], seconds: float, known: bool
+) -> None:
+    bench = session.work(case).bench
+    with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
+        oracle = RehearsalOracle(rehearser, bench.prepared.space, notes.append, seconds)
+        assert (oracle.noise() is not None) == known
+        assert ["was skipped: give it more time" in note for note in notes] == [True] * (not known)
+
+
 def test_a_search_under_a_limit_builds_what_keeps_it(session: Session, case: Case) -> None:
     bench = session.work(case).bench
     with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
