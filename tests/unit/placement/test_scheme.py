@@ -18,6 +18,7 @@ from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme
+from qdqspec.quantize.corrections import Corrections, WeightNumbers, rounding_text, weight_key
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, Site
@@ -254,3 +255,33 @@ def test_a_change_of_any_byte_is_refused_or_changes_nothing(path: Path, place: f
         assert error.cure  # noqa: PT017 - that there is a cure is what is tested
     else:
         assert known == read_scheme(path), "only the space between values"
+
+
+@given(seed=st.integers(0, 99))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_scheme_repeats_corrected_weights_bit_for_bit(
+    model: Model, placement: Placement, tmp_path: Path, seed: int
+) -> None:
+    plain = Quantizer(model, ranges_for(model))
+    (weight,) = (site for site in placement.ordered if site.weight)
+    random = np.random.default_rng(seed)
+    moved = plain.integer_weight(weight).astype(int) + random.integers(
+        -2, 3, model.array(weight.tensor).shape
+    )
+    own = WeightNumbers(
+        scale=plain.params(weight).scale * np.float32(0.75),
+        integers=np.clip(moved, -127, 127).astype(np.int8),
+    )
+    numbers = plain.corrected(Corrections(weights={weight_key(weight): own}))
+    write_scheme(tmp_path / "corrected.json", placement, numbers.placed(placement), "onnxruntime")
+    again = apply_scheme(model, tmp_path / "corrected.json")
+    assert again.proto == insert_qdq(model, placement, numbers).proto
+
+
+def test_rounding_of_another_size_is_left_out(model: Model, placement: Placement, path: Path) -> None:
+    content = json.loads(path.read_text())
+    del content["digest"]
+    site = next(site for site in content["sites"] if site["weight"])
+    site["rounding"] = rounding_text(np.ones(3, np.int8), np.zeros(3, np.int8))
+    notes = apply_scheme(model, content).notes
+    assert any("the rounding is not that of" in note for note in notes)
