@@ -29,6 +29,11 @@ class Guide:
         return self._oracle is not None
 
     @property
+    def has_noise(self) -> bool:
+        """Whether the noise of single labels is known; finds it where it can be."""
+        return self._oracle is not None and self._oracle.noise() is not None
+
+    @property
     def doubt_db(self) -> float:
         """How far predictions are off, in dB."""
         return 0.0 if self._oracle is None else self._oracle.doubt_db

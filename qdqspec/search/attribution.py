@@ -91,13 +91,16 @@ class Attribution(Stepwise):
     def _phases(self, space: SchemeSpace) -> Steps:
         reference = space.resolve({})
         trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
-        trials += yield from self._thinned(space, trials) if self.is_bound else self._pure(space)
+        if self.is_bound:
+            trials += yield from self._simple(space)
+        is_bound = self.is_bound and self.guide.has_noise
+        trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
         profiled = [trial for trial in trials if trial.ok and trial.layers]
         blocks = fuse(space, (trial.layers for trial in profiled))
         costs = CostModel(space, blocks)
         costs.learn(profiled)
         if blocks:
-            if self.is_bound:
+            if is_bound:
                 self._rehearse_blocks(space, costs)
             yield from self._compose(space, costs)
             yield from self._apply_accuracy(space, costs)
@@ -117,18 +120,21 @@ class Attribution(Stepwise):
             trials += yield pure
         return trials
 
-    def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
-        """P1 under a limit: simple placements that keep it as they are, then pure ones without the worst units."""
-        least = self._least_db
-        assert least is not None
+    def _simple(self, space: SchemeSpace) -> Phase:
+        """Weighted linear operators under one label, where that keeps the limit as it is."""
         simple = [
             placement for labels in weighted_linear(space) if (placement := space.resolve(labels)).sites
         ]
-        trials = yield [_profiled(p, "pure") for p in simple if self.guide.admits(p, least)]
+        return (yield [_profiled(p, "pure") for p in simple if self.guide.admits(p, self._least_db)])
+
+    def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
+        """P1 under a limit: simple and pure placements without the units that make most noise for their time."""
+        least, trials = self._least_db, list[Trial]()
+        assert least is not None
         spent = spent_by_unit(space, told[0].layers if told else ())
         for labels in (*weighted_linear(space), *pure_labels(space)):
             placement = space.resolve(self.guide.thinned(space, labels, least, spent))
-            if placement.sites and not self._is_proved and self.guide.admits(placement, least):
+            if placement.sites and not self._is_proved:
                 trials += yield [_profiled(placement, "pure")]
         return trials
 

@@ -125,7 +125,8 @@ class RehearsalOracle:
         if found is None:
             return ""
         rehearsed, measured = found
-        return f"rehearsed {rehearsed:.1f} dB, measured {measured:.1f} dB on the same samples"
+        offset = self.offset_db(rehearsed)
+        return f"rehearsed {rehearsed:.1f} dB, measured {measured:.1f} dB on the same samples, offset {offset:+.1f} dB"
 
     def refused_text(self, least_db: float) -> str:
         """How many placements were rehearsed, expected below a limit and not built; empty for none."""

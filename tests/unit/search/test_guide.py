@@ -112,6 +112,23 @@ def test_an_oracle_without_answers_leaves_the_analysis_to_builds() -> None:
     assert [t.placement.digest for t in told] == [t.placement.digest for t in searched(0, None)]
 
 
+class Slow(Additive):
+    """Predictions without the noise of single labels, as where finding that would take too long."""
+
+    def noise(self) -> Mapping[tuple[str, Label], float] | None:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_the_noise_of_labels_builds_show_it_and_the_winner_keeps_the_limit(seed: int) -> None:
+    trials = searched(seed, Slow(small_space()))
+    assert "sensitivity" in {trial.phase for trial in trials}
+    winner = [trial for trial in trials if trial.incumbent][-1]
+    assert winner.placement.sites
+    assert winner.sqnr_db is not None
+    assert winner.sqnr_db >= 38.0
+
+
 def test_a_limit_that_everything_keeps_costs_one_question() -> None:
     space = small_space()
     oracle = Additive(space)
