@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from qdqspec.errors import BackendError
 from qdqspec.files import explained, replace_file
 
 if TYPE_CHECKING:
@@ -27,10 +28,16 @@ if TYPE_CHECKING:
 
 
 class Shared:
-    """The files of one run for one device and version; nothing is kept where there is no folder."""
+    """The files of one run for one device and version; nothing is kept where there is no folder.
 
-    def __init__(self, folder: Path | None, key: str, *, fresh: bool = False) -> None:
+    ``cache`` is a timing cache of the user's, kept across runs, in place of the run's own.
+    """
+
+    def __init__(
+        self, folder: Path | None, key: str, *, fresh: bool = False, cache: Path | None = None
+    ) -> None:
         self._folder = folder
+        self._given = cache
         self._key = key
         self._fresh = fresh
         self.notes: list[str] = []  # what was found damaged
@@ -40,12 +47,13 @@ class Shared:
     @property
     def kind(self) -> str:
         """What a build begins with: ``shared``, or ``empty`` where it is fresh or nothing is kept."""
-        return "empty" if self._fresh or self._folder is None else "shared"
+        return "empty" if self._fresh or self._cache_file is None else "shared"
 
     def attach(self, config: trt.IBuilderConfig) -> trt.ITimingCache | None:
         """Give a build what earlier ones learnt. The answer must live until the build is done.
 
-        What lies there of another driver, or damaged, TensorRT refuses: then it starts anew.
+        TensorRT refuses a cache of another driver or a damaged one: then it starts anew. A cache of the user's that is
+        refused is an error, since the build would replace it.
         """
         with self._lock():
             known = b"" if self._fresh else self._read(self._cache_file)
@@ -53,12 +61,18 @@ class Shared:
             cache = config.create_timing_cache(content)
             if cache is not None and config.set_timing_cache(cache, ignore_mismatch=False):
                 return cache
+            if content and self._given is not None:
+                raise BackendError(
+                    "TensorRT refuses the timing cache: it is damaged, or of another GPU or version",
+                    where=self._given,
+                    cure="name another file with tensorrt.timing-cache; one that does not exist is created",
+                )
         return None
 
     def keep(self, config: trt.IBuilderConfig) -> None:
         """Merge what a build learnt into the file, with what others wrote since."""
         learnt = config.get_timing_cache()
-        if self._folder is None or self._fresh or learnt is None:
+        if self._cache_file is None or self._fresh or learnt is None:
             return
         with self._lock():
             others = self._read(self._cache_file)
@@ -74,16 +88,18 @@ class Shared:
 
     @property
     def _cache_file(self) -> Path | None:
-        return self._folder and self._folder / f"{self._key}.timing-cache"
+        return self._given or (self._folder and self._folder / f"{self._key}.timing-cache")
 
     def _lock(self) -> AbstractContextManager[object]:
+        if self._given is not None:
+            return FileLock(self._given.with_name(f"{self._given.name}.lock"))
         return nullcontext() if self._folder is None else FileLock(self._folder / f"{self._key}.lock")
 
     def _read(self, path: Path | None) -> bytes:
         """What was written, nothing where there is nothing or it is damaged."""
         if path is None:
             return b""
-        if (damage := set_aside_damaged(path)) is not None:
+        if path != self._given and (damage := set_aside_damaged(path)) is not None:
             self.notes.append(damage)
         with suppress(FileNotFoundError):
             return path.read_bytes()
@@ -93,8 +109,10 @@ class Shared:
         """Whole or not at all."""
         assert path is not None
         with explained("the timing cache", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, content)
-            seal(path)
+            if path != self._given:
+                seal(path)
 
 
 def seal(path: Path) -> None:

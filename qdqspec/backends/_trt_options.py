@@ -10,7 +10,9 @@
 - ``tensorrt.hardware``: what else the engine must run on: ``none``, ``ampere-plus`` or
   ``same-compute-capability`` (none). ``tensorrt.version-compatible``: whether in later versions, too (off).
 - ``tensorrt.build-route``: TensorRT 11's compiler knobs, ``-name=value`` separated by spaces (the compiler's own).
-- ``tensorrt.plugins``: plugin libraries, separated as in PATH; on the command line only, as ``build-route``.
+- ``tensorrt.timing-cache``: a file that builds read and extend, kept across runs (one in the folder of the run).
+- ``tensorrt.plugins``: plugin libraries, separated as in PATH; on the command line only, as ``build-route`` and
+  ``timing-cache``.
 - ``tensorrt.cuda-graph``: whether runs are timed as CUDA graphs where that is possible (on).
 - ``tensorrt.warmup-ms``: how long an engine that stood still is run before it is timed (100).
 - ``tensorrt.verbose``: whether TensorRT's whole log goes to the build's (off).
@@ -25,6 +27,7 @@ from typing import Literal, TypeAlias, get_args
 
 from qdqspec.config.declared import (
     LIBRARIES,
+    PATH,
     SWITCH,
     TEXT,
     BackendOption,
@@ -73,6 +76,13 @@ OPTIONS = BackendOptions(
             default="the compiler's",
         ),
         BackendOption(
+            word="timing-cache",
+            type=PATH,
+            in_files=False,
+            help="A timing cache that builds read and extend, kept across runs.",
+            default="one in the run's folder",
+        ),
+        BackendOption(
             word="plugins", type=LIBRARIES, in_files=False, help="Plugin libraries.", flag="plugin"
         ),
         _in_files("cuda-graph", SWITCH, "Whether runs are timed as CUDA graphs where possible.", "on"),
@@ -98,6 +108,7 @@ class TensorRtOptions:
     hardware: Hardware = "none"
     version_compatible: bool = False
     build_route: str | None = None
+    timing_cache: Path | None = None
     plugins: tuple[Path, ...] = ()
     cuda_graph: bool = True
     warmup_ms: int = 100

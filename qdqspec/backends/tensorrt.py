@@ -134,7 +134,7 @@ class TensorRtEngine:
         gpu = _cuda.describe(options.device)
         found = Found(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
         key = f"{found.slug}-tensorrt-{trt.__version__}"
-        self._shared = Shared(options.state, key, fresh=options.fresh)
+        self._shared = Shared(options.state, key, fresh=options.fresh, cache=self._words.timing_cache)
         build = Build(model, self._words, self._shared, self._log, logger)
         self._built: Built | None = build.run(options.profiles)
         with refusals(self._log, "the engine could not be read", model):

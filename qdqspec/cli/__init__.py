@@ -19,6 +19,7 @@ from qdqspec.cli.explain import add_verbs as add_explain
 from qdqspec.cli.init import add_verbs as add_init
 from qdqspec.cli.lint import add_verbs as add_lint
 from qdqspec.cli.machine import add_verbs as add_machine_verbs
+from qdqspec.cli.modelopt import refuse_mode, refuse_words
 from qdqspec.cli.models import add_verbs as add_model_verbs
 from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
 from qdqspec.cli.specs import add_verbs as add_spec_verbs
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code. Errors of input and environment are one message on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        arguments = _parser().parse_args(words)
+        arguments = _parsed(words)
         code: int = arguments.run(arguments)
     except QdqspecError as error:
         complain(f"qdqspec: {error}")
@@ -48,6 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return INTERRUPTED
     return code
+
+
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The arguments; options of ModelOpt's autotune are errors that name what stands for them here."""
+    parser = _parser()
+    is_tune = words[:1] == ["tune"]
+    if is_tune:
+        refuse_mode(words[1:])
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        if is_tune:
+            refuse_words(unknown)
+        parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ from qdqspec.regions.expressions import (
     matched_nodes,
     matches,
     parse,
+    require_included,
     unmatched,
 )
 from qdqspec.regions.forecast import Forecast, forecast_tuning
@@ -35,6 +36,7 @@ __all__ = [
     "matches",
     "parse",
     "render_text",
+    "require_included",
     "to_json",
     "unmatched",
 ]

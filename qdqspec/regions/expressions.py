@@ -10,14 +10,25 @@ from typing import TypeAlias
 
 import onnx
 
+from qdqspec.errors import SpecError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import reads_data
 from qdqspec.regions.automaton import automaton_of, taken_nodes
 from qdqspec.regions.flow import attribute_text, is_constant
 from qdqspec.regions.grammar import BUILT_INS, Choice, Expression, Op, Part, Repeat, Sequence, parse
+from qdqspec.registry import did_you_mean
 from qdqspec.types import PatternRules
 
-__all__ = ["BUILT_INS", "Expression", "allowed_nodes", "matched_nodes", "matches", "parse", "unmatched"]
+__all__ = [
+    "BUILT_INS",
+    "Expression",
+    "allowed_nodes",
+    "matched_nodes",
+    "matches",
+    "parse",
+    "require_included",
+    "unmatched",
+]
 
 Path: TypeAlias = tuple[Node, ...]
 LONGEST_REPEAT = 16  # repetitions of one `*`
@@ -78,6 +89,25 @@ def denied_nodes(model: Model, rules: PatternRules) -> frozenset[str]:
     """
     denied = _named(model, rules.deny)
     return frozenset(denied | {node.name for node in model.nodes if _is_like(node.name, rules.exclude)})
+
+
+def require_included(model: Model, rules: PatternRules) -> None:
+    """Raise `SpecError` for a glob of ``include`` that matches no node, with the nearest name.
+
+    ``include`` limits what may be quantized, so such a glob would leave the model unchanged without a reason.
+    """
+    names = [node.name for node in model.nodes if not is_constant(node)]
+    for glob in rules.include:
+        if any(fnmatchcase(name, glob) for name in names):
+            continue
+        is_operator = any(node.op_type == glob for node in model.nodes)
+        raise SpecError(
+            f"'{glob}' is the name of no node{did_you_mean(glob, names)}",
+            where=model.where,
+            cure=f"it is an operator type: write it under patterns.allow (--allow {glob})"
+            if is_operator
+            else "patterns.nodes.include, allow_file and --include take globs over node names: /layer1/*",
+        )
 
 
 def unmatched(model: Model, rules: PatternRules) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from qdqspec.quantize.corrections import Corrections
 from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
-from qdqspec.regions.expressions import allowed_nodes, denied_nodes, unmatched
+from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_included, unmatched
 from qdqspec.regions.search import find_regions
 from qdqspec.session.correcting import Correcting
 from qdqspec.session.fusion import FusionBuild, Groups, told_groups
@@ -105,6 +105,7 @@ class Prepared:
     def candidates(self) -> SchemeSpace:
         """All placements that the backend can use and the spec allows, before calibration."""
         require_patterns(self.case)
+        require_included(self.model, self.case.patterns)
         for pattern in unmatched(self.model, self.case.patterns):
             self.warnings.append(f"pattern '{pattern}' matches nothing in {self.given.where}")
         self._warn_formats()

@@ -40,7 +40,7 @@ class PatternsSection(Section):
     deny: Listed[Words] = Field(default=(), description="Pattern expressions that are never quantized.")
     nodes: NodesSection = Field(default=NodesSection(), description="The same by node name.")
     allow_file: NamesFile | None = Field(
-        default=None, description="A file of node-name wildcards to include, one a line."
+        default=None, description="A file of globs over node names to include, one a line."
     )
     deny_file: NamesFile | None = Field(
         default=None, description="A file of node-name wildcards to exclude, one a line."

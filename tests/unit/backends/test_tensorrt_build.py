@@ -316,6 +316,32 @@ def test_what_tensorrt_would_take_is_not_given_to_it_once_spoilt(
     assert records(state)[-1]["warnings"] == []
 
 
+def test_a_timing_cache_of_the_users_is_kept_across_runs(model: Path, tmp_path: Path, newest: None):
+    cache = tmp_path / "mine" / "gpu.cache"
+    words = {"tensorrt.timing-cache": str(cache)}
+    times = set()
+    for run in ("first", "second"):
+        options = BuildOptions(state=tmp_path / run, extra=words)
+        with closing(TensorRt().build(model, options)) as engine:
+            assert engine._built is not None
+            times.add(engine._built.engine._cost.milliseconds)
+        assert records(tmp_path / run)[0]["timing_cache"] == "shared"
+        assert not list((tmp_path / run).glob("*.timing-cache"))
+    assert len(times) == 1, "the second run took the kernels of the first"
+    assert "conv_kernel" in json.loads(cache.read_bytes())
+
+
+def test_a_timing_cache_of_the_users_that_is_refused_is_left_as_it_is(
+    model: Path, tmp_path: Path, newest: None
+):
+    cache = tmp_path / "gpu.cache"
+    cache.write_bytes(b"of another GPU")
+    with pytest.raises(BackendError, match="TensorRT refuses the timing cache") as caught:
+        TensorRt().build(model, BuildOptions(extra={"tensorrt.timing-cache": str(cache)}))
+    assert caught.value.where == str(cache)
+    assert cache.read_bytes() == b"of another GPU"
+
+
 def test_builds_side_by_side_lose_nothing(tmp_path: Path, newest: None):
     import tensorrt as trt
 

@@ -7,7 +7,15 @@ import pytest
 
 from qdqspec.errors import PatternError, SpecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.regions import BUILT_INS, allowed_nodes, matched_nodes, matches, parse, unmatched
+from qdqspec.regions import (
+    BUILT_INS,
+    allowed_nodes,
+    matched_nodes,
+    matches,
+    parse,
+    require_included,
+    unmatched,
+)
 from qdqspec.types import PatternRules
 
 BODY = """
@@ -143,6 +151,23 @@ def test_constant_nodes_are_never_allowed():
 def test_unmatched_rules_are_reported_as_written(model):
     rules = PatternRules(allow=("Conv", "Gemm"), deny=("Softmax",), include=("*",), exclude=("/head/*",))
     assert unmatched(model, rules) == ("Gemm", "Softmax", "/head/*")
+
+
+@pytest.mark.parametrize(
+    ("glob", "said", "cure"),
+    [
+        ("Conv", "'Conv' is the name of no node", "it is an operator type: write it under patterns.allow"),
+        ("Rleu#2", "'Rleu#2' is the name of no node (did you mean 'Relu#2'?)", "globs over node names"),
+        ("/layer9/*", "'/layer9/*' is the name of no node", "globs over node names"),
+    ],
+)
+def test_an_included_name_that_matches_nothing_is_an_error(model, glob, said, cure):
+    """The model would be left unchanged, and nothing would say why."""
+    require_included(model, PatternRules(include=("Relu*",), exclude=("/head/*",)))
+    with pytest.raises(SpecError) as caught:
+        require_included(model, PatternRules(include=("Relu*", glob)))
+    assert said in caught.value.what
+    assert cure in str(caught.value.cure)
 
 
 def test_an_expression_with_endless_ways_ends(models):

@@ -1,0 +1,52 @@
+"""Options of ModelOpt's autotune, given to ``tune``: an error that names what stands for each here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qdqspec.errors import ConfigError
+
+PAGE = "docs/how-to/from-modelopt.md lists all of ModelOpt's options"
+_PRESETS = ("quick", "default", "extensive")
+# ModelOpt's word: what to give instead.
+WORDS = {
+    "--onnx_path": "the model as the first argument: qdqspec tune model.onnx",
+    "--output_dir": "--output DIR",
+    "--schemes_per_region": "--trials N for the whole search, --minutes N, or --preset",
+    "--num_schemes": "--trials N for the whole search, --minutes N, or --preset",
+    "--pattern_cache": "--start-from FILE takes the patterns.yaml of an earlier run",
+    "--qdq_baseline": "--start-from MODEL takes the placement of a quantized model",
+    "--state_file": "no option: a search resumes from trials.jsonl in its output folder",
+    "--node_filter_list": "--include GLOB for each pattern, or patterns.allow_file in a spec",
+    "--quant_type": "--quant int8 (or fp8)",
+    "--default_dq_dtype": "a model in that type: DequantizeLinear gives the model's float type",
+    "--use_trtexec": "--backend trtexec (tensorrt is the Python API)",
+    "--timing_cache": "--backend-option tensorrt.timing-cache=FILE (or trtexec.timing-cache)",
+    "--warmup_runs": "--backend-option tensorrt.warmup-ms=N: a GPU is warmed up by time",
+    "--timing_runs": "no option: a comparison takes more runs until it is decided",
+    "--plugin_libraries": "--plugin LIB.so, once for each library",
+    "--plugins": "--plugin LIB.so, once for each library",
+    "--trtexec_benchmark_args": "--backend trtexec --trtexec-args=...",
+    "--autotune": "qdqspec tune MODEL --preset quick (or default, extensive)",
+}
+
+
+def refuse_mode(words: Sequence[str]) -> None:
+    """Raise `ConfigError` for ModelOpt's ``--mode quick``: the option exists here with another meaning."""
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        given = value if equals else next(iter(words[position + 1 :]), "")
+        if name == "--mode" and given in _PRESETS:
+            raise ConfigError(
+                f"--mode {given} is an option of ModelOpt's autotune; --mode here is run, measure, verify or plan",
+                cure=f"use --preset {given}; {PAGE}",
+            )
+
+
+def refuse_words(unknown: Sequence[str]) -> None:
+    """Raise `ConfigError` for the first unknown option that is ModelOpt's, spelled with underscores or dashes."""
+    for word in unknown:
+        name = word.partition("=")[0]
+        known = WORDS.get(f"--{name[2:].replace('-', '_')}") if name.startswith("--") else None
+        if known is not None:
+            raise ConfigError(f"{name} is an option of ModelOpt's autotune", cure=f"use {known}; {PAGE}")

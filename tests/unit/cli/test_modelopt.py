@@ -1,0 +1,53 @@
+"""Options of ModelOpt's autotune on the command line, and the page that maps all of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from qdqspec.cli.modelopt import WORDS
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "from-modelopt.md"
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "cure"),
+    [
+        (["m.onnx", "--mode", "quick"], "--mode quick is an option of ModelOpt", "use --preset quick"),
+        (
+            ["m.onnx", "--mode=extensive"],
+            "--mode extensive is an option of ModelOpt",
+            "use --preset extensive",
+        ),
+        (
+            ["m.onnx", "--schemes_per_region", "30"],
+            "--schemes_per_region is an option of ModelOpt",
+            "--trials",
+        ),
+        (["m.onnx", "--schemes-per-region=30"], "--schemes-per-region is an option of ModelOpt", "--trials"),
+        (["--onnx_path", "m.onnx"], "--onnx_path is an option of ModelOpt", "as the first argument"),
+        (["m.onnx", "--qdq_baseline", "q.onnx"], "--qdq_baseline is an option of ModelOpt", "--start-from"),
+    ],
+)
+def test_an_option_of_modelopt_is_an_error_that_names_ours(verb, words, said, cure) -> None:
+    result = verb("tune", *words)
+    assert result.code == 2
+    assert said in result.err
+    assert cure in result.err
+
+
+def test_other_unknown_options_are_errors_of_usage(verb) -> None:
+    result = verb("tune", "m.onnx", "--no-such-option")
+    assert result.code == 2
+    assert "unrecognized arguments: --no-such-option" in result.err
+
+
+def test_our_own_modes_are_taken(verb) -> None:
+    assert "ModelOpt" not in verb("tune", "no-such.onnx", "--mode", "plan").err
+
+
+def test_the_page_has_every_option_of_modelopt() -> None:
+    listed = set(re.findall(r"^\| `(--\w+)", PAGE.read_text(encoding="utf-8"), flags=re.M))
+    assert WORDS.keys() | {"--mode", "--verbose"} <= listed
