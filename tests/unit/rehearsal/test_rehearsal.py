@@ -144,7 +144,7 @@ def test_every_choice_of_a_space_can_be_rehearsed_on_a_real_model(tmp_path: Path
     model = load_model(MODELS / "digits_resnet.onnx")
     rules = QuantizeRules()
     space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=rules)
-    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources)
+    numbers = Quantizer(model, ranges_for(model), biases=space.bias_sources, reduce_range=True)
     random = np.random.default_rng(0)
     feed = {"input": random.random((2, 1, 16, 16), np.float32)}
     with rehearsal_of(model, sites_of(space), numbers, feed) as rehearsal:
@@ -152,7 +152,9 @@ def test_every_choice_of_a_space_can_be_rehearsed_on_a_real_model(tmp_path: Path
             labels = {unit.id: str(random.choice(unit.labels)) for unit in space.units}
             placement = space.resolve(labels)
             expected = built_outputs(model, placement, numbers, feed, tmp_path)["logits"]
-            np.testing.assert_array_equal(rehearsal.outputs(placement, feed)["logits"], expected)
+            found = rehearsal.outputs(placement, feed)["logits"]
+            # A dynamic Gemm is built as a product of integers, whose sum is rounded once.
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_an_operator_that_raising_the_opset_replaces_keeps_its_switch(feeds: list, tmp_path: Path) -> None:
