@@ -302,6 +302,6 @@ def test_saturation_is_said_once_and_only_of_eight_bits(parsed: Callable[..., Mo
 
 
 def test_every_rule_is_tried() -> None:
-    elsewhere = {"ORT013", "ORT026"}
+    elsewhere = {"ORT013", "ORT015", "ORT026"}  # of several layers; in test_dynamic.py
     tried = {"ORT014"} | REFUSED.keys() | MISFITS.keys() | SLOW.keys() | EXTRA.keys() | elsewhere
     assert {rule.id for rule in rules_for() if rule.targets == ONNXRUNTIME} == tried
