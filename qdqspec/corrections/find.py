@@ -23,6 +23,7 @@ from qdqspec.types import CORRECTIONS, CorrectionGain, Site
 
 LEAST_DB = 0.1  # that a correction gains on held-out samples, in the mean over placements
 MOST_LOSS_DB = 0.05  # of any of these placements
+USABLE_DB = 10.0  # below it, outputs are dominated by a few pairs, and a gain or loss shows nothing
 RANGES_SHARE = 0.7  # of the time that is left
 STATISTICS = 64  # samples that the inputs of layers are observed over, every other one held out
 
@@ -109,11 +110,11 @@ class _Search:
             self.taken, self.errors = tried, after
 
     def accepts(self, after: tuple[Errors, ...]) -> bool:
-        """Whether held-out errors are smaller than those so far."""
-        pairs = list(zip(after, self.errors, strict=True))
-        gains = [new.gain_db(old) for new, old in pairs]
-        least = min(min(gains), *(new.sure_gain_db(old) for new, old in pairs))
-        return sum(gains) / len(gains) >= LEAST_DB and least >= -MOST_LOSS_DB
+        """Whether held-out errors are smaller than those so far, of placements whose outputs are usable."""
+        pairs = [(new, old) for new, old in zip(after, self.errors, strict=True) if old.total_db >= USABLE_DB]
+        gains = [gain for new, old in pairs if (gain := new.gain_db(old))]  # those that are affected
+        least = min((min(new.gain_db(old), new.sure_gain_db(old)) for new, old in pairs), default=0.0)
+        return bool(gains) and sum(gains) / len(gains) >= LEAST_DB and least >= -MOST_LOSS_DB
 
     def _may_change(self, site: Site) -> bool:
         """Whether a weight is in a format of integers with scales of its own, and not fixed."""
@@ -148,7 +149,8 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
         list(tied.values()),
         RANGES_SHARE * (search.until - question.clock()),
     )
-    linear = {site.tensor for placement in question.judge.placements[1:] for site in placement.ordered}
+    quantized = [{s.tensor for s in one.ordered if not s.weight} for one in question.judge.placements]
+    linear = {tensor for some in quantized if some != quantized[0] for tensor in some}
     options = [*found, {t: own[t] if t in linear and t in own else r for t, r in found[-1].items()}]
     errors = [question.judge.errors(search.numbers(corrected(ranges))) for ranges in options]
     totals = [(search.accepts(some), sum(one.total_db for one in some)) for some in errors]

@@ -17,10 +17,11 @@ from qdqspec.graph.wire import Parts
 from qdqspec.parity.data import Dataset
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.calibrate import Feed
+from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.rehearsal import RehearsalRefusedError
 from qdqspec.session.runtimes import reference_runtime
-from qdqspec.types import Case, Placement
+from qdqspec.types import Case, Placement, Site
 
 SECONDS = {
     "quick": 5.0,
@@ -62,7 +63,7 @@ class Correcting:
                     f"corrections need {MIN_SAMPLES} calibration samples, and there are {len(data)}: none is applied"
                 )
             return Found()
-        placements = judged_placements(self.space)
+        placements = _with_halves(judged_placements(self.space))
         with ExitStack() as opened:
             judge = Judge(
                 model=self.model,
@@ -117,3 +118,23 @@ def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
     }
     found = (space.resolve(space.everything()), space.resolve(linear))
     return tuple({placement.digest: placement for placement in found if placement.sites}.values())
+
+
+def _with_halves(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
+    """The placements, and of the first one the weights alone and the activations alone.
+
+    Each half tells what a correction gives where the other one dominates the error of both.
+    """
+    everything = placements[0]
+    halves = (
+        Placement(
+            sites=frozenset(site for site in everything.sites if site.weight == weight and not _is_bias(site))
+        )
+        for weight in (True, False)
+    )
+    found = (*placements, *halves)
+    return tuple({placement.digest: placement for placement in found if placement.sites}.values())
+
+
+def _is_bias(site: Site) -> bool:
+    return site.format == BIAS_FORMAT
