@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -13,7 +14,7 @@ from qdqspec.parity.gate import MOST_DB, OutputGate
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities
 from qdqspec.session.rehearsing import Rehearser
-from qdqspec.types import Label, Placement, Trial
+from qdqspec.types import EXACT_DB, BlockError, Label, Placement, Trial
 from qdqspec.units import count_text, seconds_text
 
 FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions before the first build, and after many
@@ -78,6 +79,16 @@ class RehearsalOracle:
             )
             return None
         return find_sensitivities(rehearsal, quick=RUNS_A_SWITCH * whole > SHARE * left).by_label(self._space)
+
+    @property
+    def errors(self) -> tuple[BlockError, ...]:
+        """The error of each unit alone, worst first; none before `noise` was asked for."""
+        found = (
+            BlockError(block=unit, label=label, sqnr_db=min(-10 * math.log10(noise), EXACT_DB))
+            for (unit, label), noise in (self._noise or {}).items()
+            if noise > 0 and math.isfinite(noise)
+        )
+        return tuple(sorted(found, key=lambda error: (error.sqnr_db, error.block, error.label)))
 
     def predicted_db(self, placement: Placement) -> float | None:
         """The SQNR that a build is expected to have on all data."""

@@ -164,6 +164,7 @@ class Tuning:
             front=confirmed.front,
             accuracy=self._held.bound(choice.placement),
             limits=self._held.limits,
+            errors=() if self._oracle is None else self._oracle.errors,
             corrections=prepared.corrections.gains,
         )
 
