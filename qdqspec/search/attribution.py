@@ -92,7 +92,7 @@ class Attribution(Stepwise):
         reference = space.resolve({})
         trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
         if self.is_bound:
-            trials += yield from self._simple(space)
+            trials += yield from self._simple(space, trials)
         is_bound = self.is_bound and self.guide.has_noise
         trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
         profiled = [trial for trial in trials if trial.ok and trial.layers]
@@ -120,20 +120,28 @@ class Attribution(Stepwise):
             trials += yield pure
         return trials
 
-    def _simple(self, space: SchemeSpace) -> Phase:
-        """Weighted linear operators under one label, where that keeps the limit as it is."""
-        simple = [
-            placement for labels in weighted_linear(space) if (placement := space.resolve(labels)).sites
+    def _simple(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
+        """Weighted linear operators under one label, where these take most of the time and that keeps the limit."""
+        spent = spent_by_unit(space, told[0].layers if told else ())
+        whole = sum(spent[unit] for unit in space.everything())
+        large = [
+            labels for labels in weighted_linear(space) if sum(map(spent.__getitem__, labels)) > whole / 2
         ]
-        return (yield [_profiled(p, "pure") for p in simple if self.guide.admits(p, self._least_db)])
+        placements = [space.resolve(labels) for labels in large]
+        return (yield [_profiled(p, "pure") for p in placements if self.guide.admits(p, self._least_db)])
 
     def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
-        """P1 under a limit: simple and pure placements without the units that make most noise for their time."""
+        """P1 under a limit: simple and pure placements without the units that make most noise for their time.
+
+        Those that quantize most of the time come first.
+        """
         least, trials = self._least_db, list[Trial]()
         assert least is not None
         spent = spent_by_unit(space, told[0].layers if told else ())
-        for labels in (*weighted_linear(space), *pure_labels(space)):
-            placement = space.resolve(self.guide.thinned(space, labels, least, spent))
+        pure = [*weighted_linear(space), *pure_labels(space)]
+        kept = [self.guide.thinned(space, labels, least, spent) for labels in pure]
+        for labels in sorted(kept, key=lambda each: -sum(spent[unit] for unit in each)):
+            placement = space.resolve(labels)
             if placement.sites and not self._is_proved:
                 trials += yield [_profiled(placement, "pure")]
         return trials
