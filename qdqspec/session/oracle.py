@@ -23,7 +23,7 @@ NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is 
 # The sensitivities of all switches, in runs of the rehearsal: two samples for each switch, more for those with much
 # noise, and on average half of the graph, optimized. On the first sample alone it is a quarter.
 RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
-SHARE, QUICK_SHARE = 0.25, 0.4  # of a search's time that either may take
+SHARE, QUICK_SHARE = 0.25, 0.7  # of a search's time that either may take
 
 _FLOAT = Placement(sites=frozenset())
 
