@@ -20,7 +20,11 @@ FINISHED = (
     "temporary", "testing", "types", "units",
 )  # fmt: skip
 UNFINISHED = ("lint/tensorrt_*.py",)
-DOCUMENTS = ("README.md", "docs/guide.md", "docs/architecture.md")
+DOCUMENTS = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("architecture", "guide", "tensorrt")),
+    *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/how-to/*.md"))),
+)
 
 # What is never meant literally in a technical text, and what to write instead.
 WORDS = {
