@@ -88,12 +88,11 @@ def import_model(arguments: argparse.Namespace) -> int:
 
 
 def diff(arguments: argparse.Namespace) -> int:
-    """Compare two models."""
-    from qdqspec.graph.model import load_model
+    """Compare two models, with their local functions inlined."""
     from qdqspec.placement.diff import diff_models
     from qdqspec.placement.differences import render_text, to_json
 
-    found = diff_models(load_model(arguments.first), load_model(arguments.second))
+    found = diff_models(model_given(arguments.first), model_given(arguments.second))
     if arguments.json:
         say_json(to_json(found))
     else:

@@ -111,7 +111,7 @@ class Rehearsal:
     def outputs(self, placement: Placement, feed: Feed) -> dict[str, Array]:
         """The graph outputs of the model with these pairs. Raises `PlacementError` where one was not foreseen."""
         values = self.values(self.switches.setting(placement), feed)
-        return {name: values[name, end] for name, end in self.outputs_edges}
+        return {name: values[name, end] for name, end in self.outputs_edges if (name, end) in values}
 
     def error(self, placement: Placement) -> Rehearsed:
         """The error of a placement against the float model, at the outputs and where it guides a search."""
@@ -186,12 +186,15 @@ class Rehearsal:
 
 
 def run(model: SwitchedModel, engine: Engine, setting: Setting, feed: Feed) -> Values:
-    """The values that a model with switches gives, by edge; ``setting`` is of all switches, also those it lacks."""
-    given = {name: feed[name] for name in model.inputs}
+    """The values that a model with switches gives, by edge; ``setting`` is of all switches, also those it lacks.
+
+    Inputs with a default value may be absent from ``feed``. Outputs that are no arrays, such as sequences, are left out.
+    """
+    given = {name: feed[name] for name in model.inputs if name in feed}
     if model.input:
         given[model.input] = setting[list(model.numbers)]
     found = engine.run(given)
-    return {edge: found[name] for edge, name in model.names.items()}
+    return {edge: found[name] for edge, name in model.names.items() if name in found}
 
 
 def _limit(given: int | None) -> int | None:
@@ -205,7 +208,8 @@ def _by_tensor(values: Values, edges: Iterable[Edge]) -> dict[str, Array]:
     """Values by the name of the tensor; of one that several readers see differently, the first."""
     found: dict[str, Array] = {}
     for edge in edges:
-        found.setdefault(edge[0], values[edge])
+        if edge in values:
+            found.setdefault(edge[0], values[edge])
     return found
 
 

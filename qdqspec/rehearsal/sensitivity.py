@@ -159,7 +159,7 @@ def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
     model = graph.head(index, live)
     with closing(rehearsal.load(model, f"until{index}", rehearsal.runtime.fast)) as engine:
         for feed in rehearsal.feeds():
-            yield {**feed, **engine.run({name: feed[name] for name in model.inputs})}
+            yield {**feed, **engine.run({name: feed[name] for name in model.inputs if name in feed})}
 
 
 def _noisiest(powers: Mapping[int, float]) -> list[int]:
@@ -197,7 +197,11 @@ def _guiding_floats(rehearsal: Rehearsal) -> list[Edge]:
     if first is None:
         raise BackendError("there is no sample to measure sensitivities on")
     _, values = first
-    return [edge for edge in rehearsal.guiding_edges if np.issubdtype(values[edge].dtype, np.floating)]
+    return [
+        edge
+        for edge in rehearsal.guiding_edges
+        if edge in values and np.issubdtype(values[edge].dtype, np.floating)
+    ]
 
 
 def _error(reference: Array, seen: Array) -> npt.NDArray[np.float32]:
