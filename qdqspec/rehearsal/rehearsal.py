@@ -188,7 +188,7 @@ class Rehearsal:
 def run(model: SwitchedModel, engine: Engine, setting: Setting, feed: Feed) -> Values:
     """The values that a model with switches gives, by edge; ``setting`` is of all switches, also those it lacks.
 
-    Inputs with a default value may be absent from ``feed``. Outputs that are no arrays, such as sequences, are left out.
+    Inputs with a default value may be absent from ``feed``. Outputs that are no arrays are left out.
     """
     given = {name: feed[name] for name in model.inputs if name in feed}
     if model.input:
