@@ -48,7 +48,7 @@ class Capabilities:
     ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
     ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
     ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
-    ``computes`` is false where no arithmetic is done, so that better numbers are of no use;
+    ``computes`` is false on a simulated device: there placements are neither rehearsed nor corrected;
     ``dynamic[format]`` are the ops with a constant weight that have a kernel which finds the range of its activation at
     run time, with weights in that format;
     ``lacking[format]`` says why a format that the backend has elsewhere is not one of ``formats`` here;

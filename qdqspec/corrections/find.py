@@ -196,4 +196,3 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
 
 
 _STEPS: Mapping[str, _Step] = {"ranges": _with_ranges, "bits": _with_bits, "rounding": _with_rounding}
-IMPLEMENTED = frozenset(_STEPS)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from qdqspec.backends.base import Array, Backend, BuildOptions
-from qdqspec.corrections.find import IMPLEMENTED, Found, Question, find_corrections
+from qdqspec.corrections.find import Found, Question, find_corrections
 from qdqspec.corrections.judge import MIN_SAMPLES, Judge
 from qdqspec.corrections.ranges import Ranges
 from qdqspec.errors import BackendError
@@ -51,9 +51,6 @@ class Correcting:
         """The corrections that help; none without calibration data, or where the model cannot be rehearsed."""
         allowed = self.case.quantize.allowed_corrections
         data = self.data
-        if self.case.quantize.corrections != "auto":
-            for name in sorted(set(allowed) - IMPLEMENTED):
-                self.note(f"correction '{name}' is not implemented in this version and changes nothing")
         able = self.backend.capabilities(self.options).computes
         if not allowed or not able or data is None or not self.space.units:
             return Found()

@@ -220,8 +220,9 @@ def _bench(
 
 
 def _oracle(prepared: Prepared, work: Workbench, held: Held, opened: ExitStack) -> RehearsalOracle | None:
-    """The oracle of a search that accuracy limits or guides, until ``opened`` is closed."""
-    if held.admission is None or not prepared.space.units:
+    """The oracle of a search that accuracy limits or guides, until ``opened`` is closed; none on a simulated device."""
+    computes = work.backend.capabilities(work.options).computes
+    if held.admission is None or not prepared.space.units or not computes:
         return None
     rehearser = opened.enter_context(Rehearser(prepared, work, prepared.comparison_data()))
     seconds = _seconds(prepared.case.tune, work.seconds_left())

@@ -135,9 +135,7 @@ def test_tune_on_the_simulated_device(odd: OddModel, net: Path, simulated: Sessi
     if found is not None:
         is_told = found.reason.startswith("nothing in it can be quantized")
         assert is_told == (odd.outcome == "nothing" or odd.name in NOTHING_SIMULATED)
-        is_refused = "not built" in found.reason  # its Dropout is random: no placement meets the limit
-        assert is_refused == (odd.name == "training-dropout")
-        assert found.search.built == (1 if is_told or is_refused else 2)
+        assert found.search.built == (1 if is_told else 2)
         assert found.unchanged == (not found.scheme.sites)
 
 

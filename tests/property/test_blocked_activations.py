@@ -26,7 +26,7 @@ from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS
 from qdqspec.types import Consumer, Placement, Site
 
-DYNAMIC = [name for name, fmt in FORMATS.items() if fmt.dynamic]
+DYNAMIC = [name for name, fmt in FORMATS.items() if fmt.dynamic and fmt.block]
 Array = np.ndarray
 values_of = st.floats(-1e4, 1e4, width=32).map(lambda value: value if abs(value) > 1e-6 else 0.0)
 

@@ -115,8 +115,8 @@ def test_two_formats_run_in_their_own_kernels_side_by_side(tmp_path: Path) -> No
     model = Model(proto)
     space = SchemeSpace(model, OnnxRuntime().capabilities(), rules=QuantizeRules(format="int8+int4"))
     first, second = space.units
-    assert first.labels == ("fp", "in+out", "in-only", "int4:in-only")
-    assert second.labels == ("fp", "in-only", "int4:in-only")
+    assert first.labels == ("fp", "in+out", "in-only", "dynamic", "int4:in-only")
+    assert second.labels == ("fp", "in-only", "dynamic", "int4:in-only")
     numbers = Quantizer(model, dict.fromkeys(space.tensors, TensorRange(-5.0, 5.0)))
     placement = space.resolve({first.id: "in-only", second.id: "int4:in-only"})
     mixed = insert_qdq(model, placement, numbers).proto

@@ -188,7 +188,7 @@ def test_constraints_are_those_of_a_spec_and_of_python(verb, planned, tmp_path, 
         "--objective",
         "pareto",
     ]
-    words += ["--corrections", "ranges,bias"]
+    words += ["--corrections", "ranges,bits"]
     lists = [
         "--deny",
         "Softmax",
@@ -207,7 +207,7 @@ qdqspec: 1
 model: m.onnx
 inputs: {evaluation: e.npz}
 patterns: {deny: [Softmax, Gemm > Relu], allow: [Conv], nodes: {exclude: ["/a/*"], include: ["/b/*"]}}
-quantize: {corrections: [ranges, bias]}
+quantize: {corrections: [ranges, bits]}
 tune: {objective: pareto, accuracy: {metric: top5, max_drop: 0.01, min: 90%}, start_from: [p.yaml]}
 checks: [{kind: speedup, min: 1.0}]
 """)
@@ -217,7 +217,7 @@ checks: [{kind: speedup, min: 1.0}]
         {
             "evaluation": "e.npz", "metric": "top5", "max_drop": "1%", "min": 0.9, "objective": "pareto",
             "deny": ["Softmax", "Gemm > Relu"], "allow": ["Conv"], "exclude": ["/a/*"], "include": ["/b/*"],
-            "start_from": ["p.yaml"], "corrections": ["ranges", "bias"],
+            "start_from": ["p.yaml"], "corrections": ["ranges", "bits"],
         },
     )  # fmt: skip
     line, spec = planned

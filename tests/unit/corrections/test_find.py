@@ -75,9 +75,8 @@ def test_without_corrections_weights_are_the_nearest(
 def test_a_list_of_corrections_with_too_few_samples_is_noted(
     session: Session, models: Path, tmp_path: Path
 ) -> None:
-    work = prepared(session, models, tmp_path, ("ranges", "bias"), 3)
+    work = prepared(session, models, tmp_path, ("ranges", "bits"), 3)
     assert work.corrections.gains == ()
-    assert "correction 'bias' is not implemented in this version and changes nothing" in work.warnings
     assert "corrections need 4 calibration samples, and there are 3: none is applied" in work.warnings
 
 

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from qdqspec.backends.fake import FakeDevice
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.session import Session
 from qdqspec.session.oracle import FIRST_DOUBT_DB, RehearsalOracle
@@ -113,7 +114,11 @@ def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
         assert ["was skipped: give it more time" in note for note in notes] == [True] * (not known)
 
 
-def test_a_search_under_a_limit_builds_what_keeps_it(session: Session, case: Case) -> None:
+def test_a_search_under_a_limit_builds_what_keeps_it(
+    session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    able = replace(FakeDevice().capabilities(), computes=True)  # the simulated device has no oracle otherwise
+    monkeypatch.setattr(FakeDevice, "capabilities", lambda *_: able)
     bench = session.work(case).bench
     with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
         oracle = RehearsalOracle(rehearser, bench.prepared.space, lambda _: None)

@@ -147,9 +147,9 @@ def test_several_profiles(write: Write) -> None:
 @pytest.mark.parametrize(
     ("written", "corrections"),
     [
-        ("auto", ("equalization", "bits", "rounding", "bias", "ranges")),
+        ("auto", ("bits", "rounding", "ranges")),
         ("none", ()),
-        ("[ranges, bias]", ("bias", "ranges")),
+        ("[ranges, bits]", ("bits", "ranges")),
     ],
 )
 def test_corrections(write: Write, written: str, corrections: tuple[str, ...]) -> None:
@@ -161,7 +161,7 @@ def test_corrections(write: Write, written: str, corrections: tuple[str, ...]) -
     ("written", "problem"),
     [
         ("[]", "an empty list of corrections"),
-        ("[bias, bias]", "a correction is in the list twice"),
+        ("[bits, bits]", "a correction is in the list twice"),
         ("[roundng]", "there is no correction 'roundng'"),
         ("all", "there is no correction 'all'"),
         ("3", "there is no correction '3'"),
