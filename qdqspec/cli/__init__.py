@@ -1,6 +1,6 @@
-"""The verbs that are not tests: ``qdqspec VERB``. Exits 0 when fine, 1 when found wanting, 2 when it could not.
+"""The commands of ``qdqspec``. Exit code 0: success; 1: a check or comparison failed; 2: the command could not be run.
 
-Standard library at import; each verb loads what it needs when it runs.
+Only the standard library is imported with this module; each command imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from qdqspec.cli.verify import add_verbs as add_verify
 from qdqspec.cli.words import FINE, IMPOSSIBLE, complain
 from qdqspec.errors import QdqspecError
 
-INTERRUPTED = 130  # as shells say it
+INTERRUPTED = 130  # the convention of shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code. Errors of input and environment are one message on stderr."""
+    """Run one command and return the exit code. Errors of input and environment are one message on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         arguments = _parsed(words)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except QdqspecError as error:
         complain(f"qdqspec: {error}")
         return IMPOSSIBLE
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except BrokenPipeError:  # the reading process, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
     except KeyboardInterrupt:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments; options of ModelOpt's autotune are errors that name what stands for them here."""
+    """Parse the arguments; options of ModelOpt's autotune are errors that name the equivalent option."""
     parser = _parser()
     is_tune = words[:1] == ["tune"]
     if is_tune:

@@ -1,6 +1,6 @@
-"""The options of ``tune`` that ask what a spec asks in its sections, and the case that they make of a spec or a model.
+"""The options of ``tune`` that correspond to keys of a spec, and the case they define for a spec or a model.
 
-An option is the word of `qdqspec.tune` with dashes; its value is validated as the key of a spec is.
+An option is the argument of `qdqspec.tune` with dashes; its value is validated like the key of a spec.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qdqspec.types import Case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """An option. ``read`` makes a spec's value of the text; ``many`` options may be repeated."""
+    """An option. ``read`` converts the text to a spec's value; options with ``many`` may be repeated."""
 
     name: str
     metavar: str
@@ -127,9 +127,9 @@ def add_words(parser: argparse.ArgumentParser) -> None:
 
 
 def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
-    """The case with what the command line asks in place of what its spec asks.
+    """The case with the options of the command line in place of the keys of its spec.
 
-    Raises `SpecError`, in the words of the command line, where that is not valid.
+    Raises `SpecError`, in terms of the command line, if that is not valid.
     """
     given: dict[str, Any] = {word.name: getattr(arguments, word.name) for word in WORDS}
     asked = {name: value for name, value in given.items() if value is not None}

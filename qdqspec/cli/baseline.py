@@ -1,4 +1,4 @@
-"""Verb ``baseline``: what is committed, whether it is sound, and which entries no check uses any more.
+"""Command ``baseline``: lists committed baselines, checks them for damage, and finds entries that no check uses.
 
 It opens specs and baselines only. Baselines are written by ``pytest --qdq-update``, never here; ``prune``
 removes entries.
@@ -27,7 +27,7 @@ State: TypeAlias = Literal["in use", "obsolete"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One entry of one file, and whether its spec still asks for it."""
+    """One entry of one file, and whether its spec still uses it."""
 
     file: Path
     device: str
@@ -58,7 +58,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 
 def baseline(arguments: argparse.Namespace) -> int:
-    """List or show what is there; with ``prune`` remove what is obsolete."""
+    """List or show the entries; with ``prune`` remove the obsolete ones."""
     settings = settings_from(arguments)
     found: list[Kept] = []
     damaged: list[str] = []
@@ -110,7 +110,7 @@ def _judged(file: Path, known: Baseline, asked: frozenset[Name] | None) -> Itera
 
 
 def _asked_for(file: Path, settings: Settings) -> frozenset[Name] | None:
-    """What the spec of a baseline asks for: nothing where it is gone, ``None`` where only Python can tell."""
+    """The entries used by the spec of a baseline: none if it is gone, ``None`` if only Python can determine it."""
     from qdqspec.baseline.obsolete import entries_asked_for
     from qdqspec.baseline.store import FOLDER
 
@@ -167,7 +167,7 @@ def _figure(figure: Figure) -> str:
 
 
 def _past(figure: Figure, now: Entry) -> list[str]:
-    """A figure that was replaced, and below it what had changed when it was taken; of the present one only that."""
+    """A replaced figure followed by what had changed when it was recorded; for the present figure only the changes."""
     head = [] if figure is now else [f"    before: {_figure(figure)}"]
     return [*head, *(f"      changed: {plain(text, 200)}" for text in figure.changed)]
 

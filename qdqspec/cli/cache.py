@@ -1,4 +1,4 @@
-"""Verb ``cache``: what finished searches are kept here, and making room. Nothing in it is missed: it is made anew."""
+"""Command ``cache``: list the stored results of finished searches, or remove some."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _age(text: str) -> float:
 
 
 def cache(arguments: argparse.Namespace) -> int:
-    """List what is kept, or remove some of it."""
+    """List the stored results, or remove some of them."""
     from qdqspec.measure.store import Store
 
     store = Store(settings_from(arguments).cache_dir)

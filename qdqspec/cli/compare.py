@@ -1,4 +1,4 @@
-"""Verb ``compare``: two run records, case by case. Reads JSON only; nothing is measured."""
+"""Command ``compare``: compare two run records case by case. It reads JSON only; nothing is measured."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _share(text: str) -> float:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Print the table; 1 where a case is slower beyond ``--fail-on``."""
+    """Print the table; return 1 if a case is slower by more than ``--fail-on``."""
     from qdqspec.report.compare import compare_runs, comparison_text, comparison_to_json
     from qdqspec.report.record import read_record
 

@@ -1,4 +1,4 @@
-"""``explain --culprits``: which Q/DQ pairs cost most accuracy, in a case, its folder, or a model of any tool."""
+"""``explain --culprits``: rank the Q/DQ pairs of a case, its folder, or any quantized model by their error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
 def _meant(
     arguments: argparse.Namespace, settings: Settings
 ) -> Iterator[tuple[Case, tuple[PlacedPair, ...]]]:
-    """The float model with its data, as a case, and the pairs that are placed in it."""
+    """The float model with its data, as a case, and the pairs placed in it."""
     (what,) = arguments.what
     if what.endswith(".onnx"):
         original = arguments.reference
@@ -81,7 +81,7 @@ def _pairs(folder: Path, cure: str) -> tuple[PlacedPair, ...]:
 def _model(
     path: Path, original: Path | None, values: Mapping[str, FixedValue] | None
 ) -> Iterator[tuple[Path, tuple[PlacedPair, ...]]]:
-    """The float model under a quantized one, and the pairs; without its original it is made by taking them out."""
+    """The float model of a quantized one, and the pairs; without the original it is made by removing them."""
     from qdqspec.graph.save import save_model
     from qdqspec.placement.import_qdq import import_placement
     from qdqspec.placement.strip import strip_qdq

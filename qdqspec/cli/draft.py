@@ -1,4 +1,4 @@
-"""The spec that ``init`` writes: what a model has, what a backend can do with it, and the rest as comments.
+"""The spec that ``init`` writes: the model's inputs, the backend's capabilities, and all other keys as comments.
 
 Text only; the caller has inspected the model.
 """
@@ -16,7 +16,7 @@ from qdqspec.types import LintTarget
 from qdqspec.units import plain
 
 _SAFE = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
-_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})  # no texts in some YAML
+_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})  # not text for some YAML
 _TAIL = """\
 # matrix: {{quant: [{formats}]}}   # a case for each; this backend's formats
 # patterns:
@@ -48,7 +48,7 @@ class InputDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What is written. ``facts`` and ``cautions`` are sentences; ``target`` is a backend and variant."""
+    """The contents of the spec. ``facts`` and ``cautions`` are sentences; ``target`` is a backend and variant."""
 
     model: str
     version: str
@@ -59,7 +59,7 @@ class Draft:
     target: str
 
     def text(self) -> str:
-        """The file."""
+        """The text of the file."""
         head = [f"# Written by qdqspec init {self.version}. Editors complete it from: qdqspec schema", "#"]
         for sentence in (*self.facts, *(f"Note: {caution}" for caution in self.cautions)):
             head += textwrap.wrap(plain(sentence), 110, initial_indent="# ", subsequent_indent="#   ")
@@ -70,7 +70,7 @@ class Draft:
 
 
 def quoted(text: str) -> str:
-    """A text as YAML reads it back: as it is where that is safe, else in double quotes."""
+    """A text as YAML reads it back: unquoted if that is safe, else in double quotes."""
     if _SAFE.fullmatch(text) and text.lower() not in _WORDS:
         return text
     written = json.dumps(text, ensure_ascii=False)
@@ -106,7 +106,7 @@ def _shape(one: InputDraft) -> str:
 
 
 def counted(counts: Mapping[str, int], most: int = 12) -> str:
-    """``Conv 26, MaxPool 3``, the most frequent first."""
+    """Counts of operators, the most frequent first: ``Conv 26, MaxPool 3``."""
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     more = f" and {len(ranked) - most} kinds more" if len(ranked) > most else ""
     return ", ".join(f"{name} {count}" for name, count in ranked[:most]) + more

@@ -1,4 +1,4 @@
-"""Verb ``explain``: why one engine is faster or slower than another, layer by layer, in ONNX names."""
+"""Command ``explain``: compare two engines layer by layer, in the node names of the ONNX model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Find the engines, compare, and say what is seen; or rank the pairs by what accuracy they cost."""
+    """Find the engines, compare them and print the result; or rank the pairs by their error."""
     if arguments.culprits:
         return explain_culprits(arguments)
     from qdqspec.report.explain_text import explain_json, explain_text
@@ -132,7 +132,7 @@ def _from_graph(name: str, graph: Path, profile: Path | None = None, times: Path
 
 
 def _end_to_end(graph: Path, times: Path | None) -> float | None:
-    """The median GPU compute time, from exported times or from what engine-explorer kept of the summary."""
+    """The median GPU compute time, from exported times or from the summary kept by engine-explorer."""
     import statistics
 
     from qdqspec.backends._trt_json import read_times
@@ -159,7 +159,7 @@ def _beside(graph: Path, suffix: str) -> Path | None:
 
 
 def _short_names(graphs: Sequence[Path]) -> list[str]:
-    """File names without what all have in common: ``fp16``, ``qat``."""
+    """File names without their common parts: ``fp16``, ``qat``."""
     stems = [path.name.removesuffix(_GRAPH).removesuffix(".json") for path in graphs]
     if len(set(stems)) < len(stems):
         return [str(path) for path in graphs]
@@ -182,7 +182,7 @@ def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> lis
 
 
 def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engine]:
-    """Reference and tuned model, and how the run found it beside its committed baseline."""
+    """Reference and tuned model of a run's folder, and the run's result against its committed baseline."""
     result, notes = _result(folder)
     if result.get("search") is None and not (folder / "tuned.onnx").is_file():
         first = next((check["headline"] for check in result["checks"]), "it was not run to its end")
@@ -198,7 +198,7 @@ def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engin
 def _two_engines(
     result: Mapping[str, Any], folder: Path, inputs: Inputs, settings: Settings
 ) -> Sequence[Engine]:
-    """What the search profiled; where the winner was never profiled, both models are now."""
+    """The profiles taken by the search; if the winner was never profiled, both models are profiled now."""
     trials = [trial for trial in _trials(folder / _JOURNAL) if not trial.subgraph]
     digest = (result.get("scheme") or {}).get("digest")
     reference = next((t for t in trials if t.layers and not t.placement.sites), None)
@@ -240,7 +240,7 @@ def _median(result: Mapping[str, Any], role: str) -> float | None:
 
 
 def _trials(path: Path) -> list[Trial]:
-    """The trials in a journal that can be read; another process may be writing the last line."""
+    """The readable trials of a journal; another process may be writing the last line."""
     from qdqspec.measure.journal import trial_from_json
 
     found = []
@@ -256,7 +256,7 @@ def _trials(path: Path) -> list[Trial]:
 
 
 def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Settings) -> list[Engine]:
-    """The model beside the float one: ``reference``, or the model without its pairs."""
+    """A quantized model and its float form: ``reference``, or the model without its pairs."""
     from qdqspec.graph.dynamic_pairs import with_pairs
     from qdqspec.graph.model import QDQ_OPS, load_model
     from qdqspec.graph.save import save_model
@@ -283,7 +283,7 @@ def _file_of(model: Model) -> Path:
 
 
 def _require_shapes(model: Model, inputs: Inputs) -> None:
-    """Raise `ModelError` where shapes are missing, naming the user's file and not a copy without pairs."""
+    """Raise `ModelError` if shapes are missing, naming the user's file and not a copy without pairs."""
     from qdqspec.parity.data import shaped_by_data
     from qdqspec.parity.shapes import resolve_shapes
 

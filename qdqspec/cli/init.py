@@ -1,4 +1,4 @@
-"""Verb ``init``: a commented spec for a model, with what was found in it and what fits this machine."""
+"""Command ``init``: write a commented spec for a model, with its inputs and the settings that fit this machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 
 def init(arguments: argparse.Namespace) -> int:
-    """Look at the model and write the spec. What is there already is never overwritten."""
+    """Inspect the model and write the spec. An existing file is never overwritten."""
     from qdqspec.graph.model import load_model
 
     settings = settings_from(arguments)
@@ -126,7 +126,7 @@ def _facts(model: Model, found: Judged, target: str) -> Iterator[str]:
 
 
 def _input(model: Model, name: str) -> InputDraft:
-    """An input with what stands in for its dynamic dimensions: one of a batch, pictures of a common size."""
+    """An input with proposed sizes for its dynamic dimensions: batch 1, images of a common size."""
     import onnx
 
     elem_type = model.elem_type(name)
@@ -143,7 +143,7 @@ def _input(model: Model, name: str) -> InputDraft:
 
 
 def _outside(model: Model, settings: Settings) -> Iterator[str]:
-    """What to say where specs may not name the model without an option."""
+    """A caution if a spec may not name the model without an option."""
     assert model.path is not None
     allowed = (settings.root, *settings.allow_path)
     if not any(model.path.resolve().is_relative_to(folder.resolve()) for folder in allowed):

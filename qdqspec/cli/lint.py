@@ -1,4 +1,4 @@
-"""The verb ``lint``: what a target rejects or runs slowly, before any build and without a device."""
+"""Command ``lint``: report what a target rejects or runs slowly, before any build and without a device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _capability(text: str) -> tuple[int, int]:
 
 
 def lint(arguments: argparse.Namespace) -> int:
-    """Look at the model through the rules of each target."""
+    """Check the model with the rules of each target."""
     from qdqspec.lint import lint_model
     from qdqspec.lint.text import render_findings
 

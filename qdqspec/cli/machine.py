@@ -1,4 +1,4 @@
-"""Verbs about this machine: ``doctor`` and ``config``."""
+"""Commands about this machine: ``doctor`` and ``config``."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def add_verbs(verbs: Verbs) -> None:
         config,
         does="Print every setting with its value and where it came from.",
         example="QDQSPEC_THREADS=4 qdqspec config",
-        options=[option.name for option in OPTIONS if option.name != "json"],  # --json is the verb's own
+        options=[option.name for option in OPTIONS if option.name != "json"],  # --json is the command's own
     )
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Probe every backend there is."""
+    """Probe every installed backend."""
     from qdqspec.backends.base import BuildOptions
 
     settings = settings_from(arguments)
@@ -127,7 +127,7 @@ def config(arguments: argparse.Namespace) -> int:
 
 
 def _shown(value: object) -> object:
-    """A value as JSON knows it."""
+    """A value in a form that JSON can represent."""
     if isinstance(value, tuple):
         return [str(one) for one in value]
     return value if value is None or isinstance(value, bool | int | float) else without_passwords(str(value))

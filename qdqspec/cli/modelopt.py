@@ -1,4 +1,4 @@
-"""Options of ModelOpt's autotune, given to ``tune``: an error that names what stands for each here."""
+"""Options of ModelOpt's autotune, given to ``tune``: an error that names the equivalent option."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qdqspec.errors import ConfigError
 
 PAGE = "docs/how-to/from-modelopt.md lists all of ModelOpt's options"
 _PRESETS = ("quick", "default", "extensive")
-# ModelOpt's word: what to give instead.
+# ModelOpt's option: what to give instead.
 WORDS = {
     "--onnx_path": "the model as the first argument: qdqspec tune model.onnx",
     "--output_dir": "--output DIR",

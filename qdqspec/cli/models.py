@@ -1,4 +1,4 @@
-"""Verbs about one model: ``inspect``, ``apply`` and ``strip``. None of them writes to an input."""
+"""Commands about one model: ``inspect``, ``apply`` and ``strip``. None of them writes to an input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECTIONS: tuple[Section, ...] = ("regions", "patterns")
 
 
 def add_verbs(verbs: Verbs) -> None:
-    """Declare the three."""
+    """Declare the three commands."""
     _add_inspect(verbs)
     applying = add_verb(
         verbs,
@@ -91,7 +91,7 @@ def _positive(text: str) -> int:
 
 
 def inspect(arguments: argparse.Namespace) -> int:
-    """Cut the model into regions and show them, judged by the backend."""
+    """Divide the model into regions and print them with the backend's ratings."""
     from qdqspec.regions.bodies import find_bodies
     from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import render_text, to_json
@@ -126,7 +126,7 @@ def inspect(arguments: argparse.Namespace) -> int:
 
 
 def judged(model: Model, settings: Settings) -> Judged:
-    """What the backend's search may quantize, by its table where the backend does not work here."""
+    """The operators that the backend may quantize, from its table if the backend does not work on this machine."""
     from qdqspec.backends.base import BuildOptions
     from qdqspec.placement.judging import judge
 
@@ -153,7 +153,7 @@ def apply(arguments: argparse.Namespace) -> int:
 
 
 def strip(arguments: argparse.Namespace) -> int:
-    """Write the model without pairs, and say what could not be restored exactly."""
+    """Write the model without pairs, and report what could not be restored exactly."""
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
 
@@ -169,13 +169,13 @@ def strip(arguments: argparse.Namespace) -> int:
 
 
 def _folder_of(model: Model) -> Path:
-    """Where the external data of a model is."""
+    """The folder of a model's external data."""
     assert model.path is not None
     return model.path.parent
 
 
 def _dequantized(model: Model) -> int:
-    """How many tensors a model dequantizes; scales that are dequantized themselves are none."""
+    """The number of dequantized tensors of a model; scales that are dequantized themselves do not count."""
     from qdqspec.placement.recognize import is_op
     from qdqspec.placement.restore import makes_scale
 

@@ -1,4 +1,4 @@
-"""Verbs about the Q/DQ in models: ``import``, ``diff`` and ``fold``. None writes to an input."""
+"""Commands about the Q/DQ pairs of models: ``import``, ``diff`` and ``fold``. None writes to an input."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from qdqspec.errors import PlacementError
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
 
-ROWS = 12  # of each kind, that `diff` shows unless asked for all
+ROWS = 12  # of each kind, that `diff` shows without ``--all``
 
 
 def add_verbs(verbs: Verbs) -> None:
-    """Declare the three."""
+    """Declare the three commands."""
     importing = add_verb(
         verbs,
         "import",

@@ -1,4 +1,4 @@
-"""Verbs about specs: ``list`` and ``schema``. They open YAML only, never a model."""
+"""Commands about specs: ``list`` and ``schema``. They open YAML only, never a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 
 def list_cases(arguments: argparse.Namespace) -> int:
-    """List what can be read; a wrong spec is reported and does not hide the others."""
+    """List the readable cases; an invalid spec is reported and does not hide the others."""
     settings = settings_from(arguments)
     found, wrong = [], []
     for path in find_specs(arguments.paths or [Path()]):
@@ -70,7 +70,7 @@ def _lines(path: Path, case: Case) -> list[str]:
 
 
 def _asked(params: Any) -> str:
-    """The parameters that a check was given, without the defaults: ``min 1.3``."""
+    """The parameters given to a check, without the defaults: ``min 1.3``."""
     given = params.model_dump(mode="json", exclude_unset=True, exclude={"id", "severity", "kind"})
     return ", ".join(f"{key} {value}" for key, value in given.items()) or "as it is"
 

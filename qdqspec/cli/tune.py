@@ -1,4 +1,4 @@
-"""Verb ``tune``: the search outside a test run, through the same session as pytest's."""
+"""Command ``tune``: search without a test run, through the same session as the pytest plugin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
     from qdqspec.session import Session
 
-_WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run leaves
+_WRITTEN = ("reference.onnx", "tuned.onnx", "tuned_raw.onnx")  # the models that a run writes
 _OPTIONS = (
     "backend", "device", "mode", "threads", "jobs", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
     "build-limit", "retune",
@@ -58,7 +58,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 
 def tune(arguments: argparse.Namespace) -> int:
-    """Tune every case; 1 where a check of a spec fails, 2 where one could not be judged."""
+    """Tune every case; return 1 if a check of a spec fails, 2 if one could not be evaluated."""
     bare = Path(arguments.what).suffix == ".onnx"
     settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if bare else "case")
     if arguments.output is not None:
@@ -102,7 +102,7 @@ def _prepare_output(cases: list[Case], settings: Settings) -> None:
 
 
 def _claim_named(folder: Path, case: Case) -> None:
-    """Take a folder named with ``-o``; raise `OutputError` where it holds the results of another model."""
+    """Claim the folder given with ``-o``; raise `OutputError` if it holds the results of another model."""
     other = other_owner(folder, case)
     if other is not None and any((folder / name).exists() for name in (RESULT, "trials.jsonl", "tuned.onnx")):
         raise OutputError(
@@ -115,7 +115,7 @@ def _claim_named(folder: Path, case: Case) -> None:
 
 
 def _refuse_unknown_formats(settings: Settings) -> None:
-    """Before a long run, and not after it."""
+    """Reject unknown report formats before a long run, and not after it."""
     if settings.report:
         from qdqspec.report.write import format_for
 
@@ -130,10 +130,10 @@ def _print_plans(cases: list[Case], session: Session) -> int:
 
 
 def _run(cases: list[Case], session: Session) -> bool:
-    """Judge the checks of each case, or search and measure where there are none; whether all could be judged.
+    """Evaluate the checks of each case, or search and measure if it has none; return whether all could be evaluated.
 
-    An error of a check is printed, and is in the record, as is a case that cannot run here; the others are judged all
-    the same.
+    An error of a check is printed and recorded, as is a case that cannot run on this machine; the others are evaluated
+    all the same.
     """
     errors: list[str] = []
     for case in cases:
@@ -190,7 +190,7 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
 
 
 def _verdict_lines(record: RunRecord) -> list[str]:
-    """What does not hold, a line each."""
+    """The checks that did not pass, one line each."""
     return [
         f"{'warning' if result.severity == 'warn' else result.verdict.outcome}: "
         f"{case.evidence.case.name}::{result.id} - {result.verdict.headline}"

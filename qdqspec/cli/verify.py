@@ -1,4 +1,4 @@
-"""Verb ``verify``: how close a tuned model comes to its original, on data or on one input that broke a check."""
+"""Command ``verify``: measure the output error of a tuned model, on data or on one saved input."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add_verbs(verbs: Verbs) -> None:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Compare, print, and judge where there is something to judge by."""
+    """Compare, print, and evaluate limits if any are given."""
     from qdqspec.session import Session
 
     with Session(replace(settings_from(arguments), mode="verify")) as session:
@@ -76,7 +76,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def _compared(arguments: argparse.Namespace, session: Session) -> Probe:
-    """The models on all of the data: what is not kept, and the numbers."""
+    """The comparison of the models on all of the data: exceeded limits, and the measured values."""
     from qdqspec.types import Probe
 
     words = {"evaluation": arguments.data, "shapes": arguments.shapes, "values": arguments.values}
@@ -88,7 +88,7 @@ def _compared(arguments: argparse.Namespace, session: Session) -> Probe:
 
 
 def _limits(arguments: argparse.Namespace) -> ParityParams | None:
-    """The limits on the command line as a check has them; ``None`` where there are none."""
+    """The limits on the command line as parameters of a check; ``None`` if there are none."""
     from pydantic import ValidationError
 
     from qdqspec.checks.parity import ParityParams

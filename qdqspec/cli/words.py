@@ -1,4 +1,4 @@
-"""What all verbs share: how they are declared, options and messages that several have, and their settings."""
+"""Shared parts of all commands: declaration, common options and messages, and their settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_verb(
     example: str,
     options: Iterable[str] = (),
 ) -> argparse.ArgumentParser:
-    """Declare a verb with ``--json``, an example, and the ``options`` it takes from the common table."""
+    """Declare a command with ``--json``, an example, and the ``options`` it takes from the common table."""
     parser = verbs.add_parser(
         name,
         help=does,
@@ -51,7 +51,7 @@ def add_verb(
 def settings_from(
     arguments: argparse.Namespace, layout: Literal["spec/case", "case", ""] = "spec/case"
 ) -> Settings:
-    """The settings of a verb, with its flags above environment and ``pyproject.toml``."""
+    """The settings of a command; its options override the environment and ``pyproject.toml``."""
     return load_settings(
         find_root(Path.cwd()), flags=flags_given(vars(arguments)), prefix="--", layout=layout
     )
@@ -80,7 +80,7 @@ def complain(text: str) -> None:
 
 
 def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
-    """Raise `OutputError` where ``-o`` names a file that is read: nothing of the user's is written to."""
+    """Raise `OutputError` if ``-o`` names an input file: files of the user are never overwritten."""
     for path in inputs:
         if output.resolve() == path.resolve():
             raise OutputError(
@@ -91,7 +91,7 @@ def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
 
 
 def writable_folder(path: Path) -> Path:
-    """Make the folder and prove that it can be written to, before hours of work and not after them."""
+    """Create the folder and check that it is writable, before hours of work and not after them."""
     probe = path / ".qdqspec-probe"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ _SHAPE = re.compile(r"(?P<name>.+?):(?P<dims>\d+(?:x\d+)*)(?:,(?=.)|$)")
 
 
 def shapes(text: str) -> dict[str, list[int]]:
-    """``a:1x3x224x224,b:1x16``, as trtexec takes them; a name may have a colon in it."""
+    """Parse ``a:1x3x224x224,b:1x16``, the syntax of trtexec; a name may contain a colon."""
     found = list(_SHAPE.finditer(text))
     if "".join(match[0] for match in found) != text or not found:
         raise argparse.ArgumentTypeError(f"'{text}' is no list of shapes such as images:1x3x224x224,ids:1x16")
@@ -121,7 +121,7 @@ _VALUE = re.compile(r"(?P<name>[^,]+):(?P<value>[^,:]+)(?:,(?=.)|$)")
 
 
 def values(text: str) -> dict[str, bool | int | float]:
-    """``sr:16000,training:false``: inputs that are scalars, fixed to a number or truth value."""
+    """Parse ``sr:16000,training:false``: scalar inputs, fixed to a number or truth value."""
     found = list(_VALUE.finditer(text))
     try:
         if "".join(match[0] for match in found) == text and found:
@@ -138,7 +138,7 @@ def _scalar(text: str) -> bool | int | float:
 
 
 def number(text: str) -> int | float | str:
-    """A number where the text is one; other text, such as ``1%``, ``90s`` or ``none``, as it is."""
+    """A number if the text is one; other text, such as ``1%``, ``90s`` or ``none``, unchanged."""
     try:
         value = float(text)
     except ValueError:
@@ -147,7 +147,7 @@ def number(text: str) -> int | float | str:
 
 
 def add_values(parser: argparse.ArgumentParser, of: str = "the model") -> None:
-    """Declare ``--values``, as `tune` has it."""
+    """Declare ``--values`` with the syntax of `tune`."""
     parser.add_argument(
         "--values",
         type=values,
@@ -157,7 +157,7 @@ def add_values(parser: argparse.ArgumentParser, of: str = "the model") -> None:
 
 
 def model_given(path: Path, fixed: Mapping[str, FixedValue] | None = None) -> Model:
-    """The model of a file as `tune` works on it: local functions inlined, inputs fixed to values."""
+    """Load the model of a file as `tune` does: local functions inlined, inputs fixed to values."""
     from qdqspec.graph.given import given_model
 
     return given_model(path.absolute(), fixed or {})

@@ -1,4 +1,4 @@
-"""What TensorRT takes of activations in blocks, NVFP4 and MXFP8."""
+"""Rules for activations quantized in blocks (NVFP4, MXFP8) in TensorRT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qdqspec.quantize.formats import number_format
     "blocks of 16 (NVFP4) or 32 (MXFP8)",
 )
 def dynamic_blocks(view: View) -> Iterator[Hit]:
-    """A TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize of another rank or size."""
+    """A TRT_FP4DynamicQuantize or TRT_MXFP8DynamicQuantize of an unsupported rank or size."""
     for node in view.heads:
         numbers = view.numbers(node)
         if not numbers.dynamic:
@@ -28,6 +28,6 @@ def dynamic_blocks(view: View) -> Iterator[Hit]:
         fmt = number_format("nvfp4" if node.op_type == FP4_DYNAMIC else "mxfp8")
         shape = view.model.shape(node.inputs[0])
         if shape is not None and len(shape) in (2, 3) and numbers.axis % len(shape) == len(shape) - 2:
-            continue  # along the last but one: not ours, and taken
+            continue  # along the last but one: not written by qdqspec, and accepted
         if why := dynamic_misfit(view.model, node.inputs[0], fmt, None):
             yield Hit(node.name, f"quantizes '{node.inputs[0]}': {why}")

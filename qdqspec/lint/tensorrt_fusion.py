@@ -1,6 +1,6 @@
-"""Pairs that keep TensorRT from computing several operators in one kernel.
+"""Rules for pairs that prevent TensorRT from fusing several operators into one kernel.
 
-Sources are named by rule; recorded times come from public logs, none was measured by us.
+Each rule names its source; recorded times are from public logs, none was measured by this project.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qdqspec.lint.sources import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER
 from qdqspec.lint.view import LAYOUT, View
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
-# What one kernel computes behind a convolution; x * sigmoid(x) too, which is two operators.
+# Operators that a convolution's kernel computes too, and x * sigmoid(x), which is two operators.
 _ACTIVATIONS = frozenset(
     {"BatchNormalization", "Clip", "HardSigmoid", "HardSwish", "LeakyRelu", "Relu", "Sigmoid", "Swish"}
 )
@@ -29,7 +29,7 @@ _SAME_PRECISION = frozenset({"AveragePool", "Gelu", "MaxPool"})
     source=f"{GUIDE}; {ISSUE}s 1992 and 3270; recorded 0.883 to 0.546 ms with the pair on the skip side",
 )
 def pair_on_the_weighted_side(view: View) -> Iterator[Hit]:
-    """An Add with pairs on both sides, one of which nobody else reads and that comes straight from a Conv."""
+    """An Add with pairs on both sides; the Add is the only consumer of one of them, which follows a Conv directly."""
     for node in _residual_adds(view):
         if not all(view.dequantizer(tensor) for tensor in node.inputs):
             continue
@@ -47,7 +47,7 @@ def pair_on_the_weighted_side(view: View) -> Iterator[Hit]:
     source=f"{GUIDE}; {ISSUE}s 1144 and 1992",
 )
 def float_skip(view: View) -> Iterator[Hit]:
-    """An Add of two activations, one straight from a quantized Conv, none dequantized, quantized behind."""
+    """An Add of two activations, one directly after a quantized Conv, none dequantized, with a quantized result."""
     for node in _residual_adds(view):
         if any(view.dequantizer(tensor) for tensor in node.inputs):
             continue
@@ -68,7 +68,7 @@ def float_skip(view: View) -> Iterator[Hit]:
     source=f"{GUIDE}; {ISSUE}s 1992 and 3270",
 )
 def pair_on_the_weighted_side_only(view: View) -> Iterator[Hit]:
-    """An Add of a Conv's result through a pair that nobody else reads, and of an activation in float that is none."""
+    """An Add of a Conv's result through a pair with no other consumer, and of a float activation without a pair."""
     for node in _residual_adds(view):
         for mine, other in (node.inputs, node.inputs[::-1]):
             conv = view.convolution_behind(mine) if view.dequantizer(mine) else None
@@ -92,7 +92,7 @@ def _residual_adds(view: View) -> Iterator[Node]:
     source=f"{ISSUE} 2592 (28 to 21 ms)",
 )
 def pair_behind_pad(view: View) -> Iterator[Hit]:
-    """A quantized Pad whose dequantized result a convolution reads."""
+    """A quantized Pad whose dequantized result is read by a convolution."""
     for node in view.operators:
         if node.op_type != "Pad":
             continue
@@ -110,7 +110,7 @@ def pair_behind_pad(view: View) -> Iterator[Hit]:
     source=f"{MODEL_OPTIMIZER} pull request 1117 (ConvNeXt)",
 )
 def conv_to_layernorm(view: View) -> Iterator[Hit]:
-    """A quantized Conv and a LayerNormalization with nothing but layout operators between, along data inputs."""
+    """A quantized Conv and a LayerNormalization with only layout operators between them, along data inputs."""
     for node in view.operators:
         if node.op_type != "LayerNormalization":
             continue
@@ -127,7 +127,7 @@ def conv_to_layernorm(view: View) -> Iterator[Hit]:
     source=f"{GUIDE}: Conv, BatchNormalization, Relu and Q are one kernel, and so are Conv, Sigmoid and Mul",
 )
 def pair_before_activation(view: View) -> Iterator[Hit]:
-    """A convolution whose only reader is a Q, with nothing but activations behind; a pair inside x * sigmoid(x)."""
+    """A convolution whose only consumer is a Q followed by activation functions; a pair inside x * sigmoid(x)."""
     for node in view.operators:
         if node.op_type not in _CONVOLUTIONS:
             continue
@@ -143,7 +143,7 @@ def pair_before_activation(view: View) -> Iterator[Hit]:
 
 
 def _behind_pair(view: View, tensor: str) -> list[Node]:
-    """Who reads a tensor through its pairs."""
+    """The consumers of a tensor, through its pairs."""
     made = [dq for q in view.quantizers(tensor) for dq in view.readers(q.outputs[0])]
     return [reader for dq in made for reader in view.readers(dq.outputs[0])]
 
@@ -164,7 +164,7 @@ def _is_gate(view: View, node: Node) -> bool:
     source=f"{FUSIONS}: Conv with GELU, and Conv with pooling, need the same precision in and out",
 )
 def precision_behind_convolution(view: View) -> Iterator[Hit]:
-    """A Conv with a quantized weight whose only reader is such an operator, with no Q before or behind it."""
+    """A Conv with a quantized weight whose only consumer is such an operator, with no Q before or after it."""
     for node in view.operators:
         if node.op_type not in _CONVOLUTIONS or view.weight_dequantizer(node) is None:
             continue
@@ -184,7 +184,7 @@ def precision_behind_convolution(view: View) -> Iterator[Hit]:
     source=f"{FUSIONS}: depthwise separable convolutions fuse where both are int8",
 )
 def half_separable(view: View) -> Iterator[Hit]:
-    """A depthwise Conv, what fuses with it, a pair or none, and a Conv of kernel 1 without groups."""
+    """A depthwise Conv, the operators that fuse with it, a pair or none, and a Conv with kernel 1 and no groups."""
     for node in view.operators:
         last = view.fused(node, ABSORBED)[-1] if _is_depthwise(view, node) else None
         if last is None:
@@ -215,7 +215,7 @@ def _is_pointwise(view: View, node: Node) -> bool:
     source=f"{FUSIONS}: no broadcasting in a fused sum, save over the batch",
 )
 def broadcasting_sum(view: View) -> Iterator[Hit]:
-    """An Add of a quantized Conv's result and an activation of another shape behind the batch; shapes must be known."""
+    """An Add of a quantized Conv's result and an activation of another shape after the batch; shapes must be known."""
     for node in _residual_adds(view):
         source = next((c for t in node.inputs if (c := view.convolution_behind(t)) is not None), None)
         shapes = [view.model.shape(tensor) for tensor in node.inputs]
@@ -234,7 +234,7 @@ def broadcasting_sum(view: View) -> Iterator[Hit]:
     source=f"{ISSUE} 3205: depthwise kernels take no general pointwise operators in",
 )
 def depthwise_gate(view: View) -> Iterator[Hit]:
-    """A depthwise Conv with a quantized weight whose result, maybe normalized, a Sigmoid, HardSwish or Swish reads."""
+    """A depthwise Conv with quantized weight, maybe normalized, whose result a Sigmoid, HardSwish or Swish reads."""
     for node in view.operators:
         if not _is_depthwise(view, node) or view.weight_dequantizer(node) is None:
             continue

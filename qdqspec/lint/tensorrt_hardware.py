@@ -1,4 +1,4 @@
-"""What depends on the GPU and TensorRT's release."""
+"""Rules that depend on the GPU and the TensorRT release."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES: dict[int, str] = {
     source=f"{_MATRIX}; TensorRT's own warning of FP4 on Hopper",
 )
 def not_on_this_gpu(view: View) -> Iterator[Hit]:
-    """Formats in the model that the compute capability, where one is given, is not listed with."""
+    """Formats in the model that are not listed for the given compute capability."""
     if view.capability is None:
         return
     known = formats_for(view.capability, _NEWEST)
@@ -51,7 +51,7 @@ def not_on_this_gpu(view: View) -> Iterator[Hit]:
     source=f"{_MATRIX}; MXFP8 since TensorRT 10.12",
 )
 def needs_a_newer_gpu(view: View) -> Iterator[Hit]:
-    """Formats other than int8, where no compute capability is given."""
+    """Formats other than int8, if no compute capability is given."""
     if view.capability is not None:
         return
     for fmt, count in _formats(view).items():
@@ -91,7 +91,7 @@ def fp8_beside_int8(view: View) -> Iterator[Hit]:
 
 
 def _formats(view: View) -> dict[str, int]:
-    """How many DQ hold each format, by the name of its kind here."""
+    """The number of DQ of each format, by the name of its kind in this module."""
     found: dict[str, int] = {}
     for node in view.dequantizers:
         name = _format(view.numbers(node))

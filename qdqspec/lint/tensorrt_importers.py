@@ -1,6 +1,7 @@
-"""Operators that TensorRT's ONNX parser has no importer for, by version.
+"""Rules for operators without an importer in TensorRT's ONNX parser, by version.
 
-Sources: the parser's table of operators at 10.1, 10.15 and 11.1, and its changelog. None of it was measured by us.
+Sources: the parser's table of operators at 10.1, 10.15 and 11.1, and its changelog. None was measured by this
+project.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.sources import TABLES
 from qdqspec.lint.view import View
 
-# "N" in the tables of all three versions. Those that compute in integers themselves are TRT011's.
+# "N" in the tables of all three versions. Integer operators are reported by TRT011.
 NEVER = frozenset(
     {
         "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CenterCropPad",
@@ -28,7 +29,7 @@ NEVER = frozenset(
     }
 )  # fmt: skip
 _CURE = "replace it before the export, cut the model there, or load a plugin of that name"
-_INTEGER_DOMAIN = "com.microsoft"  # whose QLinear operators are TRT011's, and whose Q and DQ TRT012's
+_INTEGER_DOMAIN = "com.microsoft"  # its QLinear operators are reported by TRT011, its Q and DQ by TRT012
 
 
 def _of_types(view: View, op_types: Collection[str]) -> Iterator[Hit]:
@@ -39,7 +40,7 @@ def _of_types(view: View, op_types: Collection[str]) -> Iterator[Hit]:
 
 @rule("TRT025", "refused", "The parser has no importer for this operator", cure=_CURE, source=TABLES)
 def never_imported(view: View) -> Iterator[Hit]:
-    """An operator of ONNX that no version of the parser imports."""
+    """An ONNX operator that no version of the parser imports."""
     yield from _of_types(view, NEVER)
 
 
@@ -92,7 +93,7 @@ def swish(view: View) -> Iterator[Hit]:
     unknown=("10.2", ""),
 )
 def foreign_operators(view: View) -> Iterator[Hit]:
-    """Such as FusedMatMul of com.microsoft. TensorRT's own domains, and what TRT011 and TRT012 report, are left out."""
+    """Operators such as FusedMatMul of com.microsoft, except TensorRT's domains and those of TRT011 and TRT012."""
     for node in _foreign(view):
         if not onnx.defs.has(node.op_type) or node.op_type in NEVER:
             yield Hit(node.name, f"is {node.domain}.{node.op_type}")
@@ -107,7 +108,7 @@ def foreign_operators(view: View) -> Iterator[Hit]:
     unknown=("10.2", ""),
 )
 def taken_for_onnx(view: View) -> Iterator[Hit]:
-    """Such as Gelu of com.microsoft."""
+    """Operators of other domains that are read as ONNX's, such as Gelu of com.microsoft."""
     for node in _foreign(view):
         if onnx.defs.has(node.op_type) and node.op_type not in NEVER:
             yield Hit(node.name, f"is {node.domain}.{node.op_type}")
@@ -115,7 +116,7 @@ def taken_for_onnx(view: View) -> Iterator[Hit]:
 
 def _foreign(view: View) -> Iterator[Node]:
     for node in view.model.nodes:
-        ours = node.domain == MARKERS  # of opened bodies; not in the file
+        ours = node.domain == MARKERS  # markers of inlined bodies; not in the file
         if ours or is_default(node) or node.domain.startswith("trt") or node.op_type in QDQ_OPS:
             continue
         if node.domain == _INTEGER_DOMAIN and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits")):

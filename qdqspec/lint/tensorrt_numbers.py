@@ -1,7 +1,7 @@
-"""What TensorRT's ONNX parser does not take: zero points, types, blocks, operators.
+"""Rules for zero points, types, blocks and operators that TensorRT's ONNX parser rejects.
 
 Sources: NvInfer.h of TensorRT 11.1 (quantize and dequantize layers), the onnx-tensorrt parser, its operator table,
-and NVIDIA's "Working with Quantized Types". None of it was measured by us.
+and NVIDIA's "Working with Quantized Types". None was measured by this project.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qdqspec.placement.restore import is_constant
 _TAKEN = frozenset(
     {TensorProto.INT8, TensorProto.UINT8, TensorProto.FLOAT8E4M3FN, TensorProto.INT4, TensorProto.FLOAT4E2M1}
 )
-# Formats that come in blocks, and the sizes that blocks may have.
+# Blocked formats, and the sizes that their blocks may have.
 _BLOCKS: dict[int, tuple[int, ...]] = {
     TensorProto.FLOAT8E4M3FN: (32,),
     TensorProto.INT4: (64, 128),
@@ -38,7 +38,7 @@ _INTEGER_KERNELS = frozenset(
     source=f'{PARSER} ("the zero point ... must be all zeros"); github.com/NVIDIA/TensorRT issue 2774',
 )
 def zero_points(view: View) -> Iterator[Hit]:
-    """Any element of a constant zero point other than 0; computed ones are TRT003's."""
+    """Any element of a constant zero point other than 0; TRT003 reports computed ones."""
     for node in view.heads:
         zero_point = view.numbers(node).zero_point
         if zero_point is not None and zero_point.any():
@@ -54,7 +54,7 @@ def zero_points(view: View) -> Iterator[Hit]:
     until="10.13",
 )
 def computed_numbers(view: View) -> Iterator[Hit]:
-    """A scale or zero point that neither is a constant nor dequantized from one."""
+    """A scale or zero point that is neither a constant nor dequantized from one."""
     for node in view.heads:
         numbers = view.numbers(node)
         if numbers.scale is None or numbers.zero_point is None:
@@ -70,7 +70,7 @@ def computed_numbers(view: View) -> Iterator[Hit]:
     since="10.13",
 )
 def computed_zero_points(view: View) -> Iterator[Hit]:
-    """A zero point that neither is a constant nor dequantized from one, whatever the scale is."""
+    """A zero point that is neither a constant nor dequantized from one, with any scale."""
     for node in view.heads:
         if len(node.inputs) > 2 and node.inputs[2] and not is_constant(view.model, node.inputs[2:3]):
             yield Hit(node.name, f"reads zero point '{node.inputs[2]}', which another node makes")
@@ -98,7 +98,7 @@ def integer_biases(view: View) -> Iterator[Hit]:
     source=f'{PARSER} ("TensorRT only allows FP8, INT8, and INT4 quantization"); {HEADER} for fp4',
 )
 def formats(view: View) -> Iterator[Hit]:
-    """Stored numbers of another type; int32 is TRT004's, uint8 TRT006's."""
+    """Stored numbers of another type; TRT004 reports int32, TRT006 uint8."""
     for node in view.heads:
         elem_type = view.numbers(node).elem_type
         if elem_type is not None and elem_type not in _TAKEN | {TensorProto.INT32}:
@@ -113,7 +113,7 @@ def formats(view: View) -> Iterator[Hit]:
     source="ONNX, QuantizeLinear and DequantizeLinear: types by opset",
 )
 def opsets(view: View) -> Iterator[Hit]:
-    """A stored type that ONNX's operators do not have in the model's opset; ONNX's checker does not look."""
+    """A stored type that ONNX's operators do not have in the model's opset; ONNX's checker does not check this."""
     for node in view.heads:
         if node.name in view.too_new:
             name, since = view.too_new[node.name]
@@ -129,7 +129,7 @@ def opsets(view: View) -> Iterator[Hit]:
     "OnnxParserFlag.ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA",
 )
 def unsigned(view: View) -> Iterator[Hit]:
-    """uint8 with zero points of 0, which the parser warns of only; with others TRT001 speaks."""
+    """uint8 with zero points of 0, for which the parser only warns; TRT001 reports other zero points."""
     for node in view.heads:
         numbers = view.numbers(node)
         zero = numbers.zero_point is not None and not numbers.zero_point.any()
@@ -147,9 +147,9 @@ def unsigned(view: View) -> Iterator[Hit]:
     'integer"; "4-bit quantization requires an even number of elements")',
 )
 def blocks(view: View) -> Iterator[Hit]:
-    """Blocks of another format or axis, of activations, that do not divide it; an odd number of 4-bit numbers.
+    """Blocks of another format or axis, of activations, or that do not divide it; an odd number of 4-bit numbers.
 
-    Of activations that are quantized as they come TRT060 speaks.
+    TRT060 reports dynamically quantized activations.
     """
     for node in view.heads:
         numbers, shape = view.numbers(node), view.model.shape(node.inputs[0])
@@ -178,7 +178,7 @@ def blocks(view: View) -> Iterator[Hit]:
     source='NVIDIA, "Working with Quantized Types", quantization schemes',
 )
 def block_sizes(view: View) -> Iterator[Hit]:
-    """Blocks of another size than those; of other formats TRT010 speaks."""
+    """Blocks of an unsupported size; TRT010 reports other formats."""
     for node in view.heads:
         numbers = view.numbers(node)
         wanted = _BLOCKS.get(numbers.elem_type or 0, ())
@@ -194,7 +194,7 @@ def block_sizes(view: View) -> Iterator[Hit]:
     source=OPERATORS,
 )
 def integer_operators(view: View) -> Iterator[Hit]:
-    """QLinearConv and its like, and those of ONNX Runtime's domain."""
+    """QLinearConv and similar operators, and those of ONNX Runtime's domain."""
     for node in view.model.nodes:
         if node.op_type in _INTEGER_KERNELS or (
             node.domain == "com.microsoft" and node.op_type.startswith(("QLinear", "QGemm", "MatMulNBits"))

@@ -1,8 +1,8 @@
-"""Pairs that cost time in TensorRT wherever they stand alone.
+"""Rules for pairs that cost time in TensorRT because they do not fuse.
 
-Pairs are taken literally there: a Q or DQ that no kernel takes in is a kernel of its own. What keeps two operators
-from one kernel is in `tensorrt_fusion`. Sources are named by rule; recorded times come from public logs, none was
-measured by us.
+In TensorRT a Q or DQ that does not fuse is a kernel of its own. Pairs that prevent the fusion of two other
+operators are in `tensorrt_fusion`. Each rule names its source; recorded times are from public logs, none was
+measured by this project.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.sources import GUIDE, ISSUE, MODEL_OPTIMIZER
 from qdqspec.lint.view import LAYOUT, View
 
-# They run in float in any case, and TRT044 speaks of them.
+# They always run in float; TRT044 reports them.
 _FLOAT_ONLY = frozenset({"Gelu", "LayerNormalization", "Softmax"})
-# Pooling takes integers in alone; a product of activations is weighted work.
+# Pooling runs in integers with an integer input alone; a product of activations counts as weighted.
 _NEEDS_NO_RESULT = _FLOAT_ONLY | {*POOLING, *WEIGHTED, "GlobalMaxPool"}
 
 
@@ -32,7 +32,7 @@ _NEEDS_NO_RESULT = _FLOAT_ONLY | {*POOLING, *WEIGHTED, "GlobalMaxPool"}
     source=GUIDE,
 )
 def half_quantized(view: View) -> Iterator[Hit]:
-    """A DQ on one of the first two inputs and none on the other; weights alone in blocks are meant so."""
+    """A DQ on one of the first two inputs and none on the other; blocked weights alone are intended."""
     for node in view.operators:
         if node.op_type not in WEIGHTED:
             continue
@@ -51,7 +51,7 @@ def half_quantized(view: View) -> Iterator[Hit]:
     source=f"{ISSUE} 3861: requantization kernels appear",
 )
 def concat_scales(view: View) -> Iterator[Hit]:
-    """A Concat with several DQ of different numbers, or with some inputs dequantized and some not."""
+    """A Concat with several DQ of different scales or zero points, or with only some inputs dequantized."""
     for node in view.operators:
         if node.op_type != "Concat":
             continue
@@ -71,7 +71,7 @@ def concat_scales(view: View) -> Iterator[Hit]:
     source='"Working with Quantized Types": only equal scales commute',
 )
 def moved_scales(view: View) -> Iterator[Hit]:
-    """MaxPool, Concat, nearest Resize or a copying operator between a DQ and a Q of different numbers."""
+    """MaxPool, Concat, nearest Resize or a copying operator between a DQ and a Q of different scales."""
     for node in view.operators:
         before = view.dequantizer(node.inputs[0]) if node.inputs and _moves(node) else None
         if before is None:
@@ -94,9 +94,9 @@ def _moves(node: Node) -> bool:
     source=f"{GUIDE}: non-weighted layers with int8 input need int8 output",
 )
 def float_result(view: View) -> Iterator[Hit]:
-    """An operator without weights that reads only dequantized activations, one for it alone, and no quantized result.
+    """An unweighted operator with dequantized activations only, one used by it alone, and no quantized result.
 
-    A residual Add of which only the skip side is dequantized counts, where the other comes from a quantized Conv.
+    A residual Add with only the skip side dequantized counts, if the other side comes from a quantized Conv.
     """
     for node in view.operators:
         if (
@@ -115,7 +115,7 @@ def float_result(view: View) -> Iterator[Hit]:
 
 
 def _is_fused_sum(view: View, node: Node, tensor: str) -> bool:
-    """Whether an Add takes this straight from a quantized convolution, whose kernel then adds."""
+    """Whether an Add reads this tensor directly from a quantized convolution, whose kernel computes the sum."""
     source = view.convolution_behind(tensor) if node.op_type == "Add" else None
     return source is not None and view.weight_dequantizer(source) is not None
 
@@ -128,7 +128,7 @@ def _is_fused_sum(view: View, node: Node, tensor: str) -> bool:
     source='"Working with Quantized Types": only Q of equal scales are merged',
 )
 def several_scales(view: View) -> Iterator[Hit]:
-    """Several Q of one tensor whose numbers differ."""
+    """Several Q of one tensor with different scales or zero points."""
     for tensor in dict.fromkeys(node.inputs[0] for node in view.pairs if node.op_type == "QuantizeLinear"):
         quantizers = view.quantizers(tensor)
         first = view.numbers(quantizers[0])
@@ -144,7 +144,7 @@ def several_scales(view: View) -> Iterator[Hit]:
     source=f"{ISSUE} 1604: int8 always slower than float16 on such models",
 )
 def transpose_before_matmul(view: View) -> Iterator[Hit]:
-    """A DQ, a Transpose and a MatMul in a row, of an activation."""
+    """A DQ, a Transpose and a MatMul in sequence, of an activation."""
     for node in view.operators:
         dequantizer = view.dequantizer(node.inputs[0]) if node.op_type == "Transpose" else None
         if dequantizer is None or view.stored_weight(dequantizer) is not None:
@@ -162,7 +162,7 @@ def transpose_before_matmul(view: View) -> Iterator[Hit]:
     source=f"NVIDIA, migration from 10.x to 11.x; {MODEL_OPTIMIZER} issues 80 and 167 (131 ms for 66)",
 )
 def float32_between(view: View) -> Iterator[Hit]:
-    """A model with pairs whose DQ give float32. Said once."""
+    """A model with pairs whose DQ output float32. Reported once."""
     floats = [n for n in view.dequantizers if view.model.elem_type(n.outputs[0]) == TensorProto.FLOAT]
     if floats:
         yield Hit("", f"{len(floats)} of {len(view.dequantizers)} dequantized tensors are float32")
@@ -176,7 +176,7 @@ def float32_between(view: View) -> Iterator[Hit]:
     source="inferred from the patterns that Model-Optimizer and Myelin's logs show; not confirmed by a document",
 )
 def partial_attention(view: View) -> Iterator[Hit]:
-    """A Softmax whose two MatMuls do not have all four inputs quantized, but some."""
+    """A Softmax whose two MatMuls have some, but not all, of their four inputs quantized."""
     for node in view.operators:
         after = list(view.readers(node.outputs[0])) if node.op_type == "Softmax" else []
         after = [r for reader in after for r in _through_pair(view, reader) if r.op_type == "MatMul"]
@@ -218,7 +218,7 @@ def _product_before(view: View, tensor: str) -> Node | None:
     source="recorded engines: LayerNormalization, Softmax and GELU run inside float kernels",
 )
 def float_only(view: View) -> Iterator[Hit]:
-    """LayerNormalization, Softmax or Gelu behind a DQ that no one else reads, and that is no convolution's (TRT036)."""
+    """LayerNormalization, Softmax or Gelu after a DQ with no other consumer, not of a convolution (TRT036)."""
     for node in view.operators:
         dequantizer = view.dequantizer(node.inputs[0]) if node.op_type in _FLOAT_ONLY else None
         if dequantizer is None or len(view.readers(dequantizer.outputs[0])) > 1:
@@ -256,7 +256,7 @@ def one_scale_a_weight(view: View) -> Iterator[Hit]:
     source=f"{GUIDE}: conversions are done as the graph says",
 )
 def pairs_in_a_row(view: View) -> Iterator[Hit]:
-    """A Q that reads what a DQ of other numbers makes; of equal ones the second is merged."""
+    """A Q that reads a DQ with another scale or zero point; a second pair with equal ones is merged."""
     for node in view.pairs:
         before = view.dequantizer(node.inputs[0]) if node.op_type == "QuantizeLinear" else None
         if before is not None and not view.numbers(before).same_scale(view.numbers(node)):
@@ -271,7 +271,7 @@ def pairs_in_a_row(view: View) -> Iterator[Hit]:
     source="recorded: 0.546 to 0.500 ms on ResNet-18, and one conversion less",
 )
 def float_pool(view: View) -> Iterator[Hit]:
-    """What it pools comes from a quantized Conv through residual Adds and what fuses, without a pair before it."""
+    """A pool that reads a quantized Conv through residual Adds and fused operators, without a pair before it."""
     for node in view.operators:
         if node.op_type == "GlobalAveragePool":
             maker = view.maker(node.inputs[0], ABSORBED | {"Add"})

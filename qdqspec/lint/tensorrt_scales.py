@@ -1,6 +1,6 @@
-"""Scales that TensorRT's ONNX parser does not take, or takes for others.
+"""Rules for scales that TensorRT's ONNX parser rejects or reads differently.
 
-Sources: the onnx-tensorrt parser and NvInfer.h. None of it was measured by us.
+Sources: the onnx-tensorrt parser and NvInfer.h. None was measured by this project.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def positive_scales(view: View) -> Iterator[Hit]:
     source=f"{HEADER}: per-channel scales are for weights",
 )
 def activations_per_channel(view: View) -> Iterator[Hit]:
-    """More than one scale, without blocks, on what is no constant."""
+    """More than one scale, without blocks, on a tensor that is not constant."""
     for node in view.heads:
         numbers = view.numbers(node)
         several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
@@ -63,7 +63,7 @@ def activations_per_channel(view: View) -> Iterator[Hit]:
     source=f'{PARSER} ("The number of scales is not equal to the number of output channels")',
 )
 def weight_axes(view: View) -> Iterator[Hit]:
-    """Several scales, without blocks, along another axis than the operator's output channels, or not one for each."""
+    """Several scales, without blocks, along an axis other than the output channels, or not one per channel."""
     for node in view.operators:
         dequantizer = view.weight_dequantizer(node)
         if dequantizer is None:
@@ -95,7 +95,7 @@ def _output_axis(view: View, node: Node, dequantizer: Node) -> int | None:
     until="10.13",
 )
 def scale_types(view: View) -> Iterator[Hit]:
-    """A Q of one float type by a scale of another; ONNX allows it from opset 23 on, the parser casts it below 19."""
+    """A Q of one float type with a scale of another; ONNX allows it from opset 23, the parser casts it below 19."""
     for node, data, scale in _mismatched(view):
         yield Hit(node.name, f"quantizes {type_name(data)} by a scale of {type_name(scale)}")
 
@@ -109,14 +109,14 @@ def scale_types(view: View) -> Iterator[Hit]:
     since="10.13",
 )
 def half_scales(view: View) -> Iterator[Hit]:
-    """A Q of one float type by a float16 or bfloat16 scale of another."""
+    """A Q of one float type with a float16 or bfloat16 scale of another."""
     for node, data, scale in _mismatched(view):
         if scale != TensorProto.FLOAT:
             yield Hit(node.name, f"quantizes {type_name(data)} by a scale of {type_name(scale)}")
 
 
 def _mismatched(view: View) -> Iterator[tuple[Node, int, int]]:
-    """Each Q whose data and scale are of two float types, which the parser does not cast."""
+    """Each Q whose data and scale have different float types, which the parser does not cast."""
     for node in view.plain_pairs:
         if node.op_type != "QuantizeLinear" or view.model.opset < _CASTS_BELOW:
             continue
@@ -135,7 +135,7 @@ def _mismatched(view: View) -> Iterator[tuple[Node, int, int]]:
     unknown=("10.13", "10.15"),
 )
 def dequantized_types(view: View) -> Iterator[Hit]:
-    """A DQ with another float type behind it than its scale's; ONNX allows it from opset 23 on."""
+    """A DQ whose output has another float type than its scale; ONNX allows it from opset 23 on."""
     for node in view.plain_pairs:
         given, scale = view.model.elem_type(node.outputs[0]), view.model.elem_type(node.inputs[1])
         if node.op_type == "DequantizeLinear" and given in FLOATS and scale in FLOATS and given != scale:
@@ -150,7 +150,7 @@ def dequantized_types(view: View) -> Iterator[Hit]:
     source=f'{PARSER} ("The scale and zero point must have the same volume")',
 )
 def sizes_of_zero_points(view: View) -> Iterator[Hit]:
-    """Constant ones of another number of elements; a scalar and an only element are alike."""
+    """Constant zero points with another number of elements; a scalar and a single element are equivalent."""
     for node in view.pairs:
         scale, zero_point = view.numbers(node).scale, view.numbers(node).zero_point
         if scale is not None and zero_point is not None and scale.size != zero_point.size:
@@ -167,7 +167,7 @@ def sizes_of_zero_points(view: View) -> Iterator[Hit]:
     unknown=("10.7", "10.15"),
 )
 def unnamed_axes(view: View) -> Iterator[Hit]:
-    """One scale a channel on a node without the attribute; square weights are built, with the wrong scales."""
+    """One scale per channel on a node without the attribute; square weights are built with wrong scales."""
     for node in view.pairs:
         numbers = view.numbers(node)
         several = numbers.scale is not None and numbers.scale.size > 1 and not numbers.block
@@ -184,7 +184,7 @@ def unnamed_axes(view: View) -> Iterator[Hit]:
     f"{MODEL_OPTIMIZER}, mxfp8_exporter",
 )
 def types_of_scales(view: View) -> Iterator[Hit]:
-    """Scales of ONNX's powers of two (E8M0, opset 24) or any other type, where it is known."""
+    """Scales in ONNX's power-of-two type (E8M0, opset 24) or any other type, if it is known."""
     for node in view.plain_pairs:
         scale = view.model.elem_type(node.inputs[1])
         if scale not in (None, TensorProto.UNDEFINED) and scale not in FLOATS:

@@ -1,6 +1,7 @@
-"""Quantized operators that are too small or too large for TensorRT's kernels.
+"""Rules for quantized operators that are too small or too large for TensorRT's kernels.
 
-Source: what Model-Optimizer leaves out, "as kernels are missing or slower". None of it was measured by us.
+Source: the operators that Model-Optimizer excludes, "as kernels are missing or slower". None was measured by this
+project.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _SOURCE = f"{MODEL_OPTIMIZER}, graph_utils"
     source=f"{_SOURCE}: kernels are missing or slower there",
 )
 def too_small(view: View) -> Iterator[Hit]:
-    """Products of one row or column, or of fewer than 16 elements; convolutions of few channels.
+    """Products with one row or column, or fewer than 16 elements; convolutions with few channels.
 
-    An int8 convolution may have fewer than 16 channels where one side has a multiple of 8, and one side 16 or it is
-    the first; one in groups where its outputs are a multiple of 8 and its kernel at least 3 wide. An fp8 one needs
-    more than 16.
+    An int8 convolution may have fewer than 16 channels if one side is a multiple of 8, and one side is 16 or it is
+    the first convolution; a grouped one if its outputs are a multiple of 8 and its kernel at least 3 wide. An fp8 one
+    needs more than 16.
     """
     for node in view.operators:
         if node.op_type == "Conv":
@@ -99,7 +100,7 @@ def fp8_transposed(view: View) -> Iterator[Hit]:
     source=f"{_SOURCE}: fp8 convolutions of kernel volume 32 and above",
 )
 def large_fp8_kernels(view: View) -> Iterator[Hit]:
-    """The product of the kernel's sides."""
+    """A convolution with an fp8 weight and a large kernel, by the product of the kernel's sides."""
     for node in view.operators:
         dequantizer = view.weight_dequantizer(node) if node.op_type == "Conv" else None
         if dequantizer is None or view.numbers(dequantizer).elem_type != TensorProto.FLOAT8E4M3FN:
