@@ -1,1 +1,1 @@
-"""Who runs a model. One file a backend; `base` holds the seam. May import floors 0 and 1."""
+"""Inference backends, one module for each. The protocol is `qdqspec.backends.base.Backend`."""

@@ -1,7 +1,7 @@
-"""The processor of this machine, and its instruction set for products of 8-bit integers. Standard library only.
+"""The processor of this machine, and its instruction set for products of 8-bit integers.
 
-The instruction set decides whether quantization pays at all, and whether 8-bit weights are safe: ONNX Runtime's kernels
-for AVX2 and AVX512 without VNNI add two u8 x s8 products in 16 bits (VPMADDUBSW), which saturates.
+The instruction set determines whether quantization gains at all, and whether 8-bit weights are safe: ONNX Runtime's
+kernels for AVX2 and AVX512 without VNNI add two u8 x s8 products in 16 bits (VPMADDUBSW), which saturates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
-    """One way to multiply 8-bit integers: the flag of /proc/cpuinfo, a slug for device keys, words for `doctor`."""
+    """An instruction set for 8-bit products: the flag of /proc/cpuinfo, a slug for device keys, a text for `doctor`."""
 
     flag: str
     slug: str
@@ -25,9 +25,9 @@ class _Path:
     saturates: bool | None = False  # None: not known
 
 
-# The order in which ONNX Runtime prefers them (MLAS, platform.cpp, 1.31): its AVX512 kernels replace those of AVX-VNNI
-# where a processor has both and no AVX512-VNNI. Arm's NEON without dot product adds two s8 x s8 products in 16 bits;
-# with weights from -127 to 127, as ours are, these fit.
+# In ONNX Runtime's order of preference (MLAS, platform.cpp, 1.31): its AVX512 kernels replace those of AVX-VNNI
+# if a processor has both and no AVX512-VNNI. Arm's NEON without dot product adds two s8 x s8 products in 16 bits;
+# with weights from -127 to 127, as qdqspec writes them, the sums fit.
 _X86 = (
     _Path(flag="amx_int8", slug="amx", text="AMX int8 tiles"),
     _Path(flag="avx512_vnni", slug="avx512-vnni", text="AVX512-VNNI"),
@@ -65,17 +65,17 @@ class Cpu:
 
     @property
     def isa(self) -> str:
-        """The instruction set that 8-bit products run on, as a slug: ``avx512-vnni``."""
+        """The slug of the instruction set that 8-bit products run on: ``avx512-vnni``."""
         return self._path.slug or platform_slug()
 
     @property
     def int8_path(self) -> str:
-        """The same in words for `doctor`."""
+        """The instruction set as a text for `doctor`."""
         return self._path.text
 
     @property
     def saturates(self) -> bool | None:
-        """Whether sums of u8 x s8 products saturate by these flags; None where the flags are not known."""
+        """Whether sums of u8 x s8 products saturate according to the flags; None if the flags are not known."""
         return self._path.saturates
 
     @property
@@ -99,7 +99,7 @@ def detect() -> Cpu:
         if platform.system() == "Darwin":
             return cpu_from_sysctl(_sysctl_text(), cores)
     except (OSError, subprocess.SubprocessError):
-        pass  # a sandbox may hide both sources; the fallback knows less
+        pass  # a sandbox may hide both sources; the fallback has less detail
     return Cpu(product=platform.processor() or platform.machine(), flags=frozenset(), cores=cores)
 
 
@@ -115,7 +115,7 @@ def cpu_from_cpuinfo(text: str, cores: int, *, machine: str = "") -> Cpu:
 
 
 def _product(fields: dict[str, str], machine: str) -> str:
-    """The brand string; where a hypervisor or ARM hides it, the numbers that tell generations apart."""
+    """The brand string; if a hypervisor or ARM hides it, the numbers that identify the generation."""
     if "CPU part" in fields:
         return f"{machine or 'arm'} {fields.get('CPU implementer', '')} {fields['CPU part']}"
     brand = fields.get("model name", machine or "unknown")
@@ -132,12 +132,12 @@ def cpu_from_sysctl(text: str, cores: int) -> Cpu:
 
 
 def slug_from_text(text: str) -> str:
-    """Lower case words joined by hyphens, fit for file names."""
+    """Lower case words joined by hyphens, valid in file names."""
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unknown"
 
 
 def platform_slug() -> str:
-    """The machine architecture, where no instruction set is known."""
+    """The machine architecture, used if no instruction set is known."""
     return slug_from_text(platform.machine())
 
 

@@ -1,7 +1,7 @@
-"""CUDA through ``cuda.bindings.runtime``: streams, events, graphs, memory. May import floor 0 and numpy.
+"""CUDA through ``cuda.bindings.runtime``: streams, events, graphs, memory.
 
-It knows nothing of TensorRT and runs on any NVIDIA GPU. The bindings are imported inside functions; nothing
-here touches the device before it is asked to, because a process that has initialized CUDA cannot be forked.
+Independent of TensorRT; runs on any NVIDIA GPU. The bindings are imported inside functions, and no import
+initializes the device, because a process that has initialized CUDA cannot be forked.
 Every failure is a `CudaError` with CUDA's own name for it.
 """
 
@@ -35,7 +35,7 @@ _CURES = {
 
 
 class CudaError(BackendError):
-    """CUDA refused something. ``name`` is its name for the reason: ``cudaErrorMemoryAllocation``."""
+    """A CUDA call failed. ``name`` is CUDA's name of the error: ``cudaErrorMemoryAllocation``."""
 
     def __init__(self, function: str, name: str, text: str) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class CudaError(BackendError):
 
 
 def runtime() -> ModuleType:
-    """The bindings' module; raises `BackendUnavailableError` where they are not installed."""
+    """The bindings' module; raises `BackendUnavailableError` if they are not installed."""
     try:
         from cuda.bindings import runtime
     except Exception as error:  # noqa: BLE001 - a broken wheel raises anything from ImportError to OSError
@@ -59,7 +59,7 @@ def runtime() -> ModuleType:
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Call a function of the CUDA runtime by name and return what it gives; raise `CudaError` where it fails."""
+    """Call a function of the CUDA runtime by name and return its result; raise `CudaError` if it fails."""
     cuda = runtime()
     error, *values = getattr(cuda, function)(*arguments)
     if error != cuda.cudaError_t.cudaSuccess:
@@ -84,12 +84,12 @@ class Device:
 
 
 def count_devices() -> int:
-    """How many GPUs this process may use. Initializes CUDA."""
+    """The number of GPUs that this process may use. Initializes CUDA."""
     return int(call("cudaGetDeviceCount"))
 
 
 def describe(index: int = 0) -> Device:
-    """What a GPU is. Initializes CUDA."""
+    """The properties of a GPU. Initializes CUDA."""
     properties = call("cudaGetDeviceProperties", index)
     name = properties.name
     return Device(
@@ -103,20 +103,20 @@ def describe(index: int = 0) -> Device:
 
 
 def bus_id(index: int = 0) -> str:
-    """The PCI address of a GPU, by which nvidia-smi finds the same one. Initializes CUDA."""
+    """The PCI address of a GPU, which identifies it for nvidia-smi. Initializes CUDA."""
     found = call("cudaDeviceGetPCIBusId", 32, index)
     return (found.decode() if isinstance(found, bytes) else str(found)).rstrip("\0")
 
 
 def is_exclusive(index: int = 0) -> bool:
-    """Whether a GPU takes one process at a time (compute mode EXCLUSIVE_PROCESS). Initializes CUDA."""
+    """Whether a GPU accepts one process at a time (compute mode EXCLUSIVE_PROCESS). Initializes CUDA."""
     cuda = runtime()
     mode = call("cudaDeviceGetAttribute", cuda.cudaDeviceAttr.cudaDevAttrComputeMode, index)
     return int(mode) == int(cuda.cudaComputeMode.cudaComputeModeExclusiveProcess)
 
 
 def select(index: int) -> None:
-    """Let this process work on a GPU."""
+    """Select the GPU that this process uses."""
     call("cudaSetDevice", index)
 
 
@@ -134,24 +134,24 @@ def _version(number: int) -> str:
 
 
 class Stream:
-    """A queue of work of its own, which does not wait for the default stream."""
+    """A separate queue of work, which does not wait for the default stream."""
 
     def __init__(self) -> None:
         self.raw: Any = call("cudaStreamCreateWithFlags", runtime().cudaStreamNonBlocking)
 
     @property
     def handle(self) -> int:
-        """The address that libraries take."""
+        """The address of the stream, as libraries expect it."""
         return int(self.raw)
 
     def synchronize(self) -> None:
-        """Wait until all work is done; what failed on the way is raised here."""
+        """Wait until all work is done; errors of that work are raised here."""
         call("cudaStreamSynchronize", self.raw)
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """Record what ``work`` queues on this stream, without running it.
+        """Capture the work that ``work`` enqueues on this stream, without running it.
 
-        Where it cannot be captured, what ``work`` raised or a `CudaError` says why, and the stream goes on as before.
+        If it cannot be captured, the exception of ``work`` or a `CudaError` is raised, and the stream stays usable.
         """
         mode = runtime().cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         call("cudaStreamBeginCapture", self.raw, mode)
@@ -164,7 +164,7 @@ class Stream:
             recorded = call("cudaStreamEndCapture", self.raw)
             return Graph(recorded)
         except CudaError:
-            runtime().cudaGetLastError()  # it is kept for the next caller otherwise
+            runtime().cudaGetLastError()  # otherwise the next call would report this error
             raise
 
     def _abandon_capture(self) -> None:
@@ -173,14 +173,14 @@ class Stream:
         runtime().cudaGetLastError()
 
     def close(self) -> None:
-        """Free the stream; closing twice does no harm."""
+        """Free the stream; closing twice has no effect."""
         raw, self.raw = self.raw, None
         if raw is not None:
             _free("cudaStreamDestroy", raw)
 
 
 class Graph:
-    """Recorded work that is launched as one. Takes over the captured graph it is made from."""
+    """Captured work that is launched as one unit. Takes ownership of the captured graph it is made from."""
 
     def __init__(self, captured: Any) -> None:
         try:
@@ -189,11 +189,11 @@ class Graph:
             _free("cudaGraphDestroy", captured)
 
     def launch(self, stream: Stream) -> None:
-        """Queue it on a stream."""
+        """Enqueue the graph on a stream."""
         call("cudaGraphLaunch", self._raw, stream.raw)
 
     def close(self) -> None:
-        """Free the graph; closing twice does no harm."""
+        """Free the graph; closing twice has no effect."""
         raw, self._raw = self._raw, None
         if raw is not None:
             _free("cudaGraphExecDestroy", raw)
@@ -206,15 +206,15 @@ class Event:
         self._raw: Any = call("cudaEventCreate")
 
     def record(self, stream: Stream) -> None:
-        """Take place once the work queued so far is done."""
+        """Enqueue the event; it occurs when the work queued so far is done."""
         call("cudaEventRecord", self._raw, stream.raw)
 
     def elapsed_ms(self, since: Event) -> float:
-        """Milliseconds between two events that have taken place, to about half a microsecond."""
+        """Milliseconds between two events that have occurred, with a resolution of about half a microsecond."""
         return float(call("cudaEventElapsedTime", since._raw, self._raw))
 
     def close(self) -> None:
-        """Free the event; closing twice does no harm."""
+        """Free the event; closing twice has no effect."""
         raw, self._raw = self._raw, None
         if raw is not None:
             _free("cudaEventDestroy", raw)
@@ -222,7 +222,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Milliseconds of runs: on the device, and what the host took to queue each."""
+    """Milliseconds of runs: on the device, and on the host to enqueue each."""
 
     device_ms: tuple[float, ...]
     host_ms: tuple[float, ...]
@@ -237,8 +237,8 @@ def time_runs(
 ) -> Timed:
     """Time each run of ``work`` on the device, between two events on the stream, and on the host.
 
-    Runs are queued one behind the other, so that the time in which the host launches is not part of them, as long as
-    it is shorter than the run: a queue that runs empty puts the launch into the time between the events.
+    Runs are enqueued one after the other, so that launches by the host are not part of the times as long as a launch
+    is shorter than a run; if the queue runs empty, the launch is part of the time between the events.
     """
     times: list[float] = []
     host: list[float] = []
@@ -257,9 +257,9 @@ def time_runs(
 
 
 def warm_up(stream: Stream, work: Callable[[], None], runs: int, milliseconds: float) -> int:
-    """Run ``work`` at least ``runs`` times and ``milliseconds`` long; returns how often it ran.
+    """Run ``work`` at least ``runs`` times and for ``milliseconds``; return the number of runs.
 
-    A GPU takes its time to raise its clocks, which a number of runs does not.
+    A GPU raises its clocks after a time, not after a number of runs.
     """
     start, done = time.perf_counter(), 0
     while done < runs or 1e3 * (time.perf_counter() - start) < milliseconds:
@@ -285,21 +285,21 @@ def _events(count: int) -> Iterator[list[tuple[Event, Event]]]:
 
 
 class DeviceBuffer:
-    """Bytes on the GPU; at least one, since libraries take no null address."""
+    """Bytes on the GPU; at least one, since libraries reject a null address."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.address = int(call("cudaMalloc", max(size_bytes, 1)))
 
     def close(self) -> None:
-        """Free the memory; closing twice does no harm."""
+        """Free the memory; closing twice has no effect."""
         address, self.address = self.address, 0
         if address:
             _free("cudaFree", address)
 
 
 class HostBuffer:
-    """Page-locked bytes in main memory, which the GPU copies from and to without help of the processor."""
+    """Page-locked bytes in main memory, for direct copies to and from the GPU."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -314,19 +314,19 @@ class HostBuffer:
         return np.ndarray(shape, dtype=dtype, buffer=memoryview(memory))
 
     def close(self) -> None:
-        """Free the memory; closing twice does no harm."""
+        """Free the memory; closing twice has no effect."""
         address, self.address = self.address, 0
         if address:
             _free("cudaFreeHost", address)
 
 
 def upload(target: DeviceBuffer, source: HostBuffer, stream: Stream) -> None:
-    """Queue a copy of the whole source to the GPU."""
+    """Enqueue a copy of the whole source to the GPU."""
     _copy(target.address, source.address, source.size_bytes, "cudaMemcpyHostToDevice", stream)
 
 
 def download(target: HostBuffer, source: DeviceBuffer, stream: Stream) -> None:
-    """Queue a copy from the GPU that fills the target."""
+    """Enqueue a copy from the GPU that fills the target."""
     _copy(target.address, source.address, target.size_bytes, "cudaMemcpyDeviceToHost", stream)
 
 
@@ -337,6 +337,6 @@ def _copy(target: int, source: int, size_bytes: int, kind: str, stream: Stream) 
 
 
 def _free(function: str, raw: Any) -> None:
-    """Free something. After a fault of the device every call fails, and there is nothing left to free."""
+    """Free a resource. After a device error every call fails, and nothing remains to be freed."""
     with contextlib.suppress(CudaError):
         call(function, raw)

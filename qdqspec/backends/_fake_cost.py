@@ -1,10 +1,10 @@
-"""What a model costs on the simulated device: kernels, their times, and which of them run in narrow formats.
+"""The cost model of the simulated device: kernels, their times, and which of them run in quantized formats.
 
-May import floor 0 and 1. Pure: one model and one seed give one answer. The shape of it follows what
-is known of real runtimes: work over throughput, a discount for narrow kernels that differs from layer to layer
-and from format to format and is sometimes a loss, a price for each conversion that no narrow kernel takes in, and
-an activation that is free right behind the linear operator it fuses with. It knows 8-bit integers, 8-bit floats,
-4-bit integers for weights alone, and NVFP4 and MXFP8, whose activations a kernel of their own quantizes as they come.
+Deterministic: one model and one seed give one result. The structure follows real runtimes: work divided by
+throughput; a factor for quantized kernels that differs between layers and formats and is sometimes above 1; a
+cost for each conversion that no quantized kernel absorbs; and activation functions that are free directly after
+the linear operator they fuse with. Formats are 8-bit integers, 8-bit floats, 4-bit integers for weights alone, and
+NVFP4 and MXFP8, whose activations are quantized dynamically by a separate kernel.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
 
 _FLOPS_PER_MS = 2e7  # one float core; only ratios matter
 _ELEMENTS_PER_MS = 1e6  # operators that move or convert values
-LAUNCH_MS = 0.002  # what any kernel costs, however small
+LAUNCH_MS = 0.002  # the minimum time of any kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The executed kernels in graph order. Their times add up to the whole."""
+    """The executed kernels in graph order. Their times add up to the total."""
 
     layers: tuple[LayerTime, ...]
     structure: str  # digest: equal structures run the same kernels with the same scales
@@ -61,7 +61,7 @@ class Cost:
 
 
 def cost_of(model: Model, seed: int, scale: float = 1.0, integer: float = 1.0) -> Cost:
-    """The kernels this device would run for ``model``; ``scale`` slows all of them, ``integer`` those on integers."""
+    """The kernels this device runs for ``model``; ``scale`` slows all kernels, ``integer`` those on integers."""
     simulation = _Simulation(model, seed, integer)
     layers = tuple(
         replace(layer, milliseconds=layer.milliseconds * scale)
@@ -73,7 +73,7 @@ def cost_of(model: Model, seed: int, scale: float = 1.0, integer: float = 1.0) -
 
 
 class _Simulation:
-    """Decides for one model which nodes become kernels, and what each costs."""
+    """Determines which nodes of a model become kernels, and their times."""
 
     def __init__(self, model: Model, seed: int, factor: float) -> None:
         self._model = model
@@ -85,7 +85,7 @@ class _Simulation:
         }
 
     def layer(self, node: Node) -> LayerTime | None:
-        """The kernel of a node, or ``None`` where it is free or part of another kernel."""
+        """The kernel of a node, or ``None`` if it is free or part of another kernel."""
         if node.op_type in QDQ_OPS:
             return self._conversion(node)
         if node.op_type in FREE or self._is_fused(node):
@@ -113,19 +113,19 @@ class _Simulation:
         return kinds[0] if "in-only" in LABELS[node.op_type] or self._is_quantized(node) else None
 
     def _kinds_read(self, node: Node) -> list[str | None]:
-        """The format of every activation and weight that comes from a DequantizeLinear; a bias may be float."""
+        """The format of every activation and weight that is dequantized; a bias may be float."""
         inputs = node.inputs[:2] if node.op_type in LINEAR else node.inputs
         producers = [self._model.producer.get(tensor) for tensor in inputs if tensor]
         return [self._kind(p.inputs[0]) if p is not None and _dequantizes(p) else None for p in producers]
 
     def _kind(self, stored: str) -> str | None:
-        """The format of stored numbers. Of 8-bit floats those by whose scales tell which."""
+        """The format of stored numbers. 8-bit floats are distinguished by their scales."""
         if stored in self._powers:
             return MXFP8
         return _KINDS.get(self._model.elem_type(stored) or 0)
 
     def _is_quantized(self, node: Node) -> bool:
-        """Whether its output, behind a fused activation, goes to QuantizeLinear only."""
+        """Whether its output, after a fused activation, is read by QuantizeLinear only."""
         last = self._behind(node) if self._absorbs(node) else node
         readers = self._readers(last)
         return bool(readers) and all(reader.op_type == "QuantizeLinear" for reader in readers)
@@ -138,12 +138,12 @@ class _Simulation:
         return node.op_type in FUSED and before is not None and self._absorbs(before)
 
     def _next_op(self, node: Node) -> str | None:
-        """The operator behind a node, where exactly one reads its output and the graph does not."""
+        """The operator after a node, if it is the only consumer of its output and the output is not a graph output."""
         readers = self._readers(node)
         return readers[0].op_type if len(readers) == 1 else None
 
     def _readers(self, node: Node) -> list[Node]:
-        """All who see the output of a node; none where the graph does."""
+        """All consumers of a node's output; none if it is a graph output."""
         if node.outputs[0] in self._model.outputs:
             return []
         return [self._model.by_name[end.node] for end in self._model.consumers.get(node.outputs[0], ())]
@@ -154,7 +154,7 @@ class _Simulation:
     # ---- conversions ----------------------------------------------------------------------------
 
     def _conversion(self, node: Node) -> LayerTime | None:
-        """What a Q or DQ costs: nothing where a kernel of its own format takes it in or its value is constant."""
+        """The time of a Q or DQ: zero if a kernel of its format absorbs it or its value is constant."""
         if self._is_taken_in(node):
             return None
         if not _dequantizes(node):
@@ -194,7 +194,7 @@ class _Simulation:
         return elements / _ELEMENTS_PER_MS * self._draw(node, "speed", 0.5, 2.0)
 
     def _discount(self, node: Node, kind: str) -> float:
-        """The narrow kernel's time over the float one's. Small operators may lose."""
+        """The ratio of a quantized kernel's time to the float kernel's. Small operators may be slower."""
         if kind == INT4:
             return self._factor * self._draw(node, kind, 0.3, 1.2)
         what = "integer" if kind == INT8 else kind
@@ -213,11 +213,11 @@ class _Simulation:
         return float(math.prod(self._shape(tensor)))
 
     def _shape(self, tensor: str) -> tuple[int, ...]:
-        """Unknown dimensions count as one."""
+        """The shape of a tensor; unknown dimensions count as one."""
         return tuple(dim or 1 for dim in self._model.shape(tensor) or ())
 
     def _draw(self, node: Node, what: str, low: float, high: float) -> float:
-        """A number that this seed always gives to this kind of layer: same operator, same shapes."""
+        """A number determined by the seed and the kind of layer: same operator, same shapes."""
         shapes = [self._shape(tensor) for tensor in (*node.inputs[:2], node.outputs[0])]
         return low + (high - low) * fraction(self._seed, what, node.op_type, repr(shapes))
 
@@ -227,7 +227,7 @@ def _dequantizes(node: Node) -> bool:
 
 
 def fraction(*parts: object) -> float:
-    """A number in [0, 1) that depends on ``parts`` only, evenly spread over different parts."""
+    """A number in [0, 1) that depends on ``parts`` only, uniformly distributed over different parts."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:7], "big") / 2**56
 
@@ -243,6 +243,6 @@ def _structure(model: Model, layers: tuple[LayerTime, ...]) -> str:
 
 
 def _numbers(model: Model, node: Node) -> bytes:
-    """Scale and zero point of a Q or DQ, as far as they are constants."""
+    """Scale and zero point of a Q or DQ, if they are constants."""
     array: Callable[[str], bytes] = lambda tensor: model.array(tensor).tobytes()  # noqa: E731
     return b"".join(array(tensor) for tensor in node.inputs[1:3] if tensor in model.constants)

@@ -1,6 +1,6 @@
-"""The state of a GPU beside its measurements: clocks, reasons for throttling, temperature, power, by nvidia-smi.
+"""The state of a GPU during measurements: clocks, throttling reasons, temperature, power, read by nvidia-smi.
 
-Samples that were taken while the GPU was throttled, or at two clocks, do not compare; a `GpuWatch` notes both.
+Samples taken while the GPU was throttled, or at different clocks, are not comparable; a `GpuWatch` records both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 _SECONDS = 10.0
 _EVERY = 5.0  # seconds between two queries: each takes some tens of milliseconds
 _MOVED = 1.03  # clocks of one engine whose ratio is above this are noted
-# Drivers from 535 on call them event reasons; the older name is tried where that is not known.
+# Drivers from 535 on call them event reasons; the older name is tried if that is unknown.
 _REASON_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
 _FIELDS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
 _FACTS = {"driver_version": "driver version", "compute_mode": "compute mode", "mig.mode.current": "MIG"}
-# Bits of NVML's nvmlClocksEventReasons that mean a lower clock than the one asked for; idling and set clocks do not.
+# Bits of NVML's nvmlClocksEventReasons that mean a lower clock than requested; idle and set clocks do not.
 _THROTTLED = {
     0x04: "power cap",
     0x08: "hardware slowdown",
@@ -32,7 +32,7 @@ _THROTTLED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """One look at a GPU: MHz, degrees Celsius, watts; ``None`` where the driver does not report a figure."""
+    """One reading of a GPU: MHz, degrees Celsius, watts; ``None`` if the driver does not report a value."""
 
     sm_mhz: float | None
     memory_mhz: float | None
@@ -42,16 +42,16 @@ class GpuState:
 
 
 class GpuWatch:
-    """Looks at a GPU while an engine is timed, and notes what speaks against its samples."""
+    """Reads the state of a GPU while an engine is timed, and notes conditions that make samples unreliable."""
 
     def __init__(self, gpu: str) -> None:
-        """``gpu`` is what nvidia-smi takes for ``-i``: a PCI address, an index or a UUID."""
+        """``gpu`` is an argument of nvidia-smi's ``-i``: a PCI address, an index or a UUID."""
         self._gpu = gpu
         self._next = -math.inf
         self.states: list[GpuState] = []
 
     def observe(self) -> None:
-        """Look again, if the last look was some seconds ago and nvidia-smi answers."""
+        """Read the state again, if the last reading was some seconds ago and nvidia-smi answers."""
         if time.perf_counter() < self._next:
             return
         state = gpu_state(self._gpu)
@@ -61,7 +61,7 @@ class GpuWatch:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader of the samples should know."""
+        """Notes on conditions that make the samples unreliable."""
         found = []
         if reasons := dict.fromkeys(reason for state in self.states for reason in state.throttled):
             found.append(f"the GPU was throttled while it was timed: {', '.join(reasons)}")
@@ -74,12 +74,12 @@ class GpuWatch:
         return tuple(found)
 
     def record(self) -> list[dict[str, Any]]:
-        """The states as they are written beside the results."""
+        """The states as they are written with the results."""
         return [asdict(state) for state in self.states]
 
 
 def gpu_state(gpu: str) -> GpuState | None:
-    """The state of a GPU now; ``None`` where nvidia-smi is missing or does not answer."""
+    """The state of a GPU now; ``None`` if nvidia-smi is missing or does not answer."""
     for reasons in _REASON_FIELDS:
         row = _query(gpu, (*_FIELDS, reasons))
         if row is not None:
@@ -93,7 +93,7 @@ def gpu_state(gpu: str) -> GpuState | None:
 
 @cache
 def gpu_settings(gpu: str) -> dict[str, str]:
-    """Driver version, compute mode and MIG mode of a GPU, as far as they are known."""
+    """Driver version, compute mode and MIG mode of a GPU, if they are known."""
     row = _query(gpu, tuple(_FACTS))
     return {} if row is None else dict(zip(_FACTS.values(), row, strict=True))
 

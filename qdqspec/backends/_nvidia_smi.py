@@ -1,7 +1,7 @@
-"""Which NVIDIA GPU is here, as nvidia-smi tells it: for backends that do not talk to CUDA themselves.
+"""NVIDIA GPUs as reported by nvidia-smi, for backends that do not use CUDA in their own process.
 
-May import floor 0. nvidia-smi counts GPUs by their place on the bus, and knows nothing of ``CUDA_VISIBLE_DEVICES``;
-CUDA counts the visible ones, the fastest first unless it is told otherwise. `environment` tells it.
+nvidia-smi numbers GPUs by their place on the bus, and ignores ``CUDA_VISIBLE_DEVICES``; CUDA numbers the visible
+ones, by default the fastest first. `environment` makes CUDA use nvidia-smi's order.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _SECONDS = 30.0
 
 
 def environment() -> dict[str, str]:
-    """The environment for a process that uses CUDA, in which it counts GPUs as nvidia-smi does."""
+    """The environment for a process that uses CUDA, in which GPUs have the same numbers as in nvidia-smi."""
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
 
 
 def gpu_facts(index: int = 0) -> dict[str, str]:
-    """``GPU``, ``compute capability`` and ``driver`` of a GPU; nothing where there is none, as on Jetson."""
+    """``GPU``, ``compute capability`` and ``driver`` of a GPU; empty if there is none, as on Jetson."""
     return _asked(_number(index))
 
 
 def capability_of(facts: dict[str, str]) -> tuple[int, int]:
-    """The compute capability as numbers; (0, 0) where it is not known."""
+    """The compute capability as numbers; (0, 0) if it is not known."""
     major, _, minor = facts.get("compute capability", "").partition(".")
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
 
 
 def _number(index: int) -> str:
-    """What nvidia-smi calls the GPU that CUDA calls ``index``: its own number, or a UUID."""
+    """The identifier in nvidia-smi, a number or a UUID, of the GPU with CUDA's ``index``."""
     visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     if not visible:
         return str(index)

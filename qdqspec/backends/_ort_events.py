@@ -1,8 +1,8 @@
-"""Finds the kernels of a graph in ONNX Runtime's profile, those in bodies of If, Loop and Scan among them.
+"""Finds the kernels of a graph in ONNX Runtime's profile, including those in bodies of If, Loop and Scan.
 
-Kernels of the main graph run in the order in which the optimized graph was written (seen on every model tried), while
-unnamed ones are called after an index that the file does not keep. An event is written when a kernel ends, so those of
-a body come before that of the node that has it: of an If those of a branch, of a Loop or Scan those of each iteration.
+Kernels of the main graph run in the order of the written optimized graph (seen on every model tried), while
+unnamed ones are named by an index that the file does not contain. An event is written when a kernel ends, so those of
+a body precede that of the node that owns it: for an If those of a branch, for a Loop or Scan those of each iteration.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class KernelEvent:
 Timed: TypeAlias = tuple[
     str, KernelEvent, int
 ]  # unique name of the node; microseconds without those of its bodies
-_Found: TypeAlias = tuple[list[Timed], int]  # and the number of the next event
+_Found: TypeAlias = tuple[list[Timed], int]  # and the index of the next event
 
 
 def runs_of(scopes: Scopes, events: Sequence[KernelEvent]) -> list[list[Timed]] | None:
-    """What ran in each run of a graph; ``None`` where the events do not fit it."""
+    """The kernels executed in each run of a graph; ``None`` if the events do not match it."""
     reader = _Reader(scopes, events)
     runs: list[list[Timed]] = []
     at = 0
@@ -53,7 +53,7 @@ class _Reader:
         self._events = events
 
     def main(self, at: int) -> _Found | None:
-        """One run from an event on. Events of operators that the file does not have are passed over."""
+        """One run, starting at an event. Events of operators that are not in the file are skipped."""
         timed: list[Timed] = []
         for name, node in _nodes(self._main):
             found = self._node(name, node, at)
@@ -67,7 +67,7 @@ class _Reader:
         return timed, at
 
     def _body(self, scope: Scope, at: int) -> _Found | None:
-        """One run of a body. Its kernels may run in another order than the file has."""
+        """One run of a body. Its kernels may run in another order than in the file."""
         timed: list[Timed] = []
         left = list(_nodes(scope))
         while left:
@@ -83,7 +83,7 @@ class _Reader:
         return timed, at
 
     def _likely(self, left: Sequence[tuple[str, onnx.NodeProto]], at: int) -> list[int]:
-        """The nodes that may have ended with an event: that of its name, those without a name, those with bodies."""
+        """The nodes that an event may belong to: that of its name, those without a name, those with bodies."""
         if at >= len(self._events):
             return []
         event = self._events[at]
@@ -105,14 +105,14 @@ class _Reader:
         return None
 
     def _branches(self, bodies: Sequence[Scope], at: int) -> Iterator[_Found]:
-        """What ran in each branch that fits."""
+        """The kernels executed in each branch that matches."""
         for body in bodies:
             found = self._body(body, at)
             if found is not None:
                 yield found
 
     def _iterations(self, bodies: Sequence[Scope], at: int) -> Iterator[_Found]:
-        """What ran after no iteration, after one, and so on."""
+        """The kernels executed after no iteration, after one, and so on."""
         timed: list[Timed] = []
         while True:
             yield timed, at

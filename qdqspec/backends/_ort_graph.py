@@ -1,7 +1,4 @@
-"""The graph that ONNX Runtime really runs, read back from disk. May import floor 0, graph, onnx and numpy.
-
-It knows nothing of sessions, labels or placements.
-"""
+"""The optimized graph that ONNX Runtime runs, read back from disk."""
 
 from __future__ import annotations
 
@@ -17,21 +14,21 @@ from qdqspec.graph.model import Model
 
 
 def read_graph(path: Path) -> onnx.GraphProto:
-    """Read an optimized model's graph; large weights stay in the file beside it."""
+    """Read an optimized model's graph; large weights stay in their external file."""
     return onnx.load(str(path), load_external_data=False).graph
 
 
 def read_source(path: Path) -> Model:
-    """The model as it was given, without its external weights. It was built, so it need not be checked."""
+    """The given model, without its external weights. It was built, so it is not checked again."""
     return Model(onnx.load(str(path), load_external_data=False), path=path)
 
 
 def graph_hash(graph: onnx.GraphProto, folder: Path) -> str:
-    """Hash what a graph computes: operators, attributes, constants, connections, and nothing of names.
+    """Hash the computation of a graph: operators, attributes, constants and connections, without names.
 
-    Node and tensor names inside are left out, because ONNX Runtime numbers those it invents anew in
+    Node and tensor names inside are excluded, because ONNX Runtime numbers generated names anew in
     every build; names of graph inputs and outputs count. Independent of node order: every tensor
-    carries the hash of what makes it (a Merkle tree), and the graph's hash covers all nodes and outputs.
+    has the hash of the node that makes it (a Merkle tree), and the graph's hash covers all nodes and outputs.
     """
     weights = _ExternalWeights(folder)
     try:
@@ -95,5 +92,5 @@ class _ExternalWeights:
         return self._files[info.location][start : start + (info.length or 0)].data
 
     def close(self) -> None:
-        """Let go of the files, so that their folder can be removed."""
+        """Close the files, so that their folder can be removed."""
         self._files.clear()

@@ -1,6 +1,6 @@
-"""A network in float16, as a runtime would be given it: ONNX Runtime's converter. May import floors 0 and 1, and onnx.
+"""A network converted to float16 with ONNX Runtime's converter.
 
-Only for looking at what a runtime makes of it: no range is checked, so its numbers may be wrong.
+Only for inspection of the resulting kernels: ranges are not checked, so its outputs may be wrong.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _CONVERTER = "onnxruntime.transformers.float16"
 
 
 def has_floats(model: Model) -> bool:
-    """Whether anything of it is stored or fed in float32."""
+    """Whether any tensor of it is stored or fed in float32."""
     kinds = {tensor.data_type for tensor in model.initializers.values()}
     return TensorProto.FLOAT in kinds | {model.elem_type(name) for name in model.inputs}
 
 
 def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.ModelProto:
-    """The network of a file in float16; every node has the name it has in ``model``.
+    """The network of a file in float16; every node has its name in ``model``.
 
-    Inputs and outputs are float16 too, or stay what they are behind casts where ``keep_io``.
-    All weights are in memory then. Raises `ModelError` where the converter gives nothing that can be used.
+    Inputs and outputs are float16 too, or keep their types, with casts, if ``keep_io`` is set.
+    All weights are loaded into memory. Raises `ModelError` if the converter's result cannot be used.
     """
     proto = onnx.load(str(path))
     for node, name in zip(proto.graph.node, [*unique_node_names(proto.graph.node)], strict=True):
@@ -51,7 +51,7 @@ def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.Model
 
 
 def _in_order(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes behind what they read, else as they were: the converter puts the casts it adds at the end."""
+    """The nodes in topological order, otherwise unchanged: the converter appends the casts it adds."""
     producer = {out: index for index, node in enumerate(graph.node) for out in node.output if out}
     placed: dict[int, None] = {}
     for start in range(len(graph.node)):

@@ -1,11 +1,9 @@
 """Maps the kernels of an optimized graph back to the nodes of the model it was made from.
 
-May import floor 0, graph and onnx. It knows nothing of sessions and clocks.
-
-ONNX Runtime fuses, renames and re-lays out. What can be relied on (seen under 1.31.1, all models tried):
-a fused kernel keeps the name of one node it replaced, with ``_token_N`` appended where a graph pass made
-it; a blocked-layout kernel (NCHWc) is called after its *output tensor* with ``_nchwc`` appended; tensors that are
-left keep their names; converting nodes that were inserted have names of their own.
+ONNX Runtime fuses, renames and changes layouts. These properties are used (seen with 1.31.1, on all models tried):
+a fused kernel keeps the name of one node it replaced, with ``_token_N`` appended if a graph pass made
+it; a blocked-layout kernel (NCHWc) is named after its *output tensor* with ``_nchwc`` appended; remaining tensors
+keep their names; inserted conversion nodes have generated names.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _STATIC = frozenset({"Constant", "Shape", "Size"})
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a kernel stands for: node names of the model without Q/DQ, or the tensors it converts."""
+    """The origin of a kernel: node names of the model without Q/DQ, or the tensors it converts."""
 
     name: str
     nodes: tuple[str, ...]
@@ -49,12 +47,12 @@ def map_kernels(graph: onnx.GraphProto, model: Model) -> tuple[Origin, ...]:
 
 
 def plain_name(name: str) -> str:
-    """A kernel's name without what ONNX Runtime numbers anew in every build."""
+    """A kernel's name without the numbers that ONNX Runtime changes in every build."""
     return _TOKEN.sub("", name)
 
 
 class _Source:
-    """The model the optimizer was given, seen through its Q/DQ pairs."""
+    """The model given to the optimizer, with its Q/DQ pairs skipped."""
 
     def __init__(self, model: Model) -> None:
         operators = [node for node in model.nodes if not node.is_marker]
@@ -67,7 +65,7 @@ class _Source:
         self.readers: dict[str, list[Node]] = {}
         self.quantized: set[str] = set()
         self.static: set[str] = set()
-        for node in operators:  # topological order: a base is known before it is asked for
+        for node in operators:  # topological order: a base is known before it is used
             self._add(node)
 
     def base(self, tensor: str) -> str:
@@ -90,7 +88,7 @@ class _Source:
             self.static.update(t for t in node.outputs if t)
 
     def chain_end(self, node: Node) -> str:
-        """The tensor where an integer kernel that begins at ``node`` is quantized again."""
+        """The tensor at which an integer kernel that begins at ``node`` is quantized again."""
         tensor = node.outputs[0]
         while tensor not in self.quantized and len(self.readers.get(tensor, ())) == 1:
             follower = self.readers[tensor][0]
@@ -100,7 +98,7 @@ class _Source:
         return tensor if tensor in self.quantized else node.outputs[0]
 
     def fused_end(self, tensor: str, kernel: onnx.NodeProto) -> str:
-        """The tensor a blocked convolution makes: it keeps its name when an Add, then an activation, join it."""
+        """The output tensor of a blocked convolution, after a fused Add and activation function."""
         wanted = ["Add"] if len(kernel.input) > 3 and kernel.input[3] else []
         wanted += [a.s.decode() for a in kernel.attribute if a.name == "activation"]
         for op_type in wanted:
@@ -110,11 +108,11 @@ class _Source:
         return tensor
 
     def in_order(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Nodes in the order in which the model has them."""
+        """The nodes in the order of the model."""
         return tuple(sorted(names, key=lambda name: self.nodes[name].index))
 
     def slice(self, ends: Iterable[str], stops: set[str]) -> tuple[str, ...]:
-        """Nodes that make ``ends``, back to tensors that others make, in the order they were reached."""
+        """The nodes that compute ``ends``, back to tensors of other kernels, in the order of the traversal."""
         found: dict[str, None] = {}
         todo = list(ends)
         while todo:
@@ -128,9 +126,9 @@ class _Source:
 
 
 class _Mapping:
-    """Gives every tensor of the optimized graph its place in the source, then cuts the source between them.
+    """Maps every tensor of the optimized graph to the source, then divides the source between them.
 
-    Tensors joined by a converting node hold the same values and form one class.
+    Tensors connected by a conversion node hold the same values and form one class.
     """
 
     def __init__(self, graph: onnx.GraphProto, source: _Source) -> None:
@@ -151,7 +149,7 @@ class _Mapping:
                 self._readers.setdefault(tensor, []).append(node)
 
     def origins(self) -> Iterator[Origin]:
-        """A node belongs to one kernel: the first to reach it."""
+        """The origins of all kernels. A node belongs to the first kernel that reaches it."""
         made = {t for places in self._places.values() for t in places}
         taken: set[str] = set()
         for node, known in zip(self._graph.node, self._named, strict=True):
@@ -169,7 +167,7 @@ class _Mapping:
                 yield Origin(name, (), self._nearest(node), boundary=True)
 
     def _find_node(self, node: onnx.NodeProto) -> Node | None:
-        """The source node a kernel is named after or alone can stand for; also places its output."""
+        """The source node that a kernel is named after or uniquely matches; also maps its output."""
         if self._converts(node):
             return None
         blocked = node.name.removesuffix("_nchwc")
@@ -182,7 +180,7 @@ class _Mapping:
         return found
 
     def _by_inputs(self, node: onnx.NodeProto) -> Node | None:
-        """The reader of the same tensors with a like operator; weights tell siblings apart."""
+        """The consumer of the same tensors with a similar operator; weights distinguish siblings."""
         wanted = _source_ops(node.op_type)
         inputs = [place for tensor in node.input if tensor for place in self._at(tensor)]
         readers = [[n for n in self._source.readers.get(t, ()) if n.op_type in wanted] for t in inputs]
@@ -190,7 +188,7 @@ class _Mapping:
         return single[-1] if single else None
 
     def _nearest(self, node: onnx.NodeProto) -> tuple[str, ...]:
-        """Places of a kernel's inputs; of what its readers make where it converts an invented constant."""
+        """The positions of a kernel's inputs, or of its consumers' outputs if it converts a generated constant."""
         before = dict.fromkeys(place for tensor in node.input if tensor for place in self._at(tensor))
         readers = (reader for tensor in node.output for reader in self._readers.get(tensor, ()))
         return tuple(before) or tuple(

@@ -1,20 +1,20 @@
-"""Which operators ONNX Runtime's CPU provider runs in integers. A table; may import floor 0 only.
+"""The operators that ONNX Runtime's CPU provider runs in integers, as a table.
 
-Read off the optimized graphs of single-operator models under ONNX Runtime 1.31.1 and 1.32.0 (uint8 asymmetric
-activations, int8 weights) and verified entry by entry against whatever version is installed in
+Derived from the optimized graphs of single-operator models with ONNX Runtime 1.31.1 and 1.32.0 (uint8 asymmetric
+activations, int8 weights) and verified entry by entry against the installed version in
 ``tests/unit/backends/test_ort_ops.py``. Conditions that an operator type cannot express:
 
 - Conv needs Q/DQ on both sides; a float bias is quantized by ONNX Runtime itself. ConvTranspose never fuses.
-- Gemm and MatMul run with a float output too. Gemm then needs an int32 bias behind a DequantizeLinear
-  (a float one leaves a float Gemm with a weight dequantized in every run), and so does a MatMul whose Add
-  of a one-dimensional constant ONNX Runtime turns into a Gemm. Gemm does not check that the bias scale is
-  the product of the other two: a wrong one gives wrong numbers, silently.
-- With a Relu or Clip right behind, and more behind that, both give integers or run in float.
-- Per-channel weights of MatMul must be two-dimensional, with the axis last; others fail when run, or run in
-  float from 1.32 on where the result is quantized.
+- Gemm and MatMul run with a float output too. Gemm then needs an int32 bias after a DequantizeLinear
+  (with a float one, Gemm stays float with a weight dequantized in every run), and so does a MatMul whose Add
+  of a one-dimensional constant ONNX Runtime converts to a Gemm. Gemm does not check that the bias scale is
+  the product of the other two: another one gives wrong results without an error.
+- With a Relu or Clip directly after them, and more operators after that, both output integers or run in float.
+- Per-channel weights of MatMul must be two-dimensional, with the axis last; others fail at run time, or run in
+  float from 1.32 on if the result is quantized.
 - Operators that move values, and MaxPool, need equal scale and zero point on both sides; Resize only
   in ``nearest`` mode, MaxPool from opset 12, which every model with pairs has.
-- A batch normalization between a quantized Conv and its Q stops the fusion: fold it beforehand.
+- A batch normalization between a quantized Conv and its Q prevents the fusion: it must be folded before.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LABELS: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(COMPUTING + MOVING, _FULL),
 }
 
-# With ranges found at run time, weights in 8 bits: DynamicQuantizeMatMul or MatMulIntegerToFloat, DynamicQuantizeLSTM.
+# Dynamic quantization with 8-bit weights: DynamicQuantizeMatMul or MatMulIntegerToFloat, DynamicQuantizeLSTM.
 # There is no such kernel of GRU ("DynamicQuantizeGRU is not a registered function/op").
 DYNAMIC = frozenset({*LINEAR, "LSTM"})
 
-# They vanish into the Q that follows: Relu where its zero point is the format's lowest value, Clip where
+# They are absorbed by the Q after them: Relu if its zero point is the format's lowest value, Clip if
 # its bounds enclose all that the scale can represent. Identity and Dropout are removed before.
 ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})
 

@@ -1,4 +1,4 @@
-"""What ONNX Runtime makes of a model at a given level of optimization, as a model file. May import floors 0 and 1."""
+"""Writes the model that ONNX Runtime produces at a given optimization level."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LEVELS: dict[Level, str] = {
 
 
 def optimize(model: Path, level: Level, folder: Path) -> Path:
-    """Write the model as the CPU provider would run it into ``folder``, and return the file.
+    """Write the optimized model of the CPU provider into ``folder``, and return the file.
 
-    Raises `BackendError` with ONNX Runtime's reason, `BackendUnavailableError` where it is not installed.
+    Raises `BackendError` with ONNX Runtime's reason, `BackendUnavailableError` if it is not installed.
     """
     try:
         import onnxruntime as ort

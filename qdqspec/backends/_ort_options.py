@@ -1,8 +1,8 @@
 """The options of ONNX Runtime, ``onnxruntime.WORD=VALUE``.
 
-``optimization`` is how far ONNX Runtime rewrites a model before it runs it: ``all`` (its own default), ``extended``,
-``basic``, or ``off``, where every QuantizeLinear and DequantizeLinear is computed as the ONNX standard defines it
-and everything between them in floating point. ``plugins`` are libraries of custom operators.
+``optimization`` is the level of graph optimization: ``all`` (ONNX Runtime's default), ``extended``,
+``basic``, or ``off``, with which every QuantizeLinear and DequantizeLinear is computed as the ONNX standard defines
+it and all other operators in floating point. ``plugins`` are libraries of custom operators.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ OPTIONS = BackendOptions(
 
 
 def level_from(extra: Mapping[str, str]) -> str:
-    """A key of `LEVELS`; raises `ConfigError` for an unknown word or value."""
+    """A key of `LEVELS`; raises `ConfigError` for an unknown option or value."""
     return str(OPTIONS.read(extra).get("optimization", FULL))
 
 

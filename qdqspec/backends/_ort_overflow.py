@@ -1,7 +1,8 @@
-"""Whether ONNX Runtime's sums of u8 x s8 products overflow on this processor, found by computing one.
+"""Tests whether ONNX Runtime's sums of u8 x s8 products overflow on this processor, by computing one.
 
-The processor's flags decide it as a rule (`_cpu`), but not everywhere: Windows has no list of flags, a sandbox may hide
-it, and under user-mode emulation the list is the host's. A matrix product takes a few milliseconds once a process.
+The processor's flags usually determine it (`_cpu`), but not everywhere: Windows has no list of flags, a sandbox may
+hide it, and under user-mode emulation the list is the host's. The matrix product takes a few milliseconds, once per
+process.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _ACTIVATION, _WEIGHT = 255, 127  # two such products add up to 64770; 16 bits ho
 
 
 def overflows(cpu: _cpu.Cpu) -> bool:
-    """Whether 8-bit weights overflow here. Without ONNX Runtime the flags decide; unknown ones count as yes."""
+    """Whether sums with 8-bit weights overflow. Without ONNX Runtime the flags decide; unknown ones count as yes."""
     measured = _measured()
     return cpu.saturates is not False if measured is None else measured
 
 
 def describe(cpu: _cpu.Cpu) -> str:
-    """The integer path in words for `doctor`: the instruction set, and what it means for weights."""
+    """The integer path as a text for `doctor`: the instruction set, and its consequence for weights."""
     wrong = overflows(cpu)
     remark = "u8 x s8 saturates: 7-bit weights" if wrong else "8-bit weights are exact"
     if cpu.saturates not in (None, wrong):
@@ -34,7 +35,7 @@ def describe(cpu: _cpu.Cpu) -> str:
 
 @cache
 def _measured() -> bool | None:
-    """None where ONNX Runtime is missing or computes no such product."""
+    """The computed result; None if ONNX Runtime is missing or cannot compute such a product."""
     try:
         import onnxruntime as ort
 

@@ -1,4 +1,4 @@
-"""Reads ONNX Runtime's profile and gives every kernel its share of the latency."""
+"""Reads ONNX Runtime's profile and computes each kernel's share of the latency."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def layer_times(
     runs: int,
     total_ms: float,
 ) -> tuple[LayerTime, ...]:
-    """One `LayerTime` a kernel that ran in the last ``runs`` runs, scaled so that all add up to ``total_ms``.
+    """One `LayerTime` for each kernel that ran in the last ``runs`` runs, scaled to a sum of ``total_ms``.
 
-    ``origins`` are those of the nodes. Empty where the profile does not fit the graph, so that nothing is charged to
-    the wrong node. Kernels in a branch that is not taken have none; those of iterations are added.
+    ``origins`` are those of the nodes. Empty if the profile does not match the graph, so that no time is assigned to
+    the wrong node. Kernels in a branch that is not executed have no time; those of iterations are added.
     """
     found = runs_of(find_scopes(optimized.proto), events)
     if found is None or len(found) < runs:
@@ -88,6 +88,6 @@ def _is_integer(event: KernelEvent) -> bool:
 
 
 def _trimmed_mean(values: Sequence[int]) -> float:
-    """The mean without the lowest and highest fifth: finer than the profile's whole microseconds."""
+    """The mean without the lowest and highest fifth: a finer resolution than the profile's whole microseconds."""
     cut = len(values) // 5
     return statistics.fmean(sorted(values)[cut : len(values) - cut])

@@ -1,4 +1,4 @@
-"""ONNX Runtime's messages as a reader needs them: without its source files, with what to do. Standard library only."""
+"""ONNX Runtime's messages without its source file names, and what to do about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOADING = re.compile(r"^Load model from .*? failed: ?", re.DOTALL)
 _SOURCE = re.compile(r"/onnxruntime_src/\S+?:\d+ (?:[^()]*\(.*?\) (?=[A-Z]))?")
 _LONGEST = 500
 
-# What a message has in it, and what to do then.
+# Text contained in a message, and what to do about it.
 _CURES = {
     "is not a registered function/op": "give the library of custom operators that has it with --plugin LIB.so "
     "(in pytest --qdq-plugin), or cut that part off the model",
@@ -23,7 +23,7 @@ _CURES = {
 
 
 def plainly(error: Exception) -> str:
-    """What an exception says, on one line."""
+    """The message of an exception, on one line."""
     text = " ".join(str(error).split())
     for noise in (_STATUS, _LOADING, _SOURCE):
         text = noise.sub("", text, count=1)
@@ -31,5 +31,5 @@ def plainly(error: Exception) -> str:
 
 
 def cure_for(text: str) -> str | None:
-    """What to do about it, where that is known."""
+    """What to do about an error, if known."""
     return next((cure for sign, cure in _CURES.items() if sign in text), None)

@@ -1,8 +1,8 @@
-"""What differs between TensorRT 10.9 and 11.4, handled by name. May import floor 0 and numpy.
+"""Differences between TensorRT 10.9 and 11.4, resolved by name.
 
-Numbers of enum members changed between the majors (``STRONGLY_TYPED`` from 1 to 0, where 1 is now another
-flag), members and whole attributes went: nothing here or above knows a number, and what is not in every
-version is asked for with `optional`.
+Numbers of enum members changed between the major versions (``STRONGLY_TYPED`` from 1 to 0, where 1 is now another
+flag), and members and whole attributes were removed: this package uses no numbers, and accesses a name that is not in
+every version with `optional`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 OLDEST = (10, 9)
-NEWEST = (11, 4)  # what the names were checked against; later versions of 11 are tried
+NEWEST = (11, 4)  # versions the names were checked against; later versions of 11 are accepted
 _DISTRIBUTIONS = (
     "tensorrt",
     "tensorrt-cu13",
     "tensorrt-cu12",
-)  # the first is missing where an extra chose one
+)  # the first is missing if an extra selected one of the others
 
-# TensorRT's word for an element type, and numpy's. `trt.nptype` knows none for the last two.
+# TensorRT's name of an element type, and numpy's. `trt.nptype` has none for the last two.
 _NUMPY = {
     "FLOAT": "float32",
     "HALF": "float16",
@@ -43,7 +43,7 @@ _NUMPY = {
 
 
 def installed_version() -> str | None:
-    """The version of the installed package, without importing it; ``None`` where there is none."""
+    """The version of the installed package, without importing it; ``None`` if it is not installed."""
     for name in _DISTRIBUTIONS:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -51,13 +51,13 @@ def installed_version() -> str | None:
 
 
 def parts(version: str) -> tuple[int, int]:
-    """Major and minor of a version text; (0, 0) where it is none."""
+    """Major and minor of a version text; (0, 0) if it is not a version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def unsupported(version: str) -> str | None:
-    """Why a version of TensorRT cannot be used, or ``None`` where it can."""
+    """The reason why a version of TensorRT cannot be used, or ``None`` if it can."""
     if parts(version) < OLDEST:
         return f"TensorRT {version} is too old: {OLDEST[0]}.{OLDEST[1]} is the oldest that qdqspec knows"
     if parts(version)[0] > NEWEST[0]:
@@ -66,12 +66,12 @@ def unsupported(version: str) -> str | None:
 
 
 def optional(owner: object, name: str) -> Any:
-    """An attribute or enum member that some versions do not have; ``None`` there."""
+    """An attribute or enum member that some versions do not have; ``None`` in those."""
     return getattr(owner, name, None)
 
 
 def required(owner: object, name: str, wanted_by: str) -> Any:
-    """The same where the user asked for it: without it, an error says so."""
+    """The same for an attribute that the user requested: an error if it is missing."""
     found = optional(owner, name)
     if found is None:
         raise BackendError(
@@ -82,7 +82,7 @@ def required(owner: object, name: str, wanted_by: str) -> Any:
 
 
 def require_tensorrt() -> None:
-    """Raise `BackendUnavailableError` where TensorRT cannot be imported or is of an unknown version."""
+    """Raise `BackendUnavailableError` if TensorRT cannot be imported or its version is unknown."""
     try:
         import tensorrt as trt
     except Exception as error:  # noqa: BLE001 - a broken installation raises anything from ImportError to OSError
@@ -93,7 +93,7 @@ def require_tensorrt() -> None:
 
 
 def network_flags() -> int:
-    """The flags of a strongly typed network. TensorRT 11 has no other kind, and one day no flag for it."""
+    """The flags of a strongly typed network. TensorRT 11 has only this kind, and later versions may drop the flag."""
     import tensorrt as trt
 
     member = optional(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
@@ -101,7 +101,7 @@ def network_flags() -> int:
 
 
 def numpy_dtype(dtype: trt.DataType, tensor: str) -> np.dtype[np.generic]:
-    """The numpy type that a tensor's elements have on the host; raises `BackendError` for packed ones."""
+    """The numpy type of a tensor's elements on the host; raises `BackendError` for packed ones."""
     name = _NUMPY.get(dtype.name)
     if name is None:
         raise BackendError(
@@ -111,7 +111,7 @@ def numpy_dtype(dtype: trt.DataType, tensor: str) -> np.dtype[np.generic]:
     try:
         return np.dtype(name)
     except TypeError:
-        import ml_dtypes  # the types that numpy does not know by itself
+        import ml_dtypes  # types that are not part of numpy
 
         found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
         return found

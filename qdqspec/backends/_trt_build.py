@@ -1,7 +1,7 @@
-"""From an ONNX file to a TensorRT engine.
+"""Builds a TensorRT engine from an ONNX file.
 
-One process builds one engine at a time. TensorRT says why a step failed in its log, and every error here
-quotes it.
+One process builds one engine at a time. TensorRT writes the reason of a failure to its log, and every error raised
+here quotes it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _ROUTE = "build_route"  # of IBuilderConfig, since 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """An engine with the runtime that it needs to live, and what is worth recording of its build."""
+    """An engine with the runtime that it depends on, and the recorded facts of its build."""
 
     engine: trt.ICudaEngine
     runtime: trt.Runtime
     facts: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what TensorRT said against the engine
+    notes: tuple[str, ...] = ()  # TensorRT's warnings about the engine
 
 
 class Build:
@@ -61,9 +61,7 @@ class Build:
             self._load_plugins()
             plan, facts = self._compile(profiles)
             runtime = trt.Runtime(self._logger)
-            if (
-                self._words.version_compatible
-            ):  # such a plan brings code that runs on the host; this one is ours
+            if self._words.version_compatible:  # such a plan contains host code; this one was built here
                 runtime.engine_host_code_allowed = True
             engine = runtime.deserialize_cuda_engine(plan)
         if engine is None:
@@ -100,7 +98,7 @@ class Build:
             "build_route": None if route is None else str(route),
             "timing_cache": self._shared.kind,
             "profiles": count,
-            "short_of_memory": self._log.dropped_kernels,  # kernels were left out: its latency proves little
+            "short_of_memory": self._log.dropped_kernels,  # kernels were skipped: its latency may be too high
         }
 
     # ---- steps ----------------------------------------------------------------------------------
@@ -119,7 +117,7 @@ class Build:
                 )
 
     def _parse(self, network: trt.INetworkDefinition) -> None:
-        """From the file, not from memory: external data is found, and no 2 GB limit is met."""
+        """Parse the file, not a copy in memory: external data is found, and the 2 GB limit does not apply."""
         import tensorrt as trt
 
         parser = trt.OnnxParser(network, self._logger)
@@ -139,7 +137,7 @@ class Build:
         import tensorrt as trt
 
         words = self._words
-        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else layers tell no more than a name
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else there are only names
         config.avg_timing_iterations = words.avg_timing
         if words.opt_level is not None:
             config.builder_optimization_level = words.opt_level
@@ -172,7 +170,7 @@ class Build:
             self._set_route(config, self._words.build_route)
 
     def _set_route(self, config: trt.IBuilderConfig, route: str) -> None:
-        """Read back what was set: the bindings drop the answer of the C++ setter, which refuses unknown knobs."""
+        """Set the route and read it back: the bindings drop the result of the setter, which rejects unknown knobs."""
         required(config, _ROUTE, "tensorrt.build-route")
         setattr(config, _ROUTE, route)
         if sorted(str(optional(config, _ROUTE)).split()) != sorted(route.split()):
@@ -185,7 +183,7 @@ class Build:
 
 
 def _problem(error: trt.ParserError) -> str:
-    """One refusal of the parser: operator, node and reason; the reason alone where the file as a whole is refused."""
+    """One error of the parser: operator, node and reason; the reason alone if the whole file is rejected."""
     reason = " ".join(error.desc().split())
     if error.node() < 0 and not error.node_name():
         return reason
@@ -194,7 +192,7 @@ def _problem(error: trt.ParserError) -> str:
 
 
 def _route_problem(route: str, known: str) -> str:
-    """Which part of a route is not one of the knobs that TensorRT lists as JSON (``all_build_routes``)."""
+    """The part of a route that is not one of the knobs that TensorRT lists as JSON (``all_build_routes``)."""
     if not known:
         return "it lists no build routes on this platform"
     allowed = {option["option"]: option["allowed_values"] for option in json.loads(known)["tuner_options"]}

@@ -1,12 +1,12 @@
-"""What the builds of one run share: TensorRT's timing cache.
+"""TensorRT's timing cache, shared by the builds of one run.
 
 With one cache, layers that two candidates have in common get the same kernels, and are not timed twice
 (3473 to 182 ms in a recorded build). It is keyed by device and exact version, since TensorRT merges no
-others, and lies with the results, because a noisy entry stays in it for the whole run. That is why a fresh
-build, which is to show how much builds differ, begins with an empty one and leaves the run's as it was.
+others, and stored with the results, because an entry with a noisy timing stays in it for the whole run. Therefore a
+fresh build, which measures the variation between builds, begins with an empty cache and does not change the run's.
 
-Beside each file stands its digest: TensorRT reads the bytes in native code, and what a disk or a kill has spoilt
-would crash every build.
+A digest is stored with each file: TensorRT parses the bytes in native code, and a file damaged by a disk error or a
+killed process would crash every build.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Shared:
-    """The files of one run for one device and version; nothing is kept where there is no folder.
+    """The files of one run for one device and version; nothing is stored without a folder.
 
-    ``cache`` is a timing cache of the user's, kept across runs, in place of the run's own.
+    ``cache`` is a timing cache given by the user, kept between runs, which replaces the run's own.
     """
 
     def __init__(
@@ -40,20 +40,20 @@ class Shared:
         self._given = cache
         self._key = key
         self._fresh = fresh
-        self.notes: list[str] = []  # what was found damaged
+        self.notes: list[str] = []  # damaged files found
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def kind(self) -> str:
-        """What a build begins with: ``shared``, or ``empty`` where it is fresh or nothing is kept."""
+        """The cache that a build begins with: ``shared``, or ``empty`` if it is fresh or nothing is stored."""
         return "empty" if self._fresh or self._cache_file is None else "shared"
 
     def attach(self, config: trt.IBuilderConfig) -> trt.ITimingCache | None:
-        """Give a build what earlier ones learnt. The answer must live until the build is done.
+        """Give a build the timings of earlier ones. The returned object must exist until the build is done.
 
-        TensorRT refuses a cache of another driver or a damaged one: then it starts anew. A cache of the user's that is
-        refused is an error, since the build would replace it.
+        TensorRT rejects a damaged cache or one of another driver: then an empty one is used. For a cache given by the
+        user this is an error, since the build would replace it.
         """
         with self._lock():
             known = b"" if self._fresh else self._read(self._cache_file)
@@ -70,7 +70,7 @@ class Shared:
         return None
 
     def keep(self, config: trt.IBuilderConfig) -> None:
-        """Merge what a build learnt into the file, with what others wrote since."""
+        """Merge the timings of a build into the file, with those written by other processes."""
         learnt = config.get_timing_cache()
         if self._cache_file is None or self._fresh or learnt is None:
             return
@@ -96,7 +96,7 @@ class Shared:
         return nullcontext() if self._folder is None else FileLock(self._folder / f"{self._key}.lock")
 
     def _read(self, path: Path | None) -> bytes:
-        """What was written, nothing where there is nothing or it is damaged."""
+        """The stored bytes; empty if there are none or they are damaged."""
         if path is None:
             return b""
         if path != self._given and (damage := set_aside_damaged(path)) is not None:
@@ -106,7 +106,7 @@ class Shared:
         return b""
 
     def _write(self, path: Path | None, content: bytes) -> None:
-        """Whole or not at all."""
+        """Write the file atomically."""
         assert path is not None
         with explained("the timing cache", path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,12 +116,12 @@ class Shared:
 
 
 def seal(path: Path) -> None:
-    """Note what a file holds now, beside it."""
+    """Store the digest of a file next to it."""
     replace_file(_seal_of(path), _digest(path))
 
 
 def set_aside_damaged(path: Path) -> str | None:
-    """Rename a file that does not hold what was noted, and say so; ``None`` where it does, or there is none."""
+    """Rename a file that does not match its digest, and report it; ``None`` if it matches or does not exist."""
     if not path.exists():
         return None
     noted = _seal_of(path)

@@ -1,8 +1,8 @@
-"""The installed TensorRT and the GPU, found by a separate process.
+"""The installed TensorRT and the GPU, queried by a separate process.
 
 A process that has initialized CUDA cannot be forked, and every candidate is built in a forked child. So the
-run itself neither calls CUDA nor imports TensorRT: ``python -m qdqspec.backends._trt_device INDEX``
-does, prints what it found as one line of JSON, and ends. A crash of a broken driver ends that process only.
+main process neither calls CUDA nor imports TensorRT: ``python -m qdqspec.backends._trt_device INDEX``
+does, prints the result as one line of JSON, and exits. A crash of a driver ends that process only.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from qdqspec.errors import BackendError
 _PROBE = "the process that looks for TensorRT"
 _SECOND = "--second"
 _SEE_WHY = "import tensorrt in a Python shell to see why"
-_TIMEOUT = 180.0  # seconds; libraries of several gigabytes may come from a cold disk
+_TIMEOUT = 180.0  # seconds; libraries of several gigabytes may be read from a slow disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is here. ``why`` is empty where TensorRT can be used; ``capability`` is (0, 0) without a GPU."""
+    """The result of the query. ``why`` is empty if TensorRT can be used; ``capability`` is (0, 0) without a GPU."""
 
     why: str = ""
     install: str = ""
@@ -50,13 +50,13 @@ class Found:
 
     @property
     def key(self) -> str:
-        """What results are comparable by: the GPU and TensorRT's major.minor."""
+        """The key of comparable results: the GPU and TensorRT's major.minor."""
         major, minor = parts(self.tensorrt)
         return f"{self.slug}-tensorrt-{major}.{minor}"
 
 
 def look(index: int = 0) -> Found:
-    """What is here, asked once a process. Never raises, initializes no CUDA here."""
+    """The result of the query, made once per process. Never raises; does not initialize CUDA in this process."""
     return _look(index, os.environ.get("CUDA_VISIBLE_DEVICES"), tuple(sys.path))
 
 
@@ -99,11 +99,11 @@ def _end(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
 
 
-# ---- in the other process -----------------------------------------------------------------------
+# ---- in the separate process --------------------------------------------------------------------
 
 
 def find(index: int) -> Found:
-    """Import TensorRT, initialize CUDA, and tell what is here."""
+    """Import TensorRT, initialize CUDA, and return the result."""
     try:
         require_tensorrt()
         import tensorrt as trt
@@ -138,9 +138,9 @@ def _gpu(index: int) -> _cuda.Device:
 
 
 def _require_room_for_two(index: int) -> None:
-    """Raise `BackendError` where the GPU takes one process only: engines that are compared are open in two.
+    """Raise `BackendError` if the GPU accepts one process only: compared engines are open in two.
 
-    Compute mode EXCLUSIVE_PROCESS alone does not tell: under CUDA's MPS several processes share one context.
+    Compute mode EXCLUSIVE_PROCESS alone does not decide: under CUDA's MPS several processes share one context.
     """
     if not _cuda.is_exclusive(index):
         return
@@ -162,7 +162,7 @@ def _require_room_for_two(index: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """``INDEX``: print what is here as one line of JSON. ``INDEX --second``: open the GPU, fail where it is refused."""
+    """``INDEX``: print the result as one line of JSON. ``INDEX --second``: open the GPU, fail if it is rejected."""
     if arguments[1:] == [_SECOND]:
         try:
             _cuda.select(int(arguments[0]))

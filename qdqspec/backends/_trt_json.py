@@ -1,7 +1,7 @@
-"""Reads the JSON that TensorRT's inspector and trtexec write, with the faults it comes with.
+"""Reads the JSON that TensorRT's inspector and trtexec write, including its known defects.
 
-May import floor 0. trtexec writes profile names without escaping them, and control characters stand raw
-in the inspector's text (both seen in recorded files), so that strict JSON readers refuse what is fine.
+trtexec does not escape profile names, and the inspector's text contains unescaped control characters
+(both seen in recorded files), so that strict JSON parsers reject valid content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAYER_INFORMATION, _PROFILE = "layer information", "layer profile"
 
 
 def read_graph(text: str | Json) -> Json:
-    """The top object of the layer information; raises `BackendError` where it is none."""
+    """The top object of the layer information; raises `BackendError` if there is none."""
     found = text if isinstance(text, Mapping) else _loaded(text, _LAYER_INFORMATION)
     if not isinstance(found, Mapping) or not isinstance(found.get("Layers", []), list):
         raise _unusable(_LAYER_INFORMATION, "it holds no list of layers")
@@ -37,7 +37,7 @@ def read_graph(text: str | Json) -> Json:
 def read_profile(profile: str | Sequence[Json] | None) -> tuple[tuple[str, float], ...]:
     """Name and mean milliseconds of every layer execution, in order; names may repeat.
 
-    The first entry that trtexec writes counts runs and has no name. Old versions know no median.
+    The first entry that trtexec writes counts runs and has no name. Old versions write no median.
     """
     if profile is None:
         return ()
@@ -60,7 +60,7 @@ def _profile_entries(text: str) -> Any:
     try:
         return _loaded(text, _PROFILE)
     except BackendError:
-        # One entry a line; a quote in a name ends the string for JSON, but not for us.
+        # One entry per line; an unescaped quote in a name ends the string for a JSON parser, but not here.
         rows = [found.groupdict() for line in text.split("\n") if (found := _PROFILE_LINE.fullmatch(line))]
         if not rows:
             raise
@@ -71,7 +71,7 @@ def _profile_entries(text: str) -> Any:
 
 
 def _loaded(text: str, what: str) -> Any:
-    """JSON as it is, else with stray backslashes taken for themselves."""
+    """Parse JSON; on failure again with stray backslashes as literal characters."""
     try:
         try:
             return json.loads(text, strict=False)

@@ -1,8 +1,8 @@
-"""TensorRT's layer information and profile as layer times in ONNX names. May import floors 0 and 1.
+"""TensorRT's layer information and profile as layer times in ONNX names.
 
 Both JSON schemas are read: up to 10 (``Bindings``, ``Format/Datatype``) and 11 (``I/O Tensors``,
-``Datatype`` and ``Format``), engines with layer names only, and Cask and Myelin layers side by side. Sums
-of layer times exceed the end-to-end time, by 18 to 35 % in recorded runs: they locate and never decide.
+``Datatype`` and ``Format``), engines with layer names only, and mixed Cask and Myelin layers. Sums of layer times
+exceed the end-to-end time, by 18 to 35 % in recorded runs: they locate time and never decide a comparison.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from qdqspec.backends._trt_names import Names, plain_name
 from qdqspec.graph.model import Model
 from qdqspec.types import LayerTime
 
-# TensorRT's words for types, found as words in texts such as "Channel major FP16 format where channel % 8 == 0".
+# TensorRT's names of types, found as words in texts such as "Channel major FP16 format where channel % 8 == 0".
 _TYPES = {
     "float": "fp32", "fp32": "fp32", "half": "fp16", "fp16": "fp16", "bf16": "bf16", "bfloat16": "bf16", "tf32": "fp32",
     "int8": "int8", "uint8": "uint8", "fp8": "fp8", "int4": "int4", "fp4": "fp4", "e8m0": "e8m0",
     "int32": "int32", "int64": "int64", "uint64": "uint64", "bool": "bool",
 }  # fmt: skip
 _TYPE = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(_TYPES)})(?![A-Za-z0-9])", re.IGNORECASE)
-_NARROW = frozenset({"int8", "fp8", "fp4"})  # what quantized kernels compute on; int4 is for weights only
+_NARROW = frozenset({"int8", "fp8", "fp4"})  # compute types; int4 is for weights only
 # In names of tactics: i8i8_i8i32, int8x4, imma; e4m3; e2m1.
 _TACTICS = (
     ("int8", re.compile(r"(?<![a-z0-9])i8(?=i8|f16|f32|bf16|i32|_|$)|int8|imma(?![a-z])")),
@@ -40,7 +40,7 @@ _ONE_LINE_METADATA = re.compile(r", Metadata: (?P<Metadata>.*)$", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor as a layer sees it: its name and its element type in our words, empty where not told."""
+    """A tensor of a layer: its name and its element type in qdqspec's names, empty if not reported."""
 
     name: str
     dtype: str
@@ -48,11 +48,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of an engine. Engines built without detailed verbosity tell the name and nothing else."""
+    """One layer of an engine. Engines built without detailed verbosity report only the name."""
 
     name: str
     layer_type: str = ""
-    origin: str = ""  # of a Reformat: "QDQ" for a pair that stands alone, "REFORMAT" for a change of layout
+    origin: str = ""  # of a Reformat: "QDQ" for an unfused pair, "REFORMAT" for a change of layout
     metadata: str = ""
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
@@ -61,7 +61,7 @@ class Layer:
 
     @property
     def computes(self) -> str:
-        """The type it computes in. Input and output types alone do not tell: some read int8 and write fp16."""
+        """The type it computes in. Input and output types are not sufficient: some layers read int8 and write fp16."""
         for dtype, tactic in _TACTICS:
             if tactic.search(self.tactic):
                 return dtype
@@ -72,7 +72,7 @@ class Layer:
 
     @property
     def precision(self) -> str:
-        """What it computes in and, where that differs, writes: ``int8 > fp16``. A conversion: reads and writes."""
+        """The computed type and, if different, the output type: ``int8 > fp16``. A conversion: both types."""
         made = self.outputs[0].dtype if self.outputs else ""
         taken = self.inputs[0].dtype if self.converts and self.inputs else self.computes
         return f"{taken} > {made}" if taken and made and made != taken else taken or made
@@ -88,11 +88,11 @@ def parse_layers(
 ) -> tuple[LayerTime, ...]:
     """Layers in execution order with the mean time of each, zero without a profile.
 
-    ``graph_json`` is what the engine inspector or ``--exportLayerInfo`` wrote, ``profile`` what
-    ``--exportProfile`` wrote or a list of ``{"name", "averageMs"}``. ``model`` is the ONNX model the engine was
-    built from, pairs included: with it every name is one of the model, without it names are taken apart.
+    ``graph_json`` is the output of the engine inspector or ``--exportLayerInfo``, ``profile`` that of
+    ``--exportProfile`` or a list of ``{"name", "averageMs"}``. ``model`` is the ONNX model the engine was
+    built from, pairs included: with it every name is a name of the model, without it names are split by their syntax.
     Pairs that were not fused are boundaries with ``op_type`` ``QuantizeLinear`` or ``DequantizeLinear``.
-    Raises `BackendError` where a text cannot be read.
+    Raises `BackendError` if a text cannot be read.
     """
     graph = read_graph(graph_json)
     names = Names(model)
@@ -102,7 +102,7 @@ def parse_layers(
 
 
 def read_layers(graph_json: str | Json) -> tuple[Layer, ...]:
-    """The layers as TensorRT tells them, in execution order."""
+    """The layers as reported by TensorRT, in execution order."""
     found = read_graph(graph_json).get("Layers", [])
     return tuple(_layer(entry) for entry in found if isinstance(entry, str | Mapping))
 
@@ -123,7 +123,7 @@ def _layer(entry: str | Json) -> Layer:
 
 
 def _one_line(text: str) -> Json:
-    """A layer told as text: JSON of its own, ``Name: a, LayerType: b, ...``, or nothing but its name."""
+    """A layer given as text: JSON of its own, ``Name: a, LayerType: b, ...``, or only its name."""
     if text.lstrip().startswith("{"):
         try:
             found = json.loads(text, strict=False)
@@ -146,7 +146,7 @@ def _tensors(entries: object) -> tuple[Tensor, ...]:
 
 
 def _dtype(entry: Json) -> str:
-    """The type's word, in whichever key this version writes it; formats are sentences around it."""
+    """The type's name, from the key that this version writes; formats are sentences that contain it."""
     for key in ("Datatype", "DataType", "Format/Datatype", "Type"):
         if found := _TYPE.search(str(entry.get(key, ""))):
             return _TYPES[found[1].lower()]
@@ -154,7 +154,7 @@ def _dtype(entry: Json) -> str:
 
 
 def _weight_type(entry: Json) -> str:
-    """The type of the weights: a field of their own, or up to 11 and in Myelin a constant among others."""
+    """The type of the weights: a separate field, or up to 11 and in Myelin a constant among others."""
     for key in ("Weights", "ConvWeights"):
         if isinstance(entry.get(key), Mapping) and (dtype := _dtype(entry[key])):
             return dtype
@@ -177,7 +177,7 @@ def _times(
 ) -> Iterator[tuple[Layer, float]]:
     """Each layer with its time. Names may repeat, so equal ones are matched in order of execution.
 
-    An engine with several optimization profiles lists every layer once for each; only what ran is kept.
+    An engine with several optimization profiles lists every layer once for each; only executed ones are kept.
     """
     waiting: dict[str, deque[float]] = {}
     for name, milliseconds in profile:
@@ -189,7 +189,7 @@ def _times(
             yield layer, own.popleft()
         elif not profiled or layer.name.removeprefix(plain_name(layer.name)) in ran:
             yield layer, 0.0
-    for name, left in waiting.items():  # it ran, and the layer information does not have it
+    for name, left in waiting.items():  # it ran, but is missing in the layer information
         for milliseconds in left:
             yield Layer(name), milliseconds
 
@@ -213,7 +213,7 @@ def _layer_time(layer: Layer, milliseconds: float, names: Names, ends: tuple[str
 
 
 def _pair_type(layer: Layer, named: tuple[str, ...]) -> str:
-    """Which half of a pair stands alone: told by what it writes, else by its name."""
+    """Which half of a pair was not fused: determined by its output type, else by its name."""
     made = layer.outputs[0].dtype if layer.outputs else ""
     if made:
         return "QuantizeLinear" if made in _NARROW or made == "int4" else "DequantizeLinear"

@@ -1,6 +1,6 @@
-"""TensorRT's log: kept for error messages, and written where the process prints. May import floor 0 only.
+"""TensorRT's log: kept for error messages, and written where the process prints.
 
-TensorRT tells why something failed in its log and nowhere else: calls return nothing, or false.
+TensorRT reports the reason of a failure in its log only: calls return nothing, or false.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 _KEPT = 400  # lines; a builder that runs out of memory writes one for every kernel it drops
-_QUOTED = 4  # of them in a message
-_NOTED = 3  # warnings that are noted on the samples
+_QUOTED = 4  # lines in a message
+_NOTED = 3  # warnings noted on the samples
 SHORT_OF_MEMORY = (
     "short of GPU memory: the builder left kernels out, and the latency depends on what was free"
 )
@@ -32,14 +32,14 @@ _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "V
 
 
 class Log:
-    """The lines of one process, as pairs of TensorRT's letter (F, E, W, I, V) and the text."""
+    """The lines of one process, as pairs of TensorRT's severity letter (F, E, W, I, V) and the text."""
 
     def __init__(self) -> None:
         self.verbose = False
         self._lines: deque[tuple[str, str]] = deque(maxlen=_KEPT)
 
     def add(self, severity: str, text: str) -> None:
-        """Take one line. Everything but verbose lines is printed, so that a crash leaves the last ones."""
+        """Add one line. All but verbose lines are printed, so that the last ones are available after a crash."""
         letter = _LETTERS.get(severity, "V")
         if letter != "V" or self.verbose:
             sys.stderr.write(f"[TRT] [{letter}] {text}\n")
@@ -48,32 +48,32 @@ class Log:
             self._lines.append((letter, " ".join(text.split())))
 
     def clear(self) -> None:
-        """Forget the lines of what was done before."""
+        """Remove the lines of earlier steps."""
         self._lines.clear()
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """Different error lines, oldest first."""
+        """Distinct error lines, oldest first."""
         return tuple(dict.fromkeys(text for letter, text in self._lines if letter in "FE"))
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Different warnings, oldest first."""
+        """Distinct warnings, oldest first."""
         return tuple(dict.fromkeys(text for letter, text in self._lines if letter == "W"))
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether memory ran out for good: kernels that are dropped for want of it are no failure."""
+        """Whether memory ran out: kernels that are skipped for lack of memory are not a failure."""
         return any(_MEMORY.search(line) and not _DROPPED.search(line) for line in self.errors)
 
     @property
     def dropped_kernels(self) -> bool:
-        """Whether the builder had to leave out kernels for want of memory, so that the engine may be slow."""
+        """Whether the builder skipped kernels for lack of memory, so that the engine may be slow."""
         return any(_DROPPED.search(line) for line in (*self.errors, *self.warnings))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Warnings for people: kernels dropped for want of memory as one, the first few others as they are."""
+        """Warnings for reports: kernels skipped for lack of memory as one, the first few others unchanged."""
         others = [shortened(text) for text in self.warnings if not _DROPPED.search(text)]
         found = [f"TensorRT warns: {text}" for text in others[:_NOTED]]
         if len(others) > _NOTED:
@@ -83,7 +83,7 @@ class Log:
         return tuple(found)
 
     def failure(self, what: str, model: Path, cure: str | None = None) -> BackendError:
-        """The error that says ``what`` happened, and why by the last lines of the log."""
+        """The error that states ``what`` happened, with the last lines of the log as the reason."""
         reasons = " | ".join(self.errors[-_QUOTED:]) or "TensorRT gave no reason"
         if self.out_of_memory:
             what = f"{what}: out of memory"
@@ -93,7 +93,7 @@ class Log:
 
 @contextmanager
 def refusals(log: Log, what: str, model: Path) -> Iterator[None]:
-    """Turns what TensorRT's bindings raise into a `BackendError` with the lines of the log."""
+    """Convert exceptions of TensorRT's bindings to a `BackendError` with the lines of the log."""
     try:
         yield
     except (BackendError, MemoryError):
@@ -107,7 +107,7 @@ def refusals(log: Log, what: str, model: Path) -> Iterator[None]:
 
 @cache
 def open_log() -> tuple[Log, trt.ILogger]:
-    """The log of this process and TensorRT's end of it: TensorRT keeps to the first logger that it was given."""
+    """The log of this process and its TensorRT logger: TensorRT keeps the first logger that it was given."""
     import tensorrt as trt
 
     log = Log()

@@ -1,8 +1,8 @@
-r"""Which ONNX nodes a TensorRT layer stands for. May import floors 0 and 1.
+r"""Maps a TensorRT layer to the ONNX nodes it was built from.
 
-From 10 on a layer's metadata names them; before that only its own name tells. Names are joined, wrapped
+From 10 on a layer's metadata lists them; before that only its name does. Names are joined, wrapped
 and numbered (`a + b`, `a || b`, `PWN(PWN(a), b)`, `{ForeignNode[a...b]}`, `a_clone_1`, `a_myl4_0`), so
-the model is asked wherever there is one: a name that it has is never taken apart.
+they are looked up in the model if there is one: a name that the model contains is never split.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from qdqspec.graph.model import QDQ_OPS, Model
 
 _PREFIX = "[ONNX Layer: "
-# Between layers that Cask fused and inside Myelin; where a terminal swallowed both, entries stand glued.
+# Between layers fused by Cask and inside Myelin; if a terminal removed both, entries are adjacent.
 _SEPARATORS = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
 _FOREIGN = re.compile(r"\{ForeignNode\[((?:(?!\{ForeignNode\[).)*?)\]\}")
 _JOINTS = re.compile(r" \+ | \|\| ")
@@ -25,7 +25,7 @@ _INSERTED = re.compile(
     r"^(?:\(Unnamed Layer\*|__my|Reformatting CopyNode |copied_|(?:un)?squeeze_|reshape_(?:before|after)_|ONNXTRT_)"
 )
 _PAIR = re.compile(r"(de)?quant(?:ize)?_?linear", re.IGNORECASE)
-_DEEPEST = 64  # pointwise fusions in each other that are taken apart
+_DEEPEST = 64  # depth of nested pointwise fusions that are split
 _INNER_TENSOR = re.compile(r"^Reformatted (?:In|Out)put Tensor |^__my|_myl\d+$|^\(Unnamed Layer\*|^l2_cache_")
 
 
@@ -35,25 +35,25 @@ def plain_name(name: str) -> str:
 
 
 def metadata_names(metadata: str) -> tuple[str, ...]:
-    """The node names in a layer's metadata, pairs included, each once. A name may itself hold a bracket."""
+    """The node names in a layer's metadata, pairs included, each once. A name may contain a bracket."""
     entries = _SEPARATORS.split(metadata)
     names = (entry[len(_PREFIX) :].removesuffix("]") for entry in entries if entry.startswith(_PREFIX))
     return tuple(dict.fromkeys(name for name in names if name))
 
 
 class Names:
-    """Finds nodes and tensors, in a model where there is one, else by what names look like."""
+    """Finds nodes and tensors, in a model if there is one, else by the syntax of names."""
 
     def __init__(self, model: Model | None = None) -> None:
         self._model = model
         self._ops: dict[str, str] = {}
-        self._called: dict[str, str] = {}  # as TensorRT calls a node: ours
+        self._called: dict[str, str] = {}  # TensorRT's name of a node: the model's
         self._base: dict[str, str] = {}
         self._tensors: set[str] = set()
         for node in model.nodes if model else ():
             self._ops[node.name] = node.op_type
             self._called[node.name] = node.name
-            if not node.proto.name and node.outputs:  # the parser calls it after its first output
+            if not node.proto.name and node.outputs:  # the parser names it after its first output
                 self._called.setdefault(node.outputs[0], node.name)
             self._tensors.update(t for t in (*node.inputs, *node.outputs) if t)
             if node.op_type in QDQ_OPS:
@@ -64,7 +64,7 @@ class Names:
         return self._base.get(tensor, tensor)
 
     def of_layer(self, name: str, metadata: str) -> tuple[str, ...]:
-        """Every node a layer names, pairs included: from its metadata, else from its own name."""
+        """Every node of a layer, pairs included: from its metadata, else from its own name."""
         told = metadata_names(metadata)
         if told:
             known = (self._called.get(entry) for entry in told)
@@ -76,7 +76,7 @@ class Names:
         return self._ops[node] in QDQ_OPS if node in self._ops else bool(_PAIR.search(node))
 
     def tensors(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of the model among a layer's tensors, before their pairs."""
+        """Those of a layer's tensors that the model contains, before their pairs."""
         if self._model:
             found: Iterable[str] = (self.base(name) for name in names if name in self._tensors)
         else:
@@ -92,7 +92,7 @@ class Names:
         yield from self._of_parts(_FOREIGN.sub("", name))
 
     def _between(self, first: str, last: str) -> Iterator[str]:
-        """All nodes from the first to the last that a foreign node names; without a model just these two."""
+        """All nodes from the first to the last of a foreign node; without a model only these two."""
         ends = [node for end in (first, last) for node in self._of_parts(end)]
         if self._model is None or len(ends) < 2:
             yield from ends
@@ -114,7 +114,7 @@ class Names:
             start = stop
 
     def _longest(self, parts: list[str], start: int) -> tuple[int, str]:
-        """The longest run of parts that is one node's name, for ONNX names may hold a plus sign."""
+        """The longest sequence of parts that is one node's name, since ONNX names may contain a plus sign."""
         for stop in range(min(len(parts), start + 4), start, -1):
             node = self._called.get(" + ".join(parts[start:stop]))
             if node:
@@ -134,7 +134,7 @@ class Names:
                 return
 
     def _guessed(self, part: str, following: str) -> Iterator[str]:
-        """A part that stands before a Q is the weight it quantizes; inserted layers stand for no node."""
+        """Nodes by syntax: a part before a Q is the weight it quantizes; inserted layers belong to no node."""
         inner = _unwrapped(part)
         if inner != [part]:
             for name in inner:
@@ -164,7 +164,7 @@ def nodes_between(model: Model, first: str, last: str) -> tuple[str, ...]:
 
 
 def _unwrapped(part: str) -> list[str]:
-    """The arguments of a pointwise fusion; anything else is itself."""
+    """The arguments of a pointwise fusion; any other text unchanged."""
     if not (part.startswith("PWN(") and part.endswith(")")) or part.count("PWN(") > _DEEPEST:
         return [part]
     depth, start, found = 0, 4, []

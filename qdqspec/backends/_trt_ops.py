@@ -1,15 +1,15 @@
-"""What TensorRT runs in narrow formats, by compute capability and version. A table; may import floor 0 only.
+"""The operators and formats that TensorRT quantizes, by compute capability and version, as a table.
 
 Sources: NVIDIA's TensorRT documentation, "Working with Quantized Types" (Q/DQ layer-placement
 recommendations) and support matrix; recorded engines of ResNet-18 under four placements. None of it was
-measured by us. What an operator type cannot express:
+measured by this project. Conditions that an operator type cannot express:
 
-- Weighted operators take integers in and give integers or floats out, and all their inputs must be quantized.
-- Operators that only move values (and MaxPool) let Q and DQ pass, where the scales on both sides are equal.
-- Others that are not weighted need integers on both sides to run in integers, save pooling: a Q before a
+- Weighted operators take integer inputs and output integers or floats, and all their inputs must be quantized.
+- Operators that only move values (and MaxPool) commute with Q and DQ, if the scales on both sides are equal.
+- Other unweighted operators need integers on both sides to run in integers, except pooling: a Q before a
   GlobalAveragePool alone removed a conversion and gained 8 % in a recorded engine.
-- Softmax, LayerNormalization, GELU run in float in any case; a Q behind them fuses into their kernel.
-- Biases stay float. An int32 bias behind a DequantizeLinear is refused by the parser.
+- Softmax, LayerNormalization, GELU always run in float; a Q after them fuses into their kernel.
+- Biases stay float. The parser rejects an int32 bias after a DequantizeLinear.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LABELS: dict[str, tuple[Kind, ...]] = {
     **dict.fromkeys(COMPUTING + MOVING, _FULL),
 }
 
-# Conv + BatchNormalization + Relu + Q is one kernel, so the Q stands after them.
+# Conv + BatchNormalization + Relu + Q is one kernel, so the Q is inserted after them.
 ABSORBED = frozenset({"BatchNormalization", "Clip", "Dropout", "Identity", "Relu"})
 
 # Names of `qdqspec.placement.rules`, each with its source there.
@@ -43,13 +43,13 @@ RULES = frozenset(
     }
 )  # fmt: skip
 
-# Blocks lie along the axis that products are summed over: of a weight the last or the last but one, of an activation
+# Blocks run along the axis that products are summed over: of a weight the last or the last but one, of an activation
 # the last. INT4 is for weights alone.
 WEIGHT_ONLY = frozenset({"int4"})
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0, 1)}
 
-# Format: the first compute capability that computes in it, and the first TensorRT of those we support.
-# Not every later GPU has what an earlier one has: MXFP8 is for data centers (10.x) only.
+# Format: the first compute capability that supports it, and the first supported TensorRT version.
+# Not every later GPU supports an earlier GPU's formats: MXFP8 is for data centers (10.x) only.
 FORMATS: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "int8": ((7, 5), (10, 9)),
     "fp8": ((8, 9), (10, 9)),
@@ -62,17 +62,17 @@ _GENERATIONS = {(7, 5): "Turing", (8, 0): "Ampere", (8, 9): "Ada", (9, 0): "Hopp
 
 
 def formats_for(capability: tuple[int, int], version: tuple[int, int]) -> tuple[str, ...]:
-    """The formats that a GPU computes in under a version; only ``int8`` where the GPU is not known, (0, 0)."""
+    """The formats that a GPU supports under a version; only ``int8`` if the GPU is not known, (0, 0)."""
     return tuple(name for name in FORMATS if not why_not(name, capability, version))
 
 
 def lacking(capability: tuple[int, int], version: tuple[int, int]) -> dict[str, str]:
-    """TensorRT's formats that a GPU does not compute in under a version, each with the reason."""
+    """TensorRT's formats that a GPU does not support under a version, each with the reason."""
     return {name: why for name in FORMATS if (why := why_not(name, capability, version))}
 
 
 def why_not(name: str, capability: tuple[int, int], version: tuple[int, int]) -> str:
-    """Why a GPU does not compute in a format under a version; empty where it does."""
+    """The reason why a GPU does not support a format under a version; empty if it does."""
     first, since = FORMATS[name]
     if capability == (0, 0):
         return "" if name == "int8" else f"which GPU runs it is not known, and {name} is not for all"

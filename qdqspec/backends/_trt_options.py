@@ -1,21 +1,21 @@
-"""The options of TensorRT, ``tensorrt.WORD=VALUE``.
+"""The options of TensorRT, ``tensorrt.WORD=VALUE``, with their defaults in brackets.
 
-- ``tensorrt.opt-level``: builder optimization level, 1 to 5 (TensorRT's own default, 3).
-- ``tensorrt.workspace``: MiB that kernels may use as scratch memory (all there is).
-- ``tensorrt.avg-timing``: how often the builder times each kernel it considers (8, as trtexec).
-- ``tensorrt.max-tactics``: how many kernels it considers a layer at most (TensorRT's own default).
+- ``tensorrt.opt-level``: builder optimization level, 1 to 5 (TensorRT's default, 3).
+- ``tensorrt.workspace``: MiB that kernels may use as scratch memory (all available).
+- ``tensorrt.avg-timing``: number of timings of each kernel by the builder (8, as trtexec).
+- ``tensorrt.max-tactics``: largest number of kernels considered per layer (TensorRT's default).
 - ``tensorrt.tiling``: ``none``, ``fast``, ``moderate`` or ``full`` (none).
-- ``tensorrt.aux-streams``: how many streams an engine may use besides its own (TensorRT's own default).
+- ``tensorrt.aux-streams``: number of streams an engine may use besides its own (TensorRT's default).
 - ``tensorrt.tf32``, ``tensorrt.sparse``: switches (on, off).
-- ``tensorrt.hardware``: what else the engine must run on: ``none``, ``ampere-plus`` or
-  ``same-compute-capability`` (none). ``tensorrt.version-compatible``: whether in later versions, too (off).
-- ``tensorrt.build-route``: TensorRT 11's compiler knobs, ``-name=value`` separated by spaces (the compiler's own).
-- ``tensorrt.timing-cache``: a file that builds read and extend, kept across runs (one in the folder of the run).
-- ``tensorrt.plugins``: plugin libraries, separated as in PATH; on the command line only, as ``build-route`` and
+- ``tensorrt.hardware``: hardware compatibility of the engine: ``none``, ``ampere-plus`` or
+  ``same-compute-capability`` (none). ``tensorrt.version-compatible``: whether it runs on later versions too (off).
+- ``tensorrt.build-route``: TensorRT 11's compiler knobs, ``-name=value`` separated by spaces (the compiler's default).
+- ``tensorrt.timing-cache``: a file that builds read and extend, kept between runs (one in the folder of the run).
+- ``tensorrt.plugins``: plugin libraries, separated as in PATH; on the command line only, like ``build-route`` and
   ``timing-cache``.
-- ``tensorrt.cuda-graph``: whether runs are timed as CUDA graphs where that is possible (on).
-- ``tensorrt.warmup-ms``: how long an engine that stood still is run before it is timed (100).
-- ``tensorrt.verbose``: whether TensorRT's whole log goes to the build's (off).
+- ``tensorrt.cuda-graph``: whether runs are timed as CUDA graphs if that is possible (on).
+- ``tensorrt.warmup-ms``: duration of the warm-up of an idle engine before it is timed (100).
+- ``tensorrt.verbose``: whether TensorRT's verbose log is written to the build's log (off).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _in_files(word: str, value: ValueType, text: str, default: str = "TensorRT's
     return BackendOption(word=word, type=value, in_files=True, help=text, default=default)
 
 
-# In a strongly typed network the model itself has all types, and TensorRT 11 knows no other.
+# In a strongly typed network the model determines all types, and TensorRT 11 has no other kind.
 _TYPED = (
     "networks are built strongly typed, in the types the model has",
     "convert the model itself to that type, for example to float16",
@@ -95,7 +95,7 @@ OPTIONS = BackendOptions(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorRtOptions:
-    """How to build and time; the module says what each word means. ``None`` leaves it to TensorRT."""
+    """Options of building and timing; the module's docstring describes them. ``None`` is TensorRT's default."""
 
     opt_level: int | None = None
     workspace: int | None = None
@@ -116,5 +116,5 @@ class TensorRtOptions:
 
 
 def options_from(extra: Mapping[str, str]) -> TensorRtOptions:
-    """Read the words that begin with ``tensorrt.``; raise `ConfigError` for an unknown or unreadable one."""
+    """Read the options that begin with ``tensorrt.``; raise `ConfigError` for an unknown or invalid one."""
     return TensorRtOptions(**OPTIONS.read(extra))

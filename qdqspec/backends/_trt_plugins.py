@@ -1,8 +1,8 @@
-"""Plugin libraries, which come in two kinds, and how each is loaded.
+"""The two kinds of plugin libraries, and how each is loaded.
 
 A library that exports ``getCreators`` is loaded by TensorRT's plugin registry. The common kind, made with
-``REGISTER_TENSORRT_PLUGIN``, exports none: it registers its creators itself while the system loads it, and the registry
-refuses it ("SymbolAddress for getCreators could not be loaded", TensorRT issue 4121). trtexec has an option for each.
+``REGISTER_TENSORRT_PLUGIN``, exports none: it registers its creators when the system loads it, and the registry
+rejects it ("SymbolAddress for getCreators could not be loaded", TensorRT issue 4121). trtexec has an option for each.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import mmap
 from pathlib import Path
 
-_EXPORT = b"\0getCreators\0"  # as it stands in a library's table of names
+_EXPORT = b"\0getCreators\0"  # as it occurs in a library's symbol table
 
 
 def exports_creators(library: Path) -> bool:
@@ -23,7 +23,7 @@ def exports_creators(library: Path) -> bool:
 
 
 def load_self_registering(library: Path) -> str:
-    """Let the system load a library with its symbols visible to all others; returns why it could not, or nothing."""
+    """Load a library with its symbols visible to all others; returns the reason of a failure, or nothing."""
     try:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
@@ -32,5 +32,5 @@ def load_self_registering(library: Path) -> str:
 
 
 def trtexec_option(library: Path) -> str:
-    """How trtexec is given a library: ``--dynamicPlugins`` is its plugin registry, ``--staticPlugins`` the system."""
+    """The option of trtexec for a library: ``--dynamicPlugins`` for the registry, ``--staticPlugins`` for others."""
     return f"--{'dynamic' if exports_creators(library) else 'static'}Plugins={library}"

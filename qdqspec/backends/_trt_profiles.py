@@ -1,7 +1,7 @@
-"""Optimization profiles from the shapes of a spec. May import floor 0 only.
+"""Optimization profiles from the shapes of a spec.
 
-Kernels are chosen for a profile's usual shapes. A dynamic dimension that nobody gave a shape is an error:
-trtexec takes 1 for it, and measures something else than was meant.
+TensorRT selects kernels for a profile's optimum shapes. A dynamic dimension without a given shape is an error:
+trtexec uses 1 for it, which measures a different shape than intended.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def add_profiles(
     profiles: Sequence[ShapeProfile],
     model: Path,
 ) -> int:
-    """Add one optimization profile for each of the spec's, in its order; returns how many.
+    """Add one optimization profile for each of the spec's, in its order; return their number.
 
-    A network without dynamic inputs needs none. Raises `BackendError` naming every input that has a dynamic
-    dimension and no shape, or a shape that does not fit.
+    A network without dynamic inputs needs none. Raises `BackendError` with every input that has a dynamic
+    dimension and no shape, or a shape that does not match.
     """
     dynamic = _dynamic_inputs(network, model)
     if not dynamic:
@@ -47,7 +47,7 @@ def add_profiles(
 
 
 def _dynamic_inputs(network: trt.INetworkDefinition, model: Path) -> dict[str, Shape]:
-    """Inputs with dimensions that are not known yet, which TensorRT writes -1."""
+    """Inputs with unknown dimensions, which TensorRT represents as -1."""
     found: dict[str, Shape] = {}
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
@@ -82,9 +82,9 @@ def _check(dynamic: Mapping[str, Shape], given: Mapping[str, InputShape], model:
 def choose_profile(
     engine: trt.ICudaEngine, shapes: Mapping[str, Shape], model: Path, *, only: int | None = None
 ) -> int:
-    """The first optimization profile that takes these input shapes, or ``only`` that one, where there are several.
+    """The first optimization profile that accepts these shapes; with ``only``, that one, if there are several.
 
-    Raises `BackendError` where none takes them.
+    Raises `BackendError` if none accepts them.
     """
     ranges: dict[str, list[str]] = {}
     count = engine.num_optimization_profiles
@@ -105,7 +105,7 @@ def choose_profile(
 
 
 def _refused(engine: trt.ICudaEngine, name: str, index: int, shape: Shape) -> str:
-    """What a profile takes where it does not take this shape; empty where it does. Profiles are for dynamic inputs."""
+    """The shapes a profile accepts, if it rejects this one; else empty. Profiles are for dynamic inputs."""
     own = tuple(engine.get_tensor_shape(name))
     if -1 not in own:
         return "" if shape == own else str(list(own))
@@ -114,7 +114,7 @@ def _refused(engine: trt.ICudaEngine, name: str, index: int, shape: Shape) -> st
 
 
 def fits(shape: Shape, low: Shape, high: Shape) -> bool:
-    """Whether a shape lies between two others, where -1 bounds nothing."""
+    """Whether a shape is between two others, where -1 means no bound."""
     return len(shape) == len(low) and all(
         (least < 0 or least <= size) and (most < 0 or size <= most)
         for size, least, most in zip(shape, low, high, strict=True)

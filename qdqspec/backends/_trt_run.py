@@ -1,7 +1,7 @@
-"""Runs a TensorRT engine: buffers, streams, CUDA graphs, per-layer profiles. May import floor 0 and this room.
+"""Runs a TensorRT engine: buffers, streams, CUDA graphs, per-layer profiles.
 
-Every set of input shapes gets an execution context of its own, with its buffers, on a stream of its own: the
-default stream makes TensorRT synchronize more often than anybody needs.
+Every set of input shapes gets a separate execution context, with its buffers and its stream: on the
+default stream TensorRT synchronizes more often than necessary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CANNOT_RUN = "the model could not be run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """An input or output of an engine. ``on_host`` marks inputs whose values decide shapes."""
+    """An input or output of an engine. ``on_host`` marks inputs whose values determine shapes."""
 
     name: str
     dtype: np.dtype[np.generic]
@@ -58,7 +58,7 @@ def ports_of(engine: trt.ICudaEngine) -> tuple[Port, ...]:
 
 
 def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path) -> None:
-    """Raise `BackendError` naming what is missing or of another type or rank. Types are never converted."""
+    """Raise `BackendError` with the inputs that are missing or of another type or rank. Types are never converted."""
     for port in ports:
         if not port.is_input:
             continue
@@ -75,9 +75,9 @@ def check_feeds(ports: tuple[Port, ...], feeds: Mapping[str, Array], model: Path
 
 
 class Session:
-    """One execution context with inputs that stand on the device, ready to run again and again.
+    """One execution context with inputs on the device, ready for repeated runs.
 
-    ``profile`` is the optimization profile to run with; by default the first that takes the shapes of the inputs.
+    ``profile`` is the optimization profile to run with; by default the first that accepts the shapes of the inputs.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Session:
         return (port.name for port in self._inputs)
 
     def feed(self, feeds: Mapping[str, Array]) -> None:
-        """Put other values of the same shapes onto the device."""
+        """Copy other values of the same shapes to the device."""
         for port in self._inputs:
             staged = self._host[port.name]
             staged.view(port.dtype, feeds[port.name].shape)[...] = feeds[port.name]
@@ -123,7 +123,7 @@ class Session:
         self._stream.synchronize()
 
     def enqueue(self) -> None:
-        """Queue one run on the stream."""
+        """Enqueue one run on the stream."""
         assert self.context is not None
         if not self.context.execute_async_v3(self._stream.handle):
             raise self._log.failure(_CANNOT_RUN, self._model)
@@ -136,20 +136,20 @@ class Session:
             return {port.name: self._fetched(port) for port in self._outputs}
 
     def settle(self) -> None:
-        """Run once: what fails, fails here, and what TensorRT sets up lazily is not recorded in a graph."""
+        """Run once before a capture: errors occur here, and TensorRT's lazy initialization is not part of the graph."""
         with refusals(self._log, _CANNOT_RUN, self._model):
             self.enqueue()
             self._stream.synchronize()
 
     @property
     def shapes_from_data(self) -> bool:
-        """Whether an output's size is known only while the model runs; such a run cannot be recorded."""
+        """Whether an output's size is known only during a run; such a run cannot be captured."""
         return bool(self._allocators)
 
     def capture(self) -> tuple[Graph | None, str]:
-        """The run as a CUDA graph, or why there is none. `settle` comes first.
+        """The run as a CUDA graph, or the reason why it cannot be captured. `settle` must be called before.
 
-        Loops, conditionals and shapes made of data cannot be recorded.
+        Loops, conditionals and data-dependent shapes cannot be captured.
         """
         if self._allocators:
             return None, f"the shape of output {', '.join(self._allocators)} depends on data"
@@ -161,9 +161,9 @@ class Session:
             return None, error.what
 
     def profile(self, warmup: int, runs: int) -> list[dict[str, Any]]:
-        """Milliseconds of every layer, in the form that trtexec exports, from runs that do nothing else.
+        """Milliseconds of every layer, in the format that trtexec exports, from separate runs.
 
-        Each layer waits for the one before: the sum is longer than a run that is not profiled.
+        Each layer waits for the one before: the sum is longer than a run without profiling.
         """
         assert self.context is not None
         profiler = _profiler_type()()
@@ -178,7 +178,7 @@ class Session:
         return _summary(profiler.runs)
 
     def close(self) -> None:
-        """Free context and buffers; closing twice does no harm."""
+        """Free context and buffers; closing twice has no effect."""
         self.context = None
         for allocator in self._allocators.values():
             allocator.close()
@@ -199,7 +199,7 @@ class Session:
         if context is None:
             raise self._log.failure("TensorRT could not prepare the engine to run", self._model)
         self.context = context
-        context.nvtx_verbosity = trt.ProfilingVerbosity.NONE  # ranges for profilers cost time on every launch
+        context.nvtx_verbosity = trt.ProfilingVerbosity.NONE  # profiler annotations cost time on every launch
         self._require(context.set_optimization_profile_async(index, self._stream.handle), "its shapes")
         for port in self._inputs:
             self._open_input(context, port, feeds[port.name])
@@ -255,12 +255,12 @@ class Session:
 
 @dataclass(slots=True)
 class Bound:
-    """Inputs that are timed: where they stand, and their run as a CUDA graph where it could be recorded."""
+    """Timed inputs: their session on the device, and the run as a CUDA graph if it could be captured."""
 
     session: Session
     feeds: Mapping[str, Array]
     graph: Graph | None = None
-    note: str = ""  # why there is no graph where one was wanted
+    note: str = ""  # why there is no graph although one was requested
 
     def close(self) -> None:
         """Free graph and session."""
@@ -270,7 +270,7 @@ class Bound:
 
 
 def _summary(runs: list[list[tuple[str, float]]]) -> list[dict[str, Any]]:
-    """Layers in order of execution; names may repeat. Runs of another length (a branch not taken) are left out."""
+    """Layers in order of execution; names may repeat. Runs of another length (a branch not executed) are excluded."""
     if not runs:
         return []
     names = [name for name, _ in runs[-1]]
@@ -294,7 +294,7 @@ def _profiler_type() -> type:
     import tensorrt as trt
 
     class Profiler(trt.IProfiler):  # type: ignore[misc]  # TensorRT ships no types
-        """Collects what every layer of every run took."""
+        """Collects the time of every layer of every run."""
 
         def __init__(self) -> None:
             trt.IProfiler.__init__(self)
@@ -314,7 +314,7 @@ def _allocator_type() -> type:
     import tensorrt as trt
 
     class Allocator(trt.IOutputAllocator):  # type: ignore[misc]  # TensorRT ships no types
-        """Gives memory for an output whose size is known only while the model runs."""
+        """Allocates memory for an output whose size is known only during a run."""
 
         def __init__(self) -> None:
             trt.IOutputAllocator.__init__(self)
@@ -334,7 +334,7 @@ def _allocator_type() -> type:
                 try:
                     self.buffer = DeviceBuffer(size)
                 except CudaError:
-                    return 0  # TensorRT's word for no memory; an exception must not pass through it
+                    return 0  # TensorRT's value for no memory; an exception must not propagate through it
             return self.buffer.address
 
         def notify_shape(self, tensor_name: str, shape: trt.Dims) -> None:  # noqa: ARG002 - as above

@@ -1,4 +1,4 @@
-"""What goes between us and trtexec in files: input values, output values, shapes as words. May import floors 0, 1."""
+"""Files and shape arguments exchanged with trtexec: input values, output values, shapes as text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BARE_NUMBER = re.compile(r"(?<![\w\"])(-?)(nan|inf)(?:inity)?(?![\w\"])", re.IG
 
 
 def inputs_of(model: Model) -> dict[str, onnx.ValueInfoProto]:
-    """The inputs that have to be fed, by name."""
+    """The inputs that must be fed, by name."""
     return {value.name: value for value in model.proto.graph.input if value.name not in model.initializers}
 
 
 def check_feeds(model: Model, feeds: Mapping[str, Array]) -> None:
-    """Raise `BackendError` where an input has no value, or one of another type."""
+    """Raise `BackendError` if an input has no value, or one of another type."""
     inputs = inputs_of(model)
     if missing := sorted(inputs.keys() - feeds.keys()):
         raise BackendError(f"no value is given for input {', '.join(missing)}", where=model.where)
@@ -48,7 +48,7 @@ def write_inputs(model: Model, feeds: Mapping[str, Array], folder: Path) -> str:
 
 
 def dynamic_inputs(model: Model) -> tuple[str, ...]:
-    """Inputs of which a dimension is not a number."""
+    """Inputs with a dimension that is not a number."""
     return tuple(
         name
         for name, value in inputs_of(model).items()
@@ -57,10 +57,10 @@ def dynamic_inputs(model: Model) -> tuple[str, ...]:
 
 
 def shape_words(model: Model, profiles: Sequence[ShapeProfile]) -> list[str]:
-    """``--minShapes``, ``--optShapes``, ``--maxShapes`` for the dynamic inputs, of each profile behind its number.
+    """``--minShapes``, ``--optShapes``, ``--maxShapes`` for the dynamic inputs, of each profile after its number.
 
-    trtexec reads the three words that follow ``--profile``. Raises `BackendError` for a dynamic input without a shape:
-    trtexec would take 1 for what is missing.
+    trtexec reads the three options that follow ``--profile``. Raises `BackendError` for a dynamic input without a
+    shape: trtexec would use 1 for missing sizes.
     """
     dynamic = dynamic_inputs(model)
     if not dynamic:
@@ -86,28 +86,28 @@ def _require_shapes(dynamic: Iterable[str], profile: ShapeProfile, model: Model)
 
 
 def fed_shapes(model: Model, feeds: Mapping[str, Array]) -> list[str]:
-    """``--shapes`` for what is fed; nothing for a model without dynamic inputs."""
+    """``--shapes`` for the fed inputs; empty for a model without dynamic inputs."""
     dynamic = dynamic_inputs(model)
     return [f"--shapes={joined({name: feeds[name].shape for name in dynamic})}"] if dynamic else []
 
 
 def joined(shapes: Mapping[str, Iterable[int]]) -> str:
-    """``x:1x3x224x224,mask:1x128``; a scalar is written as nothing."""
+    """``x:1x3x224x224,mask:1x128``; a scalar has an empty shape."""
     return ",".join(f"{quoted(name)}:{'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 
 def quoted(name: str) -> str:
-    """A tensor's name as trtexec takes it on its command line: in quotes where it holds a separator."""
+    """A tensor's name for trtexec's command line: in quotes if it contains a separator."""
     return f"'{name}'" if set(name) & set(":,") else name
 
 
 def read_outputs(text: str, model: Model) -> dict[str, Array]:
-    """Output arrays from ``--exportOutput``: six significant digits each, as trtexec writes them.
+    """Output arrays from ``--exportOutput``, with the six significant digits that trtexec writes.
 
-    Raises `BackendError` where an output is missing or its values do not fit its dimensions.
+    Raises `BackendError` if an output is missing or its values do not match its dimensions.
     """
     try:
-        # Bare words are what C++ prints for what is not a number.
+        # C++ prints these words, without quotes, for values that are not numbers.
         found = json.loads(_BARE_NUMBER.sub(lambda m: m[1] + _WORDS[m[2].lower()], text), strict=False)
         entries = {entry["name"]: entry for entry in found}
         return {value.name: _output(value, entries[value.name]) for value in model.proto.graph.output}

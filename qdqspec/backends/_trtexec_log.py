@@ -1,7 +1,7 @@
-"""Reads what trtexec prints, versions 8 to 11. May import floor 0.
+"""Reads the output of trtexec, versions 8 to 11.
 
-Nothing is taken from ``Latency``: up to 10 it includes transfers over PCIe. ``GPU Compute Time`` is what
-counts, and of it the median.
+``Latency`` is not used: up to 10 it includes transfers over PCIe. The result is the median of
+``GPU Compute Time``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _TOTAL = "Total"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What one run of trtexec said. ``statistics`` are milliseconds: ``{"GPU Compute Time": {"median": ...}}``.
+    """The parsed output of one run of trtexec. ``statistics`` are in ms: ``{"GPU Compute Time": {"median": ...}}``.
 
-    ``verdict`` is empty where it crashed; ``profile`` holds mean milliseconds of the layers it printed;
-    ``layers`` are those of ``--dumpLayerInfo``, a line each.
+    ``verdict`` is empty after a crash; ``profile`` contains mean milliseconds of the layers it printed;
+    ``layers`` are those of ``--dumpLayerInfo``, one line each.
     """
 
     verdict: Verdict = ""
@@ -51,7 +51,7 @@ class Report:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What it says against its own measurement."""
+        """Warnings of trtexec about its own measurement."""
         found = (finding for finding in self.findings if finding.weight == "note")
         return tuple(
             dict.fromkeys(
@@ -64,7 +64,7 @@ class Report:
 
 
 def read_log(log: str) -> Report:
-    """Everything of use in a log; a line that says nothing known is passed over."""
+    """Parse a log; unknown lines are skipped."""
     lines = list(plain_lines(log))
     verdict: Verdict = ""
     version = None
@@ -102,7 +102,7 @@ def _version(digits: str | None) -> tuple[int, int, int] | None:
 
 
 def _statistics(text: str) -> dict[str, float]:
-    """The numbers of a summary line that are numbers."""
+    """The numeric values of a summary line."""
     found = {name: _number(value) for name, value in _STATISTIC.findall(text)}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -116,7 +116,7 @@ def _number(text: str) -> float | None:
 
 
 def _profile_rows(log: str) -> Iterator[tuple[str, float]]:
-    """Rows of the table that ``--dumpProfile`` prints: up to 8 the name stands first, later last."""
+    """Rows of the table printed by ``--dumpProfile``: up to 8 the name comes first, later last."""
     heading, waiting = "", False
     for _, text in plain_lines(log):
         if _PROFILE in text:
@@ -146,7 +146,7 @@ def _row(text: str, heading: str) -> tuple[str, float] | None:
 def _layer_lines(log: str) -> Iterator[str]:
     """The lines between ``Layers:`` and the blank line or heading that ends them."""
     inside = False
-    for line in log.split("\n"):  # not splitlines, to which the separators of metadata end a line
+    for line in log.split("\n"):  # not splitlines, which splits at the separators of metadata
         if line.rstrip().endswith("Layers:"):
             inside = True
         elif inside and (not line.strip() or line.startswith(("Bindings:", "I/O Tensors:", "&&&&"))):

@@ -1,7 +1,7 @@
-"""What TensorRT's messages mean: which end a build, which only weaken a measurement. May import floor 0.
+"""The meaning of TensorRT's messages: which end a build, and which only make a measurement unreliable.
 
-Each rule was written for messages as they were recorded or stand in trtexec's source. An ``[E]`` line alone
-does not mean failure: a tactic that was dropped for want of memory writes one, and the build passes.
+Each rule was written for recorded messages or messages in trtexec's source. An ``[E]`` line alone
+does not mean failure: a tactic skipped for lack of memory writes one, and the build passes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Weight: TypeAlias = Literal["fatal", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A kind of message: what is found in a line, what it means, and what to do about it."""
+    """A kind of message: the text found in a line, its meaning, and what to do about it."""
 
     kind: str
     weight: Weight
@@ -26,7 +26,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A message that a rule knows. ``text`` is the line without time and level."""
+    """A message that matches a rule. ``text`` is the line without time and severity."""
 
     kind: str
     weight: Weight
@@ -38,7 +38,7 @@ def _rule(kind: str, weight: Weight, pattern: str, cure: str = "") -> Rule:
     return Rule(kind, weight, re.compile(pattern), cure)
 
 
-# The most telling first: a line belongs to the first rule that fits, a failed run to the first that was found.
+# The most specific first: a line belongs to the first rule that matches, a failed run to the first one found.
 RULES = (
     _rule(
         "unknown_option",
@@ -123,20 +123,20 @@ _CRASH = re.compile(r"^\S+: \S+:\d+: .*Assertion `")
 _RETRIED = (
     "Error message: "  # continues "Engine generation failed with backend strategy": another one follows
 )
-_READ = 4000  # characters of a line in which a message is looked for
-_LONGEST = 400  # characters of a message that are shown: node names of fused layers run to thousands
+_READ = 4000  # characters of a line that are searched
+_LONGEST = 400  # characters of a message that are shown: node names of fused layers have thousands
 
 
 def plain_lines(log: str) -> Iterator[tuple[str, str]]:
-    """Level and text of each line; the level is empty where the log was filtered or a library wrote."""
-    for line in log.split("\n"):  # not splitlines, to which the separators of metadata end a line
+    """Severity and text of each line; the severity is empty if the log was filtered or a library wrote the line."""
+    for line in log.split("\n"):  # not splitlines, which splits at the separators of metadata
         found = _LINE.match(line)
-        assert found is not None  # every part may be missing
+        assert found is not None  # every part is optional
         yield found["level"] or "", found["text"].strip()
 
 
 def find_all(log: str) -> tuple[Finding, ...]:
-    """Every message that a rule knows, in order, each text once."""
+    """Every message that matches a rule, in order, each text once."""
     found: dict[Finding, None] = {}
     for _, text in plain_lines(log):
         rule = None if text.startswith(_RETRIED) else _fitting(text)
@@ -146,7 +146,7 @@ def find_all(log: str) -> tuple[Finding, ...]:
 
 
 def cause_of(findings: Iterable[Finding]) -> Finding | None:
-    """The most telling of the messages that end a run."""
+    """The most specific of the messages that end a run."""
     fatal = [finding for finding in findings if finding.weight == "fatal"]
     order = {rule.kind: index for index, rule in enumerate((*RULES, CRASH))}
     return min(fatal, key=lambda finding: order[finding.kind], default=None)
@@ -165,7 +165,7 @@ def _fitting(text: str) -> Rule | None:
 
 
 def shortened(text: str) -> str:
-    """One line of bearable length, its middle left out."""
+    """One line of limited length, with its middle removed."""
     line = " ".join(text.split())
     half = _LONGEST // 2
     return line if len(line) <= _LONGEST else f"{line[:half]} ... {line[-half:]}"

@@ -1,6 +1,6 @@
-"""Runs trtexec as a child process and turns whatever becomes of it into a report or an error.
+"""Runs trtexec as a child process and returns a report or raises an error.
 
-May import floor 0. What it prints is passed on with passwords of remote URLs blotted out: the tuning of
+Its output is passed on with passwords of remote URLs masked: the tuning of
 safety engines takes one on the command line, and trtexec prints its command line twice.
 """
 
@@ -34,12 +34,12 @@ INSTALL = (
     "install TensorRT 10.9 or later with its command-line tools (the tar package, libnvinfer-bin, or "
     "NVIDIA's TensorRT container), and put trtexec on PATH"
 )
-CALL_SECONDS = 110.0  # a little less than our caller waits, so that the reason is told
+CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
 _HELP_SECONDS = 60.0
 _USUAL_PLACES = ("/usr/src/tensorrt/bin", "/opt/tensorrt/bin")
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][A-Za-z0-9]*")
 _ONLY_11 = "--includeDataTransfers"
-# A run without these still measures, so they are left out where a version turns out not to know them.
+# A run without these still measures, so they are omitted if a version rejects them.
 PROFILING = frozenset(
     {
         "--dumpProfile",
@@ -50,16 +50,16 @@ PROFILING = frozenset(
         "--separateProfileRun",
     }
 )
-_LOG_BYTES = 16 << 20  # read of a log from its end; verbose ones grow to gigabytes
+_LOG_BYTES = 16 << 20  # bytes read from the end of a log; verbose ones have gigabytes
 _LAST_LINES = 6
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux' prctl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A trtexec: what it is called, which options it lists, which version it says it is.
+    """A trtexec executable: its path, the options it lists, and its version.
 
-    ``refused`` are options that it turned out not to know although nothing had told so.
+    ``refused`` are options that it rejected although the help gave no indication.
     """
 
     path: str
@@ -69,19 +69,19 @@ class Tool:
 
     @property
     def major(self) -> int:
-        """The major version, told by the options where the banner does not."""
+        """The major version, derived from the options if the banner does not contain it."""
         return self.version[0] if self.version else 11 if _ONLY_11 in self.options else 10
 
     def knows(self, option: str) -> bool:
-        """Whether an option may be passed: listed in the help, or no help could be read."""
+        """Whether an option may be passed: listed in the help, or the help could not be read."""
         return option not in self.refused and (not self.options or option in self.options)
 
     def run(
         self, arguments: Sequence[str], *, model: Path, seconds: float, wanted: Sequence[str] = ()
     ) -> Report:
-        """Run it with ``arguments``, and those of ``wanted`` that it knows; return what it reported.
+        """Run it with ``arguments``, and the options of ``wanted`` that it supports; return its report.
 
-        Raises `BackendError` where it ends in anything but success.
+        Raises `BackendError` if the run does not succeed.
         """
         asked = [word for word in wanted if self.knows(_option_of(word))]
         outcome = _run([self.path, *arguments, *asked], seconds, model)
@@ -95,7 +95,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """How a run ended: exit code (negative for a signal), its log without passwords, what that says."""
+    """The result of a run: exit code (negative for a signal), its log without passwords, and its messages."""
 
     code: int
     log: str
@@ -103,12 +103,12 @@ class _Outcome:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Options that it said not to know."""
+        """Options that it reported as unknown."""
         texts = (f.text for f in self.report.findings if f.kind == "unknown_option")
         return tuple(text.removeprefix("Unknown option: ") for text in texts)
 
     def report_or_error(self, model: Path) -> Report:
-        """The report of a run that passed; the error that says best why it did not."""
+        """The report of a successful run; otherwise the error with the most specific reason."""
         assumed = next((f for f in self.report.findings if f.kind == "shapes_assumed"), None)
         if assumed is not None:
             raise BackendError(
@@ -133,13 +133,13 @@ class _Outcome:
 
 
 def find_trtexec() -> str | None:
-    """The trtexec on PATH, else where packages put it."""
+    """The trtexec on PATH, or else in the folders where packages install it."""
     places = os.pathsep.join(_USUAL_PLACES)
     return shutil.which(NAME) or shutil.which(NAME, path=places)
 
 
 def require_tool() -> Tool:
-    """The trtexec of this machine; raises `BackendUnavailableError` where there is none that works."""
+    """The trtexec of this machine; raises `BackendUnavailableError` if no working one is found."""
     path = find_trtexec()
     if path is None:
         raise BackendUnavailableError("there is no trtexec on PATH", cure=INSTALL)
@@ -161,7 +161,7 @@ def _examined(path: str, _changed: int) -> Tool:
         raise BackendUnavailableError(f"trtexec cannot be run: {error}", where=path, cure=INSTALL) from None
     text = (done.stdout + done.stderr).decode("utf-8", "replace")
     options = frozenset(_OPTION.findall(text))
-    # Some versions end the help with FAILED, so neither verdict nor exit code say anything here.
+    # Some versions end the help with FAILED, so neither verdict nor exit code is used here.
     if "--onnx" not in options:
         why = _last_lines(without_passwords(text)) or f"exit code {done.returncode}"
         raise BackendUnavailableError(f"trtexec --help does not work: {why}", where=path, cure=INSTALL)
@@ -190,7 +190,7 @@ def _run(command: Sequence[str], seconds: float, model: Path) -> _Outcome:
 
 def _start(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
     with warnings.catch_warnings():
-        # From 3.12 on Python warns of code between fork and exec where there are threads; ours is one system call.
+        # From 3.12 on Python warns of code between fork and exec if there are threads; here it is one system call.
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             return subprocess.Popen(
@@ -209,14 +209,14 @@ def _start(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of it, helpers that it started included."""
+    """Kill the remaining processes of the run, including helper processes."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _dying_with_us() -> Callable[[], None] | None:
-    """On Linux, a request to be killed when this process is: a candidate that was given up must not go on."""
+    """On Linux, request to be killed when this process ends, so that an abandoned build does not continue."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)

@@ -1,8 +1,8 @@
-"""The seam between qdqspec and a runtime. May import floor 0 and numpy's types only.
+"""The interface between qdqspec and a runtime.
 
-A backend builds a model file into an engine; an engine runs, times and explains itself. Neither knows
-of placements, searches or specs. A backend that fails raises `BackendError`; one that crashes is
-contained by `qdqspec.measure.isolate`, which offers this same seam from a child process.
+A backend builds a model file into an engine; an engine runs, times and profiles it. Backends do not depend
+on placements, searches or specs. A backend that fails raises `BackendError`; a crash of a backend is
+contained by `qdqspec.measure.isolate`, which offers the same interface from a child process.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ BUILD_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """Whether a backend works on this machine; if not, ``why`` and ``install`` say what is missing."""
+    """Whether a backend works on this machine; if not, ``why`` and ``install`` state what is missing."""
 
     usable: bool
     why: str = ""
     install: str = ""
-    facts: Mapping[str, str] = field(default_factory=dict)  # versions, instruction sets: what `doctor` prints
+    facts: Mapping[str, str] = field(default_factory=dict)  # versions, instruction sets: printed by `doctor`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a backend can do with Q/DQ on this device.
+    """What a backend supports for Q/DQ models on this device.
 
     ``labels[op_type]`` lists the kinds of labels (besides ``fp``) under which an op runs in integers, and
     ``labels_of[format]`` the same for a format that is offered on other ops;
     ``activations[format]`` and ``weights[format]`` give the dtypes that a format is stored in, as names of
-    `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on ONNX Runtime); a format in
-    blocks without activations here is for weights alone;
-    ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q stands after them;
-    ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias behind a DQ;
-    ``bare`` are linear ops that run ``in-only`` on integers only where nothing is absorbed right behind them;
+    `qdqspec.quantize.formats` (``int8`` means uint8 activations and int8 weights on ONNX Runtime); a blocked
+    format without activations here is for weights alone;
+    ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q is inserted after them;
+    ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias after a DQ;
+    ``bare`` are linear ops that run ``in-only`` on integers only if no op is absorbed directly after them;
     ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
-    ``rules`` are names of `qdqspec.placement.rules`, for what a compiler wants beyond single operators;
-    ``observes`` is false where outputs come back too slowly to calibrate with: ONNX Runtime does it then.
+    ``rules`` are names of `qdqspec.placement.rules`, for requirements of a compiler beyond single operators;
+    ``observes`` is false if outputs are returned too slowly for calibration: ONNX Runtime is used instead.
     ``computes`` is false on a simulated device: there placements are neither rehearsed nor corrected;
-    ``dynamic[format]`` are the ops with a constant weight that have a kernel which finds the range of its activation at
-    run time, with weights in that format;
-    ``lacking[format]`` says why a format that the backend has elsewhere is not one of ``formats`` here;
-    ``builds_side_by_side`` is true where a build times no kernels, so that several at once come to the same;
-    ``one_processor`` where an engine of one thread computes on the processor of the thread that runs it, so that
-    engines can be compared on the same one;
-    ``fuses_in_half`` is true where narrow kernels fuse as those of float16 do, so that what fuses is looked up there;
-    ``computes_in_half`` where it has kernels of its own for float16, so that a model in float16 is worth a look.
+    ``dynamic[format]`` are the ops with a constant weight that have a kernel which computes the range of its
+    activation at run time, with weights in that format;
+    ``lacking[format]`` is the reason why a format of the backend is not one of ``formats`` on this device;
+    ``builds_side_by_side`` is true if a build times no kernels, so that parallel builds give the same result;
+    ``one_processor`` is true if an engine of one thread computes on the processor of the thread that runs it, so
+    that compared engines can be pinned to the same core;
+    ``fuses_in_half`` is true if quantized kernels fuse like those of float16, so that fusion is read from a float16
+    build; ``computes_in_half`` if it has native float16 kernels, so that a float16 model is timed for comparison.
     """
 
     formats: tuple[str, ...]
@@ -83,21 +83,21 @@ class Capabilities:
     dynamic: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def kinds(self, number_format: str, op_type: str) -> tuple[Kind, ...]:
-        """The kinds of labels under which an op runs in a format that has no blocks."""
+        """The kinds of labels under which an op runs in a format without blocks."""
         kinds = self.labels_of.get(number_format, self.labels).get(op_type, ())
         return (*kinds, "dynamic") if op_type in self.dynamic.get(number_format, ()) else kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """How to build: worker threads and backend-specific words from configuration.
+    """Build options: worker threads and backend-specific options from the configuration.
 
-    ``device`` is the index of the GPU, where the backend uses one. ``serial`` counts the builds of a run; a
-    simulated device draws the deviation of a build from it. ``profiles`` are the shapes that inputs with dynamic
-    dimensions will have. A build that takes longer than ``build_seconds`` is ended. ``state`` is a folder in which a
-    backend keeps what the builds of one run share, such as a timing cache; it stays with the results.
-    A ``fresh`` build takes nothing from there that could make it like an earlier one: it is to show how much two
-    builds differ.
+    ``device`` is the index of the GPU, if the backend uses one. ``serial`` counts the builds of a run; a
+    simulated device derives the variation of a build from it. ``profiles`` are the shapes of inputs with dynamic
+    dimensions. A build that takes longer than ``build_seconds`` is terminated. ``state`` is a folder for data that a
+    backend shares between the builds of one run, such as a timing cache; it is kept with the results.
+    A ``fresh`` build uses nothing from there that could make it equal to an earlier one: it measures the variation
+    between builds.
     """
 
     threads: int = 1
@@ -111,14 +111,14 @@ class BuildOptions:
 
     @classmethod
     def of(cls, settings: Settings) -> BuildOptions:
-        """What the settings of a run say of building."""
+        """The build options in the settings of a run."""
         limit = settings.build_limit or BUILD_SECONDS
         return cls(
             threads=settings.threads, device=settings.device, extra=settings.extra, build_seconds=limit
         )
 
 
-PLAIN = BuildOptions()  # one thread, the first GPU, nothing else said
+PLAIN = BuildOptions()  # one thread, the first GPU, no other options
 
 
 class Engine(Protocol):
@@ -131,7 +131,7 @@ class Engine(Protocol):
         ...
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
-        """Fix the inputs that `time` and `layers` use at one of the shape profiles, those of the others staying."""
+        """Fix the inputs that `time` and `layers` use at one shape profile; those of other profiles are kept."""
         ...
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
@@ -143,27 +143,27 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the engine; closing twice does no harm."""
+        """Free the engine; closing twice has no effect."""
         ...
 
 
 class Backend(Protocol):
-    """A runtime. Constructing one imports nothing heavy; `probe` and `build` do."""
+    """A runtime. The constructor imports no large library; `probe` and `build` do."""
 
     name: str
-    target: str  # backend and variant, as budgets and lint name it: onnxruntime-cpu
-    options: BackendOptions  # every option that it accepts; a word that is not declared is refused
+    target: str  # backend and variant, as named in budgets and lint: onnxruntime-cpu
+    options: BackendOptions  # every accepted option; an undeclared one is an error
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
-        """Say whether it is usable here, and how to get it if not. Never raises."""
+        """Report whether the backend is usable on this machine, and how to install it if not. Never raises."""
         ...
 
     def device(self, options: BuildOptions) -> DeviceKey:
-        """What results are keyed by: product, instruction set, backend major.minor, threads."""
+        """The key of results: product, instruction set, backend major.minor, threads."""
         ...
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
-        """What may be quantized on the device that is chosen, and how."""
+        """The formats and labels that the backend supports on the selected device."""
         ...
 
     def build(self, model: Path, options: BuildOptions) -> Engine:

@@ -1,20 +1,20 @@
-"""A simulated device: seeded, instant, and as noisy or as faulty as asked. May import floors 0 and 1.
+"""A simulated device: seeded, without delays, with configurable noise and faults.
 
-For tests of searches and statistics, and for dry runs of a spec. Times are made up (see
-`qdqspec.backends._fake_cost`); outputs are real, from the ONNX reference implementation. It takes
-these words from configuration, all optional:
+For tests of searches and statistics, and for dry runs of a spec. Times are simulated (see
+`qdqspec.backends._fake_cost`); outputs are real, from the ONNX reference implementation. Its options, all
+with defaults in brackets:
 
-- ``fake.seed``: which device it is (0).
+- ``fake.seed``: selects the device (0).
 - ``fake.run_noise``, ``fake.wall_noise``: log standard deviation of single runs on the CPU and the wall
   clock (0.03 and 0.12: a shared machine). ``fake.build_noise``: the same between builds (0.012).
-- ``fake.drift``, ``fake.drift_period``: amplitude and period in simulated seconds of a slow swing (0, 30).
-- ``fake.scale``: makes everything slower by this factor (1). ``fake.integer``: only the work of integer kernels;
-  with 2 about half of them no longer pay.
-- ``fake.fail_rate``: share of candidates that are refused to be built, always the same ones (0). A model without
-  Q/DQ is no candidate.
-- ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: ``build``, ``run``, ``bind``, ``time`` or
-  ``layers``: raise, die by a segmentation fault, sleep for ever, run out of memory there. Meant for child
-  processes: a crash here is a real one. ``fake.fault_rate``: share of candidates that do so (1).
+- ``fake.drift``, ``fake.drift_period``: amplitude and period in simulated seconds of a slow variation (0, 30).
+- ``fake.scale``: slows everything by this factor (1). ``fake.integer``: slows integer kernels only;
+  with 2 about half of them are slower than float.
+- ``fake.fail_rate``: share of candidates whose build fails, always the same ones (0). A model without
+  Q/DQ is not a candidate.
+- ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: the stage ``build``, ``run``, ``bind``, ``time`` or
+  ``layers`` at which the device raises, ends by a segmentation fault, sleeps for ever or runs out of memory. Meant
+  for child processes: the crash is a real one. ``fake.fault_rate``: share of candidates with that fault (1).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from qdqspec.errors import BackendError
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _BUILD_MS = 200.0  # simulated time that passes while building
-_MEMORY_ROOM = 64 << 20  # bytes a process may still take before it runs out, where that is simulated
+_MEMORY_ROOM = 64 << 20  # bytes a process may still allocate when running out of memory is simulated
 _STAGES = ("", "build", "run", "bind", "time", "layers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeOptions:
-    """The words after ``fake.`` in configuration; the module says what each means."""
+    """The options after ``fake.`` in the configuration; the module's docstring describes them."""
 
     seed: int = 0
     run_noise: float = 0.03
@@ -61,7 +61,7 @@ class FakeOptions:
 
 
 def _declared() -> Iterator[BackendOption]:
-    """A number for each number of `FakeOptions`, and a stage for each word. A simulated device opens no file."""
+    """A number for each number of `FakeOptions`, a stage for each other option. No option names a file."""
     kinds = {int: whole(0), float: NUMBER, str: one_of(*_STAGES[1:])}
     for each in fields(FakeOptions):
         word, default = each.name.rstrip("_"), each.default
@@ -86,7 +86,7 @@ class FakeDevice:
 
     def __init__(self) -> None:
         self._builds = 0
-        self._now_ms = 0.0  # simulated time, which drift follows
+        self._now_ms = 0.0  # simulated time, which determines the drift
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
         """Always usable."""
@@ -97,7 +97,7 @@ class FakeDevice:
         return DeviceKey(key="fake", details={"note": "simulated times, not measured ones"})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
-        """As ONNX Runtime's, on a few more operators, and with TensorRT's formats of floats."""
+        """Those of ONNX Runtime, on a few more operators, and TensorRT's float formats."""
         from qdqspec.backends._fake_cost import (
             BLOCKED_AXES,
             FP8,
@@ -120,7 +120,7 @@ class FakeDevice:
         )
 
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
-        """Read the model and work out its cost; refuse or break down where that was asked for."""
+        """Read the model and compute its cost; fail or crash if that is configured."""
         from qdqspec.backends._fake_cost import cost_of, fraction
         from qdqspec.graph.model import QDQ_OPS, load_model
 
@@ -139,11 +139,11 @@ class FakeDevice:
         return FakeEngine(self, model, words, cost.layers, cost.structure, loaded.inputs, random)
 
     def pass_time(self, milliseconds: float) -> None:
-        """Let simulated time pass."""
+        """Advance the simulated time."""
         self._now_ms += milliseconds
 
     def drift(self, words: FakeOptions) -> float:
-        """The factor on all times at this moment."""
+        """The factor on all times at the current simulated time."""
         return math.exp(words.drift * math.sin(2 * math.pi * self._now_ms / 1e3 / words.drift_period))
 
 
@@ -179,13 +179,13 @@ class FakeEngine:
         return reference_outputs(self._model, feeds)
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
-        """Check the names of the inputs; of the values only their number matters to a made-up time."""
+        """Check the names of the inputs; of the values only their number affects a simulated time."""
         break_down(self._words, "bind")
         self._check(feeds)
         self._sizes[profile] = sum(value.size for value in feeds.values())
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        """Draw the times of ``runs`` runs; at another profile work grows with the inputs, and launches do not."""
+        """Draw the times of ``runs`` runs; at another profile work scales with the inputs, launches do not."""
         break_down(self._words, "time")
         steady = math.fsum(layer.milliseconds for layer in self._layers_at(profile))
         self._device.pass_time(warmup * steady)
@@ -193,7 +193,7 @@ class FakeEngine:
         return Samples(wall_ms=wall, cpu_ms=cpu)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
-        """Times per kernel, with the noise that the mean of ``runs`` runs has."""
+        """Times per kernel, with the noise of a mean of ``runs`` runs."""
         break_down(self._words, "layers")
         layers = self._layers_at(profile)
         noise = self._words.run_noise / math.sqrt(max(runs, 1))
@@ -206,7 +206,7 @@ class FakeEngine:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No resources are held."""
 
     def _one_run(self, milliseconds: float) -> tuple[float, float]:
         steady = milliseconds * self._device.drift(self._words)
@@ -235,7 +235,7 @@ class FakeEngine:
 
 
 def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
-    """What a run of ``model`` takes without any noise, in milliseconds."""
+    """The time of a run of ``model`` without noise, in milliseconds."""
     from qdqspec.backends._fake_cost import cost_of
     from qdqspec.graph.model import load_model
 
@@ -244,14 +244,14 @@ def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
 
 
 def options_from(extra: Mapping[str, str]) -> FakeOptions:
-    """Read the words that begin with ``fake.``; raise `ConfigError` for an unknown or unreadable one."""
+    """Read the options that begin with ``fake.``; raise `ConfigError` for an unknown or invalid one."""
     return FakeOptions(
         **{f"{key}_" if key == "raise" else key: value for key, value in OPTIONS.read(extra).items()}
     )
 
 
 def break_down(words: FakeOptions, stage: str) -> None:
-    """Raise, crash, hang or run out of memory, where that was asked for at this stage."""
+    """Raise, crash, hang or run out of memory, if that is configured for this stage."""
     if words.raise_ == stage:
         raise RuntimeError(f"simulated failure in {stage}")
     if words.crash == stage:
@@ -271,7 +271,7 @@ def _crash() -> NoReturn:
 
 
 def _exhaust_memory() -> None:
-    """Run into a limit that is set for this process alone, so that the machine keeps its memory."""
+    """Exceed a limit set for this process alone, so that the machine's memory is not used up."""
     if sys.platform == "win32":
         raise MemoryError("simulated")
     import resource

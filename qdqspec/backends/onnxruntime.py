@@ -1,6 +1,6 @@
-"""ONNX Runtime on the CPU: the default backend, present wherever qdqspec is. May import floors 0 and 1.
+"""ONNX Runtime on the CPU: the default backend, installed with qdqspec.
 
-``onnxruntime`` itself is imported inside functions, so that naming the backend costs nothing.
+``onnxruntime`` itself is imported inside functions, so that importing this module is fast.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _INSTALL = "pip install onnxruntime"
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")
 _CHECK_INPUTS = "check the names, types and shapes of the inputs"
 _FATAL = 4  # log severity: errors reach the caller as exceptions, standard error stays quiet
-_PROFILE_WARMUP = 5  # most runs before those that count: integer kernels of short models settle after five
-_INLINE_BYTES = "1024"  # larger constants of the optimized graph go to a file beside it
+_PROFILE_WARMUP = 5  # largest number of warm-up runs: times of short integer models are stable after five
+_INLINE_BYTES = "1024"  # larger constants of the optimized graph are written to an external file
 
 
 class OnnxRuntime:
-    """ONNX Runtime's CPU provider, with every optimization on unless `_ort_options` are told otherwise."""
+    """ONNX Runtime's CPU provider, with all optimizations on unless `_ort_options` state otherwise."""
 
     name = "onnxruntime"
     target = "onnxruntime-cpu"
     options = OPTIONS
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
-        """Say whether ONNX Runtime can be imported, and which integer path this processor has."""
+        """Report whether ONNX Runtime can be imported, and the integer path of this processor."""
         cpu = _cpu.detect()
         facts = {"cpu": cpu.product, "int8 path": describe(cpu), "cores": str(cpu.cores)}
         try:
@@ -70,7 +70,7 @@ class OnnxRuntime:
     def device(self, options: BuildOptions) -> DeviceKey:
         """Processor, integer instruction set, ONNX Runtime major.minor and threads.
 
-        Threads count because ratios with one say nothing of those with eight.
+        Threads are part of the key because ratios depend on their number.
         """
         cpu = _cpu.detect()
         version = _installed_version()
@@ -90,7 +90,7 @@ class OnnxRuntime:
         return DeviceKey(key=f"{cpu.slug}-onnxruntime-{major_minor}-t{options.threads}", details=details)
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
-        """What runs in integers here; the table is verified against the installed version by our tests."""
+        """The operators that run in integers; the table is verified against the installed version by tests."""
         return Capabilities(
             formats=("int8", "uint8", *BLOCKED),
             labels=LABELS,
@@ -112,7 +112,7 @@ class OnnxRuntime:
 
 
 class OnnxRuntimeEngine:
-    """A session on one thread or several. The model file must stay in place while `layers` is wanted."""
+    """A session on one or more threads. The model file must exist as long as `layers` is used."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         self.model = model
@@ -133,7 +133,7 @@ class OnnxRuntimeEngine:
         return dict(zip(self._outputs, values, strict=True))
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
-        """Fix the inputs that `time` and `layers` use; they are copied once, here."""
+        """Fix the inputs that `time` and `layers` use; they are copied once."""
         import onnxruntime as ort
 
         with _refusals("the inputs could not be bound", self.model):
@@ -145,7 +145,7 @@ class OnnxRuntimeEngine:
         self._latest.pop(profile, None)
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
-        """Time single runs, in milliseconds. Thread CPU time only where one thread does all the work."""
+        """Time single runs, in milliseconds. Thread CPU time only if one thread does all the work."""
         session, binding = self._open(), self._require_bound(profile)[0]
         with _refusals("the model could not be run", self.model):
             _repeat(session, binding, warmup)
@@ -155,9 +155,9 @@ class OnnxRuntimeEngine:
         return taken
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
-        """Time per kernel, from a second session that profiles; its sum is scaled to the unprofiled latency.
+        """Time per kernel, from a second session with profiling; its sum is scaled to the unprofiled latency.
 
-        Profiling costs about a microsecond a kernel, so its own total says little of small models. The latency is
+        Profiling costs about a microsecond per kernel, so its own total is inaccurate for small models. The latency is
         that of the last call of `time`; without one it is measured.
         """
         warmup = min(_PROFILE_WARMUP, (runs + 1) // 2)
@@ -175,7 +175,7 @@ class OnnxRuntimeEngine:
         return layer_times(kernels, origins, events, runs=runs, total_ms=latency.median_ms(clock))
 
     def close(self) -> None:
-        """Free the session; closing twice does no harm."""
+        """Free the session; closing twice has no effect."""
         self._session = None
         self._bound = {}
 
@@ -191,7 +191,7 @@ class OnnxRuntimeEngine:
         return self._bound[profile]
 
     def _bound_to(self, session: ort.InferenceSession, values: Mapping[str, ort.OrtValue]) -> ort.IOBinding:
-        """Inputs stay where they are; outputs are left to the runtime's arena, without a copy."""
+        """Bind inputs in place; outputs are allocated by the runtime's arena, without a copy."""
         binding = session.io_binding()
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
@@ -201,7 +201,7 @@ class OnnxRuntimeEngine:
 
 
 def _installed_version() -> str:
-    """The version of the package that brings ``onnxruntime``: builds for other hardware go by other names."""
+    """The version of the package that provides ``onnxruntime``: builds for other hardware have other names."""
     for package in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(package)
@@ -240,7 +240,7 @@ def _session(
 ) -> ort.InferenceSession:
     """Open a session and write the graph it runs to ``optimized``; with ``profile``, time its kernels.
 
-    Writing the graph with its weights beside it costs 0.2 to 1 times a plain build, 30 ms for 20 MB.
+    Writing the graph with external weights costs 0.2 to 1 times a plain build, 30 ms for 20 MB.
     """
     try:
         import onnxruntime as ort
@@ -279,7 +279,7 @@ def _session_options(options: BuildOptions) -> ort.SessionOptions:
 
 
 def _register(settings: ort.SessionOptions, library: Path) -> None:
-    """Load a library of custom operators, which the command line named."""
+    """Load a library of custom operators named on the command line."""
     try:
         settings.register_custom_ops_library(str(library))
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no public base class
@@ -292,7 +292,7 @@ def _register(settings: ort.SessionOptions, library: Path) -> None:
 
 @contextmanager
 def _refusals(what: str, model: Path, cure: str | None = _CHECK_INPUTS) -> Iterator[None]:
-    """Turns ONNX Runtime's exceptions into ours, with its reason on one line."""
+    """Convert ONNX Runtime's exceptions to `BackendError`, with its reason on one line."""
     try:
         yield
     except BackendError:

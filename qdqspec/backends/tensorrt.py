@@ -1,8 +1,8 @@
-"""TensorRT 10.9 to 11.4 through its Python API. May import floors 0 and 1.
+"""TensorRT 10.9 to 11.4 through its Python API.
 
-Neither constructing the backend nor asking it what it can do imports TensorRT or touches CUDA in this
-process: see `qdqspec.backends._trt_device`. Options are words after ``tensorrt.``: see
-`qdqspec.backends._trt_options`. What has run on hardware and what not is told in ``docs/tensorrt.md``.
+Neither the constructor nor `capabilities` imports TensorRT or initializes CUDA in this
+process: see `qdqspec.backends._trt_device`. Options begin with ``tensorrt.``: see
+`qdqspec.backends._trt_options`. ``docs/tensorrt.md`` lists what has been tested and what has not.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 _PROFILE_WARMUP = 5
-_ENQUEUE_BOUND = 0.8  # launch over device time above which trtexec says that the host limits the throughput
-_LAUNCHES = 256  # runs that are looked back at for that, and the fewest that tell
+_ENQUEUE_BOUND = 0.8  # launch over device time above which trtexec reports an enqueue-bound run
+_LAUNCHES = 256  # number of last runs used for that, and the smallest sufficient number
 _FEWEST_LAUNCHES = 8
 _STOOD_STILL = 1.0  # seconds without a run after which a GPU has lowered its clocks
 _OPAQUE = "{ForeignNode["  # a region that went to Myelin, TensorRT's other compiler, as a whole
@@ -65,12 +65,12 @@ class TensorRt:
 
     @property
     def target(self) -> str:
-        """``tensorrt-10`` or ``tensorrt-11``, by the package that is installed; else the bare name."""
+        """``tensorrt-10`` or ``tensorrt-11``, by the installed package; otherwise the name without a version."""
         version = installed_version()
         return self.name if version is None else f"{self.name}-{parts(version)[0]}"
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
-        """Say whether TensorRT and the GPU chosen are here. Another process finds out, once."""
+        """Report whether TensorRT and the selected GPU are available. A separate process determines it, once."""
         found = look(options.device)
         return Availability(
             usable=not found.why,
@@ -80,7 +80,7 @@ class TensorRt:
         )
 
     def device(self, options: BuildOptions) -> DeviceKey:
-        """GPU product, compute capability, TensorRT major.minor. Raises where there is no GPU to key by."""
+        """GPU product, compute capability, TensorRT major.minor. Raises if there is no GPU."""
         found = look(options.device)
         if found.why:
             raise BackendUnavailableError(found.why, cure=found.install)
@@ -88,7 +88,7 @@ class TensorRt:
         return DeviceKey(key=found.key, details={**found.facts, **asked})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
-        """What TensorRT's documents say of this GPU and version; of int8 alone where there is no GPU."""
+        """The formats of this GPU and version according to TensorRT's documents; only int8 if there is no GPU."""
         found = look(options.device)
         version = parts(found.tensorrt)
         formats = formats_for(found.capability, version)
@@ -104,15 +104,15 @@ class TensorRt:
             fuses_in_half=True,
             computes_in_half=True,
             lacking=lacking(found.capability, version),
-            observes=False,  # with every tensor an output nothing fuses, and there is one more engine to build
+            observes=False,  # with every tensor an output nothing fuses, and one more engine must be built
         )
 
     def build(self, model: Path, options: BuildOptions) -> TensorRtEngine:
         """Build a model file; raise `BackendError` with TensorRT's reasons on one line.
 
-        This initializes CUDA: a process that has built cannot be forked any more.
+        This initializes CUDA: the process cannot be forked afterwards.
         """
-        options_from(options.extra)  # a wrong word is told before anything is loaded
+        options_from(options.extra)  # an invalid option is reported before anything is loaded
         require_tensorrt()
         if not model.is_file():
             raise BackendError("there is no such model file", where=model, cure="check the path")
@@ -121,7 +121,7 @@ class TensorRt:
 
 
 class TensorRtEngine:
-    """An engine on one GPU. The model file must stay in place while `layers` is wanted."""
+    """An engine on one GPU. The model file must exist as long as `layers` is used."""
 
     def __init__(self, model: Path, options: BuildOptions) -> None:
         import tensorrt as trt
@@ -162,11 +162,11 @@ class TensorRtEngine:
         return self._runner[1].fetch()
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
-        """Fix the inputs that `time` and `layers` use at a profile; they are copied to the GPU once, here.
+        """Fix the inputs that `time` and `layers` use at a profile; they are copied to the GPU once.
 
-        With several optimization profiles the run uses the kernels of that one, even where another takes these shapes.
-        It is recorded as a CUDA graph where that is possible, in a second attempt too; where not, ``builds.jsonl`` and
-        a note on the samples say why: times may hold what the host takes to launch.
+        With several optimization profiles the run uses the kernels of that one, even if another accepts these shapes.
+        It is captured as a CUDA graph if that is possible, with a second attempt; if not, ``builds.jsonl`` and
+        a note on the samples state the reason: times may then include the host's launch time.
         """
         session = self._open(feeds, profile)
         self._unbind(profile)
@@ -186,7 +186,7 @@ class TensorRtEngine:
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Time single runs between two events on the GPU, in milliseconds: compute only, without copies.
 
-        They stand as wall times; there is no processor time to speak of.
+        They are returned as wall times; there is no CPU time.
         """
         bound, stream = self._require_bound(profile), self._stream
         graph = bound.graph
@@ -200,9 +200,9 @@ class TensorRtEngine:
         return Samples(wall_ms=timed.device_ms, notes=self._notes(bound))
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
-        """Time per layer, in names of the model without Q/DQ, from a context that profiles.
+        """Time per layer, in names of the model without Q/DQ, from a profiling context.
 
-        Their sum exceeds the latency by 18 to 35 % in recorded runs: it tells where time goes, not how much.
+        Their sum exceeds the latency by 18 to 35 % in recorded runs: it shows relative, not absolute times.
         """
         feeds = self._require_bound(profile).feeds
         engine = self._require_built().engine
@@ -212,7 +212,7 @@ class TensorRtEngine:
         return parse_layers(information, times, model=_read_model(self.model))
 
     def close(self) -> None:
-        """Free everything on the GPU; closing twice does no harm."""
+        """Free everything on the GPU; closing twice has no effect."""
         if self._built is not None:
             if self._watch.states:
                 self._shared.record({"model": self.model.name, "gpu": self._watch.record()})
@@ -225,7 +225,7 @@ class TensorRtEngine:
     # ---- inside ---------------------------------------------------------------------------------
 
     def _notes(self, bound: Bound) -> tuple[str, ...]:
-        """What speaks against the samples: of the build, of the binding, of the GPU and of the host."""
+        """Notes on conditions that make samples unreliable: of the build, the binding, the GPU and the host."""
         found = [*self._require_built().notes, bound.note, *self._watch.notes]
         if len(self._launches) >= _FEWEST_LAUNCHES:
             share = statistics.median(self._launches)
@@ -251,11 +251,11 @@ class TensorRtEngine:
             runner[1].close()
 
     def _warmup_ms(self) -> float:
-        """How long to run before timing: only where the GPU stood still, since turns of a race are short."""
+        """The duration of the warm-up before timing: only after the GPU was idle, since turns of a race are short."""
         return self._words.warmup_ms if time.perf_counter() - self._last_run > _STOOD_STILL else 0.0
 
     def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:
-        """What the inspector tells of the layers; with a context, for the shapes that are set there."""
+        """The inspector's information on the layers; with a context, for the shapes set there."""
         import tensorrt as trt
 
         inspector = engine.create_engine_inspector()
@@ -276,11 +276,11 @@ class TensorRtEngine:
 
 
 def graph_hash(information: str, model: Path) -> str:
-    """Hash the layers of an engine: kernels, types, formats, what they stand for; not what each build numbers anew.
+    """Hash the layers of an engine: kernels, types, formats and origins, without what each build numbers anew.
 
     Values of weights and scales are not in the layer information, so engines with equal hashes run the same
-    kernels, on values that may differ. A part of the model that is told as one opaque layer, by the names of its
-    first and last node, may hide anything: then the model itself counts, too.
+    kernels, on values that may differ. A part of the model reported as one opaque layer, by the names of its
+    first and last node, may contain anything: then the model itself is hashed too.
     """
     try:
         told: Any = json.loads(information, strict=False)
@@ -295,7 +295,7 @@ def graph_hash(information: str, model: Path) -> str:
 
 
 def _read_model(path: Path) -> Model:
-    """The model as it was given, without its external weights. It was built, so it need not be checked."""
+    """The given model, without its external weights. It was built, so it is not checked again."""
     import onnx
 
     return Model(onnx.load(str(path), load_external_data=False), path=path)

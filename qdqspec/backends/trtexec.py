@@ -1,16 +1,16 @@
-"""TensorRT through its command-line tool, versions 10 and 11. May import floors 0 and 1.
+"""TensorRT through its command-line tool, versions 10 and 11.
 
-For machines that have trtexec and no Python bindings, and to measure as others do. Every call starts a
-process that loads the engine anew, a second or two each, so a search takes longer than with ``tensorrt``;
-`run` passes values as text and is meant for a few samples. The same flags are given to both majors, where they
-mean the same: strongly typed, CUDA graph, spin wait, no transfers, profile in a run of its own. Its options,
+For machines with trtexec and no Python bindings, and for measurements comparable with published ones. Every call
+starts a process that loads the engine again, which takes one or two seconds, so a search takes longer than with
+``tensorrt``; `run` passes values as text and is meant for a few samples. Both major versions get the same flags, with
+the same meaning: strongly typed, CUDA graph, spin wait, no transfers, profile in a separate run. Its options,
 the first three on the command line only:
 
-- ``trtexec.args``: more arguments, as a shell splits them: ``--builderOptimizationLevel=4``.
+- ``trtexec.args``: more arguments, in shell syntax: ``--builderOptimizationLevel=4``.
 - ``trtexec.plugins``: plugin libraries, separated as in PATH.
 - ``trtexec.timing-cache``: the file that builds of a run share; by default one in the folder of the run. Fresh
-  builds, which are to show how much builds differ, take none.
-- ``trtexec.warmup-ms``: how long an engine runs before it is timed (500).
+  builds, which measure the variation between builds, use none.
+- ``trtexec.warmup-ms``: duration of the warm-up before timing (500).
 """
 
 from __future__ import annotations
@@ -48,19 +48,17 @@ _OLDEST = 10  # major: earlier ones have no strongly typed networks
 # Accepted by 10 and 11 and the same in both; in 11 they are the defaults.
 _MEASURING = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")
 _STRONG = "--stronglyTyped"
-# With one of these, which only 10 knows, the user wants TensorRT to choose types.
+# With one of these, which exist in 10 only, TensorRT chooses the types.
 _WEAK = frozenset({"--fp16", "--bf16", "--int8", "--fp8", "--int4", "--best"})
 _FORMATS = ("int8", "fp8")  # per-tensor activations; blocked formats go through backend tensorrt
 _PROFILED_RUNS = 50  # at least: single runs are short, and each layer is timed to half a microsecond
 _DEVICE = "--device="
-_PATIENCE = (
-    0.95  # of the limit of a build: a little less than our caller waits, so that the reason is reported
-)
+_PATIENCE = 0.95  # of a build's limit: slightly less than the caller's, so that the reason is reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtexecOptions:
-    """The words after ``trtexec.`` in configuration; the module says what each means."""
+    """The options after ``trtexec.`` in the configuration; the module's docstring describes them."""
 
     args: tuple[str, ...] = ()
     timing_cache: Path | None = None
@@ -100,19 +98,19 @@ OPTIONS = BackendOptions(
 
 
 def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
-    """Read the words that begin with ``trtexec.``; raise `ConfigError` for an unknown or unreadable one."""
+    """Read the options that begin with ``trtexec.``; raise `ConfigError` for an unknown or invalid one."""
     return TrtexecOptions(**OPTIONS.read(extra))
 
 
 class Trtexec:
-    """The trtexec on PATH."""
+    """The trtexec executable on PATH, or in the folders where packages install it."""
 
     name = "trtexec"
     target = "trtexec"
     options = OPTIONS
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
-        """Say whether there is a trtexec that answers, of which version, and which GPU it will use."""
+        """Report whether a working trtexec is available, its version, and the GPU it will use."""
         try:
             tool = require_tool()
         except BackendUnavailableError as error:
@@ -136,7 +134,7 @@ class Trtexec:
         return DeviceKey(key=f"{product}-trtexec-{major_minor}", details={**facts, "TensorRT": version})
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
-        """As TensorRT's: symmetric, biases in float, by compute capability."""
+        """Those of TensorRT: symmetric, biases in float, by compute capability."""
         capability, version = capability_of(gpu_facts(_gpu_index(options))), _version()
         here = _trt_ops.formats_for(capability, version)
         formats = tuple(name for name in here if name in _FORMATS)
@@ -157,7 +155,7 @@ class Trtexec:
         )
 
     def build(self, model: Path, options: BuildOptions) -> TrtexecEngine:
-        """Build an engine file in a folder of its own."""
+        """Build an engine file in a temporary folder."""
         tool = require_tool()
         loaded = load_model(model)
         folder = Path(tempfile.mkdtemp(prefix="qdqspec-trtexec-"))
@@ -184,7 +182,7 @@ class TrtexecEngine:
         self._notes = self._build(options).notes
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once and read the outputs back, to the six digits that trtexec writes."""
+        """Run once and read the outputs, with the six digits that trtexec writes."""
         self._check_open()
         check_feeds(self._model, feeds)
         for option in ("--loadInputs", "--exportOutput"):
@@ -197,7 +195,7 @@ class TrtexecEngine:
         outputs = self._folder / "outputs.json"
         outputs.unlink(missing_ok=True)
         words = ["--iterations=1", "--duration=0", "--warmUp=0", f"--exportOutput={outputs}"]
-        # Outputs stay on the GPU unless they are transferred: by default up to 10, by this word from 11 on.
+        # Outputs stay on the GPU unless they are transferred: by default up to 10, with this option from 11 on.
         self._call([*words, *self._inputs(feeds)], ["--includeDataTransfers"])
         return read_outputs(self._text(outputs), self._model)
 
@@ -225,7 +223,7 @@ class TrtexecEngine:
         return Samples(wall_ms=found, notes=notes)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
-        """Time per layer, from a run with TensorRT's profiler: their sum exceeds the time of a plain run."""
+        """Time per layer, from a run with TensorRT's profiler: the sum exceeds the time of a run without it."""
         bound, graph, times = (
             self._bound(profile),
             self._folder / "layers.json",
@@ -241,7 +239,7 @@ class TrtexecEngine:
         return parse_layers(self._text(graph), told, model=self._model) if told else ()
 
     def close(self) -> None:
-        """Remove the engine; closing twice does no harm."""
+        """Remove the engine; closing twice has no effect."""
         self._open = False
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -271,7 +269,7 @@ class TrtexecEngine:
         return self._run([f"--loadEngine={self._folder / 'engine.plan'}", *words], wanted, CALL_SECONDS)
 
     def _run(self, words: list[str], wanted: list[str], seconds: float) -> Report:
-        """Own arguments stand in place of ours: given twice, trtexec takes whichever it likes."""
+        """Run trtexec. The user's arguments replace the default ones: of an option given twice trtexec uses either."""
         own = {word.partition("=")[0] for word in self._words.args}
         words = [*words, f"{_DEVICE}{self._device}"] if self._device else words
         words = [*words, *map(trtexec_option, self._words.plugins)]
@@ -322,7 +320,7 @@ def _version_text(tool: Tool) -> str:
 
 
 def _gpu_index(options: BuildOptions) -> int:
-    """The GPU that own arguments choose, else the one the run is for."""
+    """The GPU selected by the user's arguments, else that of the run."""
     chosen = [
         word.removeprefix(_DEVICE) for word in options_from(options.extra).args if word.startswith(_DEVICE)
     ]
