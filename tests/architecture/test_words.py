@@ -16,8 +16,8 @@ PACKAGE = ROOT / "qdqspec"
 
 FINISHED = (
     "__init__", "__main__", "api", "backends", "baseline", "cases", "checks", "cli", "config", "corrections", "errors",
-    "files", "graph", "lint", "parity", "placement", "plain_json", "plugin", "progress", "regions", "registry", "report",
-    "spec", "temporary", "testing", "types", "units",
+    "files", "graph", "lint", "parity", "placement", "plain_json", "plugin", "progress", "regions", "registry",
+    "report", "spec", "temporary", "testing", "types", "units",
 )  # fmt: skip
 DOCUMENTS = (
     "README.md",
