@@ -1,1 +1,1 @@
-"""How long it takes: clocks, statistics, races, isolation, journal. May import floors 0 to 2."""
+"""Latency measurement: clocks, statistics, races, process isolation, locks, journal and cache."""

@@ -1,7 +1,4 @@
-"""A worker process that serves one engine, and what every launcher needs to start and end one.
-
-May import floor 0 and the wire.
-"""
+"""A worker process that serves one engine, with functions to start and end it."""
 
 from __future__ import annotations
 
@@ -22,31 +19,31 @@ LOG = "log.txt"
 _TAIL_BYTES = 4096
 _TAIL_LINES = 8
 
-# One thread only until an engine is built: forking a process with threads may deadlock the child.
-# OpenBLAS starts its threads when numpy is imported. ONNX Runtime from 1.31 on starts a telemetry
-# thread on import, also on Linux, which sends events home; it stays off here for that reason too.
+# A single thread until an engine is built: forking a process with threads may deadlock the child. OpenBLAS starts its
+# threads when numpy is imported. ONNX Runtime from 1.31 on starts a telemetry thread on import, also on Linux, which
+# sends events over the network; another reason to disable it here.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process that serves one engine. ``folder`` is its own, for its log and temporary files."""
+    """A process that serves one engine. ``folder`` holds its log and temporary files."""
 
     stream: Stream
     folder: Path
-    end: Callable[[], int]  # kills it and returns its exit code, negative for a signal
-    pid: int = 0  # unless it is a thread, as in some tests
+    end: Callable[[], int]  # kills the process and returns its exit code, negative for a signal
+    pid: int = 0  # 0 for a thread, as in some tests
 
     def log(self) -> str:
-        """All that it printed, on both outputs."""
+        """The whole log: standard output and standard error."""
         return _text_of(self.folder / LOG)
 
     def last_words(self) -> str:
-        """The last lines it printed."""
+        """The last lines of the log."""
         return last_words(self.folder)
 
     def bury(self) -> int:
-        """End it and remove what it leaves behind; return its exit code."""
+        """Kill the process and remove its folder; returns its exit code."""
         self.stream.close()
         code = self.end()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -54,7 +51,7 @@ class Child:
 
 
 def engine_folder(scratch: Path) -> Path:
-    """A new folder for the log and temporary files of one engine. Raises `OutputError` where it cannot be made."""
+    """A new folder for the log and temporary files of one engine. Raises `OutputError` if it cannot be created."""
     with explained("the temporary folder", scratch, "set TMPDIR to another folder"):
         return Path(tempfile.mkdtemp(dir=scratch))
 
@@ -62,7 +59,7 @@ def engine_folder(scratch: Path) -> Path:
 def start_worker(
     arguments: list[str], *, folder: Path, pass_fds: tuple[int, ...] = (), stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start the worker module in a new interpreter that finds modules where this one does."""
+    """Start the worker module in a new interpreter with the module search path of this one."""
     paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     with (folder / LOG).open("ab") as output:
         return subprocess.Popen(
@@ -76,17 +73,17 @@ def start_worker(
 
 
 def kill(process: subprocess.Popen[bytes]) -> int:
-    """End a process and return its exit code. One that had already crashed keeps the code of its crash."""
+    """Kill a process and return its exit code, which is that of the crash if it had already crashed."""
     process.kill()
     code = process.wait()
     if process.stdin is not None:
-        with contextlib.suppress(OSError):  # it had died before it read what was written
+        with contextlib.suppress(OSError):  # it had died before reading its input
             process.stdin.close()
     return code
 
 
 def last_words(folder: Path) -> str:
-    """The last lines printed by the process whose folder this is."""
+    """The last log lines of the process with this folder."""
     lines = [line.rstrip() for line in _text_of(folder / LOG)[-_TAIL_BYTES:].splitlines() if line.strip()]
     return "\n".join(lines[-_TAIL_LINES:])
 

@@ -1,8 +1,8 @@
-"""Starts the worker processes that hold engines. May import floor 0, the wire and the child.
+"""Launchers: start the worker processes that hold engines.
 
-Two launchers with one face: `Zygote` forks children of a process that has the backend's library
-loaded (about a millisecond each), `Interpreters` starts a fresh interpreter per engine (a tenth of a
-second and more) where forking is missing or unsafe.
+Two launchers with one interface: `Zygote` forks children of a process that has the backend's library loaded (about a
+millisecond each); `Interpreters` starts a fresh interpreter for each engine (a tenth of a second or more) where forking
+is unavailable or unsafe.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from qdqspec.measure._child import Child, engine_folder, kill, last_words, start
 from qdqspec.measure._wire import Stream
 from qdqspec.temporary import TemporaryFolder
 
-START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine and a cold disk
+START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine with a cold disk cache
 _CONTROL_LIMIT = 1 << 16  # bytes of one control message
 _POLL_SECONDS = 0.2
 _CURE = "import the backend's library in a Python shell to see why"
 
 
 class NotForkableError(Exception):
-    """Importing the backend's library started threads, so that forking after it is not safe."""
+    """Importing the backend's library started threads, so that forking afterwards is not safe."""
 
 
 class Zygote:
@@ -41,7 +41,7 @@ class Zygote:
     def __init__(self, backend: str) -> None:
         self._own = TemporaryFolder()
         self._scratch = self._own.path
-        # A forgotten engine may be collected, and ended, in the middle of another request of this thread.
+        # The garbage collector may close an engine in the middle of another request of this thread.
         self._lock = threading.RLock()
         self._asked = 0
         self._answers: dict[int, dict[str, Any]] = {}
@@ -75,13 +75,13 @@ class Zygote:
                 answer = self._ask({"do": "fork", "folder": str(folder)}, [theirs.fileno()])
             if "error" in answer:
                 raise BackendError(f"no process could be started for an engine: {answer['error']}")
-        except BaseException:  # a child that was forked nevertheless sees its connection end
+        except BaseException:  # a child that was forked nevertheless sees its connection close
             ours.close()
             raise
         return Child(Stream(ours), folder, lambda: self._end(answer["pid"]), answer["pid"])
 
     def close(self) -> None:
-        """End the zygote; it kills its children first."""
+        """Stop the zygote, which kills its children first."""
         self._control.close()
         _wait_or_kill(self._process)
         self._own.close()
@@ -89,7 +89,7 @@ class Zygote:
     def _end(self, pid: int) -> int:
         try:
             return os.waitstatus_to_exitcode(self._ask({"do": "end", "pid": pid})["status"])
-        except (BackendError, OSError):  # the zygote is gone, and its children with it
+        except (BackendError, OSError):  # the zygote has ended, and its children with it
             return -signal.SIGKILL
 
     def _ask(self, request: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Zygote:
             return self._answer_to(number)
 
     def _answer_to(self, number: int) -> dict[str, Any]:
-        """The answer with that number. Others on the line were asked for by a request that was interrupted."""
+        """The answer with that number. Other answers belong to requests that were interrupted."""
         while number not in self._answers:
             answer = self._receive()
             self._answers[answer["number"]] = answer
@@ -144,11 +144,11 @@ class Interpreters:
 
     @property
     def alive(self) -> bool:
-        """Always: there is no process in between that could die."""
+        """Always true: no intermediate process can end."""
         return True
 
     def start(self) -> Child:
-        """Start one interpreter and wait until it has connected and shown its token."""
+        """Start one interpreter and wait until it has connected and sent its token."""
         self._processes = [process for process in self._processes if process.poll() is None]
         folder = engine_folder(self._scratch)
         token = secrets.token_bytes(32)
@@ -167,19 +167,19 @@ class Interpreters:
         return Child(Stream(connection), folder, lambda: kill(process), process.pid)
 
     def close(self) -> None:
-        """End all children."""
+        """Kill all children."""
         for process in self._processes:
             kill(process)
         self._own.close()
 
 
 def can_fork() -> bool:
-    """Whether forking is there and safe. Apple's frameworks do not survive it, whatever the thread count."""
+    """Whether forking is available and safe. Apple's frameworks do not support it, whatever the number of threads."""
     return hasattr(os, "fork") and hasattr(socket, "send_fds") and sys.platform != "darwin"
 
 
 def open_launcher(backend: str, *, fork: bool) -> Zygote | Interpreters:
-    """The fast launcher where it is asked for and safe, else the plain one."""
+    """The fast launcher if requested and safe, else the plain one."""
     if fork:
         with contextlib.suppress(NotForkableError):
             return Zygote(backend)
@@ -187,10 +187,10 @@ def open_launcher(backend: str, *, fork: bool) -> Zygote | Interpreters:
 
 
 def _accepted(server: socket.socket, process: subprocess.Popen[bytes], token: bytes) -> socket.socket | None:
-    """The child's connection, or ``None`` if the child does not come. Strangers do not know the token."""
+    """The child's connection, or ``None``. Connections without the token are closed."""
     deadline = time.monotonic() + START_TIMEOUT
     server.settimeout(_POLL_SECONDS)
-    with contextlib.suppress(BrokenPipeError):  # a child that is gone already is noticed below
+    with contextlib.suppress(BrokenPipeError):  # a child that has already ended is detected below
         _input_of(process).write(token)
         _input_of(process).flush()
     while process.poll() is None and time.monotonic() < deadline:

@@ -1,9 +1,9 @@
-"""Which processor the engines that are compared share. Standard library only.
+"""Pins compared engines to the same core.
 
-On a busy machine processors are not equally fast: another guest on the same core takes a third of one and nothing of
-the next, for seconds at a time. A scheduler leaves processes that take turns where they were, so that of two engines
-one would run on the fast processor and the other on the slow one all through a race. With both on one, whatever
-befalls it befalls both (docs/decisions/0033).
+On a busy machine cores are not equally fast: another guest on the same core takes a third of one and nothing of the
+next, for seconds at a time. A scheduler does not move processes that take turns, so that one of two engines would run
+on the fast core and the other on the slow one for a whole race. On a common core, disturbances affect both
+(docs/decisions/0033).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SYSTEM = Path("/sys/devices/system/cpu")
-_SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")  # Linux tells one of them where cores are not alike
+_SPEEDS = ("cpu_capacity", "cpufreq/cpuinfo_max_freq")  # Linux reports one of them if cores differ
 
 
 @contextmanager
 def one_processor() -> Iterator[None]:
-    """Keep this thread on one processor meanwhile: the same in every process that may use the same ones.
+    """Pin this thread to one core: the same one in every process with the same set of allowed cores.
 
-    Where the system has no way to ask for that, nothing happens.
+    Does nothing if the system does not support it.
     """
     usable: set[int] = set()
     if hasattr(os, "sched_setaffinity"):
@@ -37,12 +37,12 @@ def one_processor() -> Iterator[None]:
 
 
 def chosen(usable: Collection[int], system: Path = _SYSTEM) -> int:
-    """One of the fastest, and the last of these: interrupts go to the first."""
+    """The last of the fastest cores: interrupts are handled by the first."""
     return max(usable, key=lambda number: (_speed(system / f"cpu{number}"), number))
 
 
 def _speed(folder: Path) -> int:
-    """How fast a processor can be, in whatever unit; 0 where that is not told."""
+    """The speed of a core in an arbitrary unit; 0 if the system does not report it."""
     for name in _SPEEDS:
         with suppress(OSError, ValueError):
             return int((folder / name).read_text(encoding="ascii"))

@@ -1,7 +1,7 @@
-"""Trials and their parts as JSON objects and back, without loss. May import floor 0 and the backend seam.
+"""Converts trials and their parts to JSON objects and back, without loss.
 
-Reading is strict: a missing, unknown or wrongly typed key is a ``ValueError``, which the caller turns
-into an error that names the file.
+Reading is strict: a missing, unknown or wrongly typed key is a ``ValueError``, which the caller converts to an error
+with the file name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qdqspec.types import (
 Json = Mapping[str, Any]
 Kinds = Mapping[str, tuple[type, ...]]
 
-# The plain keys of each record, with the types JSON may give them.
+# Plain keys of each record, with their JSON types.
 _NUMBER = (int, float)
 _PLAIN_LAYER = {
     "name": (str,),
@@ -53,7 +53,7 @@ _SOMETIMES: Kinds = {name: (*_NUMBER, type(None)) for name in ("accuracy", "all_
 
 
 def options_to_json(options: BuildOptions) -> dict[str, Any]:
-    """How to build, for another process."""
+    """Build options, for another process."""
     profiles = [
         {"weight": p.weight, "shapes": {name: [s.min, s.opt, s.max] for name, s in p.shapes.items()}}
         for p in options.profiles
@@ -71,7 +71,7 @@ def options_to_json(options: BuildOptions) -> dict[str, Any]:
 
 
 def options_from_json(data: Json) -> BuildOptions:
-    """The inverse of `options_to_json`; a relative folder has become an absolute one."""
+    """The inverse of `options_to_json`, except that a relative folder becomes absolute."""
     state = data["state"]
     return BuildOptions(
         threads=data["threads"],
@@ -96,7 +96,7 @@ def _profile_from_json(data: Json) -> ShapeProfile:
 
 
 def samples_to_json(samples: Samples) -> dict[str, Any]:
-    """``{"wall_ms": [...], "cpu_ms": [...]}``, with ``notes``, ``profiles`` and ``first`` where there are some."""
+    """``{"wall_ms": [...], "cpu_ms": [...]}``, with ``notes``, ``profiles`` and ``first`` if not empty."""
     notes = {"notes": list(samples.notes)} if samples.notes else {}
     own = {"profiles": [samples_to_json(part) for part in samples.profiles]} if samples.profiles else {}
     first = {"first": samples_to_json(samples.first)} if samples.first else {}
@@ -113,7 +113,7 @@ def samples_from_json(data: Json) -> Samples:
 
 
 def layer_to_json(layer: LayerTime) -> dict[str, Any]:
-    """One kernel's time, keys as in `LayerTime`; ``precision`` where the runtime tells it."""
+    """One kernel's time, keys as in `LayerTime`; ``precision`` if the runtime reports it."""
     told = {"precision": layer.precision} if layer.precision else {}
     return {
         **_plain_of(layer, _PLAIN_LAYER),
@@ -131,7 +131,7 @@ def layer_from_json(data: Json) -> LayerTime:
 
 
 def placement_to_json(placement: Placement) -> dict[str, Any]:
-    """Sites in a fixed order, and the labels a strategy gave its blocks."""
+    """Sites in a fixed order, and the labels that a strategy gave its blocks."""
     sites = sorted(placement.sites, key=lambda s: (s.tensor, s.consumers, s.format, str(s.axis), s.weight))
     return {
         "sites": [{**_plain_of(s, _PLAIN_SITE), "consumers": [list(c) for c in s.consumers]} for s in sites],
@@ -148,10 +148,10 @@ def placement_from_json(data: Json) -> Placement:
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """One journal line. ``placement`` is the digest, ``scheme`` what it resolves to.
+    """One journal line. ``placement`` is the digest, ``scheme`` the resolved placement.
 
-    ``subgraph`` (the part built), ``accuracy`` (a task metric), ``all_data_db``, ``eps`` (the smallest difference that
-    counts) and ``rival`` (the opponent's samples, paired with its own) are present only where they are known.
+    ``subgraph`` (the part built), ``accuracy`` (a task metric), ``all_data_db``, ``eps`` (the smallest significant
+    difference) and ``rival`` (the opponent's samples, paired with its own) are present only if known.
     """
     part: dict[str, Any] = {"subgraph": list(trial.subgraph)} if trial.subgraph else {}
     part |= {name: value for name in _SOMETIMES if (value := getattr(trial, name)) is not None}
@@ -169,7 +169,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
 
 
 def trial_from_json(data: Json) -> Trial:
-    """The inverse of `trial_to_json`. Raises ``ValueError`` where the object is not a trial."""
+    """The inverse of `trial_to_json`. Raises ``ValueError`` if the object is not a trial."""
     try:
         return _trial_from_json(data)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -220,7 +220,7 @@ def _plain_of(record: object, keys: Kinds) -> dict[str, Any]:
 
 def _plain_from(data: Json, keys: Kinds) -> dict[str, Any]:
     for key, kinds in keys.items():
-        # JSON's true is an int to Python, and no number here.
+        # JSON's true is an int in Python, but not a number here.
         if type(data[key]) not in kinds:
             raise ValueError(f"'{key}' is {data[key]!r:.40}")
     return {key: data[key] for key in keys}

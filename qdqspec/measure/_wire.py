@@ -1,7 +1,6 @@
-"""Frames between qdqspec and its worker processes: a JSON header, then the raw bytes of arrays.
+"""Protocol frames between qdqspec and its worker processes: a JSON header, then the raw bytes of arrays.
 
-May import floor 0 and numpy. No pickle: whatever a broken or hostile child sends is at worst a wrong
-array or a refused frame, never code.
+Pickle is not used: a broken or hostile child can at worst cause a wrong array or a rejected frame, never run code.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ Header: TypeAlias = dict[str, Any]
 
 _LENGTH = struct.Struct("<I")
 _NUMERIC_KINDS = "biufc"
-_HEADER_LIMIT = 64 << 20  # bytes; a longer header is noise on the line, not a message
+_HEADER_LIMIT = 64 << 20  # bytes; a longer header is not a valid message
 
 
 class WireClosedError(Exception):
-    """The other end is gone: its process ended, or closed the connection."""
+    """The connection is closed: the other process ended, or closed it."""
 
 
 class Stream:
-    """Whole frames over one connected socket. ``timeout`` is in seconds for the whole frame; none waits."""
+    """Whole frames over one connected socket. ``timeout`` is in seconds for the whole frame; ``None`` waits forever."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -38,7 +37,7 @@ class Stream:
     def send(
         self, header: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
     ) -> None:
-        """Send one frame. Raises `WireClosedError`, `TimeoutError`, or `BackendError` for an unusable dtype."""
+        """Send one frame. Raises `WireClosedError`, `TimeoutError`, or `BackendError` for an unsupported dtype."""
         arrays = arrays or {}
         shapes = [[name, _dtype_name(name, array), array.shape] for name, array in arrays.items()]
         text = json.dumps({**header, "arrays": shapes}).encode()
@@ -91,7 +90,7 @@ class Stream:
 
 
 def travels(value: object) -> bool:
-    """Whether a value is a tensor of numbers. Text, sequences and maps do not travel."""
+    """Whether a value is a tensor of numbers. Text, sequences and maps are not transferred."""
     if not isinstance(value, np.ndarray | np.generic):
         return False
     kind, module = value.dtype.kind, value.dtype.type.__module__
@@ -99,7 +98,7 @@ def travels(value: object) -> bool:
 
 
 def _dtype_name(name: str, array: Array) -> str:
-    """The dtype as it travels: ``float32``, ``bfloat16``."""
+    """The name of the dtype in a frame: ``float32``, ``bfloat16``."""
     dtype = array.dtype
     if travels(array):
         return dtype.name
@@ -113,7 +112,7 @@ def _dtype(name: str) -> np.dtype[np.generic]:
     try:
         return np.dtype(name)
     except TypeError:
-        import ml_dtypes  # bfloat16, float8 and int4, which numpy does not know by itself
+        import ml_dtypes  # bfloat16, float8 and int4, which numpy does not define itself
 
         dtype: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
         return dtype

@@ -1,9 +1,9 @@
-"""Which candidates meet the accuracy constraints. Knows no data and no metric.
+"""Accuracy constraints on candidates, independent of data and metric.
 
 Two measurements: the SQNR on a few samples, cheap enough for every candidate, and those on all data (the task metric,
-the SQNR), which are taken of the candidates that have won their races or are about to be selected. Scored candidates
-calibrate the error limit above which a race is not worth its time; the difference between the two SQNRs, which the
-first candidate near the limit and every race winner show, is added to what the few samples give.
+the SQNR), for candidates that have won their races or may be selected. Scored candidates calibrate the error limit
+above which a candidate is not raced. The difference between the two SQNRs, measured on the first candidate near the
+limit and on every race winner, is added to the SQNR on the few samples.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from qdqspec.backends.base import Engine
 from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.types import Placement, Trial
 
-NEAR_DB = 6.0  # of the limit: the first candidate as near is measured on all data at once
+NEAR_DB = 6.0  # distance from the limit within which the first candidate is measured on all data at once
 
 
 @dataclass(slots=True)
 class Admission:
     """Measures the SQNR of each candidate; computes the task metric only for race winners.
 
-    ``score`` is called once for each placement; without one, and without ``min_sqnr_db``, every candidate is admitted.
-    The model without any pairs always is. ``all_data`` measures the SQNR on all data, where ``sqnr_db`` does not
-    already take all of it; with ``confirms_sqnr`` it is measured of what may be selected.
+    ``score`` is called once for each placement; without it and ``min_sqnr_db``, every candidate is admitted. The model
+    without pairs always is. ``all_data`` measures the SQNR on all data, if ``sqnr_db`` uses only a part of it; with
+    ``confirms_sqnr`` it is measured for placements that may be selected.
     """
 
     sqnr_db: Callable[[Engine], float]
     min_sqnr_db: float | None = None
     score: Callable[[Engine], float] | None = None
-    least: float | None = None  # the smallest score that is good enough
+    least: float | None = None  # the smallest acceptable score
     all_data: Callable[[Engine], float] | None = None
-    confirms_sqnr: bool = False  # whether the SQNR on all data matters for what is selected
+    confirms_sqnr: bool = False  # whether the selected placement needs the SQNR on all data
     bar: NoiseBar = field(default_factory=NoiseBar)
     scores: dict[str, float] = field(default_factory=dict)  # by digest of the placement
-    confirmed_db: dict[str, float] = field(default_factory=dict)  # the SQNR on all data, by digest
-    differences: list[float] = field(default_factory=list)  # of it from that on the few samples
+    confirmed_db: dict[str, float] = field(default_factory=dict)  # SQNR on all data by digest
+    differences: list[float] = field(default_factory=list)  # SQNR on all data minus that on the few samples
 
     def measured(self, trial: Trial, engine: Engine) -> Trial:
         """The trial with its SQNR."""
@@ -49,11 +49,11 @@ class Admission:
 
     @property
     def bias_db(self) -> float:
-        """What the SQNR on all data is expected to have beyond that on the few samples."""
+        """The expected difference of the SQNR on all data from that on the few samples."""
         return float(np.median(self.differences)) if self.differences else 0.0
 
     def is_too_noisy(self, trial: Trial) -> bool:
-        """Whether it cannot win, or its error is so large that its score need not be taken."""
+        """Whether it cannot win, or its error is so large that its score need not be computed."""
         if trial.sqnr_db is None:
             return False
         found = trial.sqnr_db + self.bias_db if trial.all_data_db is None else trial.all_data_db
@@ -61,7 +61,7 @@ class Admission:
         return below or self.bar.is_hopeless(trial.sqnr_db)
 
     def scored(self, trial: Trial, engine: Engine) -> Trial:
-        """A race winner with its SQNR on all data and its score; it does not win where one is too low."""
+        """A race winner with its SQNR on all data and its score; it does not win if one is too low."""
         trial = self._on_all_data(trial, engine)
         if trial.all_data_db is not None and self.min_sqnr_db is not None:
             trial = replace(trial, incumbent=trial.incumbent and trial.all_data_db >= self.min_sqnr_db)
@@ -75,7 +75,7 @@ class Admission:
         return replace(trial, incumbent=trial.incumbent and self._keeps_score(trial.placement))
 
     def recall(self, trial: Trial) -> None:
-        """Take in what an earlier run has found."""
+        """Add the result of a trial of an earlier run."""
         self._noted(trial)
         self._learn_difference(trial)
         if trial.accuracy is not None and self.least is not None:
@@ -83,14 +83,14 @@ class Admission:
             self.bar.learn(trial, self.least)
 
     def is_known(self, placement: Placement) -> bool:
-        """Whether all is measured that decides about a placement."""
+        """Whether everything that the constraints need of a placement is measured."""
         digest = placement.digest
         return (self.score is None or digest in self.scores) and (
             not self.confirms_sqnr or digest in self.confirmed_db
         )
 
     def confirm(self, placement: Placement, engine: Engine) -> None:
-        """Measure on all data what is not known of a placement: its score, and its SQNR where that matters."""
+        """Measure on all data what is unknown of a placement: its score, and its SQNR if required."""
         digest = placement.digest
         if self.score is not None and digest not in self.scores:
             self.scores[digest] = self.score(engine)
@@ -98,7 +98,7 @@ class Admission:
             self.confirmed_db[digest] = (self.all_data or self.sqnr_db)(engine)
 
     def admits(self, placement: Placement) -> bool:
-        """Whether a placement that was confirmed is accurate enough."""
+        """Whether a confirmed placement meets the constraints."""
         least, found = self.min_sqnr_db, self.confirmed_db.get(placement.digest)
         keeps_sqnr = least is None or found is None or found >= least
         return not placement.sites or (self._keeps_score(placement) and keeps_sqnr)
@@ -107,7 +107,7 @@ class Admission:
         return self.least is None or not placement.sites or self.scores[placement.digest] >= self.least
 
     def _on_all_data(self, trial: Trial, engine: Engine) -> Trial:
-        """The trial with its SQNR on all data, where that decides and the few samples are not all."""
+        """The trial with its SQNR on all data, if the constraint needs it and the few samples are not all data."""
         limited = self.confirms_sqnr and self.min_sqnr_db is not None and self.all_data is not None
         if not limited or not trial.placement.sites or trial.all_data_db is not None:
             return trial
@@ -124,7 +124,7 @@ class Admission:
             self.differences.append(trial.all_data_db - trial.sqnr_db)
 
     def _noted(self, trial: Trial) -> Trial:
-        """Remember the SQNR of a trial where the few samples are all data."""
+        """Store the SQNR of a trial as that on all data, if the few samples are all data."""
         if self.all_data is None and trial.sqnr_db is not None and trial.ok:
             self.confirmed_db[trial.placement.digest] = trial.sqnr_db
         return trial

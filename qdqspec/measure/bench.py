@@ -1,6 +1,6 @@
-"""Builds, races and confirms candidates. The only place where a search meets a clock.
+"""Builds, races and confirms candidates: all timing of a search.
 
-It is given a backend (normally an isolated one), a way to write a placement to a file, and inputs to time with.
+It is given a backend (normally an isolated one), a function that writes a placement to a file, and inputs to time with.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from qdqspec.measure.stats import build_deviation, drift, inverse
 from qdqspec.measure.together import Take, Together, joined
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
 
-NOISE_BUILDS = 5  # three underestimate the deviation so often that one race in thirty is won for nothing
+# with three, the deviation is underestimated so often that one race in thirty is won falsely
+NOISE_BUILDS = 5
 NOISE_ROUNDS = 12
 CONFIRM_BUILDS = 3
 CONFIRM_ROUNDS = 24
-FLOOR_EPS = 0.01  # no difference below one per cent counts
+FLOOR_EPS = 0.01  # smallest significant difference: one per cent
 
 Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
 
 
 @dataclass(slots=True)
 class _Incumbent:
-    """The placement to beat. Its engine may be missing after a resume, and is then built when needed."""
+    """The best placement so far. Its engine may be missing after a resume, and is then built when needed."""
 
     placement: Placement
     ratio: float
@@ -49,7 +50,7 @@ class _Incumbent:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A candidate that was built, or a trial that failed at that. It is to be measured once, or closed."""
+    """A built candidate, or the trial of a failed build. It must be measured once, or closed."""
 
     trial: Trial
     engine: Engine | None = None
@@ -58,11 +59,11 @@ class Built:
 
     @property
     def ok(self) -> bool:
-        """Whether there is something to measure."""
+        """Whether there is an engine to measure."""
         return self.engine is not None
 
     def close(self) -> None:
-        """End the engine of what will not be measured."""
+        """Close the engine of a candidate that will not be measured."""
         if self.engine is not None:
             self.engine.close()
 
@@ -70,11 +71,11 @@ class Built:
 class Bench:
     """Keeps the incumbent's engine open and races every challenger against it.
 
-    With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win.
-    ``feeds`` are inputs of one shape profile, or loads of several. ``extract`` writes the placed pairs with the
-    nodes named alone, and gives inputs for them. ``folder`` is where the candidates are written, and is not named
-    in what is recorded. ``jobs`` is how many builds that wait for no measurement are made at a time; where ``room``
-    denies that they can all be open at once, they are opened one after the other.
+    With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win. ``feeds`` are inputs
+    of one shape profile, or loads of several. ``extract`` writes only the named nodes with their pairs, and gives
+    inputs for them. ``folder`` holds the candidates' files, and is removed from recorded messages. ``jobs`` is the
+    number of parallel builds while no measurement is pending; if ``room`` reports that memory does not hold all of them
+    at once, they are opened one after the other.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class Bench:
 
     @property
     def best(self) -> float | None:
-        """The incumbent's time over the reference's, or ``None`` before the first trial."""
+        """The incumbent's time over the reference's; ``None`` before the first trial."""
         return self._incumbent.ratio if self._incumbent else None
 
     def trial(
@@ -125,10 +126,10 @@ class Bench:
         timed: bool = True,
         subgraph: tuple[str, ...] = (),
     ) -> Trial:
-        """Build a candidate and race it, or without ``timed`` only take its accuracy.
+        """Build a candidate and race it, or without ``timed`` only measure its accuracy.
 
-        Of a ``subgraph`` only its nodes are built, and raced against the same in float. Whatever goes wrong in
-        the backend becomes a failed trial.
+        For a ``subgraph`` only its nodes are built, and raced against the same nodes in float. A failure of the backend
+        becomes a failed trial.
         """
         how = {"profile": profile, "timed": timed}
         return self.measure(self.build(number, placement, phase, **how, subgraph=subgraph))
@@ -143,7 +144,7 @@ class Bench:
         timed: bool = True,
         subgraph: tuple[str, ...] = (),
     ) -> Built:
-        """Build as for `trial`. Whoever does not measure what comes of it closes it."""
+        """Build as for `trial`. The result must be measured or closed."""
         start = time.perf_counter()
         blank = Trial(number=number, phase=phase, placement=placement, subgraph=subgraph)
         try:
@@ -156,7 +157,7 @@ class Bench:
         return Built(trial, engine, profile=profile, timed=timed)
 
     def measure(self, built: Built) -> Trial:
-        """Race what was built, or only take its accuracy. Its engine is closed unless it won."""
+        """Race a built candidate, or only measure its accuracy. Its engine is closed unless it won."""
         trial, engine = built.trial, built.engine
         if engine is None:
             return trial
@@ -177,7 +178,7 @@ class Bench:
             return replace(built.trial, status="failed", error=self._reason(error), graph_hash="")
 
     def recall(self, trial: Trial) -> None:
-        """Take a trial of an earlier run as if it had been measured now, without building anything."""
+        """Restore a trial of an earlier run as if it had been measured now, without building anything."""
         if trial.ok and trial.ratio is not None and not trial.subgraph:
             self._seen.setdefault(trial.graph_hash, trial)
         if self._admission is not None:
@@ -186,10 +187,10 @@ class Bench:
             self._replace_incumbent(_Incumbent(trial.placement, trial.ratio or 1.0))
 
     def measure_noise(self, placement: Placement) -> Samples:
-        """Build one placement anew a few times and set ``eps`` from how much the builds differ.
+        """Build one placement several times and set ``eps`` from the variation between the builds.
 
-        ``eps`` is the larger of one per cent and twice the deviation between builds. Returns the samples.
-        Raises `BackendError` when it does not build again.
+        ``eps`` is the larger of one per cent and twice the standard deviation between builds. Returns the samples.
+        Raises `BackendError` if it does not build again.
         """
         found = self._together({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS, take=Turn.sample)
         if found.failures:
@@ -200,7 +201,7 @@ class Bench:
         return samples
 
     def recall_noise(self, samples: Samples) -> None:
-        """Set ``eps`` from samples that `measure_noise` once returned."""
+        """Set ``eps`` from samples that `measure_noise` returned."""
         builds = np.asarray(samples.on(self.clock)).reshape(NOISE_BUILDS, -1)
         self.eps = max(FLOOR_EPS, 2 * build_deviation(builds))
 
@@ -209,8 +210,8 @@ class Bench:
     ) -> LatencyEvidence:
         """Build each role freshly ``builds`` times and time all of them interleaved.
 
-        ``roles`` must name ``reference`` and ``tuned``. Equal placements share their builds. Raises
-        `BackendError` when the reference does not build; a role that fails is left out, its reason kept.
+        ``roles`` must include ``reference`` and ``tuned``. Equal placements share their builds. Raises `BackendError`
+        if the reference does not build; another role that fails is omitted, with its reason recorded.
         """
         distinct: dict[str, Placement] = {p.digest: p for p in roles.values()}
         found = self._together({digest: [p] * builds for digest, p in distinct.items()}, rounds)
@@ -234,19 +235,19 @@ class Bench:
         )
 
     def admits(self, placement: Placement) -> bool:
-        """Whether a placement is accurate enough on all data; measures what is not known of it."""
+        """Whether a placement meets the constraints on all data; measures it if necessary."""
         self.confirm(placement)
         return self._admission is None or self._admission.admits(placement)
 
     def confirm(self, placement: Placement) -> None:
-        """Measure a placement's accuracy on all data, once. Raises `BackendError` where it does not run."""
+        """Measure a placement's accuracy on all data, once. Raises `BackendError` if it does not run."""
         admission = self._admission
         if admission is not None and placement.sites and not admission.is_known(placement):
             with closing(self._open(placement)) as engine:
                 admission.confirm(placement, engine)
 
     def close(self) -> None:
-        """Free the engines that are kept."""
+        """Close all open engines."""
         self._parts.close()
         self._close_incumbent()
 
@@ -267,12 +268,12 @@ class Bench:
             return self._write(placement), self._loads, self._options
         if self._extract is None:
             raise BackendError("this bench builds whole models only")
-        part = self._extract(placement, subgraph)  # its inputs have other names, and shapes of their own
+        part = self._extract(placement, subgraph)  # its inputs have their own names and shapes
         return part.path, part.loads, replace(self._options, profiles=part.profiles)
 
     @contextmanager
     def _closed_unless_kept(self, engine: Engine) -> Iterator[None]:
-        """Close the engine at the end, however that comes, unless it is the incumbent's by then."""
+        """Close the engine at the end, also on errors, unless it has become the incumbent's."""
         try:
             yield
         finally:
@@ -297,7 +298,7 @@ class Bench:
         return trial
 
     def _admitted(self, trial: Trial, before: _Incumbent | None) -> Trial:
-        """Score who has won; where that is not enough, who was to beat ``before`` still is. Not within the lock."""
+        """Score a race winner; on rejection ``before`` is the incumbent again. Runs outside the device lock."""
         winner = self._incumbent
         if self._admission is None or not trial.incumbent or winner is None or winner.engine is None:
             return trial
@@ -312,16 +313,16 @@ class Bench:
         return trial
 
     def _screened(self, samples: Samples) -> float:
-        """The ratio to the reference by a few runs: enough to learn from, not to win by."""
+        """The ratio to the reference by a few runs: sufficient for learning, not for winning."""
         incumbent, engine = self._warm_incumbent()
         theirs = engine.time(len(samples.wall_ms), warmup=1)
         return samples.median_ms(self.clock) / theirs.median_ms(self.clock) * incumbent.ratio
 
     def _race(self, trial: Trial, engine: Engine, base: float) -> Trial:
-        """Race a challenger. Who wins must win again, with both built anew.
+        """Race a challenger. A winner must win again, with both built anew.
 
-        Two builds of one model differ by more than a race can tell apart: without the second race one in
-        six challengers that were no faster won, with it one in fifty (simulated, 1.2 % between builds).
+        Two builds of one model differ by more than a race resolves: without the second race one in six challengers that
+        were no faster won, with it one in fifty (simulated, 1.2 % between builds).
         """
         outcome, ours, theirs = self._bout(trial.placement, engine)
         if outcome.verdict != "faster":
@@ -340,14 +341,14 @@ class Bench:
         return replace(trial, race=outcome, samples=ours, rival=theirs, ratio=ratio, incumbent=won)
 
     def _bout(self, placement: Placement, engine: Engine) -> tuple[Race, Samples, Samples]:
-        """One race against the incumbent. Where that dies on the way, it is built anew, once."""
+        """One race against the incumbent. If the incumbent's engine fails, it is rebuilt once."""
         try:
             return self._race_incumbent(placement, engine)
         except BackendError as error:
             self._close_incumbent()
             try:
                 return self._race_incumbent(placement, engine)
-            except BackendError:  # it was the challenger's fault, or the incumbent is broken for good
+            except BackendError:  # the challenger failed, or the incumbent permanently
                 self._close_incumbent()
                 raise error from None
 
@@ -362,7 +363,7 @@ class Bench:
         )
 
     def _warm_incumbent(self) -> tuple[_Incumbent, Engine]:
-        """The incumbent with its engine, which is built and warmed up where it is not open."""
+        """The incumbent with its engine, built and warmed up if it is not open."""
         incumbent = self._incumbent
         assert incumbent is not None
         if incumbent.engine is None:
@@ -377,7 +378,7 @@ class Bench:
     def _together(
         self, groups: Mapping[str, Sequence[Placement]], rounds: int, take: Take = Turn.both
     ) -> Together:
-        """Fresh builds of placements, timed together. What is kept open is closed where that leaves no room."""
+        """Time fresh builds of placements together. Open engines are closed if memory is short."""
         openers = {
             name: [partial(self._open, each, fresh=True) for each in placements]
             for name, placements in groups.items()
@@ -386,13 +387,13 @@ class Bench:
         return self._fresh.time(openers, rounds, beside=kept, make_room=self.close, take=take)
 
     def _reason(self, error: QdqspecError) -> str:
-        """What is recorded of a failure. The folder of the candidates is gone when somebody reads it."""
+        """The recorded text of a failure, without the temporary folder of the candidates."""
         text = str(error)
         return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
 
 
 def _with_same_graph(trial: Trial, earlier: Trial) -> Trial:
-    """The runtime made of it what it made of an earlier candidate: nothing new to measure."""
+    """The trial of a candidate whose optimized graph equals an earlier one's, with the earlier measurement."""
     outcome = Race(opponent=earlier.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
     return replace(
         trial, race=outcome, ratio=earlier.ratio, samples=earlier.samples, accuracy=earlier.accuracy

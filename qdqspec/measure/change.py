@@ -1,8 +1,8 @@
-"""What changed between two runs that each timed several fresh builds. Pure; may import floor 0, numpy, `stats`.
+"""Change detection between two runs that each timed several fresh builds: Welch's test and a rank test. Pure.
 
-Two questions are asked, because each is blind to what the other sees. Builds of one model differ by a per
-cent or two, so an interval counts builds: a thousand runs of one unlucky build prove nothing. Few builds
-have a mean that one outlier moves, so a rank test counts rounds, and outliers are one rank like others.
+Both tests are needed, because each misses effects that the other detects. Builds of one model differ by one or two per
+cent, so the interval counts builds: a thousand runs of one unlucky build prove nothing. The mean of few builds is moved
+by one outlier, so the rank test counts rounds, where an outlier is one rank like others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from qdqspec.measure.stats import Floats, pooled_deviation, student_t, trimmed_m
 from qdqspec.types import Change, Clock, Interval, LatencyEvidence, Samples
 
 RANK_ALPHA = 0.01  # one-sided
-UNKNOWN_DEVIATION = 0.024  # between builds, where one build a role tells nothing: the largest we have seen
-_ENOUGH = 200  # degrees of freedom from which Student's t is the normal distribution to two digits
+UNKNOWN_DEVIATION = 0.024  # between builds, assumed with one build per role: the largest we have measured
+_ENOUGH = 200  # degrees of freedom from which Student's t equals the normal distribution to two digits
 
 Builds = tuple[tuple[float, ...], ...]
 
@@ -28,9 +28,9 @@ Builds = tuple[tuple[float, ...], ...]
 class BuildTimes:
     """Milliseconds of one run on one clock: a sequence for each fresh build, all of one length.
 
-    With a ``reference`` it is the ratio tuned / reference that is compared, and position ``i`` of every
-    sequence belongs to one round, so that drift goes out; without one, the times themselves are, run by run.
-    ``beside`` are other models of the run, which tell only how much builds differ.
+    With a ``reference`` the ratio tuned / reference is compared, and position ``i`` of every sequence belongs to one
+    round, so that drift cancels; without one, the times themselves are compared, run by run. ``beside`` are other
+    models of the run, used only to estimate the variation between builds.
     """
 
     tuned: Builds
@@ -39,14 +39,14 @@ class BuildTimes:
 
     @property
     def alone(self) -> bool:
-        """Whether the reference itself is what is shipped: the ratio is exactly one."""
+        """Whether the reference itself is the selected model: the ratio is exactly one."""
         return self.tuned == self.reference
 
 
 def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTimes:
-    """The samples of tuned and reference on the gating clock, build by build.
+    """The samples of tuned and reference on the deciding clock, by build.
 
-    They are between both conditions, as a speed-up is; with ``in_a_row`` those of runs in a row alone.
+    They are between both conditions of the caches, like a speed-up; with ``in_a_row`` those of consecutive runs only.
     """
     clock, builds = latency.clock, latency.builds
     samples = [latency.samples[role] for role in ("tuned", "reference")]
@@ -57,7 +57,7 @@ def ratio_times(latency: LatencyEvidence, *, in_a_row: bool = False) -> BuildTim
 
 
 def builds_of(samples: Samples, clock: Clock, builds: int) -> Builds:
-    """Samples that were joined build by build, apart again; one build where they do not divide evenly."""
+    """Split joined samples by build; one build if they do not divide evenly."""
     return _apart(samples.on(clock), builds)
 
 
@@ -74,10 +74,10 @@ def ratio_interval(times: BuildTimes) -> Interval:
 
 
 def change_between(now: BuildTimes, before: BuildTimes) -> Change:
-    """How the ratio (without references: the time) changed, now over before.
+    """The change of the ratio (without references: of the time), now over before.
 
-    The interval is Welch's (1947): each run has its own noise between builds. The rank test is that of Mann
-    and Whitney (1947) on the logarithms of each round, its bounds those of Hodges and Lehmann (1963).
+    The interval is Welch's (1947): each run has its own variance between builds. The rank test is that of Mann and
+    Whitney (1947) on the logarithms of each round, its bounds those of Hodges and Lehmann (1963).
     """
     ours, theirs = _level(now), _level(before)
     variance = ours.variance + theirs.variance
@@ -90,7 +90,7 @@ def change_between(now: BuildTimes, before: BuildTimes) -> Change:
 
 
 def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
-    """Two-sided p-value of the rank test that neither sample tends to larger values.
+    """Two-sided p-value of the Mann-Whitney rank test.
 
     Normal approximation with corrections for ties and continuity.
     """
@@ -106,10 +106,10 @@ def mann_whitney_p(ours: Sequence[float] | Floats, theirs: Sequence[float] | Flo
 def shift_bounds(
     ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats, alpha: float = RANK_ALPHA
 ) -> Interval:
-    """By how much ours lie above theirs: median of all differences, and what the rank test leaves possible.
+    """The shift between two samples: the median of all differences, and the bounds that the rank test does not reject.
 
-    A shift outside the bounds is rejected, with error ``alpha`` on each side. Samples too small to reject
-    anything have infinite bounds.
+    A shift outside the bounds is rejected, with error ``alpha`` on each side. Samples too small to reject anything have
+    infinite bounds.
     """
     differences = np.sort(np.subtract.outer(np.asarray(ours), np.asarray(theirs)), axis=None)
     pairs = len(differences)
@@ -125,7 +125,7 @@ def shift_bounds(
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One run in logarithms: its value, the variance of that, its degrees of freedom, and what is ranked."""
+    """One run in logarithms: its value, the variance and degrees of freedom of that, and the values to rank."""
 
     center: float
     variance: float
@@ -175,7 +175,7 @@ def _count_above(ours: Sequence[float] | Floats, theirs: Sequence[float] | Float
 
 
 def _rank_deviation(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -> float:
-    """Standard deviation of U where nothing differs, given the ties."""
+    """Standard deviation of U under the null hypothesis, given the ties."""
     together = np.concatenate([np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)])
     count = len(together)
     _, sizes = np.unique(together, return_counts=True)

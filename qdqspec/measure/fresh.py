@@ -1,7 +1,4 @@
-"""Fresh builds timed against each other: all at once where memory has room for them, else two at a time.
-
-May import floor 0, the backend seam, and `room`, `together` and `sparing` of this one.
-"""
+"""Times fresh builds against each other: all at once if memory allows, else two at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from qdqspec.types import Clock
 
 
 class FreshBuilds:
-    """Times fresh builds, ``jobs`` of them made at a time; where there was no room once, two are open from then on."""
+    """Times fresh builds with ``jobs`` parallel builds; after memory was short once, only two are open at a time."""
 
     def __init__(
         self,
@@ -46,7 +43,7 @@ class FreshBuilds:
         make_room: Callable[[], None],
         take: Take = Turn.both,
     ) -> Together:
-        """Samples of each group's builds. Where room is short, ``make_room`` closes what is open ``beside`` them."""
+        """Samples of each group's builds. If memory is short, ``make_room`` closes the engines in ``beside``."""
         clock, random, exclusive = self._clock, self._random, self._exclusive
         if not self._is_short:
             try:

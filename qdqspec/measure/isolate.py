@@ -1,9 +1,8 @@
-"""A backend whose every engine lives in a process of its own. May import floors 0-2.
+"""Process isolation: a backend with every engine in a process of its own.
 
-`Isolated` offers the seam of `qdqspec.backends.base` and passes each call to a child process: one per
-engine, so that incumbent and challengers are open together and the crash, hang or memory hunger of
-one is a `BackendError` here and nothing to the others. What children print, natively too, goes to
-their log. It must not know of placements, searches or specs.
+`Isolated` implements the interface of `qdqspec.backends.base` and passes each call to a child process, one per engine,
+so that incumbent and challengers are open together and a crash, hang or memory exhaustion of one is a `BackendError`
+here and does not affect the others. Output of children, also from native code, goes to their log.
 """
 
 from __future__ import annotations
@@ -41,20 +40,17 @@ from qdqspec.types import DeviceKey, LayerTime, Samples
 CALL_TIMEOUT = 120.0
 _PROFILE_ROOM = 16 << 20
 _ACCOUNT = threading.Lock()  # several builds may end at once
-_SLOWER_THAN_SEEN = (
-    10  # how much slower than the slowest run so far a run may become before it counts as hung
-)
+_SLOWER_THAN_SEEN = 10  # factor over the slowest run so far from which a run counts as hung
 
 
 class Isolated:
     """The given backend, or the one of that name, with every engine in its own child process.
 
-    An instance answers `probe`, `device` and `capabilities` itself; children find theirs by its name.
-    ``build_timeout`` (by default the limit in the options of each build) and ``call_timeout`` are in seconds;
-    several runs in one call get more, by what a run has taken so far. ``fork`` chooses the launcher: by default a
-    process that has the library loaded is forked where that is safe, and a fresh interpreter is started
-    elsewhere. ``cpu_seconds`` adds up what engines have used for ``build``, ``bind``, ``run``, ``time`` and
-    ``layers``.
+    An instance answers `probe`, `device` and `capabilities` itself; children look it up by name. ``build_timeout`` (by
+    default the limit in the options of each build) and ``call_timeout`` are in seconds; several runs in one call get
+    more time, by the duration of earlier runs. ``fork`` selects the launcher: by default a process with the library
+    loaded is forked if that is safe, else a fresh interpreter is started. ``cpu_seconds`` adds up the processor time of
+    engines for ``build``, ``bind``, ``run``, ``time`` and ``layers``.
     """
 
     def __init__(
@@ -74,28 +70,28 @@ class Isolated:
         self._close_launcher: weakref.finalize[[], Isolated] | None = None
         self._builds = 0
         self._starting = threading.Lock()
-        self.cpu_seconds: Counter[str] = Counter()  # that engines have used, by what was asked of them
+        self.cpu_seconds: Counter[str] = Counter()  # of engines, by kind of request
         self.name = self._local.name
         self.target = self._local.target
         self.options = options_of(self._local)
 
     def probe(self, options: BuildOptions = PLAIN) -> Availability:
-        """As the backend itself says."""
+        """The availability reported by the backend."""
         return self._local.probe(options)
 
     def device(self, options: BuildOptions) -> DeviceKey:
-        """As the backend itself says."""
+        """The device reported by the backend."""
         return self._local.device(options)
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
-        """As the backend itself says."""
+        """The capabilities reported by the backend."""
         return self._local.capabilities(options)
 
     def build(self, model: Path, options: BuildOptions) -> IsolatedEngine:
         """Build in a new child process.
 
-        Raises `BackendError` with the backend's reason, or with what became of the child and the last
-        lines it printed. Several threads may build at once.
+        Raises `BackendError` with the backend's reason, or with the exit status of the child and its last log lines.
+        Several threads may build at once.
         """
         with self._starting:
             serial, self._builds = self._builds, self._builds + 1
@@ -109,7 +105,7 @@ class Isolated:
         return engine
 
     def close(self) -> None:
-        """End all children. Building again afterwards starts anew."""
+        """Kill all children. A later build starts new ones."""
         if self._close_launcher is not None:
             self._close_launcher()
         self._launcher = self._close_launcher = None
@@ -136,8 +132,8 @@ class IsolatedEngine:
     graph_hash: str = ""
 
     def __init__(self, child: Child, model: Path, call_timeout: float, spent: Counter[str]) -> None:
-        """``spent`` is where the processor time of its answers is added up, in seconds by kind of request."""
-        self._cpu_seconds = 0.0  # that the child has used, as of its last answer
+        """``spent`` accumulates the processor time of its answers, in seconds by kind of request."""
+        self._cpu_seconds = 0.0  # of the child, as of its last answer
         self._spent = spent
         self._child = child
         self._model = model
@@ -147,15 +143,15 @@ class IsolatedEngine:
 
     @property
     def pid(self) -> int:
-        """Its process, so that others can see what it holds; 0 where it has none of its own."""
+        """Its process id, for measuring its memory; 0 if it has no process of its own."""
         return self._child.pid
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once and return the outputs by name; bfloat16 comes back as float32, which numpy knows."""
+        """Run once and return the outputs by name; bfloat16 is returned as float32, which numpy supports."""
         return {name: as_real(value) for name, value in self.ask({"do": "run"}, feeds)[1].items()}
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
-        """Fix the inputs that `time` and `layers` use. They travel once."""
+        """Set the inputs that `time` and `layers` use. They are transferred once."""
         self.ask({"do": "bind", "profile": profile}, feeds)
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
@@ -172,11 +168,11 @@ class IsolatedEngine:
         return tuple(layer_from_json(layer) for layer in answer["layers"])
 
     def log(self) -> str:
-        """All that the child has printed so far; empty once it is closed."""
+        """The log of the child so far; empty once it is closed."""
         return self._child.log()
 
     def close(self) -> None:
-        """End the child and free what it held; closing twice does no harm."""
+        """Kill the child and free its resources; closing twice is harmless."""
         self._bury()
 
     def ask(
@@ -184,7 +180,8 @@ class IsolatedEngine:
     ) -> tuple[Header, dict[str, Array]]:
         """Send one request and wait for its answer. Any failure closes the engine and is a `BackendError`.
 
-        On a disk without room for what an engine writes it is an `OutputError`, which no candidate is blamed for.
+        If the disk lacks space for an engine's files, it is an `OutputError`, which does not count against the
+        candidate.
         """
         if not self._bury.alive:
             raise BackendError("the engine is closed", where=self._model, cure="build the model again")
@@ -196,7 +193,7 @@ class IsolatedEngine:
             raise self._blamed(self._hung(request["do"], seconds)) from None
         except WireClosedError:
             raise self._blamed(self._crashed(request["do"])) from None
-        except BaseException:  # an interrupt leaves an answer on the line that nobody will read
+        except BaseException:  # an interrupt leaves an unread answer in the connection
             self.close()
             raise
         if "error" in answer:
@@ -229,9 +226,9 @@ class IsolatedEngine:
         )
 
     def _blamed(self, error: BackendError) -> BackendError | OutputError:
-        """The error itself, or that there was no room for the temporary files of an engine.
+        """The error itself, or an `OutputError` if the disk lacked space for an engine's temporary files.
 
-        Runtimes tell of a full disk in words of their own, as half a profile, or not at all.
+        Runtimes report a full disk with various messages, as a truncated profile, or not at all.
         """
         folder = self._child.folder.parent
         try:
@@ -254,7 +251,7 @@ def _room_for(model: Path) -> int:
 
 
 def _fate(code: int) -> str:
-    """What an exit code means, in words."""
+    """The meaning of an exit code, as text."""
     if code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"

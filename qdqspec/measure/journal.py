@@ -1,10 +1,9 @@
 """The journal of a search: every trial on a line of its own, on disk before the next one starts.
 
-May import floor 0. ``trials.jsonl`` holds one object a line and nothing else; what the run was (model,
-spec, backend, device, seed, versions) stands beside it in ``trials.header.json``. Each line carries that
-header's digest as ``run``, so that lines of another run are recognized, and ends with a digest of itself as
-``sum``, so that a changed byte is. A journal is read when it is opened: what a kill tore off is cut and said,
-anything else that is wrong is a `StateError`.
+``trials.jsonl`` holds one object per line and nothing else; the description of the run (model, spec, backend, device,
+seed, versions) is in ``trials.header.json`` beside it. Each line carries that header's digest as ``run``, which
+identifies lines of another run, and ends with a checksum of itself as ``sum``, which detects changed bytes. A journal
+is validated when it is opened: a line truncated by a kill is cut and noted, any other damage is a `StateError`.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ __all__ = [
     "trial_to_json",
 ]
 
-SCHEMA_VERSION = 2  # 2: lines end with a sum
+SCHEMA_VERSION = 2  # 2: lines end with a checksum
 _SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
-_SUM_BYTES = 26  # of a line: what `_SUM` finds, without the line's end
-MOST_BYTES = 1 << 30  # a build takes some hundred kilobytes at most
+_SUM_BYTES = 26  # bytes of a line that `_SUM` matches, without the line end
+MOST_BYTES = 1 << 30  # a build takes a few hundred kilobytes at most
 _OTHER = "name the trials.jsonl of a tuning run, with trials.header.json beside it"
 _AWAY = "move the journal away, or choose another output folder, to start anew"
 
 
 class Journal:
-    """An open journal. ``notes`` says what was found on opening that the user should know."""
+    """An open journal. ``notes`` are messages for the user about its state when it was opened."""
 
     def __init__(self, path: Path, run: str, entries: list[dict[str, Any]], notes: tuple[str, ...]) -> None:
         self.path = path
@@ -54,10 +53,10 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, object]) -> Journal:
-        """Open or begin the journal of the run that ``header`` describes.
+        """Open or create the journal of the run that ``header`` describes.
 
-        Every key of the header counts: a journal whose header differs belongs to another run. Raises
-        `StateError` for that and for a damaged line, `OutputError` where the file cannot be written.
+        Every key of the header counts: a journal whose header differs belongs to another run. Raises `StateError` for
+        that and for a damaged line, `OutputError` if the file cannot be written.
         """
         header = _plain({"schema_version": SCHEMA_VERSION, **header})
         run = _digest(header)
@@ -76,9 +75,9 @@ class Journal:
 
     @classmethod
     def salvage(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
-        """Begin a journal in ``target`` with the lines of this run that stand before any damage in ``source``.
+        """Create a journal in ``target`` from the lines of this run before any damage in ``source``.
 
-        They are copied byte for byte; the answer says how many they are.
+        They are copied byte for byte; returns their number.
         """
         run = _digest(_plain({"schema_version": SCHEMA_VERSION, **header}))
         sound: list[bytes] = []
@@ -92,7 +91,7 @@ class Journal:
     def append(self, trial: Trial, **more: object) -> None:
         """Write one trial, and wait until it is on disk. ``more`` are further keys of its line.
 
-        Raises `OutputError` when it cannot be written; what stood before is whole then.
+        Raises `OutputError` if it cannot be written; the earlier lines are intact then.
         """
         entry = _plain({**trial_to_json(trial), **more, "run": self._run})
         self._write(_line(entry))
@@ -107,7 +106,7 @@ class Journal:
         return tuple(trial_from_json(entry) for entry in self._entries)
 
     def close(self) -> None:
-        """Close the file; closing twice does no harm."""
+        """Close the file; closing twice is harmless."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -130,15 +129,15 @@ class Journal:
                 rest = rest[os.write(self._file, rest) :]
             os.fsync(self._file)
         except OSError as error:
-            with contextlib.suppress(OSError):  # a full disk may hold half a line: take it back
+            with contextlib.suppress(OSError):  # a full disk may have stored half a line: truncate it
                 os.ftruncate(self._file, size)
             raise _unwritable(self.path, error) from None
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Trial, ...]]:
-    """Header and trials of a journal, oldest first; nothing is written, and a line torn at the end is left out.
+    """Header and trials of a journal, oldest first; nothing is written, and a truncated last line is ignored.
 
-    Raises `StateError` where there is none, its header is missing, or something in it is damaged.
+    Raises `StateError` if it or its header is missing, or it is damaged.
     """
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -167,7 +166,7 @@ def _header_path(path: Path) -> Path:
 
 
 def _plain(data: Mapping[str, object]) -> dict[str, Any]:
-    """The same as JSON would give it back: lists for tuples, text for keys."""
+    """The same after a round trip through JSON: lists for tuples, text for keys."""
     plain: dict[str, Any] = json.loads(json.dumps(data))
     return plain
 
@@ -177,7 +176,7 @@ def _digest(header: Mapping[str, Any]) -> str:
 
 
 def _check_header(path: Path, header: Mapping[str, Any]) -> None:
-    """Compare with the header on disk. A missing or damaged one is made anew if the lines are of this run."""
+    """Compare with the header on disk. A missing or damaged one is rewritten if the lines are of this run."""
     try:
         found = json.loads(_header_path(path).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -198,7 +197,7 @@ def _short(value: object) -> str:
 
 
 def _whole_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], tuple[str, ...]]:
-    """The lines with their line ends, and a note if the last one was torn by a kill."""
+    """The lines with their line ends, and a note if the last one was truncated by a kill."""
     *whole, torn = raw.split(b"\n")
     lines = [line + b"\n" for line in whole]
     if not torn:
@@ -210,7 +209,7 @@ def _whole_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], tuple[s
             f"{path}: the last {len(torn)} bytes were half a line, from a run that was killed; they were cut"
         )
         return lines, (note,)
-    # Only its line end is missing: all that was measured is there.
+    # Only its line end is missing: the trial is complete.
     return [*lines, torn + b"\n"], (f"{path}: the last line had no end; it was complete and is kept",)
 
 
@@ -231,13 +230,13 @@ def _entry(path: Path, number: int, line: bytes, run: str) -> dict[str, Any]:
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
-    """An entry with its sum as the last key, and the line's end."""
+    """An entry with its checksum as the last key, and the line end."""
     text = json.dumps(entry, separators=(",", ":")).encode()
     return text[:-1] + b',"sum":"' + _sum(text) + b'"}\n'
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """What `_line` was given; raises ``ValueError`` where the line is not as it was written, or no trial."""
+    """The inverse of `_line`; raises ``ValueError`` if the line was changed or is not a trial."""
     found = _SUM.fullmatch(line, max(0, len(line.removesuffix(b"\n")) - _SUM_BYTES))
     text = line[: found.start()] + b"}" if found else line
     entry: dict[str, Any] = json.loads(text)

@@ -1,6 +1,6 @@
-"""Keeps runs apart: one run in a folder, one timed section of a user on a device. Those that come later wait.
+"""Locks between runs: one run per folder, one timed section per user and device. Later ones wait.
 
-Both locks end with their process, however it dies. While one waits, it reports the process that it waits for.
+Both locks are released when their process ends, even by a crash. A waiting process reports the owner of the lock.
 """
 
 from __future__ import annotations
@@ -26,21 +26,19 @@ from qdqspec.temporary import shared_folder
 _POLL = 0.5  # seconds
 _SINCE = "%Y-%m-%d %H:%M:%S"  # local time
 _REPEAT = 60.0  # seconds until the same wait is reported again
-_RUN = (
-    "PYTEST_XDIST_TESTRUNUID"  # equal in the workers of one test run, which wait for each other all the time
-)
+_RUN = "PYTEST_XDIST_TESTRUNUID"  # equal in the workers of one test run, which often wait for each other
 
-_REPORTED: dict[Path, float] = {}  # when a wait for a lock was last reported
-_OWN_FOLDERS: set[Path] = set()  # that this process holds
+_REPORTED: dict[Path, float] = {}  # time of the last report for each lock
+_OWN_FOLDERS: set[Path] = set()  # held by this process
 
 
 def log_wait(text: str) -> None:
-    """Report a wait where nothing else shows it."""
+    """Log a wait, if no progress display shows it."""
     logging.getLogger("qdqspec").warning("%s", text)
 
 
 class _Waiting:
-    """A lock with a note beside it that states which process holds it, and since when."""
+    """A lock with a note beside it that states its owner and the time."""
 
     def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         self.path = path
@@ -49,7 +47,7 @@ class _Waiting:
         self._report = report
 
     def acquire(self, what: str, patience: float) -> None:
-        """Wait for the lock; after ``patience`` seconds report for ``what``, and which process has it."""
+        """Wait for the lock; after ``patience`` seconds report the wait for ``what``, and the owner."""
         seconds = patience
         while True:
             try:
@@ -61,11 +59,11 @@ class _Waiting:
         if self._lock.lock_counter == 1:
             since = datetime.now(UTC).astimezone()
             own = {"pid": os.getpid(), "since": f"{since:{_SINCE}}", "run": os.environ.get(_RUN, "")}
-            with contextlib.suppress(OSError):  # a full disk is reported by what is written next
+            with contextlib.suppress(OSError):  # a full disk is reported by the next write
                 self._note.write_text(json.dumps(own), encoding="utf-8")
 
     def release(self) -> None:
-        """Give the lock to the next one."""
+        """Release the lock."""
         if self._lock.lock_counter == 1:
             with contextlib.suppress(OSError):
                 self._note.unlink()
@@ -73,7 +71,7 @@ class _Waiting:
 
     @property
     def holder(self) -> str:
-        """``process 4242, since 2026-11-22 10:02:11``, as far as its note states it."""
+        """``process 4242, since 2026-11-22 10:02:11``, or "another process" without a readable note."""
         note = self._read()
         try:
             pid, since = int(note["pid"]), datetime.fromisoformat(note["since"])
@@ -96,9 +94,9 @@ class _Waiting:
 
 
 class RunLock:
-    """Holds a results folder for this run. Another process that wants it waits, and reports for what at once.
+    """Locks a results folder for this run. Another process waits, and reports that at once.
 
-    Raises `StateError` where this very process holds it already: it would wait for itself.
+    Raises `StateError` if this process holds it already, since it would wait for itself.
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None] = log_wait) -> None:
@@ -132,10 +130,10 @@ class RunLock:
 
 
 class DeviceLock:
-    """Lets one process of this user at a time be timed on a device; the others wait, and report for what.
+    """Allows timing on a device to one process of this user at a time; the others wait, and report that.
 
-    Runs that share a processor would measure each other. Entering it again inside itself is free. The lock lies in
-    the user's own temporary folder, so that users of one machine never meet a file of another one.
+    Runs that share a processor would disturb each other's measurements. The lock is reentrant. Its file is in the
+    user's own temporary folder, so that users of one machine do not share it.
     """
 
     def __init__(

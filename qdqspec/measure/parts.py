@@ -1,7 +1,7 @@
-"""Times parts of a model, each against the same nodes in float. May import floors 0 to 2 and this room.
+"""Times parts of a model, each against the same nodes in float.
 
-A part is timed by itself, so that its time says nothing of the whole: it only tells which of its placements are
-worth building. Variants race the float part in interleaved pairs, as candidates race the incumbent.
+A part is timed in isolation, so that its time does not predict that of the whole: it only ranks the placements to
+build. Variants race the float part in interleaved pairs, as candidates race the incumbent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from qdqspec.measure.race import Entrant, profiled, race, warmed
 from qdqspec.types import Clock, Placement, Race, Samples, Trial
 
 FLOAT = Placement(sites=frozenset())
-EPS = 0.01  # the noise of builds is that of the whole model; a part is judged by its ratio, not by winning
+# fixed: the measured noise of builds is that of the whole model, and a part is ranked by its ratio
+EPS = 0.01
 
 
 @dataclass(slots=True)
 class _Held:
-    """The float engine of the part that is being looked at."""
+    """The float engine of the current part."""
 
     nodes: tuple[str, ...]
     engine: Engine
@@ -51,11 +52,11 @@ class PartBench:
         return replace(trial, layers=profiled(engine, screened.median_ms(self._clock)) if profile else ())
 
     def holds(self, engine: Engine) -> bool:
-        """Whether an engine is to stay open."""
+        """Whether an engine is the one that stays open."""
         return self._held is not None and self._held.engine is engine
 
     def close(self) -> None:
-        """Free the float engine."""
+        """Close the float engine."""
         if self._held is not None:
             self._held.engine.close()
             self._held = None
@@ -77,7 +78,7 @@ class PartBench:
                 random=self._random,
             )
         except BackendError:
-            self.close()  # whichever of the two it was
+            self.close()  # whichever of the two failed
             raise
 
     def _hold(self, nodes: tuple[str, ...], engine: Engine) -> None:

@@ -1,9 +1,9 @@
-"""Several shape profiles timed as one. May import floors 0 to 2 and numpy.
+"""Several shape profiles timed as one.
 
-A model that runs at several shapes has several times. The objective is the weighted geometric mean of its ratios to
-the reference, one ratio a profile, and that is the ratio of weighted geometric means of times: so one sample of such an
-engine is a run at every profile, taken together. Races, intervals and gates need to know nothing of profiles, and
-the samples of each are kept beside.
+A model that runs at several shapes has several times. The objective is the weighted geometric mean of its ratios to the
+reference, one ratio per profile, which equals the ratio of weighted geometric means of times: so one sample of such an
+engine combines a run at every profile. Races, intervals and gates are independent of profiles; the samples of each
+profile are kept in addition.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from qdqspec.types import Clock, LayerTime, ProfileLatency, Samples, ShapeProfil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What an engine is timed with at one shape profile. Shares of all profiles add up to one."""
+    """The inputs for timing at one shape profile. Shares of all profiles add up to one."""
 
     feeds: Mapping[str, Array]
-    name: str = ""  # its shapes, in words
+    name: str = ""  # its shapes, as text
     share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a model to be timed alone: its file, what it is timed with, and the shapes it is built for."""
+    """A part of a model to time in isolation: its file, its inputs, and the shapes it is built for."""
 
     path: Path
     loads: tuple[Load, ...]
@@ -41,12 +41,12 @@ Feeds = Mapping[str, Array] | tuple[Load, ...]
 
 
 def loads_of(feeds: Feeds) -> tuple[Load, ...]:
-    """Inputs of one profile as a load of its own; loads as they are."""
+    """Inputs of one profile as a load; loads unchanged."""
     return feeds if isinstance(feeds, tuple) else (Load(feeds=feeds),)
 
 
 def attach(engine: Engine, loads: Sequence[Load]) -> Engine:
-    """Give an engine its inputs; one of several profiles is timed through what comes back. Closes it on failure."""
+    """Bind the inputs of an engine; returns an engine that times all profiles. Closes it on failure."""
     try:
         engine.bind(loads[0].feeds)
         for profile, load in enumerate(loads[1:], 1):
@@ -58,20 +58,20 @@ def attach(engine: Engine, loads: Sequence[Load]) -> Engine:
 
 
 class AllProfiles:
-    """An engine timed at all its profiles in turn, under the seam of one. Profiles are bound before."""
+    """An engine timed at all its profiles in turn, with the interface of one. The inputs must already be bound."""
 
     def __init__(self, engine: Engine, shares: Sequence[float]) -> None:
         self.graph_hash = engine.graph_hash
-        self.pid: int = getattr(engine, "pid", 0)  # of its process, where it has one
+        self.pid: int = getattr(engine, "pid", 0)  # its process, if it has one
         self._engine = engine
         self._shares = tuple(shares)
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once, at whatever profile takes these inputs."""
+        """Run once, at the profile that accepts these inputs."""
         return self._engine.run(feeds)
 
     def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
-        """Fix the inputs of one profile anew."""
+        """Set the inputs of one profile again."""
         self._engine.bind(feeds, profile=profile)
 
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - it times them all
@@ -80,17 +80,17 @@ class AllProfiles:
         return as_one(parts, self._shares)
 
     def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:  # noqa: ARG002 - of them all
-        """Layers with the share of the objective that each has."""
+        """Layers with their shares of the objective."""
         parts = [self._engine.layers(runs, profile=number) for number in range(len(self._shares))]
         return merged(parts, self._shares)
 
     def close(self) -> None:
-        """Free the engine; closing twice does no harm."""
+        """Close the engine; closing twice is harmless."""
         self._engine.close()
 
 
 def as_one(parts: Sequence[Samples], shares: Sequence[float]) -> Samples:
-    """Samples of the profiles as samples of all, run by run; each profile's own stay beside them."""
+    """Combine samples of the profiles, run by run; those of each profile are kept in ``profiles``."""
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
     wall = _means([part.wall_ms for part in parts], shares)
     cpu = _means([part.cpu_ms for part in parts], shares) if all(part.cpu_ms for part in parts) else ()
@@ -98,10 +98,10 @@ def as_one(parts: Sequence[Samples], shares: Sequence[float]) -> Samples:
 
 
 def merged(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> tuple[LayerTime, ...]:
-    """Layers of the profiles as one list, in which a layer's time is what it weighs in the objective.
+    """Combine layers of the profiles; a layer's time is its weight in the objective.
 
-    A small change of a layer's time changes the logarithm of the objective by its share of its profile's whole,
-    times the profile's share. Layers of one name and one place are added up; the whole is the mean of the wholes.
+    A small change of a layer's time changes the logarithm of the objective by its share of its profile's total, times
+    the profile's share. Layers with equal names and nodes are added up; the total is the mean of the totals.
     """
     wholes = [math.fsum(layer.milliseconds for layer in part) for part in parts]
     if not all(wholes):
@@ -109,7 +109,7 @@ def merged(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> t
     (scale,) = _means([(whole,) for whole in wholes], shares)
     found: dict[tuple[object, ...], LayerTime] = {}
     for part, whole, share in zip(parts, wholes, shares, strict=True):
-        seen: Counter[tuple[object, ...]] = Counter()  # two kernels may stand for one node
+        seen: Counter[tuple[object, ...]] = Counter()  # two kernels may belong to one node
         for layer in part:
             milliseconds = layer.milliseconds / whole * share * scale
             place = (
@@ -131,7 +131,7 @@ def merged(parts: Sequence[tuple[LayerTime, ...]], shares: Sequence[float]) -> t
 def profile_latencies(
     loads: Sequence[Load], timed: Mapping[str, Sequence[Samples]], roles: Mapping[str, str], clock: Clock
 ) -> tuple[ProfileLatency, ...]:
-    """Ratios to the reference at each profile; none where there is one.
+    """Ratios to the reference at each profile; empty for a single profile.
 
     ``timed`` holds the samples of every fresh build by the name that ``roles`` has for a role.
     """

@@ -1,10 +1,10 @@
-"""Interleaved comparison of two open engines. May import floor 0, `stats` and the backend seam.
+"""Races: sequential Wilcoxon signed-rank tests on interleaved runs of two open engines.
 
-Two builds timed one after the other are told apart wrongly up to 83 times in a hundred on a shared
-machine; the same runs interleaved and ranked, a few times in a hundred. So a challenger is timed in
-pairs with the incumbent, in random order inside each pair, and accepted at the end of a round, the rounds
-growing, as soon as the rank test allows. It is dropped between them too: as soon as the same test rules out that
-it is faster by as much as counts. Giving up early can cost a gain, but never claim one.
+Two builds timed one after the other are ranked wrongly in up to 83 % of cases on a shared machine; the same runs
+interleaved and ranked, in a few per cent. So a challenger is timed in pairs with the incumbent, in random order inside
+each pair, and accepted at the end of a round, the rounds growing, as soon as the rank test allows. It is also rejected
+between rounds: as soon as the same test excludes a significant gain. Stopping early can miss a gain, but never claims a
+false one.
 """
 
 from __future__ import annotations
@@ -19,32 +19,31 @@ from qdqspec.backends.base import Engine
 from qdqspec.measure.stats import Floats, log_ratios, signed_rank_bounds, wilcoxon_p
 from qdqspec.types import Clock, Interval, LayerTime, Race, Samples
 
-LOOKS = (6, 12, 24, 48)  # pairs after which a decision is tried
-ALPHA = 0.02  # a look, one-sided: six pairs of one sign are the first that can decide
-HOPELESS = 1.15  # slower than this after so many pairs: dropped
+LOOKS = (6, 12, 24, 48)  # numbers of pairs after which the test is evaluated
+ALPHA = 0.02  # for each evaluation, one-sided: six pairs of one sign are the first that can decide
+HOPELESS = 1.15  # a ratio above this after the first pairs ends the race
 HOPELESS_AFTER = 3
-WARMUP = 5  # most runs before a fresh engine is timed; integer kernels settle after five or six
+# largest number of runs before a fresh engine is timed; integer kernels are warm after five or six
+WARMUP = 5
 SCREEN = 3  # timed runs of a fresh engine
-SETTLED = (
-    0.02  # a run of a fresh engine that is not this much faster than all before it shows that it is warm
-)
-WARM_MS, TIMED_MS = 6.0, 3.0  # how long the two parts of a turn last, for models that are shorter than that
+SETTLED = 0.02  # relative gain of a run over all before it, below which a fresh engine counts as warm
+WARM_MS, TIMED_MS = 6.0, 3.0  # duration of the two parts of a turn, for models that are faster than that
 MOST_RUNS = 5  # in either part
-PROFILE_MS = 24.0  # how long the runs of a profile last together, ...
-FEWEST_PROFILED, MOST_PROFILED = 5, 12  # ... where these allow it
+PROFILE_MS = 24.0  # total duration of the runs of a profile, ...
+FEWEST_PROFILED, MOST_PROFILED = 5, 12  # ... within these numbers of runs
 DISTURBED = (
-    1.2  # wall time over CPU time of a turn: others had the processor meanwhile, and it is taken again
+    1.2  # wall time over CPU time of a turn above which another process disturbed it, and it is repeated
 )
 RETAKES = 2
 MIXED_LAUNCHES = (
     "compared with one engine as a CUDA graph and the other without: the ratio holds the time of launches"
 )
-LONG_MS = 20.0  # a run that takes longer meets others sooner or later, and by taking it again too
+LONG_MS = 20.0  # a longer run is disturbed in any case, also when repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entrant:
-    """A warm engine in a race, under the digest of its placement."""
+    """A warm engine in a race, with the digest of its placement."""
 
     digest: str
     engine: Engine
@@ -54,10 +53,10 @@ class Entrant:
 def race(
     challenger: Entrant, incumbent: Entrant, *, clock: Clock, eps: float, random: np.random.Generator
 ) -> tuple[Race, Samples, Samples]:
-    """Decide whether the challenger is faster than ``1 - eps`` times the incumbent.
+    """Test whether the challenger takes less than ``1 - eps`` times the incumbent's time.
 
-    Returns the verdict and the samples of challenger and incumbent. Engines with the same optimized graph
-    run the same kernels: they are not raced.
+    Returns the verdict and the samples of challenger and incumbent. Engines with the same optimized graph run the same
+    kernels: they are not raced.
     """
     if challenger.graph_hash and challenger.graph_hash == incumbent.graph_hash:
         same = Race(opponent=incumbent.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
@@ -81,7 +80,7 @@ def race(
 
 
 def _noted(ours: Samples, theirs: Samples) -> tuple[Samples, Samples]:
-    """Both samples, with a note where only one of the engines ran as a CUDA graph."""
+    """Both samples, with a note if only one of the engines ran as a CUDA graph."""
     if ours.launched_singly == theirs.launched_singly:
         return ours, theirs
     mine, other = (replace(each, notes=(*each.notes, MIXED_LAUNCHES)) for each in (ours, theirs))
@@ -89,7 +88,7 @@ def _noted(ours: Samples, theirs: Samples) -> tuple[Samples, Samples]:
 
 
 def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Clock) -> Race:
-    """Two races between different builds of the same two, as one: won only where both were.
+    """Combine two races between different builds of the same two placements; won only if both were.
 
     ``ours`` and ``theirs`` are the samples of both.
     """
@@ -105,12 +104,12 @@ def both_of(first: Race, second: Race, ours: Samples, theirs: Samples, clock: Cl
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How one sample of an engine is taken: untimed runs, then the median of timed ones.
+    """The procedure of one sample of an engine: untimed runs, then the median of timed ones.
 
     Another engine ran just before and left the caches cold: a first run takes 2 to 60 % longer, and a model of a
-    millisecond, float more than integers, is warm after five or six. The first run of a model of 12 ms and more takes
-    as long as those after it, and is timed. Timed runs of one turn are more alike than turns are, so that a few give as
-    much information as many.
+    millisecond, float more than integers, is warm after five or six. The first run of a model of 12 ms or more takes as
+    long as those after it, and is timed. Timed runs of one turn vary less than turns do, so that a few give as much
+    information as many.
     """
 
     warmup: int
@@ -118,16 +117,16 @@ class Turn:
 
     @classmethod
     def lasting(cls, typical_ms: float) -> Turn:
-        """A turn for an engine that takes about so long."""
+        """A turn for an engine with this time per run."""
         warmup, runs = (min(MOST_RUNS, round(lasts / max(typical_ms, 1e-6))) for lasts in (WARM_MS, TIMED_MS))
         return cls(warmup=warmup, runs=max(1, runs))
 
     def sample(self, engine: Engine) -> Samples:
-        """Take one sample; take it again where another process had the processor meanwhile."""
+        """Take one sample; repeat it if another process disturbed it."""
         return self._undisturbed(median_sample(engine.time(self.runs, warmup=self.warmup)), engine)
 
     def both(self, engine: Engine) -> Samples:
-        """The sample of a turn, with its first run, which finds the caches as another model left them."""
+        """The sample of a turn, with its first run, which meets the caches as another model left them."""
         warmup = max(1, self.warmup)
         taken = engine.time(warmup + self.runs)
         steady = median_sample(_part(taken, slice(warmup, None)))
@@ -142,14 +141,14 @@ class Turn:
 
 
 def _disturbed(sample: Samples) -> bool:
-    """Whether others had the processor in between, and might not have it next time."""
+    """Whether other processes used the core during a sample that is short enough to repeat."""
     if not sample.cpu_ms or sample.cpu_ms[0] >= LONG_MS:
         return False
     return sample.wall_ms[0] > DISTURBED * sample.cpu_ms[0]
 
 
 def settle(engine: Engine, clock: Clock) -> Turn:
-    """Run a fresh engine until it is warm, and choose how long its turns last."""
+    """Run a fresh engine until it is warm, and choose the length of its turns."""
     return Turn.lasting(warmed(engine, clock).median_ms(clock))
 
 
@@ -157,7 +156,7 @@ def warmed(engine: Engine, clock: Clock) -> Samples:
     """Run a fresh engine until it is warm, and return its last runs.
 
     A run that is not faster than all before it ends the warm-up of a model that has no untimed runs in its turns.
-    Shorter ones have a fixed number of runs, which take less time than it takes to look at each.
+    Faster models get a fixed number of runs, which take less time than checking each of them.
     """
     taken = engine.time(1)
     if Turn.lasting(taken.median_ms(clock)).warmup:
@@ -171,13 +170,13 @@ def warmed(engine: Engine, clock: Clock) -> Samples:
 
 
 def profiled(engine: Engine, typical_ms: float) -> tuple[LayerTime, ...]:
-    """Layer times of an engine that takes about so long; where runs are long, a few show each kernel's time."""
+    """Layer times of an engine with this time per run; for long runs, a few are enough."""
     fitting = round(PROFILE_MS / max(typical_ms, 1e-6))
     return engine.layers(max(FEWEST_PROFILED, min(MOST_PROFILED, fitting)))
 
 
 def _part(samples: Samples, which: slice) -> Samples:
-    """Some of the runs."""
+    """A slice of the runs."""
     profiles = tuple(_part(profile, which) for profile in samples.profiles)
     return Samples(
         wall_ms=samples.wall_ms[which], cpu_ms=samples.cpu_ms[which], notes=samples.notes, profiles=profiles
@@ -214,7 +213,7 @@ def _ratio(ours: Samples, theirs: Samples, clock: Clock) -> float:
 def _verdict(opponent: str, ours: Samples, theirs: Samples, clock: Clock, eps: float) -> Race:
     differences = log_ratios(ours.on(clock), theirs.on(clock))
     ratio, p_value = _ratio(ours, theirs, clock), wilcoxon_p(differences)
-    proved = p_value / 2 < ALPHA  # the direction is told by the ratio: one side only
+    proved = p_value / 2 < ALPHA  # one-sided: the ratio gives the direction
     hopeless = len(differences) == HOPELESS_AFTER and ratio > HOPELESS
     faster, slower = proved and ratio < 1 - eps, (proved and ratio > 1 + eps) or hopeless
     return Race(
@@ -235,6 +234,6 @@ def _interval(differences: Floats) -> Interval | None:
 
 
 def _is_vain(ours: Samples, theirs: Samples, clock: Clock, eps: float) -> bool:
-    """Whether more pairs cannot help: what the rank test leaves open is all slower than what would count."""
+    """Whether more pairs cannot help: the rank test has excluded a significant gain."""
     bounds = signed_rank_bounds(log_ratios(ours.on(clock), theirs.on(clock)))
     return bounds is not None and bounds.low > math.log1p(-eps)

@@ -1,7 +1,7 @@
-"""Whether memory has room for all engines that are to be open at once. May import floor 0 and the backend seam.
+"""Estimates whether memory is sufficient for all engines that are to be open at once.
 
-Linux tells what it has left and what a process holds; elsewhere, and of a GPU's memory, nothing is known beforehand,
-and an engine that does not come up is what tells.
+Linux reports its available memory and that of a process; on other systems, and for the memory of a GPU, nothing is
+known in advance, and only the failure of an engine shows it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TypeAlias
 from qdqspec.backends.base import Engine
 from qdqspec.errors import QdqspecError
 
-SHARE = 0.9  # of what is left that engines may take: inputs, outputs and what grows in a run come on top
+SHARE = 0.9  # share of available memory for engines; inputs, outputs and growth during runs need the rest
 
 HasRoom: TypeAlias = Callable[[Sequence[Engine], int], bool]
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-_FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")  # of version 1 of groups
+_FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")  # control groups version 1
 _SECOND = ("memory.max", "memory.current", "inactive_file")
 _WANT = re.compile(
     "out ?of ?memory|(insufficient|not enough) memory|MemoryError|allocat|bad.?alloc|alloc_failed",
@@ -29,11 +29,11 @@ _WANT = re.compile(
 
 
 class NoRoomError(Exception):
-    """Not all engines can be open at once. No placement is to blame."""
+    """Memory is not sufficient for all engines at once. No placement is at fault."""
 
 
 def has_room(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
-    """Whether ``more`` engines as large as the largest of these can be opened beside them; yes where nobody knows."""
+    """Whether ``more`` engines as large as the largest of these can be opened beside them; true if unknown."""
     held = [
         _numbers(proc / str(getattr(engine, "pid", 0)) / "status", "RssAnon", "VmHWM") for engine in engines
     ]
@@ -47,38 +47,38 @@ def has_room(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, groups
 
 
 def is_want_of_room(error: QdqspecError) -> bool:
-    """Whether an engine may have failed because others were open: runtimes say it in words only."""
+    """Whether an engine may have failed because others were open, judged by the text of its error."""
     return _WANT.search(str(error)) is not None
 
 
 def bytes_left(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
-    """Memory that processes can still take, by the machine and by the limits they are under; ``None`` if not told."""
+    """Memory that processes can still allocate, by the machine and by control groups; ``None`` if unknown."""
     available = _numbers(proc / "meminfo", "MemAvailable").get("MemAvailable")
     return None if available is None else min([available, *_left_in_groups(proc, groups)])
 
 
 def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """What the control groups of this process have left, each of them and those that it is in."""
+    """The memory left in each control group of this process and its parent groups."""
     for line in _lines(proc / "self" / "cgroup"):
         controllers, _, path = line.partition(":")[2].partition(":")
         if controllers and "memory" not in controllers.split(","):
             continue
         mount, names = (groups / "memory", _FIRST) if controllers else (groups, _SECOND)
-        inside = Path(path.lstrip("/"))  # not there where a container sees its own group as the root
+        inside = Path(path.lstrip("/"))  # does not exist if a container sees its own group as the root
         for folder in (inside, *inside.parents):
             yield from _left_in(mount / folder, *names)
 
 
 def _left_in(folder: Path, limit: str, used: str, cached: str) -> Iterator[int]:
-    """Files that were read and may be forgotten count as used by a group, and are not."""
-    with contextlib.suppress(OSError, ValueError):  # no limit is a word
+    """Memory left in one control group; cached file pages count as used in a group, but can be reclaimed."""
+    with contextlib.suppress(OSError, ValueError):  # the value for no limit is a word
         most = int((folder / limit).read_text(encoding="ascii"))
         now = int((folder / used).read_text(encoding="ascii"))
         yield most - now + _numbers(folder / "memory.stat", cached).get(cached, 0)
 
 
 def _numbers(file: Path, *names: str) -> dict[str, int]:
-    """The numbers of these names in a file of the kernel, those in kB as bytes."""
+    """The numbers of these names in a kernel status file, those in kB converted to bytes."""
     found = {}
     for line in _lines(file):
         if line.startswith(names):

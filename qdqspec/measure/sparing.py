@@ -1,7 +1,6 @@
-"""Builds timed against one of them that stays open, each in its turn: two engines at a time, and no more.
+"""Times builds one at a time against an anchor build that stays open: two engines in memory at most.
 
-For models that take so much memory that not all builds can be open at once (docs/decisions/0034). May import what
-`together` does, and that.
+For models that take so much memory that not all builds can be open at once (docs/decisions/0034).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _Sample: TypeAlias = Callable[[], Samples]
 
 
 class _LostError(Exception):
-    """The engine that all others are timed against is gone."""
+    """The anchor engine, against which all others are timed, has failed."""
 
     def __init__(self, error: QdqspecError) -> None:
         super().__init__(str(error))
@@ -38,7 +37,7 @@ class _LostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Samples of a build and, round by round, of the one that stays."""
+    """Samples of a build and of the anchor, round by round."""
 
     ours: Samples
     anchor: Samples
@@ -55,19 +54,18 @@ def time_sparingly(
 ) -> Together:
     """Time builds as `time_together` does, with two engines open at a time.
 
-    The first build of the first group stays open. Each build in its turn, that one too, alternates with it for all
-    rounds, in random order, and its samples are told as if the first had always run at its typical speed: times what
-    that took in the median over what it took in the same round. So position ``i`` of every build's samples may be
-    read as one round. Each sample carries the noise of two turns, those of the first build like all others', which
-    is timed against itself. From half of the rounds on that one ends when runs tell nothing more, and the others take
-    as many.
+    The first build of the first group stays open as the anchor. Each build in turn, the anchor too, alternates with it
+    for all rounds, in random order. Its samples are normalized: multiplied by the anchor's median time over the
+    anchor's time in the same round, so that position ``i`` of every build's samples may be read as one round. Each
+    sample carries the noise of two turns, also for the first build, which is timed against itself. From half of the
+    rounds on, the first build ends when more runs add no information, and the others take as many rounds.
     """
     left, failures = dict(groups), {}
     while left:
         try:
             found = _beside_first(left, rounds, clock, random, exclusive, take)
         except _LostError as lost:
-            name = next(iter(left))  # what was timed against it can be compared with nothing else: begin anew
+            name = next(iter(left))  # its measurements cannot be compared with others: start again
             failures[name] = lost.error
             del left[name]
         else:
@@ -113,7 +111,7 @@ def _beside_first(
 
 
 def _warm(engine: Engine, clock: Clock, take: Take) -> _Sample:
-    """How one sample of an engine is taken, once it is warm."""
+    """A function that takes one sample of an engine, warmed up."""
     return partial(take, settle(engine, clock), engine)
 
 
@@ -148,14 +146,14 @@ def _lost_if_it_fails() -> Iterator[None]:
 
 
 def _is_known(pair: _Pair, rounds: int, clock: Clock) -> bool:
-    """Whether more rounds tell nothing more, as `time_together` asks of all builds."""
+    """Whether more rounds add no information, by the criterion of `time_together`."""
     if len(pair.ours.wall_ms) < max(FEWEST, rounds // 2):
         return False
     return trimmed_error(log_ratios(pair.ours.on(clock), pair.anchor.on(clock))) <= ENOUGH
 
 
 def _told(pair: _Pair, typical: Samples) -> Samples:
-    """The samples of a build as if the one that stays had always run at its typical speed."""
+    """The samples of a build, normalized by the anchor's time in the same round."""
     scaled = _scaled(pair.ours, pair.anchor, typical)
     return replace(scaled, notes=(*scaled.notes, NOTE))
 
@@ -177,7 +175,7 @@ def _scaled(ours: Samples, anchor: Samples, typical: Samples) -> Samples:
 
 
 def _by_round(ours: Sequence[float], anchor: Sequence[float], typical: Sequence[float]) -> tuple[float, ...]:
-    if not anchor or not all(anchor):  # a clock that is not taken, or too coarse
+    if not anchor or not all(anchor):  # the clock was not recorded, or is too coarse
         return tuple(ours)
     median = statistics.median(typical)
     return tuple(time * median / beside for time, beside in zip(ours, anchor, strict=True))

@@ -1,6 +1,6 @@
-"""Small statistics for paired timings, on numpy alone. Pure functions; may import floor 0 and numpy.
+"""Statistics for paired timings, with numpy only. Pure functions.
 
-scipy gives the same numbers (the tests compare) but costs a second to import.
+scipy gives the same numbers (the tests compare them) but takes a second to import.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from qdqspec.types import Interval
 
 Floats = npt.NDArray[np.float64]
 
-EXACT_LIMIT = 30  # pairs up to which the signed-rank distribution is counted out
+EXACT_LIMIT = 30  # pairs up to which the signed-rank distribution is enumerated
 
 
 def trimmed_mean(values: Sequence[float] | Floats, share: float = 0.2) -> float:
-    """The mean without the lowest and highest ``share`` of the values (each side)."""
+    """The trimmed mean: without the lowest and highest ``share`` of the values (each side)."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     cut = int(len(ordered) * share)
     return float(ordered[cut : len(ordered) - cut].mean())
 
 
 def trimmed_error(values: Sequence[float] | Floats, share: float = 0.2) -> float:
-    """Standard error of `trimmed_mean`, from the deviation with the trimmed values moved to the kept ones' ends.
+    """Standard error of `trimmed_mean`, from the winsorized standard deviation.
 
-    Tukey and McLaughlin (1963). Needs two values at least.
+    Tukey and McLaughlin (1963). Needs at least two values.
     """
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     cut = int(len(ordered) * share)
@@ -45,8 +45,8 @@ def log_ratios(challenger: Sequence[float], incumbent: Sequence[float]) -> Float
 def wilcoxon_p(differences: Sequence[float] | Floats) -> float:
     """Two-sided p-value of Wilcoxon's signed-rank test that the differences centre on zero.
 
-    Exact for up to 30 differences without ties, else the normal approximation with tie correction.
-    Zero differences are dropped (Wilcoxon 1945); with none left the answer is 1.
+    Exact for up to 30 differences without ties, else the normal approximation with tie correction. Zero differences are
+    dropped (Wilcoxon 1945); if none are left the result is 1.
     """
     values = np.asarray(differences, dtype=np.float64)
     values = values[values != 0]
@@ -60,10 +60,10 @@ def wilcoxon_p(differences: Sequence[float] | Floats) -> float:
 
 
 def signed_rank_bounds(differences: Sequence[float] | Floats, confidence: float = 0.95) -> Interval | None:
-    """Where the differences centre, and the shifts that the exact signed-rank test does not reject.
+    """The Hodges-Lehmann estimate of the centre of differences, with bounds from the exact signed-rank test.
 
-    The estimate and bounds of Hodges and Lehmann (1963), from the means of all pairs. ``None`` where there are too
-    few differences to reject anything: fewer than six at 95 %.
+    The estimate and bounds of Hodges and Lehmann (1963), from the means of all pairs. ``None`` for too few differences
+    to reject anything: fewer than six at 95 %.
     """
     values = np.asarray(differences, dtype=np.float64)
     distribution = _signed_rank_distribution(len(values))
@@ -81,7 +81,7 @@ def signed_rank_bounds(differences: Sequence[float] | Floats, confidence: float 
 
 @cache
 def _each_pair(count: int) -> npt.NDArray[np.bool_]:
-    """Which entries of a square table are those of pairs, each with itself too."""
+    """A mask of the entries of a square table that are pairs, each value with itself included."""
     return np.triu(np.ones((count, count), dtype=bool))
 
 
@@ -114,8 +114,8 @@ def _normal_p(count: int, statistic: float, tie_sizes: npt.NDArray[np.int64]) ->
 def student_t(confidence: float, freedom: int) -> float:
     """Two-sided quantile of Student's t: the multiple of a standard error that covers ``confidence``.
 
-    Found by bisection on the distribution function, which is a finite sum for whole degrees of freedom
-    (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    Computed by bisection on the distribution function, which is a finite sum for whole degrees of freedom (Abramowitz
+    and Stegun 26.7.3 and 26.7.4).
     """
     low, high = 0.0, 1000.0
     for _ in range(60):
@@ -147,30 +147,30 @@ def pooled_deviation(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def build_deviation(builds: Sequence[Sequence[float]] | Floats) -> float:
-    """How much fresh builds of one model differ, as a standard deviation of logarithms, without what runs differ by.
+    """Standard deviation of logarithms between fresh builds of one model, with the variation between runs removed.
 
-    Takes one sequence of samples for each of two builds or more; position ``i`` of every sequence belongs to the same
-    round. What the levels of builds vary by is made of both; what runs leave of it after averaging is known from how
-    they vary about their level, and taken off: analysis of variance with random effects (Eisenhart 1947). On a busy
-    machine runs make most of it.
+    Takes one sequence of samples for each of two or more builds; position ``i`` of every sequence belongs to the same
+    round. The variance of the builds' levels contains both kinds of variation; the part from runs that averaging leaves
+    is estimated from their variation about the build's level, and subtracted: analysis of variance with random effects
+    (Eisenhart 1947). On a busy machine runs cause most of it.
     """
     logs = np.log(np.asarray(builds, dtype=np.float64))
     apart = logs - logs.mean(axis=0)
     among, _ = pooled_deviation([[trimmed_mean(build) for build in apart]])
-    # Each build has its share in the rounds' means, which takes so much from how far its runs lie apart.
+    # Each build contributes to the rounds' means, which reduces the deviation of its runs from them.
     share_left = 1 - 1 / len(apart)
     by_runs = float(np.mean([trimmed_error(build) ** 2 for build in apart])) / share_left
     return math.sqrt(max(0.0, among**2 - by_runs))
 
 
 def ratio_intervals(roles: Mapping[str, Sequence[Sequence[float]]], base: str) -> dict[str, Interval]:
-    """Every role's time over the base role's, with 95 % intervals that count run noise and build noise.
+    """Every role's time over the base role's, with 95 % intervals that include run noise and build noise.
 
-    Each role holds one sequence of samples per fresh build; position ``i`` of every sequence belongs to
-    the same round. The level of a build is the trimmed mean of its logarithms, less the round's mean over
-    all builds, which takes out drift. Builds are the unit of replication: the deviation between builds of
-    one role, pooled over the roles, already contains what run noise is left after averaging. With a single
-    build a role nothing is known of that deviation, and the interval is (0, infinity).
+    Each role holds one sequence of samples per fresh build; position ``i`` of every sequence belongs to the same round.
+    The level of a build is the trimmed mean of its logarithms, less the round's mean over all builds, which removes
+    drift. Builds are the unit of replication: the deviation between builds of one role, pooled over the roles, already
+    contains the run noise that averaging leaves. With a single build per role that deviation is unknown, and the
+    interval is (0, infinity).
     """
     logs = {role: np.log(np.asarray(builds, dtype=np.float64)) for role, builds in roles.items()}
     rounds = np.concatenate(list(logs.values())).mean(axis=0)
@@ -192,9 +192,9 @@ def enclosed_ratios(
 ) -> dict[str, Interval]:
     """Every role's time over the base role's, between two conditions of the caches.
 
-    ``steady`` are times of runs in a row, ``first`` those of the first run after another model ran, each as
-    `ratio_intervals` takes them. A caller's program is between the two, so the estimate is their geometric mean, and
-    the interval encloses the intervals of both. Without ``first`` it is that of ``steady``.
+    ``steady`` are times of consecutive runs, ``first`` those of the first run after another model ran, both in the
+    format of `ratio_intervals`. A caller's program is between the two, so the estimate is their geometric mean, and the
+    interval encloses the intervals of both. Without ``first`` it is that of ``steady``.
     """
     found = ratio_intervals(steady, base)
     if not first:
@@ -221,8 +221,8 @@ def _interval(side: Sequence[float], base: Sequence[float], reach: float) -> Int
 def drift(builds: Sequence[Sequence[float]]) -> float:
     """How much slower the last third of the rounds was than the first, over all builds: 0.05 is five per cent.
 
-    Position ``i`` of every sequence belongs to the same round. Ratios taken round by round survive a drift; times
-    in milliseconds do not.
+    Position ``i`` of every sequence belongs to the same round. Ratios taken round by round are not affected by drift;
+    times in milliseconds are.
     """
     rounds = np.log(np.asarray(builds, dtype=np.float64)).mean(axis=0)
     third = len(rounds) // 3

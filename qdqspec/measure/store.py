@@ -1,8 +1,7 @@
-"""The cache on disk: folders of files under a key that says everything they depend on.
+"""The cache on disk: folders of files under a key computed from everything they depend on.
 
-May import floor 0 and filelock. A cache may always be rebuilt, so nothing here fails a run: a damaged
-entry counts as missing, a folder that cannot be written is replaced by a temporary one for this run,
-and both are said in ``warnings``.
+A cache can always be rebuilt, so no error here fails a run: a damaged entry counts as missing, a folder that cannot be
+written is replaced by a temporary one for this run, and both are reported in ``warnings``.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from qdqspec.plain_json import content_sum, parse_json
 from qdqspec.temporary import TemporaryFolder
 
 _MANIFEST = "entry.json"
-# What a folder answers that cannot be written; any other error is the business of who fills the entry.
+# Errors of a folder that cannot be written; any other error is that of the function which fills the entry.
 _UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of qdqspec; it may be deleted at any time.\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreInfo:
-    """How much a cache holds. ``oldest_seconds`` is the age of its oldest entry."""
+    """The size of a cache. ``oldest_seconds`` is the age of its oldest entry."""
 
     folder: Path
     entries: int
@@ -42,7 +41,7 @@ class StoreInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEntry:
-    """One entry. ``damage`` says what is wrong with it, and is empty where nothing is."""
+    """One entry. ``damage`` describes its damage, empty if intact."""
 
     folder: Path
     size_bytes: int
@@ -51,16 +50,16 @@ class StoreEntry:
 
 
 class Store:
-    """The cache in ``folder``, which is made when first written to. ``clock`` gives seconds since the epoch."""
+    """The cache in ``folder``, created on first write. ``clock`` gives seconds since the epoch."""
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.folder = folder
         self.warnings: list[str] = []
         self._clock = clock
-        self._elsewhere: Path | None = None  # a temporary folder, where ours cannot be written
+        self._elsewhere: Path | None = None  # a temporary folder, if ours cannot be written
 
     def get(self, key: str) -> Path | None:
-        """The entry's folder, or ``None`` where there is none or it is damaged."""
+        """The entry's folder; ``None`` if it is missing or damaged."""
         for root in self._roots():
             entry = root / key
             if entry.is_dir():
@@ -71,11 +70,11 @@ class Store:
         return None
 
     def put(self, key: str, fill: Callable[[Path], None]) -> Path:
-        """Have ``fill`` write an entry's files into an empty folder, and keep them under ``key``.
+        """Call ``fill`` to write an entry's files to an empty folder, and store them under ``key``.
 
-        The entry appears whole or not at all. A whole one that another process has put meanwhile is kept
-        instead. ``fill`` is called once more if the cache cannot be written. Raises `OutputError` when
-        there is no room in a temporary folder either, and whatever else ``fill`` raises.
+        The entry appears atomically. An intact one stored meanwhile by another process is kept instead. ``fill`` is
+        called once more if the cache cannot be written. Raises `OutputError` if a temporary folder has no space either,
+        and any error of ``fill``.
         """
         if self._elsewhere is None:
             try:
@@ -87,16 +86,16 @@ class Store:
         return self._put_elsewhere(key, fill)
 
     def discard(self, key: str) -> None:
-        """Forget an entry, if there is one: what it says was found to hold no longer."""
+        """Remove an entry, if it exists, because its result is no longer valid."""
         for root in self._roots():
             shutil.rmtree(root / key, ignore_errors=True)
 
     def age_seconds(self, entry: Path) -> float:
-        """How long ago an entry was put; never negative, whatever the clock has done since."""
+        """The age of an entry; never negative, even if the clock was set back."""
         return max(0.0, self._clock() - _created(entry))
 
     def info(self) -> StoreInfo:
-        """How many entries there are, how big and how old."""
+        """Number, size and age of the entries."""
         entries = list(self._entries())
         return StoreInfo(
             folder=self.folder,
@@ -119,7 +118,7 @@ class Store:
         return tuple(sorted(found, key=lambda entry: -entry.age_seconds))
 
     def prune(self, older_than_seconds: float) -> int:
-        """Remove entries of that age or more, and abandoned half-written ones; return how many entries went."""
+        """Remove entries of at least that age, and incomplete ones; returns the number of entries removed."""
         gone = 0
         for entry in list(self._entries()):
             if self.age_seconds(entry) >= older_than_seconds:
@@ -146,7 +145,7 @@ class Store:
             ) from None
 
     def _go_elsewhere(self, error: OSError) -> None:
-        """Use a temporary folder from now on, as long as this object lives."""
+        """Use a temporary folder from now on, for the lifetime of this object."""
         self._own = TemporaryFolder()
         self._elsewhere = self._own.path
         reason = error.strerror or error
@@ -167,13 +166,13 @@ class Store:
             yield from sorted(p.parent for p in self.folder.glob(f"[!.]*/{_MANIFEST}"))
 
     def warn(self, text: str) -> None:
-        """Say something of the cache that the user should know, once."""
+        """Add a warning about the cache, once."""
         if text not in self.warnings:
             self.warnings.append(text)
 
 
 def cache_key(**parts: object) -> str:
-    """The key of what depends on ``parts``: JSON values, whose order inside mappings does not matter."""
+    """The key of an entry that depends on ``parts``: JSON values; the order of keys in mappings does not matter."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -183,7 +182,7 @@ def _is_unwritable(error: OSError) -> bool:
 
 
 def _move_in(partial: Path, entry: Path) -> Path:
-    """Rename a whole folder to its place, unless a whole one stands there already."""
+    """Rename a complete folder to its place, unless an intact one exists already."""
     with FileLock(entry.parent / ".lock", thread_local=False):
         if entry.is_dir():
             if _damage(entry) is None:
@@ -204,7 +203,7 @@ def _write_manifest(folder: Path, created: float) -> None:
 
 
 def _damage(entry: Path) -> str | None:
-    """What is wrong with an entry, or ``None``."""
+    """The damage of an entry; ``None`` if intact."""
     try:
         expected = _manifest(entry)["files"]
         for name in {*expected, *(p.relative_to(entry).as_posix() for p in _files(entry))}:
@@ -218,7 +217,7 @@ def _damage(entry: Path) -> str | None:
 
 
 def _manifest(entry: Path) -> dict[str, Any]:
-    """What an entry says of itself. Raises ``ValueError`` where it is not as it was written."""
+    """The manifest of an entry. Raises ``ValueError`` if it was changed."""
     said: dict[str, Any] = parse_json((entry / _MANIFEST).read_bytes())
     total = said.pop("sum", None)  # entries of an earlier version have none
     if said.keys() != {"created", "files"} or (total is not None and total != content_sum(said)):
@@ -227,7 +226,7 @@ def _manifest(entry: Path) -> dict[str, Any]:
 
 
 def _created(entry: Path) -> float:
-    """When an entry was put, in seconds since the epoch; a damaged one tells by its folder."""
+    """When an entry was stored, in seconds since the epoch; for a damaged one, the modification time of its folder."""
     try:
         return float(_manifest(entry)["created"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

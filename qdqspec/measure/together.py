@@ -1,7 +1,7 @@
-"""Several builds of several models timed together: one turn of each in every round, in random order.
+"""Times several builds of several models together: one turn of each in every round, in random order.
 
-May import floor 0, `race`, `room`, `stats` and the backend seam. Position ``i`` of every build's samples belongs to the
-same round, so that whatever changes the machine's speed from round to round falls on all of them.
+Position ``i`` of every build's samples belongs to the same round, so that a change of the machine's speed between
+rounds affects all of them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from qdqspec.measure.room import HasRoom, NoRoomError, has_room, is_want_of_room
 from qdqspec.measure.stats import enclosed_ratios, trimmed_error
 from qdqspec.types import Clock, Interval, Samples
 
-FEWEST = 6  # rounds below which nothing is said of how well a level is known
-ENOUGH = 0.0025  # standard error of a build's level, a quarter of the least difference that counts
+FEWEST = 6  # rounds before the precision of levels is evaluated
+ENOUGH = 0.0025  # standard error of a build's level, a quarter of the smallest significant difference
 
 Opener: TypeAlias = Callable[[], Engine]
 Take: TypeAlias = Callable[[Turn, Engine], Samples]  # how a turn is taken: `Turn.sample` or `Turn.both`
@@ -31,7 +31,7 @@ Take: TypeAlias = Callable[[Turn, Engine], Samples]  # how a turn is taken: `Tur
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Samples of each group's builds, and why a group has none: one that fails once is out."""
+    """Samples of each group's builds, and why a group has none: a group with one failure is omitted."""
 
     samples: dict[str, list[Samples]] = field(default_factory=dict)
     failures: dict[str, QdqspecError] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Together:
 
 
 def ratios_between(groups: Mapping[str, Sequence[Samples]], base: str, clock: Clock) -> dict[str, Interval]:
-    """Every group's time over that of the ``base`` group, in both conditions where all builds have both.
+    """Every group's time over that of the ``base`` group, in both conditions if all builds have both.
 
     Each group has the samples of its fresh builds; see `enclosed_ratios`.
     """
@@ -66,12 +66,11 @@ def time_together(
     beside: Sequence[Engine] = (),
     take: Take = Turn.both,
 ) -> Together:
-    """Open all engines, ``jobs`` at a time, let them become warm, take ``rounds`` samples of each, and close them.
+    """Open all engines, ``jobs`` at a time, warm them up, take ``rounds`` samples of each, and close them.
 
-    From half of the rounds on it ends when runs tell nothing more: what then differs, differs between builds.
-    Timing, and not building, happens inside ``exclusive``, and begins when all are built.
-    Raises `NoRoomError` as soon as ``room`` denies that those to come fit ``beside`` what is open already, or where
-    one fails for want of memory.
+    From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
+    Timing, and not building, happens inside ``exclusive``, and begins when all are built. Raises `NoRoomError` as soon
+    as ``room`` reports that the remaining ones do not fit ``beside`` the open ones, or if one fails for lack of memory.
     """
     result = Together()
     to_come = Counter({name: len(openers) for name, openers in groups.items()})
@@ -101,14 +100,14 @@ def _look_ahead(room: HasRoom, engines: Sequence[Engine], to_come: Counter[str])
 
 
 def _fail(result: Together, name: str, error: QdqspecError) -> None:
-    """Leave a group out, unless it may only have failed because so many are open."""
+    """Omit a group, unless it may have failed because too many engines are open."""
     if is_want_of_room(error):
         raise NoRoomError from error
     result.failures[name] = error
 
 
 def _opened(openers: Sequence[Opener], jobs: int, opened: ExitStack) -> Iterator[Engine]:
-    """The engines of one group in order, which ``opened`` closes, those built beside one that failed too."""
+    """The engines of one group in order, closed by ``opened``, also those built in parallel with a failed one."""
 
     def build(opener: Opener) -> Engine:
         engine = opener()
@@ -123,10 +122,10 @@ def _opened(openers: Sequence[Opener], jobs: int, opened: ExitStack) -> Iterator
         futures = [pool.submit(build, opener) for opener in openers]
         yield from [future.result() for future in futures]
     except Exception:
-        pool.shutdown(cancel_futures=True)  # none may be under way while others are timed
+        pool.shutdown(cancel_futures=True)  # none may be running while others are timed
         raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for no compiler
+        pool.shutdown(wait=False, cancel_futures=True)  # an interrupt does not wait for a compiler
 
 
 def _take_turns(
@@ -156,7 +155,7 @@ def _take_turns(
 
 
 def _are_known(result: Together, clock: Clock) -> bool:
-    """Whether each build's level, as it stands to the others' in the same rounds, is known well enough."""
+    """Whether each build's level, relative to the others' in the same rounds, is known precisely enough."""
     logs = np.log([build.on(clock) for group in result.samples.values() for build in group])
     if len(logs) < 2:
         return False

@@ -1,12 +1,11 @@
-"""The other side of `qdqspec.measure.isolate`: processes that build and run engines for it.
+"""The worker processes of `qdqspec.measure.isolate`, which build and run engines.
 
-Started as ``python -m qdqspec.measure.worker``, in one of two roles. ``zygote``: load the backend's
-library once, then fork a child per engine on request. ``single``: serve one engine in this very
-process, where forking is not possible. May import floors 0-2; it must not know of searches or specs.
+Started as ``python -m qdqspec.measure.worker``, in one of two roles. ``zygote``: load the backend's library once, then
+fork a child per engine on request. ``single``: serve one engine in this process, where forking is not possible.
 
-The rules that keep it harmless: a child ends when its connection ends; the zygote ends when the
-connection to its parent ends, kills its children and removes the scratch folder first; interrupts
-from the terminal are ignored here, since the parent decides; nothing is written to the terminal.
+Safety rules: a child ends when its connection ends; the zygote ends when the connection to its parent ends, but kills
+its children and removes the scratch folder first; interrupts of the terminal are ignored here, since the parent handles
+them; nothing is written to the terminal.
 """
 
 from __future__ import annotations
@@ -51,10 +50,11 @@ class Service:
     stream: Stream
     backend: Backend
     engine: Engine | None = field(default=None, init=False)
-    where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)  # it is timed
+    # context of timed runs
+    where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
 
     def serve(self) -> None:
-        """Answer until the other end closes. A failure of the backend is an answer, not an end."""
+        """Answer until the other end closes. A failure of the backend is sent as an answer."""
         while True:
             try:
                 header, arrays = self.stream.receive()
@@ -72,7 +72,7 @@ class Service:
     def _send(self, answer: Header, outputs: Mapping[str, Array]) -> None:
         try:
             self.stream.send(answer, outputs)
-        except BackendError as error:  # an output that cannot travel
+        except BackendError as error:  # an output that cannot be transferred
             self.stream.send({"error": error_to_json(error)})
 
     def _do_build(self, header: Header, _: Mapping[str, Array]) -> Answer:
@@ -113,12 +113,12 @@ class Service:
 
 
 def _profile(header: Header) -> dict[str, int]:
-    """The profile as a keyword; for the first one none, so that a backend of one profile need not know the word."""
+    """The profile as a keyword argument; omitted for the first, so that backends may lack the parameter."""
     return {"profile": header["profile"]} if header["profile"] else {}
 
 
 def error_to_json(error: Exception) -> dict[str, Any]:
-    """What an exception says, without the exception."""
+    """The content of an exception as JSON."""
     if isinstance(error, QdqspecError):
         kind = type(error).__name__
         return {"kind": kind, "what": error.what, "where": error.where, "cure": error.cure}
@@ -137,19 +137,20 @@ def backend_by_name(name: str) -> Backend:
 
 
 def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
-    """Load the backend, report readiness, then fork and end children on request until the parent is gone."""
+    """Load the backend, report readiness, then fork and end children on request until the parent has ended."""
     children: set[int] = set()
     try:
         backend = backend_by_name(name)
         backend.probe()  # imports the heavy library
-        importlib.import_module("qdqspec.graph.model")  # and onnx, with which backends read what they built
-        gc.freeze()  # what is loaded now stays shared between the children
+        # and onnx, with which backends read their optimized models
+        importlib.import_module("qdqspec.graph.model")
+        gc.freeze()  # objects loaded so far stay shared between the children
         _reply(control, {"number": 0, "threads": _thread_count()})
         while (request := _request(control)) is not None:
             answer = _obey(request, control, backend, children)
             _reply(control, {"number": request["number"], **answer})
     except (ConnectionError, BrokenPipeError):
-        pass  # the parent is gone; there is nobody left to tell
+        pass  # the parent has ended: no answer is needed
     finally:
         for pid in children:
             _end(pid)
@@ -157,7 +158,7 @@ def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
 
 
 def _request(control: socket.socket) -> Header | None:
-    """The next control message, or ``None`` at the end. Descriptors that came along are under ``fds``."""
+    """The next control message; ``None`` at the end. Descriptors sent with it are under ``fds``."""
     message, fds, _, _ = socket.recv_fds(control, CONTROL_LIMIT, 1)
     return {**json.loads(message), "fds": fds} if message else None
 
@@ -193,14 +194,14 @@ def _fork(connection: socket.socket, control: socket.socket, backend: Backend, f
         _enter(folder)
         Service(Stream(connection), backend).serve()
         code = 0
-    except BaseException:  # noqa: BLE001 - told in the log; the parent sees the exit code
+    except BaseException:  # noqa: BLE001 - written to the log; the parent gets the exit code
         traceback.print_exc()
     finally:
-        os._exit(code)  # never unwind into the zygote's own loop and clean-up
+        os._exit(code)  # do not unwind into the zygote's own loop and clean-up
 
 
 def _end(pid: int) -> int:
-    """Kill a child and return its wait status. One that had already crashed keeps the status of its crash."""
+    """Kill a child and return its wait status, which is that of the crash if it had already crashed."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     try:
@@ -210,15 +211,15 @@ def _end(pid: int) -> int:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the zygote dies by whatever means."""
+    """Ask Linux to kill this process when the zygote ends for any reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL_OPTION, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before the request stood
+        if os.getppid() != parent:  # it ended before the request took effect
             os._exit(1)
 
 
 def _thread_count() -> int:
-    """Threads of this process, those of native libraries included. Forking is safe with one only."""
+    """Threads of this process, including those of native libraries. Forking is safe with one only."""
     try:
         return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
@@ -229,7 +230,7 @@ def _thread_count() -> int:
 
 
 def run_single(name: str, port: int, folder: Path) -> None:
-    """Connect to the parent, prove to be its child by the token it gave on standard input, and serve."""
+    """Connect to the parent, authenticate with the token from standard input, and serve."""
     lifeline = os.dup(0)
     token = os.read(lifeline, 32)
     connection = socket.create_connection(("127.0.0.1", port))
@@ -248,7 +249,7 @@ def run_single(name: str, port: int, folder: Path) -> None:
 
 
 def _exit_at_end_of(lifeline: int, scratch: Path) -> None:
-    """The parent holds the other end of this pipe: when it dies, even a hanging native call ends here."""
+    """End this process when the parent's end of the pipe closes, even during a hanging native call."""
     os.read(lifeline, 1)
     shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)
@@ -258,7 +259,7 @@ def _exit_at_end_of(lifeline: int, scratch: Path) -> None:
 
 
 def _enter(folder: Path) -> None:
-    """Take ``folder`` for temporary files and for all that is printed, by Python or native code."""
+    """Use ``folder`` for temporary files and for all output of Python or native code."""
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)
     log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -270,7 +271,7 @@ def _enter(folder: Path) -> None:
 
 
 def _become_expendable() -> None:
-    """No core files in the user's folder, and where memory ends, let the kernel choose us, not the run."""
+    """Disable core files, and raise the OOM score, so that the kernel kills this process before the run."""
     if sys.platform == "win32":
         return
     import resource  # not on Windows

@@ -1,1 +1,1 @@
-"""The numbers: formats, calibration, scales, integer weights. May import floors 0 and 1."""
+"""Quantization parameters: number formats, calibration, scales, integer weights."""

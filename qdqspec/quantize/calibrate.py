@@ -1,6 +1,6 @@
-"""Finds the range of every tensor from sample inputs, one sample at a time.
+"""Calibration: the range of every tensor from sample inputs, one sample at a time.
 
-It knows no runtime: the caller hands in what runs a model.
+It is independent of runtimes: the caller passes a function that runs a model.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Array: TypeAlias = npt.NDArray[np.generic]
 Feed: TypeAlias = Mapping[str, Array]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
 
-# Takes a model and returns what runs it: feed in, outputs by name out. The model comes from
-# `observe`; references to external data stay relative to the folder of the original.
+# Takes a model and returns a function that runs it: feed in, outputs by name out. The model comes from `observe`;
+# references to external data stay relative to the folder of the original.
 OutputRunner: TypeAlias = Callable[[Parts], Callable[[Feed], Mapping[str, Array]]]
 
 _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
@@ -39,9 +39,10 @@ _FROM_HISTOGRAM: dict[Method, Callable[[Histogram], TensorRange]] = {
     "mse": mse_range,
 }
 _FLOATS = frozenset({*REALS, onnx.TensorProto.DOUBLE})
-# Bounded by nature; and their rare large values are the message.
+# Bounded outputs whose rare large values carry the information.
 _BOUNDED = frozenset({"HardSigmoid", "Sigmoid", "Softmax", "Softsign", "Tanh"})
-_NEGLIGIBLE = float(np.finfo(np.float32).smallest_normal)  # nothing to gain, and no bins to be had
+# too small to benefit from clipping, or to be divided into bins
+_NEGLIGIBLE = float(np.finfo(np.float32).smallest_normal)
 _LISTED = 5
 _log = logging.getLogger(__name__)
 
@@ -58,11 +59,11 @@ def calibrate(
     """Return the range of each tensor over all feeds.
 
     ``feeds`` is called once for ``max`` and ``mean`` (of the smallest and the largest value of each sample), twice for
-    the other methods (range first, then a histogram of fixed size a tensor), and its samples are never kept. The range
-    of a tensor in a body of If, Loop or Scan is over all iterations. Left out are integer tensors, those that no feed
-    ever produced, as in a branch never taken, and those that held NaN or infinity, as masked scores do; ``note`` gets
-    the latter two. What the model answers with is never clipped: its outputs, both sides of a Softmax, the output of a
-    Sigmoid and the like. Raises `DataError` when there is no sample.
+    the other methods (range first, then a histogram of fixed size per tensor), and its samples are never stored. The
+    range of a tensor in a body of If, Loop or Scan is over all iterations. Omitted are integer tensors, those that no
+    feed produced, as in a branch never taken, and those that held NaN or infinity, as masked scores do; ``note`` gets
+    the latter two. Some tensors are never clipped: the model's outputs, input and output of a Softmax, the output of a
+    Sigmoid and similar operators. Raises `DataError` if there is no sample.
     """
     return calibrate_with(model, tensors, feeds, (method,), run, note=note)[method]
 
@@ -76,7 +77,7 @@ def calibrate_with(
     *,
     note: Callable[[str], None] = _log.warning,
 ) -> dict[Method, dict[str, TensorRange]]:
-    """As `calibrate`, by several methods: the inputs are gone through twice however many there are."""
+    """As `calibrate`, by several methods; two passes over the inputs, whatever the number of methods."""
     watch = _Watch.over(model, tensors, run)
     spans, means, unbounded = _spans(watch, feeds())
     for number, unusable in unbounded.items():
@@ -100,7 +101,7 @@ def calibrate_with(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watch:
-    """Tells the values of the wanted tensors for one feed: from the feed itself, and from running."""
+    """Gives the values of the wanted tensors for one feed: from the feed itself, and from a run."""
 
     wanted: frozenset[str]
     inputs: frozenset[str]
@@ -109,7 +110,7 @@ class _Watch:
 
     @classmethod
     def over(cls, model: Model, tensors: Iterable[str], run: OutputRunner) -> _Watch:
-        """Watch ``tensors`` that are not known to hold something else than floats."""
+        """Watch ``tensors`` that are floating-point or of unknown type."""
         wanted = {t for t in tensors if model.elem_type(t) in (*_FLOATS, None) and t not in model.constants}
         observer = observe(model, wanted)
         return cls(
@@ -129,9 +130,9 @@ class _Watch:
 
 
 def _answers(model: Model) -> set[str]:
-    """Tensors whose largest values decide.
+    """Tensors whose largest values decide the result.
 
-    With them clipped by entropy, SqueezeNet's probabilities had an SQNR of 2 dB; with all others clipped, 19.
+    If they were clipped by entropy, SqueezeNet's probabilities had an SQNR of 2 dB; if all others were, 19 dB.
     """
     bounded = (t for node in model.nodes if node.op_type in _BOUNDED for t in node.outputs)
     logits = (node.inputs[0] for node in model.nodes if node.op_type == "Softmax")
@@ -149,7 +150,7 @@ def _is_float(value: Array) -> bool:
 def _spans(
     watch: _Watch, feeds: Iterable[Feed]
 ) -> tuple[dict[str, TensorRange], dict[str, TensorRange], dict[int, list[str]]]:
-    """The range of each tensor, the mean of its ranges over samples, and by sample those that have none there."""
+    """The range of each tensor, the mean of its ranges over samples, and by sample the tensors that are not finite."""
     spans: dict[str, TensorRange] = {}
     sums: dict[str, npt.NDArray[np.float64]] = {}
     samples = Counter[str]()
@@ -178,7 +179,7 @@ def _spans(
 
 
 def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -> Iterator[str]:
-    """A line for each outermost body that never ran, and one for the tensors that nothing computed elsewhere."""
+    """A line for each outermost body that never ran, and one for other tensors that were never computed."""
     homes, idle, others = find_scopes(model.proto).of_tensor, Counter[str](), []
     ran = {scope for tensor in seen if tensor in homes for scope in homes[tensor][0].chain}
     for tensor in sorted(missing):
@@ -195,7 +196,7 @@ def _without_values(model: Model, missing: Iterable[str], seen: Iterable[str]) -
 
 
 def _span(value: Array) -> TensorRange | None:
-    """``None`` where a value is not finite."""
+    """The range of a value; ``None`` if it is not finite."""
     low, high = float(value.min()), float(value.max())
     return TensorRange(low, high) if np.isfinite(low) and np.isfinite(high) else None
 

@@ -1,4 +1,4 @@
-"""Numbers of Q/DQ pairs that corrections have found, in place of those that calibration alone gives."""
+"""Corrected quantization parameters of Q/DQ pairs, which replace those of calibration."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Site
 
 Array: TypeAlias = npt.NDArray[np.generic]
-WeightKey: TypeAlias = tuple[str, str, int | None]  # tensor, number format, axis of scales
+WeightKey: TypeAlias = tuple[str, str, int | None]  # tensor, number format, axis of the scales
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WeightNumbers:
-    """The scale of a weight, and its ``integers`` where these are not the nearest ones."""
+    """The scale of a weight, and its ``integers`` if they differ from the nearest ones."""
 
     scale: npt.NDArray[np.float32]
     integers: Array | None = None
@@ -28,7 +28,7 @@ class WeightNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corrections:
-    """Ranges of activations by tensor, and numbers of weights, that replace those of calibration."""
+    """Ranges of activations by tensor, and scales and integers of weights, that replace those of calibration."""
 
     ranges: Mapping[str, TensorRange] = field(default_factory=dict)
     weights: Mapping[WeightKey, WeightNumbers] = field(default_factory=dict)
@@ -38,12 +38,12 @@ NO_CORRECTIONS = Corrections()
 
 
 def weight_key(site: Site) -> WeightKey:
-    """What the numbers of a weight depend on: not on which consumers read it."""
+    """The key of a weight's numbers, which do not depend on its consumers."""
     return site.tensor, site.format, site.axis
 
 
 def rounding_text(integers: Array, nearest: Array) -> str:
-    """How integers differ from the nearest ones, as text; empty where they do not.
+    """The differences of integers from the nearest ones, as text; empty if there are none.
 
     The differences are bytes in the order of memory, compressed with zlib, in base64.
     """
@@ -56,7 +56,7 @@ def rounding_text(integers: Array, nearest: Array) -> str:
 
 
 def rounding_steps(text: str, size: int) -> npt.NDArray[np.int8]:
-    """What `rounding_text` wrote of ``size`` integers; raises `ValueError` where it is damaged or of another size."""
+    """The differences in a text of `rounding_text`; raises `ValueError` if damaged or not of ``size`` integers."""
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(text, validate=True), size + 1)
@@ -68,6 +68,6 @@ def rounding_steps(text: str, size: int) -> npt.NDArray[np.int8]:
 
 
 def rounded(nearest: Array, text: str) -> Array:
-    """The integers that a text describes, given the nearest ones. Raises `ValueError` where they do not fit."""
+    """The integers that a text describes, given the nearest ones. Raises `ValueError` if they do not fit."""
     steps = rounding_steps(text, nearest.size).reshape(nearest.shape)
     return np.asarray((nearest.astype(np.int64) + steps).astype(nearest.dtype))

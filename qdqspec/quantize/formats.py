@@ -1,4 +1,4 @@
-"""The number formats a Q/DQ pair can use, one entry each. May import floor 0, numpy and onnx."""
+"""The number formats that a Q/DQ pair can use, one entry each."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qdqspec.registry import did_you_mean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormat:
-    """A format of stored numbers: its ONNX element type, its range, and the first opset that models with it may have.
+    """A format of stored numbers: its ONNX element type, its range, and the smallest opset of models that use it.
 
-    A ``block`` is how many elements along the axis share a scale, 0 where a channel does. ``scale_type`` is the
-    element type of scales where it is not the tensor's own: 8-bit floats, or powers of two (E8M0). The one scale and
-    zero point of a tensor ``at_run_time`` are found when the model runs.
+    ``block`` is the number of elements along the axis that share a scale, 0 for scales per channel. ``scale_type`` is
+    the element type of scales if it is not the tensor's own: 8-bit floats, or powers of two (E8M0). A tensor with
+    ``at_run_time`` has one scale and zero point, computed when the model runs.
     """
 
     name: str
@@ -37,17 +37,17 @@ class NumberFormat:
 
     @property
     def floating(self) -> bool:
-        """Whether its numbers are floating-point ones, which have no zero point but zero."""
+        """Whether its numbers are floating-point, which requires zero point 0."""
         return self.elem_type in _FLOATING
 
     @property
     def weight_only(self) -> bool:
-        """Whether it never holds activations: blocks of integers, whose scales no operator finds out."""
+        """Whether it is for weights only: blocks of integers, for which no operator computes scales at run time."""
         return bool(self.block) and self.scale_type is None
 
     @property
     def dynamic(self) -> bool:
-        """Whether activations in it get their scales, of blocks or of the whole tensor, when the model runs."""
+        """Whether the scales of activations, of blocks or of the whole tensor, are computed when the model runs."""
         return self.at_run_time or (bool(self.block) and self.scale_type is not None)
 
     @property
@@ -57,7 +57,7 @@ class NumberFormat:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The numpy dtype that holds its values."""
+        """The numpy dtype of its values."""
         return onnx.helper.tensor_dtype_to_np_dtype(self.elem_type)
 
 
@@ -82,15 +82,15 @@ def _blocked(
 _Type = onnx.TensorProto
 _FLOATING = frozenset({_Type.FLOAT8E4M3FN, _Type.FLOAT4E2M1})
 
-RUN_TIME = "uint8_dynamic"  # activations behind a DynamicQuantizeLinear
-BIAS_FORMAT = "int32"  # QuantizeLinear cannot make it: such a constant is always stored as integers
+RUN_TIME = "uint8_dynamic"  # for activations after a DynamicQuantizeLinear
+BIAS_FORMAT = "int32"  # not produced by QuantizeLinear: such a constant is always stored as integers
 
-# Ranges: ONNX, "Float stored in 8 bits" and "4 bits"; blocks: what TensorRT takes (INT4 64 or 128, NVFP4 16, MXFP8 32)
-# and ONNX Runtime's MatMulNBits too (a power of two from 16 on). Blocks of integers are for weights only; activations
-# in NVFP4 and MXFP8 are quantized as they come, by operators of TensorRT's own, and so are MXFP8 weights, of which
-# ONNX's needs opset 24: see docs/decisions/0010-blocked-formats.md.
-# Opset 10 has QuantizeLinear too, with one scale a tensor. ONNX Runtime then fails where a bias is to be quantized: "No
-# Op registered for Round with domain_version of 10".
+# Ranges: ONNX, "Float stored in 8 bits" and "4 bits". Blocks: the sizes that TensorRT supports (INT4 64 or 128, NVFP4
+# 16, MXFP8 32) and ONNX Runtime's MatMulNBits too (a power of two from 16 on). Blocks of integers are for weights only;
+# activations in NVFP4 and MXFP8 are quantized at run time by operators specific to TensorRT, and so are MXFP8 weights,
+# for which ONNX's operators need opset 24: see docs/decisions/0010-blocked-formats.md. Opset 10 has QuantizeLinear too,
+# with one scale per tensor. ONNX Runtime then fails if a bias is to be quantized: "No Op registered for Round with
+# domain_version of 10".
 FORMATS: dict[str, NumberFormat] = {
     f.name: f
     for f in (
@@ -110,7 +110,7 @@ FORMATS: dict[str, NumberFormat] = {
 
 
 def number_format(name: str) -> NumberFormat:
-    """The format of that name; raises `ConfigError` with the nearest known one."""
+    """The format of that name; raises `ConfigError` naming the closest known one."""
     if name not in FORMATS:
         near = did_you_mean(name, tuple(FORMATS))
         raise ConfigError(f"unknown number format '{name}'{near}", cure=f"known: {', '.join(FORMATS)}")
@@ -120,7 +120,7 @@ def number_format(name: str) -> NumberFormat:
 def format_stored_as(
     elem_type: str, block: int = 0, scale_type: int | None = None, *, at_run_time: bool = False
 ) -> NumberFormat | None:
-    """The format whose numbers and scales are stored so, by the ONNX name of its element type in lower case."""
+    """The format with this storage of numbers and scales; ``elem_type`` is the ONNX name in lower case."""
     wanted = elem_type, block, scale_type
     alike = (f for f in FORMATS.values() if f.at_run_time == at_run_time)
     return next((f for f in alike if _stored_as(f) == wanted), None)
@@ -135,10 +135,9 @@ class QuantParams:
     """Scale and zero point of one Q/DQ pair.
 
     ``scale`` is float32, ``zero_point`` has the format's dtype; both are scalars (shape ``()``), of shape
-    ``(channels,)`` where ``axis`` is set, or for a blocked format the tensor's shape with as many elements along
-    ``axis`` as there are blocks. real = (stored - zero_point) * scale, times ``outer`` where scales are
-    quantized themselves. Of an activation in a dynamic format the scales are not known: ``scale`` is 1, of shape
-    ``()``, and stands for them.
+    ``(channels,)`` if ``axis`` is set, or for a blocked format of the tensor's shape with the number of blocks along
+    ``axis``. real = (stored - zero_point) * scale, times ``outer`` if scales are quantized themselves. The scales of an
+    activation in a dynamic format are unknown: ``scale`` is then a placeholder, 1 of shape ``()``.
     """
 
     format: NumberFormat
@@ -149,15 +148,15 @@ class QuantParams:
 
     @property
     def has_zero_point(self) -> bool:
-        """Whether the pair spells its zero point. ONNX does without one for zero; from opset 21 Q can, too."""
+        """Whether the pair has an explicit zero point. ONNX allows omitting zero for DQ; from opset 21 also for Q."""
         return not (self.format.block and self.format.signed) or bool(self.zero_point.any())
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the scales are found when the model runs."""
+        """Whether the scales are computed when the model runs."""
         return self.format.dynamic and self.scale.ndim == 0
 
     @property
     def step(self) -> npt.NDArray[np.float32]:
-        """What one unit of the stored numbers is worth, in the shape of ``scale``."""
+        """The real value of one unit of the stored numbers, in the shape of ``scale``."""
         return self.scale if self.outer is None else np.asarray(self.scale * self.outer, np.float32)

@@ -1,8 +1,8 @@
-"""Ranges that somebody else has found: TensorRT's calibration caches, and plain JSON. May import floor 0.
+"""Ranges of other tools: TensorRT's calibration caches, and plain JSON.
 
-A calibration cache is what TensorRT's calibrators and ModelOpt write: a line that names the TensorRT and its
+A calibration cache is the file format of TensorRT's calibrators and ModelOpt: a line with the TensorRT version and the
 calibrator, then for each tensor its name and, in hexadecimal, the bits of a float32: the largest magnitude over 127.
-JSON says the same in plain numbers: ``{"tensor": 6.0}`` for -6 to 6, or ``{"tensor": [-1.5, 6.0]}``.
+JSON holds plain numbers: ``{"tensor": 6.0}`` for -6 to 6, or ``{"tensor": [-1.5, 6.0]}``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qdqspec.quantize.ranges import TensorRange
 
 _HEADER = re.compile(r"TRT-\d+-\w+")
 _LINE = re.compile(r"(?P<name>.+?)\s*:\s*(?P<bits>[0-9a-fA-F]{8})")
-_STEPS = 127  # of int8, for which the caches were invented; other formats take the range
+_STEPS = 127  # of int8, the format of the caches; other formats use the range
 _MOST_BYTES = 64 << 20
 _CURE = 'give a calibration cache of TensorRT, or JSON such as {"tensor": 6.0} or {"tensor": [-1.5, 6.0]}'
 
@@ -27,9 +27,9 @@ _CURE = 'give a calibration cache of TensorRT, or JSON such as {"tensor": 6.0} o
 def given_ranges(
     path: Path, wanted: Collection[str], where: str, note: Callable[[str], None]
 ) -> dict[str, TensorRange]:
-    """The ranges that a file has for the tensors wanted; ``note`` is told which it has none for.
+    """The ranges in a file for the wanted tensors; ``note`` receives the names of those without one.
 
-    Raises `DataError` where it cannot be read, or has none of them: it is of another model than ``where`` then.
+    Raises `DataError` if it cannot be read, or has none of them: it belongs to another model than ``where`` then.
     """
     told = read_ranges(path)
     found = {tensor: told[tensor] for tensor in wanted if tensor in told}
@@ -43,9 +43,9 @@ def given_ranges(
 
 
 def read_ranges(path: Path) -> dict[str, TensorRange]:
-    """The range of each tensor that a file names; raises `DataError` with the line or name that cannot be read."""
+    """The range of each tensor in a file; raises `DataError` with the line or name that cannot be read."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise DataError("this is no file", where=path, cure=_CURE)
         if path.stat().st_size > _MOST_BYTES:
             raise DataError(f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure=_CURE)

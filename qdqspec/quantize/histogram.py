@@ -1,7 +1,6 @@
-"""How much of a tensor's tail to give up for finer steps: percentile, entropy and squared error.
+"""Histogram calibration: the percentile, entropy and squared-error methods of clipping a tensor's range.
 
-May import floor 0, numpy and `ranges`. Histograms have a fixed number of bins over a range known
-beforehand, so that memory is bounded whatever the number of samples.
+Histograms have a fixed number of bins over a known range, so that memory is bounded whatever the number of samples.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from qdqspec.quantize.ranges import TensorRange
 
 BINS = 2048
-PERCENTILE = 99.99  # of all values stay inside
+PERCENTILE = 99.99  # percentage of all values that is not clipped
 _LEVELS = 128  # of the magnitude, as in an 8-bit symmetric grid
 _MSE_CANDIDATES = 128
 _MSE_STEPS = 255  # of an 8-bit grid over the whole range
@@ -21,10 +20,10 @@ Floats = npt.NDArray[np.float64]
 
 
 class Histogram:
-    """Counts of non-zero values in `BINS` equal bins on each side of zero, out to the larger end of ``span``.
+    """Counts of non-zero values in `BINS` equal bins on each side of zero, up to the largest magnitude of ``span``.
 
-    Zeros are not counted: every grid holds zero exactly, and the spike they make behind a Relu would
-    outweigh all else.
+    Zeros are not counted: every grid represents zero exactly, and their large number after a Relu would dominate all
+    other counts.
     """
 
     __slots__ = ("counts", "span")
@@ -51,7 +50,7 @@ class Histogram:
 
 
 def percentile_range(histogram: Histogram, percentile: float = PERCENTILE) -> TensorRange:
-    """Cut equal shares off both tails; at least ``percentile`` percent of the non-zero values stay inside."""
+    """Clip equal shares of both tails; at least ``percentile`` percent of the non-zero values stay inside."""
     total = histogram.counts.sum()
     if total == 0:
         return histogram.span
@@ -65,11 +64,11 @@ def percentile_range(histogram: Histogram, percentile: float = PERCENTILE) -> Te
 
 
 def entropy_range(histogram: Histogram) -> TensorRange:
-    """Clip where the 128-level image of the magnitudes loses the least information (relative entropy).
+    """Entropy calibration: clip where the relative entropy of magnitudes and their 128-level image is smallest.
 
-    The search of S. Migacz, "8-bit Inference with TensorRT", GTC 2017: for every number of bins kept, the
-    tail is added to the last bin kept, the bins are merged into 128 levels and spread again over the
-    non-empty ones, and the divergence of both is taken. Prefix sums give all thresholds at once.
+    The search of S. Migacz, "8-bit Inference with TensorRT", GTC 2017: for every number of bins kept, the tail is added
+    to the last bin kept, the bins are merged into 128 levels and spread again over the non-empty ones, and the
+    divergence of both is computed. Prefix sums give all thresholds at once.
     """
     counts = histogram.magnitudes
     if counts.sum() == 0:
@@ -80,7 +79,7 @@ def entropy_range(histogram: Histogram) -> TensorRange:
 
 
 def mse_range(histogram: Histogram) -> TensorRange:
-    """Clip where the squared error of an 8-bit grid, rounding and clipping together, is least."""
+    """Clip where the squared error of an 8-bit grid, rounding and clipping together, is smallest."""
     if histogram.counts.sum() == 0:
         return histogram.span
     edges = histogram.edges
@@ -103,7 +102,7 @@ def _squared_error(histogram: Histogram, centers: Floats, limit: float) -> float
 
 
 def _divergences(counts: Floats) -> Floats:
-    """Relative entropy for every number of bins kept; infinite where fewer than the levels are kept.
+    """Relative entropy for every number of bins kept; infinite for fewer bins than levels.
 
     ``counts`` is P before the tail is added; Q spreads the sum of a level over its non-empty bins.
     """

@@ -1,4 +1,4 @@
-"""The numbers of every Q/DQ site of a model. May import floors 0 and 1, and numpy."""
+"""Quantization parameters of every Q/DQ site of a model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _Key = tuple[str, str, int | None, bool, tuple[Consumer, ...]]
 
 
 class Quantizer:
-    """Gives scale and zero point of a site, computed once, and the integers of a weight, computed anew.
+    """Gives scale and zero point of a site, which are cached, and the integers of a weight, which are not.
 
-    The site says format and axis. ``ranges`` should be tied already (`tie_ranges`). ``reduce_range`` uses
-    7 bits of an 8-bit weight; ``symmetric_activations`` puts the zero point of unsigned activations that
-    take both signs in the middle. ``biases`` names for the consumer of an int32 bias the sites of the
-    activation and the weight whose product it is added to. ``corrections`` replace what calibration gives.
+    Format and axis are those of the site. ``ranges`` must be tied already (`tie_ranges`). ``reduce_range`` uses 7 bits
+    of an 8-bit weight; ``symmetric_activations`` places the zero point of unsigned activations with values of both
+    signs in the middle. ``biases`` maps the consumer of an int32 bias to the sites of the activation and the weight
+    whose product it is added to. ``corrections`` replace the results of calibration.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Quantizer:
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of the site.
 
-        Raises `PlacementError` for an activation that was not calibrated or a weight that is no constant,
+        Raises `PlacementError` for an activation that was not calibrated or a weight that is not a constant,
         `ModelError` for a weight that holds NaN or infinity.
         """
         key = _key(site)
@@ -69,7 +69,7 @@ class Quantizer:
         return self._params[key]
 
     def integer_weight(self, site: Site) -> Array:
-        """The weight's integers, in the shape of the weight. Not kept: who asks stores them."""
+        """The weight's integers, in the shape of the weight. Not cached: the caller stores them."""
         own = self._corrections.weights.get(weight_key(site))
         if own is not None and own.integers is not None:
             return own.integers
@@ -77,11 +77,11 @@ class Quantizer:
 
     @property
     def corrections(self) -> Corrections:
-        """The corrections in force."""
+        """The corrections in use."""
         return self._corrections
 
     def corrected(self, corrections: Corrections) -> Quantizer:
-        """The same with these corrections, and no others."""
+        """A quantizer with these corrections instead of the present ones."""
         return Quantizer(
             self._model,
             self._calibrated,
@@ -153,6 +153,6 @@ class Quantizer:
 
 
 def _key(site: Site) -> _Key:
-    """What the numbers depend on; sites of one tensor with other consumers share them, save for biases."""
+    """The cache key of a site's numbers; sites of one tensor with other consumers share them, except for biases."""
     ends = site.consumers if site.format == BIAS_FORMAT else ()
     return (site.tensor, site.format, site.axis, site.weight, ends)

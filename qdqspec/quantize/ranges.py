@@ -1,6 +1,6 @@
-"""The interval a tensor's values span, and which tensors must share one. May import floors 0 and 1.
+"""Ranges of tensors, and the groups of tensors that must share one.
 
-It knows nothing of number formats: `scales` turns ranges into scales and zero points.
+Independent of number formats: `scales` converts ranges to scales and zero points.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qdqspec.graph.ops import copies_values, is_default, is_nearest
 
 @dataclass(frozen=True, slots=True)
 class TensorRange:
-    """The lowest and highest real value to represent. Zero always lies inside, so that it stays exact."""
+    """The lowest and highest real value to represent. Zero is always included, so that it stays exact."""
 
     low: float
     high: float
@@ -37,10 +37,10 @@ class TensorRange:
 
 
 def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, TensorRange]:
-    """Give the same range, their union, to tensors that a runtime can only merge at equal scales.
+    """Give one range, their union, to tensors that a runtime can only merge at equal scales.
 
-    These are the input and outputs of ops that copy values (MaxPool and nearest Resize among them), and
-    all inputs and the output of a Concat. Tensors without a range pass the tie on and get none.
+    These are the input and outputs of operators that copy values (including MaxPool and nearest Resize), and all inputs
+    and the output of a Concat. Tensors without a range extend the group and get none.
     """
     leader = _leaders(model)
     union: dict[str, TensorRange] = {}
@@ -51,7 +51,7 @@ def tie_ranges(model: Model, ranges: Mapping[str, TensorRange]) -> dict[str, Ten
 
 
 def tied_groups(model: Model, tensors: Iterable[str]) -> tuple[tuple[str, ...], ...]:
-    """The tensors in groups that `tie_ranges` gives one range."""
+    """The groups of tensors to which `tie_ranges` gives one range."""
     leader, groups = _leaders(model), dict[str, list[str]]()
     for tensor in tensors:
         groups.setdefault(leader.of(tensor), []).append(tensor)
@@ -88,7 +88,7 @@ class _Leaders:
         self._parent: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """The name that stands for the set ``name`` is in."""
+        """The representative of the set that contains ``name``."""
         parent = self._parent
         while parent.setdefault(name, name) != name:
             parent[name] = parent[parent[name]]
@@ -96,5 +96,5 @@ class _Leaders:
         return name
 
     def join(self, one: str, other: str) -> None:
-        """Make one set of two."""
+        """Merge two sets."""
         self._parent[self.of(other)] = self.of(one)

@@ -1,6 +1,6 @@
-"""Scale, zero point and stored numbers from real ones. May import floor 0, numpy, ml_dtypes and onnx.
+"""Scales, zero points and stored numbers, computed from ranges and real values.
 
-Pure arithmetic, in float32 as ONNX QuantizeLinear does it: rounding half to even, saturating.
+Pure arithmetic, in float32 like ONNX QuantizeLinear: rounding half to even, saturating.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Array = npt.NDArray[np.generic]
 Scales = npt.NDArray[np.float32]
 
 _SMALLEST = np.finfo(np.float32).smallest_normal  # kernels flush subnormal scales to zero
-_SCALE_OF_ZERO = np.float32(2.0**-10)  # of a tensor that is zero everywhere: any will do
-# A channel's scale is at least this share of the largest one's. Runtimes keep a bias as int32 in steps of input
-# scale times weight scale, and a dead channel makes that overflow: with weights of 1e-9 beside weights of 1, ONNX
+_SCALE_OF_ZERO = np.float32(2.0**-10)  # for a tensor of zeros, where any scale is exact
+# A channel's scale is at least this share of the largest one's. Runtimes store a bias as int32 in steps of input scale
+# times weight scale, which a channel of tiny weights makes overflow: with weights of 1e-9 beside weights of 1, ONNX
 # Runtime 1.31 turned a bias of 0.3 into 0.
 _LEAST_SHARE = 2.0**-16
 
@@ -36,25 +36,25 @@ _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 
 def dynamic_params(span: TensorRange, fmt: NumberFormat, axis: int | None) -> QuantParams:
-    """What is known beforehand of an activation that is quantized in blocks as it comes.
+    """The parameters known in advance of an activation that is quantized in blocks at run time.
 
-    The scale of all scales of NVFP4 lets the largest value of ``span`` have the largest scale; what lies beyond is
-    cut off. Source: NVIDIA Model-Optimizer, ``export_fp4`` (amax / 6 / 448).
+    The outer scale of NVFP4 maps the largest value of ``span`` to the largest block scale; larger values are clipped.
+    Source: NVIDIA Model-Optimizer, ``export_fp4`` (amax / 6 / 448).
     """
     outer = _usable(np.asarray(span.largest / fmt.high / _FP8_HIGH)) if fmt.two_level else None
     return replace(_per_tensor(fmt, 1.0, 0), axis=axis, outer=outer)
 
 
 def run_time_params(fmt: NumberFormat) -> QuantParams:
-    """What is known beforehand of an activation whose scale and zero point are found when the model runs."""
+    """The placeholder parameters of an activation whose scale and zero point are computed when the model runs."""
     return _per_tensor(fmt, 1.0, 0)
 
 
 def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool = False) -> QuantParams:
     """Per-tensor scale and zero point that cover ``span``.
 
-    Signed formats are symmetric with zero point 0. Unsigned ones are asymmetric, or, where ``symmetric``
-    is set and the data is signed, symmetric around the middle of the format (128 for uint8).
+    Signed formats are symmetric with zero point 0. Unsigned ones are asymmetric, or, if ``symmetric`` is set and the
+    data is signed, symmetric around the middle of the format (128 for uint8).
     """
     if fmt.signed:
         return _per_tensor(fmt, span.largest / fmt.high, 0)
@@ -69,10 +69,10 @@ def activation_params(span: TensorRange, fmt: NumberFormat, *, symmetric: bool =
 def weight_params(
     weight: npt.NDArray[np.floating], fmt: NumberFormat, axis: int | None, *, reduce_range: bool = False
 ) -> QuantParams:
-    """Symmetric scales, zero point 0 (the middle for unsigned formats); one a channel where ``axis`` is set.
+    """Symmetric scales, zero point 0 (the middle for unsigned formats); per channel if ``axis`` is set.
 
-    A blocked format has one a block along ``axis``. ``reduce_range`` uses one bit less of an 8-bit integer format,
-    for processors whose 8-bit products saturate.
+    A blocked format has one scale per block along ``axis``. ``reduce_range`` uses one bit less of an 8-bit integer
+    format, for processors whose 8-bit products saturate.
     """
     axis = None if axis is None else axis % weight.ndim
     largest = _largest(weight, axis, fmt.block)
@@ -100,7 +100,7 @@ def _with_narrow_scales(params: QuantParams) -> QuantParams:
     """The scales as the format stores them: powers of two, or 8-bit floats with one scale for all of them."""
     scale = params.scale
     if params.format.scale_type == TensorProto.FLOAT8E8M0:
-        # Rounded up, so that no value of a block is cut off (the OCP specification rounds down and saturates).
+        # Rounded up, so that no value of a block is clipped (the OCP specification rounds down and saturates).
         exponents = np.clip(np.ceil(np.log2(scale.astype(np.float64))), *_E8M0_EXPONENTS)
         return replace(params, scale=np.exp2(exponents).astype(np.float32))
     if params.format.two_level:
@@ -116,10 +116,10 @@ def _as_fp8(values: npt.NDArray[np.floating]) -> Scales:
 
 
 def in_type_of(params: QuantParams, elem_type: int | None) -> QuantParams:
-    """The numbers with scales that a tensor of that element type can be given.
+    """The parameters with scales rounded to a tensor's element type.
 
-    Q and DQ compute in the type of their scale, which in float16 and bfloat16 models is theirs: what is
-    quantized has to know the rounded scale. A scale that vanishes becomes the smallest positive number.
+    Q and DQ compute in the type of their scale, which is the model's own in float16 and bfloat16 models: quantization
+    has to use the rounded scale. A scale that rounds to zero becomes the smallest positive number.
     """
     real = REALS.get(elem_type or 0)
     if real is None or real == np.float32:
@@ -130,7 +130,7 @@ def in_type_of(params: QuantParams, elem_type: int | None) -> QuantParams:
 
 
 def as_real(values: Array) -> Array:
-    """Floats of a type that numpy has not, such as bfloat16, as float32, which holds them all; others as they are."""
+    """Floats of a type that numpy lacks, such as bfloat16, converted to float32 (exact); others unchanged."""
     foreign = values.dtype.kind == "V" and any(values.dtype == real for real in REALS.values())
     return values.astype(np.float32) if foreign else values
 
@@ -145,10 +145,10 @@ def quantize(values: npt.NDArray[np.floating], params: QuantParams) -> Array:
     """The stored numbers of ``values``: saturate(round half to even(value / scale) + zero point)."""
     step, zero_point = _along_axis(params, values.shape)
     fmt = params.format
-    # float32 cannot count to 2**31; and a scalar has to stay an array
+    # float32 is not exact up to 2**31; and a scalar has to stay an array
     wide: type[np.floating] = np.float64 if fmt.dtype.itemsize > 2 else np.float32
     grid = np.asarray(np.divide(values.astype(wide, copy=False), step))
-    if not fmt.floating:  # else the cast below rounds
+    if not fmt.floating:  # otherwise the cast below rounds
         grid = np.asarray(np.rint(grid)) + zero_point
     return np.asarray(np.clip(grid, fmt.low, fmt.high).astype(fmt.dtype))
 
@@ -165,13 +165,13 @@ def bias_params(activation: QuantParams, weight: QuantParams, fmt: NumberFormat,
 
 
 def dequantize(stored: Array, params: QuantParams) -> npt.NDArray[np.float32]:
-    """The reals that stored numbers stand for: (stored - zero point) * scale."""
+    """The real values of stored numbers: (stored - zero point) * scale."""
     step, zero_point = _along_axis(params, stored.shape)
     return np.asarray((stored.astype(np.float32) - zero_point) * step, dtype=np.float32)
 
 
 def steps_of(params: QuantParams, shape: tuple[int, ...]) -> Scales:
-    """What one unit of the stored numbers is worth, in a shape that broadcasts over the tensor's."""
+    """The real value of one unit of the stored numbers, in a shape that broadcasts over the tensor's."""
     return _along_axis(params, shape)[0]
 
 
@@ -195,6 +195,6 @@ def _per_tensor(fmt: NumberFormat, scale: float, zero_point: int) -> QuantParams
 
 
 def _usable(scale: npt.NDArray[np.floating]) -> Scales:
-    """As float32, never zero, subnormal or infinite."""
+    """The scale as float32, never zero, subnormal or infinite."""
     clipped = np.clip(scale, _SMALLEST, np.finfo(np.float32).max).astype(np.float32)
     return np.where(np.asarray(scale) == 0, _SCALE_OF_ZERO, clipped)

@@ -1,4 +1,4 @@
-"""Rehearsal: the accuracy of any placement of a model, found by running one graph in which every pair has a switch."""
+"""Rehearsal: the accuracy of any placement of a model, computed with one graph that has a switch for every pair."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The graph of a rehearsal: a model in which every Q/DQ pair is in the branch of an If of its own.
+"""The graph of a rehearsal: a model in which every Q/DQ pair is in the branch of an If node of its own.
 
-The pairs are those that insertion would make (`placement.pairs`), so that what is rehearsed is what would be inserted.
+The pairs are those of insertion (`placement.pairs`), so that the rehearsed arithmetic equals that of the inserted
+pairs.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from qdqspec.types import Consumer
 Floats: TypeAlias = npt.NDArray[np.float64]
 _Input: TypeAlias = tuple[int, int]  # the index of a node, and of its input
 
-_SPLIT_TAKES_NUMBER = 18  # the opset from which Split has the number of its outputs as an attribute
-_NEVER = 1e15  # elements: no tensor has so many, and sums of them are exact
-_SOURCE = "\0source"  # what a pair calls the tensor that it quantizes until it is put into a branch
+_SPLIT_TAKES_NUMBER = 18  # the first opset whose Split has the number of outputs as an attribute
+_NEVER = 1e15  # elements: more than any tensor has; sums of it are exact
+_SOURCE = "\0source"  # placeholder for the tensor that a pair quantizes, until the pair is in a branch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchedModel:
-    """A model with switches. ``input`` takes the settings of those ``numbers``, in this order; "" where there are none.
+    """A model with switches. ``input`` takes the settings of the switches ``numbers``, in order; "" if there are none.
 
-    ``names`` are the names of its outputs by the edges that they are the values of.
+    ``names`` are the names of its outputs by the edges whose values they hold.
     """
 
     proto: onnx.ModelProto
@@ -48,16 +49,16 @@ class SwitchedModel:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """What it takes beside the switches."""
+        """Its inputs without the switches."""
         return tuple(i.name for i in self.proto.graph.input if i.name != self.input)
 
 
 class SwitchGraph:
-    """Makes models with switches out of one model: the whole, and parts of it for single switches.
+    """Builds models with switches from one model: the whole, and parts of it for single switches.
 
     ``nodes`` are those of the flat form of the model (`graph.flat`), so that pairs inside bodies have switches too.
-    Weights are references to ``store``: models are to be saved in its folder. Raises `PlacementError` where a pair does
-    not fit, `ModelError` where the opset cannot be raised.
+    Weights are references to ``store``: models must be saved in its folder. Raises `PlacementError` if a pair does not
+    fit, `ModelError` if the opset cannot be raised.
     """
 
     def __init__(self, model: Model, switches: Switches, maker: PairMaker, store: WeightStore) -> None:
@@ -85,11 +86,11 @@ class SwitchGraph:
         return (pair.integer for pair in self._pairs if pair.integer is not None)
 
     def place(self, edge: Edge) -> int:
-        """The index of the node that a switch is before; that behind the last one for graph outputs."""
+        """The index of the node that a switch precedes; for graph outputs, the number of nodes."""
         return self._at[edge]
 
     def constant_names(self, number: int) -> tuple[str, ...]:
-        """The initializers of a switch's pair: its scale, and its zero point where it has one."""
+        """The initializers of a switch's pair: its scale, and its zero point if it has one."""
         return tuple(self._name(number, tensor.name) for tensor in self._pairs[number].constants)
 
     def whole(self, wanted: Iterable[Edge]) -> SwitchedModel:
@@ -97,13 +98,13 @@ class SwitchGraph:
         return self.part(0, len(self.nodes), (0, len(self.nodes) + 1), wanted)
 
     def head(self, stop: int, tensors: Sequence[str]) -> SwitchedModel:
-        """The nodes before ``stop`` without switches, for the values of these tensors."""
+        """The nodes before ``stop`` without switches, with these tensors as outputs."""
         return self._assembled(range(stop), (), (), {(name, Consumer("", 0)): name for name in tensors})
 
     def part(self, start: int, stop: int, switched: tuple[int, int], wanted: Iterable[Edge]) -> SwitchedModel:
-        """The nodes from ``start`` to ``stop``, with the switches whose places lie in the range ``switched``.
+        """The nodes from ``start`` to ``stop``, with the switches whose places are in the range ``switched``.
 
-        What earlier nodes make is an input.
+        Outputs of earlier nodes become inputs.
         """
         low, high = switched
         edges = [edge for edge in self._edges if low <= self._at[edge] < high]
@@ -111,13 +112,13 @@ class SwitchGraph:
         return self._assembled(range(start, stop), edges, self.live(start) if start else (), names)
 
     def live(self, index: int) -> tuple[str, ...]:
-        """The activations made before the node of that index, or fed, and read from it on."""
+        """The activations that are computed before the node of that index, or fed, and read at or after it."""
         made = {name for node in self.nodes[:index] if _computes(node) for name in node.output if name}
         read = {name for node in self.nodes[index:] for name in (*node.input, *names_read_inside(node))}
         return tuple(sorted(made & (read | set(self._model.outputs))))
 
     def live_sizes(self) -> Floats:
-        """The elements of `live` at each index, unknown sizes as 1; infinite where the type of one is not known."""
+        """The number of elements of `live` at each index, unknown dimensions as 1; infinite if a type is unknown."""
         change = np.zeros(len(self.nodes) + 2)
         last: dict[str, int] = dict.fromkeys(self._model.outputs, len(self.nodes))
         for index, node in enumerate(self.nodes):
@@ -163,9 +164,9 @@ class SwitchGraph:
         return SwitchedModel(proto=proto, input=switch_input, numbers=numbers, names=names)
 
     def _switched(self, nodes: range, edges: Sequence[Edge]) -> Iterable[onnx.NodeProto]:
-        """The nodes in order, each after the switches before it; constants of earlier ones too."""
+        """The nodes in order, each after the switches that precede it, including the constants of earlier nodes."""
         by_place: dict[int, list[Edge]] = {}
-        instead: dict[int, dict[int, str]] = {}  # what nodes read, by input
+        instead: dict[int, dict[int, str]] = {}  # replacements of node inputs
         for edge in edges:
             by_place.setdefault(self._at[edge], []).append(edge)
             for index, number in self._inputs[edge]:
@@ -174,11 +175,11 @@ class SwitchGraph:
         for index in nodes:
             yield from map(self._switch, by_place.pop(index, ()))
             yield _reading(self.nodes[index], instead.get(index, {}))
-        for left in by_place.values():  # before graph outputs
+        for left in by_place.values():  # switches before graph outputs
             yield from map(self._switch, left)
 
     def _switch(self, edge: Edge) -> onnx.NodeProto:
-        """An If for each pair of the edge, the next one inside the other branch of the one before."""
+        """An If for each pair of the edge, each nested in the other branch of the previous one."""
         tensor, _ = edge
         number, *others = self._edges[edge]
         return self._if(tensor, number, others, self._value(edge))
@@ -225,7 +226,7 @@ class SwitchGraph:
             yield tensor
 
     def _split(self, numbers: Sequence[int]) -> Iterable[onnx.NodeProto]:
-        """One input for all switches, taken apart."""
+        """A Split of the switch input into one condition for each switch."""
         if numbers:
             parts = [self._condition(number) for number in numbers]
             split = helper.make_node("Split", [self._switch_input], parts, axis=0)
@@ -234,9 +235,9 @@ class SwitchGraph:
             yield split
 
     def _places(self, edge: Edge) -> list[_Input]:
-        """The inputs that are the consumer's after the opset was raised; of a graph output none, behind all nodes.
+        """The inputs of the consumer after the opset was raised; for a graph output, a place after all nodes.
 
-        Of a node that raising the opset replaced, these are all inputs of added nodes that read the tensor.
+        If raising the opset replaced the node, these are all inputs of added nodes that read the tensor.
         """
         tensor, end = edge
         if end.is_output:
@@ -254,7 +255,7 @@ class SwitchGraph:
         )
 
     def _kept(self, edge: Edge) -> _Input | None:
-        """Where the consumer reads the tensor as it did before the opset was raised, if it does."""
+        """The consumer's input, if it still reads the tensor after the opset was raised."""
         tensor, end = edge
         node = self._model.by_name[end.node]
         index = next((self._producer[o] for o in node.outputs if o in self._producer), -1)
@@ -310,7 +311,7 @@ def _computes(node: onnx.NodeProto) -> bool:
 
 
 def _free_prefix(proto: onnx.ModelProto) -> str:
-    """A beginning that no name of the model has."""
+    """A prefix that no name of the model has."""
     prefix = "rehearsal:"
     while any(name.startswith(prefix) for name in _names(proto)):
         prefix += ":"

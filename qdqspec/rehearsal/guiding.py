@@ -1,7 +1,7 @@
-"""Which tensors an error that guides a search is taken at: those before trailing operators that saturate or choose.
+"""Guiding tensors, at which the error that guides a search is measured: those before trailing operators that saturate.
 
-Behind a Softmax, a Sigmoid or an ArgMax quantization noise of single pairs does not add up, and more pairs may even
-give a smaller error. Before it noise adds, so that it can be attributed to pairs.
+After a Softmax, a Sigmoid or an ArgMax the quantization noise of single pairs is not additive, and more pairs may even
+give a smaller error. Before it noise is additive, so that it can be attributed to pairs.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from qdqspec.graph.ops import FLOATS, copies_values, is_default
 from qdqspec.rehearsal.switches import Edge
 from qdqspec.types import Consumer
 
-# Their output is bounded, or is a choice among the elements of their input.
+# The output is bounded, or a selection of the input's elements.
 SATURATING = frozenset(
     {
         "ArgMax", "ArgMin", "Clip", "HardSigmoid", "Hardmax", "LogSoftmax", "LpNormalization", "NonMaxSuppression",
         "Sigmoid", "Softmax", "Softsign", "Tanh", "TopK",
     }
 )  # fmt: skip
-_DATA: dict[str, tuple[int, ...]] = {"NonMaxSuppression": (0, 1)}  # data operands; of all others the first
+_DATA: dict[str, tuple[int, ...]] = {"NonMaxSuppression": (0, 1)}  # data operands; the first for all others
 _NORM_SOURCES = frozenset({"ReduceL1", "ReduceL2"})
 _NORM_STEPS = frozenset(
     {"Add", "Clip", "Expand", "Max", "Sqrt", "Pow", "ReduceSum", "ReduceSumSquare", "Unsqueeze"}
@@ -26,7 +26,7 @@ _NORM_STEPS = frozenset(
 
 
 def guiding_outputs(model: Model) -> dict[str, tuple[Edge, ...]]:
-    """For each graph output the edges before its trailing operators that saturate or choose.
+    """For each graph output the edges before its trailing operators that saturate or select.
 
     Without such an operator that is the output itself. Trailing operators are followed backwards through those that
     only copy or convert values. A division by the norm of its own dividend counts as a normalization.
@@ -48,7 +48,7 @@ def _edges(model: Model, output: str) -> list[Edge]:
                 found[tensor, end] = None
             continue
         seen.add(tensor)
-        assert node is not None  # it has operands
+        assert node is not None  # a node with operands exists
         saturated = saturated or _saturates(model, node)
         pending += [(node.inputs[index], Consumer(node.name, index)) for index in operands]
     real = [edge for edge in found if model.elem_type(edge[0]) in FLOATS and edge[0] not in model.constants]
@@ -56,7 +56,7 @@ def _edges(model: Model, output: str) -> list[Edge]:
 
 
 def _operands(model: Model, node: Node) -> tuple[int, ...]:
-    """The inputs that a trailing operator is followed to; none of an operator that computes."""
+    """The inputs through which a trailing operator is followed; empty for an operator that computes."""
     if _saturates(model, node):
         return _DATA.get(node.op_type, (0,))
     if copies_values(node) or (
@@ -74,7 +74,7 @@ def _saturates(model: Model, node: Node) -> bool:
 
 
 def _is_normalization(model: Model, division: Node) -> bool:
-    """Whether the divisor is the norm of the dividend: ``x / ReduceL2(x)``, its steps spelled out or not."""
+    """Whether the divisor is the norm of the dividend: ``x / ReduceL2(x)``, in one operator or several."""
     dividend, tensor = division.inputs[:2]
     for _ in range(len(_NORM_STEPS)):
         node = model.producer.get(tensor)

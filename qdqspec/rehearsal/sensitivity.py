@@ -1,7 +1,7 @@
-"""Sensitivity analysis: the noise that every single Q/DQ pair makes at the guiding tensors.
+"""Sensitivity analysis: the noise of every single Q/DQ pair at the guiding tensors.
 
-A pair changes nothing before it, so that only the part of the graph behind it is run: the model is cut into segments,
-what the float model has at each cut is kept, and only the pairs of one segment have switches.
+A pair changes nothing before it, so that only the part of the graph after it is run: the model is cut into segments,
+the float model's values at each cut are stored, and only the pairs of one segment have switches.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from qdqspec.rehearsal.switches import Edge, Switches, with_labels
 from qdqspec.types import Label, Placement, Site
 
 SEGMENTS = 6
-FIRST = 2  # samples that every pair is measured on
-MOST_NOISE = 0.95  # pairs that make this share of their segment's noise are measured on all samples
+FIRST = 2  # samples on which every pair is measured
+MOST_NOISE = 0.95  # pairs that cause this share of their segment's noise are measured on all samples
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivities:
-    """The noise power over signal power that each switch alone makes, at each guide.
+    """The noise power over signal power of each switch alone, at each guiding tensor.
 
     ``noise`` is by switch and guide, measured over the first ``samples`` inputs, a number for each switch: pairs with
     little noise are measured on fewer. An int32 bias counts as exact, since its step is the product of two scales.
@@ -46,9 +46,9 @@ class Sensitivities:
     samples: npt.NDArray[np.int64]
 
     def noise_of(self, sites: Iterable[Site]) -> Floats:
-        """The noise of pairs together at each guide, as if their errors were independent.
+        """The noise of several pairs at each guide, assuming independent errors.
 
-        That holds from about 20 dB on; below it the rehearsal itself shows what is left. Raises `PlacementError` for a
+        The sum is accurate above about 20 dB; below it, rehearse the placement instead. Raises `PlacementError` for a
         pair without a switch.
         """
         numbers = [number for site in sites for number in self.switches.numbers(site)]
@@ -59,7 +59,7 @@ class Sensitivities:
         return _db(self.noise_of(placement.ordered))
 
     def alone_db(self, site: Site) -> float:
-        """The SQNR at the worst guide with this pair and no other."""
+        """The SQNR at the worst guide with only this pair."""
         return _db(self.noise_of([site]))
 
     def by_label(self, space: SchemeSpace) -> dict[tuple[str, Label], float]:
@@ -75,7 +75,7 @@ def find_sensitivities(
 ) -> Sensitivities:
     """Measure every switch alone; with ``quick`` on the first sample only.
 
-    Raises `RehearsalRefusedError` where no guiding tensor holds floats.
+    Raises `RehearsalRefusedError` if no guiding tensor is floating-point.
     """
     edges = _guiding_floats(rehearsal)
     if not edges:
@@ -102,12 +102,12 @@ class _Tally:
     samples: int = 0
 
     def add(self, signal: Floats, noise: Floats) -> None:
-        """Take in one sample. Changes this tally."""
+        """Add one sample. Changes this tally."""
         self.signal, self.noise, self.samples = self.signal + signal, self.noise + noise, self.samples + 1
 
     @property
     def ratio(self) -> Floats:
-        """Noise over signal at each guide; infinite where there is noise without a signal."""
+        """Noise over signal at each guide; infinite for noise without a signal."""
         found: Floats = np.divide(
             self.noise, self.signal, out=np.full_like(self.noise, np.inf), where=self.signal > 0
         )
@@ -117,7 +117,7 @@ class _Tally:
 def _segment(
     rehearsal: Rehearsal, edges: Sequence[Edge], low: int, high: int, *, quick: bool
 ) -> Mapping[int, _Tally]:
-    """The switches between two places, each alone: all on the first samples, those with most noise on all."""
+    """The switches between two places, each alone: all on the first samples, those with the most noise on all."""
     graph = rehearsal.graph
     model = graph.part(low, len(graph.nodes), (low, high), edges)
     numbers = [n for n in model.numbers if rehearsal.switches[n].format != BIAS_FORMAT]
@@ -150,7 +150,7 @@ def _measure(
 
 
 def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
-    """Each input with what the float model has made of it before the node of that index."""
+    """Each input with the float model's values before the node of that index."""
     graph = rehearsal.graph
     live = graph.live(index) if index else ()
     if not live:
@@ -163,7 +163,7 @@ def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
 
 
 def _noisiest(powers: Mapping[int, float]) -> list[int]:
-    """Those that make `MOST_NOISE` of the noise, in the order given."""
+    """The switches that cause `MOST_NOISE` of the noise, in the order given."""
     falling = sorted(powers, key=lambda number: -powers[number])
     total = sum(powers.values())
     before = accumulate((powers[number] for number in falling), initial=0.0)
@@ -174,7 +174,7 @@ def _noisiest(powers: Mapping[int, float]) -> list[int]:
 
 
 def _segments(rehearsal: Rehearsal, count: int) -> Iterator[tuple[int, int]]:
-    """Ranges of places with about as many switches each, cut where the least data is between nodes."""
+    """Ranges of places with about equal numbers of switches, cut where the least data passes between nodes."""
     graph = rehearsal.graph
     places = sorted(graph.place(edge) for edge in rehearsal.switches.by_edge())
     if not places:
@@ -192,7 +192,7 @@ def _segments(rehearsal: Rehearsal, count: int) -> Iterator[tuple[int, int]]:
 
 
 def _guiding_floats(rehearsal: Rehearsal) -> list[Edge]:
-    """The guiding edges that hold floats, as the first input shows."""
+    """The guiding edges that hold floats, determined on the first input."""
     first = next(iter(rehearsal.references()), None)
     if first is None:
         raise BackendError("there is no sample to measure sensitivities on")
@@ -205,7 +205,7 @@ def _guiding_floats(rehearsal: Rehearsal) -> list[Edge]:
 
 
 def _error(reference: Array, seen: Array) -> npt.NDArray[np.float32]:
-    """The difference where the reference is finite; what is not finite there without need counts as infinite."""
+    """The difference where the reference is finite; a value that is not finite there has an infinite error."""
     with np.errstate(invalid="ignore"):
         difference = np.asarray(seen, np.float32) - np.asarray(reference, np.float32)
     difference[~np.isfinite(reference)] = 0
@@ -215,7 +215,7 @@ def _error(reference: Array, seen: Array) -> npt.NDArray[np.float32]:
 def _power(values: Array) -> float:
     return float(
         np.square(values, dtype=np.float64).sum()
-    )  # not by BLAS, whose threads would wait and burn time
+    )  # without BLAS, whose waiting threads would use CPU time
 
 
 def _db(noise: Floats) -> float:

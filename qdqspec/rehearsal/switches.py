@@ -14,15 +14,15 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.formats import number_format
 from qdqspec.types import Consumer, Label, Placement, Site
 
-Edge: TypeAlias = tuple[str, Consumer]  # a tensor, and what reads it
-Setting: TypeAlias = npt.NDArray[np.bool_]  # which switches are on, by their numbers
+Edge: TypeAlias = tuple[str, Consumer]  # a tensor and its consumer
+Setting: TypeAlias = npt.NDArray[np.bool_]  # whether each switch is on, by number
 _Key: TypeAlias = tuple[str, Consumer, str, int | None, bool]
 
 
 class Switches:
-    """Switches by number. A site covers as many of them as it has consumers.
+    """Switches by number. A site covers one switch for each of its consumers.
 
-    ``sites`` are those that any placement to be rehearsed may have, or larger ones of the same tensor and format.
+    ``sites`` are those of all placements to be rehearsed, or larger ones of the same tensor and format.
     """
 
     def __init__(self, sites: Iterable[Site]) -> None:
@@ -53,7 +53,7 @@ class Switches:
         return found
 
     def numbers(self, site: Site) -> list[int]:
-        """The numbers of the switches that a site covers. Raises `PlacementError` where there is none for it."""
+        """The numbers of the switches that a site covers. Raises `PlacementError` if one is missing."""
         keys = [_key(site, end) for end in site.consumers]
         missing = [key for key in keys if key not in self._number]
         if missing:
@@ -68,7 +68,7 @@ class Switches:
         return [self._number[key] for key in keys]
 
     def setting(self, placement: Placement) -> Setting:
-        """The switches of a placement on, all others off. Raises `PlacementError` where one does not exist."""
+        """The switches of a placement on, all others off. Raises `PlacementError` if one does not exist."""
         found = np.zeros(len(self), np.bool_)
         for site in placement.ordered:
             found[self.numbers(site)] = True
@@ -92,20 +92,20 @@ def labelled_sites(space: SchemeSpace) -> dict[tuple[str, Label], tuple[Site, ..
 def sites_of(space: SchemeSpace) -> tuple[Site, ...]:
     """The sites of every (unit, label) of a space that the reference runtime computes.
 
-    Blocks whose scales are found when the model runs need operators of TensorRT's own and are left out.
+    Blocks whose scales are computed when the model runs need operators specific to TensorRT and are left out.
     """
     found = (site for sites in labelled_sites(space).values() for site in sites)
     return tuple(dict.fromkeys(site for site in found if not is_foreign(site)))
 
 
 def is_foreign(site: Site) -> bool:
-    """Whether a pair is made of operators of the domain of TensorRT, which the reference runtime lacks."""
+    """Whether a pair consists of operators of TensorRT's domain, which the reference runtime lacks."""
     fmt = number_format(site.format)
     return fmt.dynamic and not fmt.at_run_time
 
 
 def with_labels(space: SchemeSpace, switches: Switches) -> Mapping[tuple[str, Label], tuple[int, ...]]:
-    """The numbers of the switches of each (unit, label) alone, of those that can be rehearsed."""
+    """The numbers of the switches of each (unit, label) alone, for those that can be rehearsed."""
     return {
         choice: tuple(number for site in sites for number in switches.numbers(site))
         for choice, sites in labelled_sites(space).items()

@@ -1,1 +1,1 @@
-"""What to try next. One file a strategy; `base` holds the seam. Never measures. May import floors 0 to 3."""
+"""Search strategies: each proposes the placements to build next. `base` defines the interface; none measures."""

@@ -1,8 +1,8 @@
-"""What noise a labelling makes, and which labellings trade latency for accuracy. Pure; floors 0 to 3.
+"""A model of the quantization noise of a labelling, and labellings that trade latency for accuracy. Pure.
 
-Noise power at the output adds up over blocks above about 20 dB in total (HAWQ-V3, Yao et al. 2021, uses the same
-additivity); below that the sum overestimates, which errs on the safe side. Each block is measured alone once;
-the whole, measured too, calibrates the sum.
+Noise power at the output is additive over blocks above about 20 dB in total (HAWQ-V3, Yao et al. 2021, uses the same
+additivity); below that the sum overestimates, which is conservative. Each block is measured alone once; the measurement
+of the whole calibrates the sum.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import FP, Codes, Floats
 from qdqspec.types import Label, format_of
 
-PRICES = 12  # prices of noise that are tried between free and prohibitive
-TARGETS_DB = (15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0)  # accuracies a front is sampled at
+PRICES = 12  # prices of noise, from free to prohibitive
+TARGETS_DB = (15.0, 20.0, 25.0, 30.0, 35.0, 40.0, 45.0, 50.0)  # SQNR targets at which a front is sampled
 
 
 def power(sqnr_db: float) -> float:
@@ -25,7 +25,7 @@ def power(sqnr_db: float) -> float:
 
 
 class NoiseModel:
-    """Noise of a labelling as the sum over its blocks."""
+    """The noise of a labelling as the sum over its blocks."""
 
     def __init__(self, powers: Floats) -> None:
         """``powers`` is the noise of each block alone under each code."""
@@ -40,9 +40,9 @@ class NoiseModel:
     ) -> NoiseModel:
         """The model from builds of single blocks.
 
-        ``alone_db`` is, by block, the SQNR with it alone quantized, by the format's name in ``labels``.
-
-        ``together_db`` is that with all of them. A label that was not heard counts as the block's loudest.
+        ``alone_db`` is, for each block, the SQNR with only that block quantized, by name of the format in ``labels``.
+        ``together_db`` is the SQNR with all blocks quantized. A label that was not measured gets the largest noise of
+        the block's labels.
         """
         alone = [{name: power(value) for name, value in heard.items()} for heard in alone_db]
         for name, value in together_db.items():
@@ -62,7 +62,7 @@ class NoiseModel:
 
 
 def priced(costs: CostModel, noise: NoiseModel) -> Iterator[Codes]:
-    """Labellings that are quickest at rising prices of noise: the convex part of the model's front."""
+    """The fastest labellings at rising prices of noise: the convex part of the model's Pareto front."""
     loudest = float(noise.powers.max(axis=1, initial=0.0).sum())
     if not loudest:
         return

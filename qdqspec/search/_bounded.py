@@ -1,4 +1,4 @@
-"""Labellings under an accuracy limit: composed of noise that adds up, and corrected by what an oracle predicts."""
+"""Labellings under an accuracy limit: composed with additive noise, and corrected by the predictions of an oracle."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from qdqspec.search.blocks import CostModel, unit_labels
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.types import Placement
 
-CORRECTIONS = 6  # of the noise allowed, by what a composition is predicted to have
-CLOSE_DB = 0.4  # above the limit, where a composition need not be corrected
-MOST_CORRECTED_DB = 10.0  # at once
-SLACK = 1.25  # how far above the noise allowed a labelling may be and still be rehearsed
-DOUBT_DB = 1.0  # how far below the limit the sum of noise may be without an oracle, and a labelling be built
+CORRECTIONS = 6  # corrections of the allowed noise by the prediction for a composition
+CLOSE_DB = 0.4  # margin above the limit within which a composition is not corrected
+MOST_CORRECTED_DB = 10.0  # for a single correction
+SLACK = 1.25  # factor by which a labelling may exceed the allowed noise and still be rehearsed
+DOUBT_DB = 1.0  # how far below the limit the additive prediction may be for a build without an oracle
 
 
 class Bounded:
@@ -27,13 +27,13 @@ class Bounded:
         self._space = space
         self._costs = costs
         self._guide = guide
-        self._found: tuple[float, float] | None = None  # an SQNR, and the noise of blocks that just met it
+        self._found: tuple[float, float] | None = None  # an SQNR, and the noise of blocks that just meets it
 
     def compose(self, least_db: float, share: float = 1.0) -> Codes:
-        """The labelling of least predicted time that is predicted to have ``least_db`` and the guide's doubt more.
+        """The labelling of least predicted time whose predicted SQNR is ``least_db`` plus the guide's uncertainty.
 
-        The noise allowed is corrected by what compositions are predicted to have, since noise does not quite add up.
-        Without predictions the sum decides.
+        The allowed noise is corrected by the predictions for compositions, since noise is not exactly additive. Without
+        predictions the sum decides.
         """
         aim = least_db + self._guide.doubt_db
         most = self._allowed(aim)
@@ -46,7 +46,7 @@ class Bounded:
             if predicted >= aim and self._costs.predict(codes, share) <= self._costs.predict(best, share):
                 best, self._found = codes, (aim, most)
             made = noise_of(self.noise.powers, codes)
-            is_free = predicted >= aim and made < most / SLACK  # the limit does not hold it back
+            is_free = predicted >= aim and made < most / SLACK  # the limit does not constrain it
             if is_free or aim <= predicted <= aim + CLOSE_DB or not codes.any():
                 break
             beyond = np.clip(predicted - aim - CLOSE_DB / 2, -MOST_CORRECTED_DB, MOST_CORRECTED_DB)
@@ -54,7 +54,7 @@ class Bounded:
         return best
 
     def reduced(self, codes: Codes, least_db: float) -> Codes:
-        """The labelling less the blocks that make most noise for their time, as many as the limit takes."""
+        """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
         return quieted(self._costs, self.noise.powers, codes, self._allowed(least_db))
 
     def admits(self, codes: Codes, least_db: float) -> bool:
@@ -65,7 +65,7 @@ class Bounded:
         return may_be and self._guide.admits(self._placed(codes), least_db)
 
     def _allowed(self, aim_db: float) -> float:
-        """The noise of blocks allowed for an SQNR, as far as is known."""
+        """The noise of blocks allowed for an SQNR, by the last composition that met a target."""
         if self._found is None:
             return power(aim_db)
         known_db, most = self._found

@@ -1,7 +1,4 @@
-"""Tied classes: units that stand at the same place of the same pattern, and so get the same label.
-
-May import floors 0 to 3. Pure.
-"""
+"""Tied classes: units at the same position of the same pattern, which get the same label. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import Unit
 from qdqspec.types import Label, LayerTime, format_of, kind_of
 
-Choice: TypeAlias = tuple[Label, ...]  # one label a class
+Choice: TypeAlias = tuple[Label, ...]  # one label for each class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedClass:
-    """Units of one place in one pattern. ``labels`` are those that at least one of them offers."""
+    """Units of one position in one pattern. ``labels`` are those that at least one of them offers."""
 
     pattern: str
     units: tuple[str, ...]
@@ -28,7 +25,7 @@ class TiedClass:
 
 
 def tied_classes(space: SchemeSpace) -> tuple[TiedClass, ...]:
-    """The classes of a space, in the order of their first units. Without regions each unit is its own."""
+    """The classes of a space, in order of their first units. Without regions each unit is a class of its own."""
     frames = Frames(space.model, space.regions)
     groups: dict[tuple[str, int], list[Unit]] = {}
     for unit in space.units:
@@ -52,7 +49,7 @@ def _offered(space: SchemeSpace, units: Iterable[Unit]) -> tuple[Label, ...]:
 
 
 def spread(space: SchemeSpace, classes: Sequence[TiedClass], choice: Choice) -> dict[str, Label]:
-    """Labels of units from labels of classes. A unit without the label gets what is nearest to it."""
+    """Labels of units from labels of classes. A unit that does not offer the label gets the nearest one."""
     labels: dict[str, Label] = {}
     for tied, label in zip(classes, choice, strict=True):
         for name in tied.units:
@@ -67,13 +64,13 @@ def _nearest(unit: Unit, label: Label) -> Label:
 
 
 def gathered(classes: Sequence[TiedClass], labels: Mapping[str, Label]) -> Choice:
-    """The commonest label of each class; units not named are ``fp``."""
+    """The most frequent label of each class; units not named are ``fp``."""
     counts = (Counter(labels.get(name, "fp") for name in tied.units) for tied in classes)
     return tuple(count.most_common(1)[0][0] for count in counts)
 
 
 def pure_choices(space: SchemeSpace, classes: Sequence[TiedClass]) -> Iterator[Choice]:
-    """One label everywhere, float first; a class without the label gets what is nearest to it."""
+    """One label everywhere, float first; a class that does not offer the label gets the nearest one."""
     seen: set[Choice] = set()
     for wanted in space.labels:
         choice = tuple(_nearest_of(tied, wanted) for tied in classes)
@@ -90,7 +87,7 @@ def _nearest_of(tied: TiedClass, label: Label) -> Label:
 
 
 def spent_by_unit(space: SchemeSpace, layers: Sequence[LayerTime]) -> dict[str, float]:
-    """Milliseconds of each unit; a kernel's time is shared by the units in it. Without a profile all count the same."""
+    """Milliseconds of each unit; a kernel's time is divided among its units. Without a profile all are equal."""
     if not layers:
         return dict.fromkeys((unit.id for unit in space.units), 1.0)
     spent = dict.fromkeys((unit.id for unit in space.units), 0.0)

@@ -1,8 +1,8 @@
-"""What converting each tensor costs, learnt from the conversion kernels of profiles. Pure; floors 0 to 3.
+"""The cost of converting each tensor, estimated from the conversion kernels of profiles. Pure.
 
-A conversion is between two worlds, whichever way: float and a format of activations, or two such formats. Its time is
-the tensor's own where it was seen, else the median per element of that kind; two formats that were never seen to meet
-cost what going through float does.
+A conversion is between two domains, in either direction: float and a format of activations, or two such formats. Its
+time is the tensor's own if measured, else the median per element of that kind; the conversion between two formats that
+was never measured costs as much as two conversions through float.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qdqspec.search.crossings import FLOAT, Codes, Edge, Floats, Worlds
 
 
 class Conversions:
-    """Milliseconds of each edge's conversions: one row an edge, one column for each two worlds."""
+    """Milliseconds of each edge's conversions: one row for each edge, one column for each pair of domains."""
 
     def __init__(self, edges: Sequence[Edge], worlds: Worlds) -> None:
         self._edges = edges
@@ -24,18 +24,18 @@ class Conversions:
         self._seen: dict[tuple[int, int], list[float]] = {}  # by edge and kind
 
     def learn(self, tensor: str, codes: Codes, milliseconds: float) -> None:
-        """Note a conversion kernel of a build; kinds that the tensor takes there at once share its time."""
+        """Add a conversion kernel of a build; kinds that the tensor takes there at once share its time."""
         number = self._by_tensor.get(tensor)
         if number is None:
             return
         kinds = self._edges[number].converted(codes, self._worlds) or [
             0
-        ]  # where labels tell of none: the first
+        ]  # labels that imply no conversion: the first kind
         for kind in kinds:
             self._seen.setdefault((number, kind), []).append(milliseconds / len(kinds))
 
     def costs(self) -> Floats:
-        """All that is known so far."""
+        """The costs estimated so far."""
         worlds = self._worlds.ordered
         costs = np.zeros((len(self._edges), len(worlds)))
         rates = self._per_element()
@@ -52,7 +52,7 @@ class Conversions:
         return costs
 
     def _per_element(self) -> dict[int, float]:
-        """Milliseconds an element, by kind, as far as seen."""
+        """Milliseconds per element, by kind, for kinds that were measured."""
         rates: dict[int, list[float]] = {}
         for (number, kind), own in self._seen.items():
             if self._edges[number].elements:
@@ -61,5 +61,5 @@ class Conversions:
 
 
 def _any(rates: dict[int, float]) -> float:
-    """What is taken for a kind that was never seen: the usual of those that were."""
+    """The cost of a kind that was never measured: the median of the measured ones."""
     return float(np.median(list(rates.values()))) if rates else 0.0

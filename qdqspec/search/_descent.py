@@ -1,8 +1,8 @@
-"""The best labelling near another, found one group of blocks at a time. Pure; floors 0 to 3 and `crossings`.
+"""Coordinate descent to a locally optimal labelling, one group of blocks at a time. Pure.
 
-Coordinate descent over groups of blocks that share a code, and the tensors between them. A group is looked at again
-only after a neighbour has changed, what an edge converts is worked out once for each way to label its ends, and all
-numbers are plain ones: an element of an array takes ten times as long to read.
+A step changes the code of one group of blocks that share a code. A group is visited again only after a neighbour has
+changed, the conversions of an edge are cached for each labelling of its ends, and all numbers are Python's own: reading
+an element of an array takes ten times as long.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from qdqspec.search.crossings import Codes, Edge, Floats, Worlds
 
-SWEEPS = 20  # it settles in a few; this only bounds it
-_MOST_ENDS = 8  # of an edge whose labellings are remembered: there are too many with more
+SWEEPS = 20  # an upper bound; it converges in a few
+_MOST_ENDS = 8  # ends of an edge whose conversions are cached: with more there are too many labellings
 
 
 class Descent:
@@ -29,7 +29,7 @@ class Descent:
         worlds: Worlds,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """``offered`` has the codes of each of the ``groups`` of blocks; without these each block is one by itself."""
+        """``offered`` has the codes of each of the ``groups`` of blocks; without groups each block is one."""
         self._offered = offered
         self._groups = [(index,) for index in range(len(offered))] if groups is None else groups
         self._conversions = [_Conversion(edge, worlds) for edge in edges]
@@ -47,7 +47,7 @@ class Descent:
     def settle(self, start: Codes, times: Floats, costs: Floats) -> Codes:
         """Change one group at a time to its best code until nothing improves.
 
-        ``times`` holds milliseconds by block and code, ``costs`` those of converting each edge between two worlds.
+        ``times`` holds milliseconds by block and code, ``costs`` those of converting each edge between two domains.
         """
         codes, spent, converting = start.tolist(), times.tolist(), costs.tolist()
         stale = {index for index, offered in enumerate(self._offered) if len(offered) > 1}
@@ -64,7 +64,7 @@ class Descent:
     def crossing(
         self, index: int, codes: Codes | Sequence[int], costs: Floats | Sequence[Sequence[float]]
     ) -> float:
-        """What converting the tensors around a group costs."""
+        """The cost of converting the tensors around a group."""
         total = 0.0
         for number in self._around[index]:
             for kind in self._conversions[number].kinds(codes):
@@ -78,7 +78,7 @@ class Descent:
         times: Sequence[Sequence[float]],
         costs: Sequence[Sequence[float]],
     ) -> bool:
-        """Give a group its best code, all else as it is; false where none is better than what it has."""
+        """Set a group to its best code with all others fixed; false if none is better than the present one."""
         blocks = self._groups[index]
         best = [codes[block] for block in blocks]
         least = sum(times[block][codes[block]] for block in blocks) + self.crossing(index, codes, costs)
@@ -97,7 +97,7 @@ class Descent:
 
 
 class _Conversion:
-    """What one edge converts under a labelling."""
+    """The conversions of one edge under a labelling."""
 
     def __init__(self, edge: Edge, worlds: Worlds) -> None:
         self._edge, self._worlds = edge, worlds

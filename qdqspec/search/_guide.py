@@ -1,4 +1,4 @@
-"""How an accuracy oracle guides a strategy: which placements are worth a build, and what is left out of others."""
+"""Uses an accuracy oracle to guide a strategy: which placements are worth a build, and which units to leave out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from qdqspec.search.blocks import Block, unit_labels
 from qdqspec.search.crossings import FP, Floats
 from qdqspec.types import Label, Placement, Trial
 
-DOUBT_SHARE = 0.5  # of the doubt, by which a prediction may lie below the limit: a chance of three in ten
-BINDING_DB = 3.0  # a limit matters where everything quantized comes as near to it
-UNKNOWN = 0.01  # noise over signal of a label that cannot be rehearsed, where nothing of its unit can
+DOUBT_SHARE = 0.5  # of the uncertainty, by which a prediction may be below the limit: a probability of 0.3
+BINDING_DB = 3.0  # a limit is binding if everything quantized is within this margin of it
+UNKNOWN = 0.01  # noise over signal assumed for a unit of which no label can be rehearsed
 
 
 class Guide:
-    """The oracle of a search, or none: then every placement is worth a build."""
+    """The oracle of a search, or none; without one every placement is worth a build."""
 
     def __init__(self, oracle: AccuracyOracle | None) -> None:
         self._oracle = oracle
@@ -30,12 +30,12 @@ class Guide:
 
     @property
     def has_noise(self) -> bool:
-        """Whether the noise of single labels is known; finds it where it can be."""
+        """Whether the noise of single labels is known; computes it if possible."""
         return self._oracle is not None and self._oracle.noise() is not None
 
     @property
     def doubt_db(self) -> float:
-        """How far predictions are off, in dB."""
+        """The standard deviation of predictions, in dB."""
         return 0.0 if self._oracle is None else self._oracle.doubt_db
 
     def learn(self, trial: Trial) -> None:
@@ -44,11 +44,11 @@ class Guide:
             self._oracle.learn(trial)
 
     def predicted_db(self, placement: Placement) -> float | None:
-        """The SQNR expected of a placement; ``None`` where that is unknown."""
+        """The expected SQNR of a placement; ``None`` if unknown."""
         return None if self._oracle is None else self._oracle.predicted_db(placement)
 
     def admits(self, placement: Placement, least_db: float | None) -> bool:
-        """Whether a placement may have ``least_db``; one of which nothing is known may."""
+        """Whether a placement may reach ``least_db``; true if nothing is known of it."""
         if self._oracle is None or least_db is None or not placement.sites:
             return True
         predicted = self._oracle.predicted_db(placement)
@@ -62,7 +62,7 @@ class Guide:
         return any(db is not None and db < least_db + BINDING_DB for db in found)
 
     def powers(self, space: SchemeSpace, blocks: Sequence[Block]) -> Floats | None:
-        """The noise of each block alone under each code; ``None`` where it is unknown."""
+        """The noise of each block alone under each code; ``None`` if unknown."""
         noise = None if self._oracle is None else self._oracle.noise()
         if noise is None:
             return None
@@ -81,9 +81,9 @@ class Guide:
     def thinned(
         self, space: SchemeSpace, labels: Mapping[str, Label], least_db: float, spent: Mapping[str, float]
     ) -> dict[str, Label]:
-        """The labels without the units that make most noise for their time, as few as the limit takes.
+        """The labels without the units with the most noise for their time, as few as the limit requires.
 
-        ``spent`` are milliseconds of units in floating point.
+        ``spent`` is the time of units in floating point, in milliseconds.
         """
         aim = least_db + self.doubt_db
         noise = None if self._oracle is None else self._oracle.noise()
@@ -92,7 +92,7 @@ class Guide:
         ranked = sorted(
             labels, key=lambda unit: _noise(noise, unit, labels[unit]) / max(spent[unit], 1e-6), reverse=True
         )
-        low, high = 0, len(ranked)  # without the first ``low`` it is below the limit
+        low, high = 0, len(ranked)  # the result is below the limit without the first ``low`` units
         while high - low > 1:
             middle = (low + high) // 2
             if self._reaches(space, {unit: labels[unit] for unit in ranked[middle:]}, aim):
@@ -107,7 +107,7 @@ class Guide:
 
 
 def _noise(noise: Mapping[tuple[str, Label], float], unit: str, label: Label) -> float:
-    """The noise of a unit; of a label that cannot be rehearsed, that of its noisiest other label."""
+    """The noise of a unit; for a label that cannot be rehearsed, the largest noise of the unit's other labels."""
     known = noise.get((unit, label))
     if known is not None:
         return known

@@ -1,8 +1,8 @@
-"""The labelling with the least predicted time for a given noise: a knapsack problem with crossing costs.
+"""Lagrangian relaxation of a knapsack problem: the labelling of least predicted time under a noise limit.
 
-Lagrangian relaxation (Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963): noise gets a
-price, the cost model's descent finds the labelling with the least time plus price, and the price is bisected. That
-gives the convex part of the front; what is left of the allowed noise is spent greedily.
+Everett, "Generalized Lagrange multiplier method", Operations Research 11, 1963: noise gets a price, the cost model's
+descent finds the labelling of least time plus price, and the price is bisected. That gives the convex part of the
+front; the rest of the allowed noise is spent greedily. Time includes the costs of conversions between blocks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from qdqspec.search.blocks import CostModel
 from qdqspec.search.crossings import FP, Codes, Floats
 
 BISECTIONS = 12
-DECADES = 6  # of the price, to either side of the whole time for the whole noise
-PASSES = 3  # over all blocks, to spend what noise is left
-LEAST_RISE = 1e-9  # milliseconds that a quieter label costs at least, so that ratios are finite
+DECADES = 6  # of the price, in either direction from the ratio of whole time to whole noise
+PASSES = 3  # over all blocks, to spend the remaining noise
+LEAST_RISE = 1e-9  # smallest cost in milliseconds of a label with less noise, so that ratios are finite
 
 
 def least_time(costs: CostModel, powers: Floats, most: float, share: float = 1.0) -> Codes:
-    """The labelling with the least predicted time found among those whose noise is at most ``most``.
+    """The labelling of least predicted time found among those whose noise is at most ``most``.
 
-    ``powers`` is the noise of each block under each code, which adds up. ``share`` is how much crossings count. Never
-    slower by prediction than `quieted` from the fastest labelling.
+    ``powers`` is the noise of each block under each code, which is additive. ``share`` scales the cost of crossings.
+    The predicted time is never longer than that of `quieted` from the fastest labelling.
     """
     quickest = costs.compose(share)
     if noise_of(powers, quickest) <= most:
@@ -51,7 +51,7 @@ def noise_of(powers: Floats, codes: Codes) -> float:
 
 
 def quieted(costs: CostModel, powers: Floats, start: Codes, most: float) -> Codes:
-    """The labelling left when blocks turn quieter, most noise for the least time first, until ``most`` holds."""
+    """Greedily change blocks to labels with less noise, best ratio of noise to time first, until ``most`` holds."""
     codes, rows = start.copy(), np.arange(len(start))
     offered = _offered(costs)
     while noise_of(powers, codes) > most:
@@ -60,13 +60,13 @@ def quieted(costs: CostModel, powers: Floats, start: Codes, most: float) -> Code
         worth = np.where(offered & (drop > 0), drop / np.maximum(rise, LEAST_RISE), -math.inf)
         block, code = np.unravel_index(int(np.argmax(worth)), worth.shape)
         if worth[block, code] == -math.inf:
-            return np.full(len(codes), FP, dtype=np.int8)  # what is left makes noise under every label
+            return np.full(len(codes), FP, dtype=np.int8)  # the rest has noise under every label
         codes[block] = code
     return codes
 
 
 def _filled(costs: CostModel, powers: Floats, start: Codes, most: float, share: float) -> Codes:
-    """The labelling with single blocks changed for less time, as long as the noise allowed lasts."""
+    """Change single blocks to faster labels while the allowed noise lasts."""
     codes = start.copy()
     left = most - noise_of(powers, codes)
     for _ in range(PASSES):
@@ -86,7 +86,7 @@ def _filled(costs: CostModel, powers: Floats, start: Codes, most: float, share: 
 
 
 def _gains(costs: CostModel, codes: Codes, share: float) -> Sequence[tuple[float, int, int]]:
-    """Changes of single blocks that take less time by prediction: milliseconds, block, code."""
+    """Changes of single blocks that reduce the predicted time: milliseconds, block, code."""
     found = []
     for block in costs.blocks:
         own = costs.local_ms(block, int(codes[block.index]), codes, share)
@@ -98,7 +98,7 @@ def _gains(costs: CostModel, codes: Codes, share: float) -> Sequence[tuple[float
 
 
 def _offered(costs: CostModel) -> np.ndarray:
-    """Which codes each block may take; float is one of them."""
+    """The codes each block may take, float included, as a mask."""
     offered = np.zeros(costs.times.shape, dtype=bool)
     offered[:, FP] = True
     for block in costs.blocks:

@@ -1,4 +1,4 @@
-"""Placements that one rule describes: everything, linear operators alone, one label everywhere."""
+"""Placements defined by one rule: everything, only linear operators, one label everywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Labels = dict[str, Label]
 
 
 def pure_labels(space: SchemeSpace) -> Iterator[Labels]:
-    """In each format everything, every label that gives floats wherever it is offered, and linear operators alone."""
+    """For each format: everything, each label with float outputs on all units, and only linear operators."""
     for choice in space.choices:
         everything = space.everything(choice.name)
         yield everything
@@ -27,7 +27,7 @@ def pure_placements(space: SchemeSpace) -> list[Placement]:
 
 
 def weighted_linear(space: SchemeSpace) -> Iterator[Labels]:
-    """Linear operators with weights under each label that gives floats: what is quantized first by hand."""
+    """Linear operators with weights under each label with float outputs, as in manual quantization."""
     weighted = {
         unit.id
         for unit in space.units

@@ -1,14 +1,14 @@
-"""The default search: whole-model builds with pure labels, compositions, draws, flips.
+"""The default search: uniform labels, compositions from layer times, Thompson sampling, and local search.
 
-P1 builds the model with one label everywhere, where neighbours agree as they will in the end, so that each
-operator's time under each label is measured with the least bias. P2 composes the best label of each fusion
-block, with the cost of crossing between float and integer counted less and more, builds these, and learns
-from their profiles. P3 draws further ones from the doubts of this cost model and of a Bayesian surrogate
-that learns from measured totals, as long as one is expected to gain what can be told from the noise of builds. P4
-flips single blocks and small groups of neighbours out of their class.
+P1 builds the model with one label everywhere, where neighbours agree as they will in the final placement, so that each
+operator's time under each label is measured with the least bias. P2 composes the best label of each fusion block, with
+several weights for the cost of crossing between float and integer, builds these, and learns from their profiles. P3
+proposes labellings drawn from the uncertainty of this cost model and of a Bayesian surrogate that learns from measured
+totals, while one is expected to gain more than the noise of builds. P4 flips single blocks and small groups of
+neighbours independently of their class.
 
-Where an accuracy oracle predicts that the limit excludes everything quantized, P1 leaves out the units that make most
-noise for their time, P2 composes the labelling of least time for the noise allowed, corrected by the oracle, and only
+If an accuracy oracle predicts that the limit excludes everything quantized, P1 leaves out the units with the most noise
+for their time, P2 composes the labelling of least time for the allowed noise, corrected by the oracle, and only
 placements that the oracle admits are built. Without an oracle a sensitivity analysis by builds follows P2 once a
 candidate is below the limit.
 """
@@ -34,20 +34,20 @@ from qdqspec.search.select import reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
 from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
 
-SHARES = (0.0, 0.5, 1.0, 2.0)  # how much a crossing counts in a composition
+SHARES = (0.0, 0.5, 1.0, 2.0)  # weights of crossings in a composition
 SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
-DRAWS = 30  # models drawn for one proposal that was not built before
-HEATING = 10  # draws after which the cost model's doubts have doubled
+DRAWS = 30  # models drawn for one new proposal
+HEATING = 10  # draws after which the spread of the drawn cost models has doubled
 FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
-PROVED_LOSSES = 3  # in P4 where a search of a sister has come to what leads, ...
-SURPRISE = 0.97  # ... as long as nothing is quicker than that by more
-MARGINS_DB = (3.0, 6.0, 10.0)  # asked for beyond the target where the noise model proves too hopeful
-UNHEARD_DB = 20.0  # what a block counts as that could not be heard alone
-APPROACHES = 6  # builds that look for the noise which a task metric bears
+PROVED_LOSSES = 3  # in P4 if a search of a similar model ended at the incumbent, ...
+SURPRISE = 0.97  # ... unless a candidate is faster than that by more
+MARGINS_DB = (3.0, 6.0, 10.0)  # added to the target where the noise model is too optimistic
+UNHEARD_DB = 20.0  # assumed for a block that could not be measured alone
+APPROACHES = 6  # builds that search for the noise at which a task metric is at its limit
 ROUNDS = 5
 PROVED_SHARES = (1.0,)
-PATIENCE = 2  # rounds without a won race before it ends: each still teaches the cost model
-REFUSALS = 6  # of the oracle in a row, before a phase gives up
+PATIENCE = 2  # rounds without a won race before P2 ends: each improves the cost model
+REFUSALS = 6  # consecutive rejections by the oracle before a phase ends
 
 
 Phase: TypeAlias = Generator[list[Proposal], list[Trial], list[Trial]]
@@ -60,13 +60,13 @@ class Attribution(Stepwise):
         self._setup = setup
         self._random = random
         self._measured: list[Trial] = []
-        self._bounded: Bounded | None = None  # once the noise of blocks is known
-        self._bar = NoiseBar()  # what scored candidates teach, where a task metric is a constraint
-        self._turn = 0  # whose draw comes first: the cost model's or the surrogate's
+        self._bounded: Bounded | None = None  # set once the noise of blocks is known
+        self._bar = NoiseBar()  # estimate from scored candidates, if a task metric is a constraint
+        self._turn = 0  # which draws first: the cost model (0) or the surrogate (1)
         super().__init__(self._phases(setup.space), setup)
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Take the answers; when those of a whole step are there, think of the next step."""
+        """Receive trials; once those of a whole step are complete, advance to the next step."""
         self._measured.extend(trial for trial in trials if trial.ok and trial.phase not in NOT_CANDIDATES)
         if (least := self._setup.min_accuracy) is not None:
             for trial in trials:
@@ -79,9 +79,9 @@ class Attribution(Stepwise):
 
     @property
     def _is_proved(self) -> bool:
-        """Whether what leads is, or hardly beats, what a whole search came to: then little is left to be found.
+        """Whether the incumbent is the result of a whole earlier search, or hardly faster than that.
 
-        Not in an extensive search: who asks for one wants more than was found before.
+        Never in an extensive search, which is meant to go beyond earlier results.
         """
         if self._setup.preset == "extensive":
             return False
@@ -111,7 +111,7 @@ class Attribution(Stepwise):
             yield from self._refine(space, costs)
 
     def _pure(self, space: SchemeSpace) -> Phase:
-        """P1 without a limit that matters."""
+        """P1 without a binding limit."""
         everything, *pure = (_profiled(space.resolve(labels), "pure") for labels in pure_labels(space))
         if not self._setup.proved:
             return (yield [everything, *pure])
@@ -121,7 +121,7 @@ class Attribution(Stepwise):
         return trials
 
     def _simple(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
-        """Weighted linear operators under one label, where these take most of the time and that keeps the limit."""
+        """Weighted linear operators under one label, if they take most of the time and meet the limit."""
         spent = spent_by_unit(space, told[0].layers if told else ())
         whole = sum(spent[unit] for unit in space.everything())
         large = [
@@ -131,7 +131,7 @@ class Attribution(Stepwise):
         return (yield [_profiled(p, "pure") for p in placements if self.guide.admits(p, self._least_db)])
 
     def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
-        """P1 under a limit: simple and pure placements without the units that make most noise for their time.
+        """P1 under a limit: simple and pure placements without the units with the most noise for their time.
 
         Those that quantize most of the time come first.
         """
@@ -147,7 +147,7 @@ class Attribution(Stepwise):
         return trials
 
     def _rehearse_blocks(self, space: SchemeSpace, costs: CostModel) -> bool:
-        """Take the noise of blocks from the oracle; false where it does not know it."""
+        """Set the noise of blocks from the oracle; false if the oracle does not know it."""
         powers = self.guide.powers(space, costs.blocks)
         if powers is not None:
             self._bounded = Bounded(space, costs, NoiseModel(powers), self.guide)
@@ -155,22 +155,22 @@ class Attribution(Stepwise):
 
     @property
     def _must_analyse(self) -> bool:
-        """Whether the sensitivity analysis is due: for a front, or once a candidate was below the error limit."""
+        """Whether the sensitivity analysis is due: for a front, or after a candidate below the limit."""
         return self._bounded is None and (self._setup.pareto or self._is_limited)
 
     @property
     def _is_limited(self) -> bool:
-        """Whether any candidate had a lower SQNR than is worth building; while none had, no analysis is needed."""
+        """Whether any candidate had a lower SQNR than is worth building; if none had, no analysis is needed."""
         least = self._least_db
         return least is not None and any(t.sqnr_db is not None and t.sqnr_db < least for t in self._measured)
 
     @property
     def _least_db(self) -> float | None:
-        """The SQNR worth building: as asked for, and as candidates with too low a score have taught."""
+        """The smallest SQNR worth building: the limit, or the estimate from candidates with too low a score."""
         return max((db for db in (self._setup.min_sqnr_db, self._bar.aim_db) if db is not None), default=None)
 
     def _apply_accuracy(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """Where accuracy limits the choice: measure each block's quantization error, and trade error for time."""
+        """If accuracy limits the choice: measure each block's quantization error, and trade error for time."""
         if self._must_analyse:
             yield from self._sensitivity_analysis(space, costs)
             if self._setup.min_accuracy is not None:
@@ -178,7 +178,7 @@ class Attribution(Stepwise):
             yield from self._trade(space, costs)
 
     def _compose(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """P2: the best label of each block, crossings counted more or less; learn; again while it wins."""
+        """P2: compose the best labels with several weights of crossings, learn, and repeat while it wins."""
         winless = 0
         for _ in range(ROUNDS):
             shares = PROVED_SHARES if self._is_proved else SHARES
@@ -192,7 +192,7 @@ class Attribution(Stepwise):
                 return
 
     def _quickest(self, costs: CostModel, share: float, more_db: float = 0.0) -> Codes:
-        """The labelling of least predicted time that has the SQNR worth building, and ``more_db`` beyond it."""
+        """The labelling of least predicted time with the smallest SQNR worth building, plus ``more_db``."""
         if self._least_db is None or self._bounded is None:
             return costs.compose(share)
         return self._bounded.compose(self._least_db + more_db, share)
@@ -226,9 +226,9 @@ class Attribution(Stepwise):
         self._bounded = Bounded(space, costs, noise, self.guide)
 
     def _approach(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """Find the noise that a task metric just bears: less after a refusal, more after a win.
+        """Search for the noise at which a task metric is at its limit: less after a rejection, more after a win.
 
-        Ends where the next labelling is known, as after one that was accurate enough and not faster.
+        Ends if the next labelling is known, such as after one that was accurate enough and not faster.
         """
         more = 0.0
         for _ in range(APPROACHES):
@@ -245,8 +245,8 @@ class Attribution(Stepwise):
             more = more + MARGINS_DB[0] if refused and self._least_db == aim else 0.0
 
     def _trade(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """Labellings between fastest and most accurate: of least time at several targets, and at prices of noise."""
-        least = self._setup.min_sqnr_db  # how far a prediction is off is known of an SQNR alone
+        """Labellings between fastest and most accurate, for several SQNR targets and prices of noise."""
+        least = self._setup.min_sqnr_db  # the error of predictions is known for an SQNR only
         trials = yield [
             _profiled(self._placed(space, costs, codes), "trade")
             for codes in self._trades(costs)
@@ -254,7 +254,7 @@ class Attribution(Stepwise):
         ]
         costs.learn(trials)
         if least is not None and not any(t.sqnr_db is not None and t.sqnr_db >= least for t in trials):
-            for margin in MARGINS_DB:  # predictions were too high: ask for more than is needed
+            for margin in MARGINS_DB:  # predictions were too high: raise the target
                 codes = self._quickest(costs, 1.0, margin)
                 costs.learn((yield [_profiled(self._placed(space, costs, codes), "trade")]))
 
@@ -273,8 +273,9 @@ class Attribution(Stepwise):
         return least is None or bounded is None or bounded.admits(codes, least)
 
     def _explore(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """P3: build what the surrogate draws, until it expects nothing more or has not won for long."""
-        noise = self.eps / 2**0.5  # twice the deviation of a build; a ratio has that of two
+        """P3: build the surrogate's proposals, until the expected gain is too small or there was no win for long."""
+        # eps is two standard deviations of a build; a ratio has the variance of two builds
+        noise = self.eps / 2**0.5
         surrogate = Surrogate(costs, classes_of(space, costs.blocks), noise)
         for trial in self._measured:
             surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
@@ -290,17 +291,17 @@ class Attribution(Stepwise):
                     surrogate.observe(_codes(costs, trial), trial.ratio or 1.0)
 
     def _drawn(self, space: SchemeSpace, costs: CostModel, surrogate: Surrogate) -> Placement | None:
-        """A placement not asked before that a drawn model likes best; none where no draw promises a gain that counts.
+        """The new placement that a drawn model predicts to be fastest; ``None`` without a significant expected gain.
 
-        Cost model and surrogate take turns: the first knows blocks and neighbours from profiles, the second
-        classes from measured totals. What either draws is judged by the surrogate: expected gains below ``eps`` are
-        not built.
+        Cost model and surrogate alternate: the first models blocks and neighbours from profiles, the second classes
+        from measured totals. Both are evaluated by the surrogate: expected gains below ``eps`` are not built.
         """
         incumbent = _codes(costs, self._incumbent)
         best, refusals = self._incumbent.ratio or 1.0, 0
         for number in range(DRAWS):
             if number % 2 == self._turn:
-                codes = costs.draw(self._random, heat=1 + number / HEATING)  # hotter while nothing new comes
+                # larger spread while nothing new comes
+                codes = costs.draw(self._random, heat=1 + number / HEATING)
             else:
                 codes = surrogate.propose(incumbent, self._random)
             codes = self._meet_sqnr_target(codes)
@@ -316,13 +317,13 @@ class Attribution(Stepwise):
         return None
 
     def _meet_sqnr_target(self, codes: Codes) -> Codes:
-        """The labelling less the blocks that make most noise for their time, as many as the SQNR target takes."""
+        """The labelling without the blocks with the most noise for their time, as many as the SQNR target requires."""
         if self._least_db is None or self._bounded is None:
             return codes
         return self._bounded.reduced(codes, self._least_db)
 
     def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
-        """P4: flip single blocks and small groups, the most promising first; what wins is the new start."""
+        """P4: local search: flip single blocks and small groups, the most promising first; a win is the new start."""
         losses = builds = 0
         near: tuple[str, float | None] | None = None
         while losses < (PROVED_LOSSES if self._is_proved else FLIP_LOSSES) and builds < FLIPS:
@@ -337,7 +338,7 @@ class Attribution(Stepwise):
                 losses = 0 if trial.incumbent else losses + 1
 
     def _flipped(self, space: SchemeSpace, costs: CostModel) -> Iterator[Placement]:
-        """Placements near the incumbent that were not asked before, the most promising first."""
+        """New placements near the incumbent, the most promising first."""
         for codes in flips(costs, _codes(costs, self._incumbent)):
             placement = self._placed(space, costs, codes)
             if self.is_new(placement) and self._accurate(codes):
@@ -348,7 +349,7 @@ class Attribution(Stepwise):
 
 
 def fullest(space: SchemeSpace, codes: Sequence[int]) -> dict[str, int]:
-    """The code that quantizes most, for each format that the codes are of."""
+    """The code that quantizes most, for each format of the codes."""
     found: dict[str, int] = {}
     for code in codes:
         if code != FP:

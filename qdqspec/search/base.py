@@ -1,4 +1,4 @@
-"""The seam of a search strategy: it is asked for placements and told how they fared. It never measures."""
+"""The interface of a search strategy: it is asked for placements and receives their trials. It never measures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qdqspec.types import Clock, Label, Placement, Trial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A placement to build, and why: ``phase`` enters the journal, ``profile`` asks for layer times.
+    """A placement to build: ``phase`` is written to the journal, ``profile`` requests layer times.
 
-    One that is not ``timed`` is only run for its accuracy; one with a ``subgraph`` is built of these nodes alone,
-    and its trial's ratio is to the same nodes in float. Neither is a candidate, nor counts against the budget;
-    their phases are among `qdqspec.types.NOT_CANDIDATES`.
+    A proposal that is not ``timed`` is only run for its accuracy; one with a ``subgraph`` is built of these nodes only,
+    and its trial's ratio is relative to the same nodes in float. Neither is a candidate or counts in the budget; their
+    phases are among `qdqspec.types.NOT_CANDIDATES`.
     """
 
     placement: Placement
@@ -31,39 +31,39 @@ class Proposal:
 class AccuracyOracle(Protocol):
     """Predicts the SQNR of placements without building them.
 
-    Deterministic: its answers depend on the case and on the trials learnt, in their order, so that a resumed search
-    asks for the same placements. Nothing is computed before the first question.
+    Deterministic: its answers depend on the case and on the trials learnt, in order, so that a resumed search asks for
+    the same placements. Nothing is computed before the first call.
     """
 
     @property
     def doubt_db(self) -> float:
-        """The standard deviation of its predictions, in dB, as built candidates have shown it."""
+        """The standard deviation of its predictions, in dB, estimated from built candidates."""
         ...
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
-        """Noise power over signal power of each (unit, label) alone, where noise adds up; ``None`` if unknown."""
+        """Noise power over signal power of each (unit, label) alone, where noise is additive; ``None`` if unknown."""
         ...
 
     def predicted_db(self, placement: Placement) -> float | None:
-        """The SQNR that a build of a placement is expected to have; ``None`` where it cannot be computed."""
+        """The expected SQNR of a build of a placement; ``None`` if it cannot be computed."""
         ...
 
     def learn(self, trial: Trial) -> None:
-        """Learn from a built candidate what the backend adds to the error computed."""
+        """Learn from a built candidate how its SQNR differs from the computed one."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSetup:
-    """All a strategy may know before its first question.
+    """All information that a strategy has before its first proposal.
 
-    ``seeds`` are placements worth trying first, and ``proved`` the digests of those that a whole search on this
-    device has come to, on this model or a sister of it.
-    ``min_sqnr_db`` is what a candidate must reach to win; with ``pareto`` accuracy is an objective of its own.
-    ``min_accuracy`` is the same for a task metric, which is taken of would-be winners alone: their trials carry it,
-    and those below it are not the incumbent. Where none of the three is asked for, trials carry no SQNR.
-    ``accuracy`` predicts SQNRs without builds where accuracy limits or guides the search and that is possible.
-    ``fused`` are nodes that run as one kernel, where that was asked for before the first build.
+    ``seeds`` are placements to try first, and ``proved`` the digests of those that are the result of a whole search on
+    this device, on this model or a similar one. ``min_sqnr_db`` is the smallest SQNR that can win; with ``pareto``
+    accuracy is an objective of its own. ``min_accuracy`` is the same for a task metric, which is computed for race
+    winners only: their trials carry it, and those below it do not become the incumbent. Without any of the three,
+    trials carry no SQNR. ``accuracy`` predicts SQNRs without builds, if accuracy limits or guides the search and the
+    model can be rehearsed. ``fused`` are nodes that run as one kernel, if the case requests them before the first
+    build.
     """
 
     space: SchemeSpace
@@ -85,17 +85,17 @@ class Strategy(Protocol):
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None: ...
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
-        """Return at most ``n`` placements not asked for before; none when it has nothing more to ask."""
+        """Return at most ``n`` new placements; none if it has nothing more to ask."""
         ...
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Take in what was measured, failures included.
+        """Receive trials, including failed ones.
 
-        From the first on each trial says under ``eps`` what share of time a difference must exceed to count: twice
-        what builds of one model were seen to differ by, right after the reference was built.
+        After the first, each trial has ``eps``, the smallest significant difference as a share of time: twice the
+        difference measured between builds of one model, right after the reference was built.
         """
         ...
 
     def done(self) -> bool:
-        """Whether it would ask for nothing more."""
+        """Whether it has nothing more to ask."""
         ...

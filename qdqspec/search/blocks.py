@@ -1,7 +1,6 @@
-"""Blocks that get one label, and a cost model of labelled blocks learnt from layer profiles.
+"""Fusion blocks that get one label, and a cost model of labelled blocks learnt from layer profiles. Pure.
 
-May import floors 0 to 3. Pure: profiles in, labels out. Where kernels fuse, the operators in one kernel must
-not be torn apart, so units that share a kernel in any profiled build form one block.
+The operators of one kernel must not be separated: units that share a kernel in any profiled build form one block.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from qdqspec.search._descent import Descent
 from qdqspec.search.crossings import FP, Codes, Crossings, Floats, edges_between, worlds_of
 from qdqspec.types import Label, LayerTime, Trial, format_of, kind_of
 
-TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # spread of the logarithms when a model is drawn
+TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # standard deviations of logarithms when a model is drawn
 DRAWN_SHARES = (0.5, 1.0, 2.0)
-MOST_TOGETHER, MOST_SEEDS = 4, 64  # blocks flipped together, and how many groups are grown
+MOST_TOGETHER, MOST_SEEDS = 4, 64  # blocks flipped together, and the number of groups that are grown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Units that carry one label. ``codes`` are the labels that at least one of them offers, as numbers."""
+    """Units with one label. ``codes`` are the labels that at least one of them offers, as numbers."""
 
     index: int
     units: tuple[str, ...]
@@ -32,7 +31,7 @@ class Block:
 
 
 def fuse(space: SchemeSpace, profiles: Iterable[Sequence[LayerTime]]) -> tuple[Block, ...]:
-    """Join units that stand in one kernel of any profile; the order is that of the graph."""
+    """Join units that share a kernel of any profile; in graph order."""
     parent = {unit.id: unit.id for unit in space.units}
 
     def root(name: str) -> str:
@@ -60,7 +59,7 @@ def _offered(space: SchemeSpace, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def unit_labels(space: SchemeSpace, blocks: Sequence[Block], codes: Codes) -> dict[str, Label]:
-    """Labels of units from codes of blocks. Integers out is as much as a unit can be; others touch who offers them."""
+    """Labels of units from codes of blocks. Under "in+out" a unit without that label gets its fullest one."""
     labels: dict[str, Label] = {}
     for block in blocks:
         label = space.labels[codes[block.index]]
@@ -73,7 +72,7 @@ def unit_labels(space: SchemeSpace, blocks: Sequence[Block], codes: Codes) -> di
 
 
 def block_codes(space: SchemeSpace, blocks: Sequence[Block], labels: Mapping[str, Label]) -> Codes:
-    """Codes of blocks from labels of units: the fullest label in a block stands for it."""
+    """Codes of blocks from labels of units: a block gets the fullest label among its units."""
     ranked = sorted(range(len(space.labels)), key=lambda code: kind_of(space.labels[code]) != "in+out")
     codes = np.full(len(blocks), FP, dtype=np.int8)
     for block in blocks:
@@ -83,17 +82,17 @@ def block_codes(space: SchemeSpace, blocks: Sequence[Block], labels: Mapping[str
 
 
 class CostModel:
-    """Time of each block under each label, plus what it costs to cross between float and narrow formats.
+    """Time of each block under each label, plus the cost of crossing between float and narrow formats.
 
-    A block's time is the mean of what profiles showed of it under that label; a label never seen costs what
-    the float kernel costs. Times are in milliseconds of one run. A tensor that is made in one world and read
-    in another costs a conversion (`_conversions`).
+    A block's time is the mean of its times in profiles under that label; a label that was never measured costs as much
+    as the float kernel. Times are in milliseconds per run. A tensor that is produced in one domain and read in another
+    costs a conversion (`_conversions`).
     """
 
     def __init__(self, space: SchemeSpace, blocks: Sequence[Block]) -> None:
         self.space = space
         self.blocks = tuple(blocks)
-        self.reference_ms = 0.0  # all kernels of the float model together
+        self.reference_ms = 0.0  # sum of all kernels of the float model
         self._block_of = {node: b.index for b in blocks for u in b.units for node in space.by_id[u].nodes}
         self._edges = edges_between(space, self._block_of)
         worlds = worlds_of(space)
@@ -101,12 +100,12 @@ class CostModel:
         self._conversions = Conversions(self._edges, worlds)
         self._seen_times: list[dict[int, list[float]]] = [{} for _ in blocks]
         self.times = np.zeros((len(blocks), len(space.labels)))  # by block and code
-        self.converting = self._conversions.costs()  # by edge and each two worlds
+        self.converting = self._conversions.costs()  # by edge and pair of domains
         self._worlds = worlds
         self._descent = self.descent([block.codes for block in self.blocks])
 
     def learn(self, trials: Iterable[Trial]) -> None:
-        """Add profiled builds. The first one learnt is the reference."""
+        """Add profiled builds. The first one is the reference."""
         for trial in trials:
             if trial.layers:
                 self._learn(trial)
@@ -119,9 +118,9 @@ class CostModel:
         return Descent(offered, self._edges, self._worlds, groups)
 
     def compose(self, share: float, penalty: Floats | None = None) -> Codes:
-        """The labelling with the least predicted time when crossings count with ``share`` of their cost.
+        """The labelling of least predicted time, with crossings weighted by ``share``.
 
-        ``penalty`` adds milliseconds to each block under each code: the price of the noise it makes.
+        ``penalty`` adds milliseconds to each block under each code: the price of its noise.
         """
         times = self.times
         self.times = times if penalty is None else times + penalty
@@ -134,10 +133,10 @@ class CostModel:
             self.times = times
 
     def draw(self, random: np.random.Generator, heat: float = 1.0) -> Codes:
-        """The best labelling of a model that doubts its times and crossing costs, drawn once.
+        """Thompson sampling: the best labelling of a model drawn from the uncertainty of times and crossing costs.
 
-        Profiles are noisy and times depend on the neighbours, so that near its optimum the model cannot tell
-        labellings apart that a build can. ``heat`` multiplies the doubts.
+        Profiles are noisy and times depend on the neighbours, so that near its optimum the model does not distinguish
+        labellings that a build distinguishes. ``heat`` multiplies the standard deviations.
         """
         times, costs = self.times, self.converting
         self.times = times * random.lognormal(0, heat * TIME_DOUBT, times.shape)
@@ -156,12 +155,12 @@ class CostModel:
         return float(self.crossings_ms(codes).sum())
 
     def crossings_ms(self, codes: Codes) -> Floats:
-        """The same apart for each two worlds."""
+        """Predicted milliseconds of conversions for each pair of domains."""
         costs: Floats = np.where(self._crossings.of(codes), self.converting, 0.0).sum(axis=0)
         return costs
 
     def grown(self, codes: Codes, index: int, code: int, most: int) -> Iterator[Codes]:
-        """The labelling with one block flipped, then with one neighbour more at a time, up to ``most`` in all."""
+        """The labelling with one block flipped, then with one more neighbour at a time, up to ``most`` in all."""
         group, current = {index}, codes.copy()
         current[index] = code
         yield current
@@ -209,7 +208,7 @@ class CostModel:
         return min(block.codes, key=lambda code: float(self.times[block.index, code]))
 
     def local_ms(self, block: Block, code: int, codes: Codes, share: float = 1.0) -> float:
-        """What a block and the tensors around it would cost under a label, all else as it is."""
+        """The predicted cost of a block and the tensors around it under a label, all else fixed."""
         kept, codes[block.index] = codes[block.index], code
         crossing = self._descent.crossing(block.index, codes, self.converting)
         codes[block.index] = kept
@@ -217,10 +216,10 @@ class CostModel:
 
 
 def flips(costs: CostModel, codes: Codes) -> list[Codes]:
-    """Labellings that differ in one block, or in a few neighbours, the most promising by the cost model first.
+    """Labellings that differ in one block or a few neighbours, the most promising by the cost model first.
 
-    Neighbours matter where one block alone would only move a conversion: from each of the most promising single
-    flips a group grows along the tensors, by the block that promises most, as long as `MOST_TOGETHER` says.
+    Neighbours matter if one block alone only moves a conversion: from each of the most promising single flips a group
+    grows along the tensors, each time by the most promising block, up to `MOST_TOGETHER`.
     """
     singles: list[tuple[float, int, int]] = []
     for block in costs.blocks:

@@ -1,7 +1,7 @@
-"""Tensors between blocks, and what converting them between float and narrow formats costs. Pure, on numpy.
+"""Tensors between blocks, and their conversions between float and narrow formats. Pure, on numpy.
 
-A labelling is an array with one code a block: the index of its label in `SchemeSpace.labels`. What a label reads and
-makes is a world: float, or one format of activations. May import floors 0 to 3.
+A labelling is an array with one code for each block: the index of its label in `SchemeSpace.labels`. The domain that a
+label reads or produces is float or one format of activations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Codes = npt.NDArray[np.int8]
 Floats = npt.NDArray[np.float64]
 
 FP, FULL = LABELS.index("fp"), LABELS.index("in+out")
-FLOAT = 0  # the world of floats
+FLOAT = 0  # the domain of floats
 
 
 @dataclass(frozen=True, slots=True)
 class Worlds:
-    """The worlds of a space: what each code reads and makes, and a number for each two of them in either direction."""
+    """The domains that each code reads and produces, and a number for each unordered pair of domains."""
 
     reads: tuple[int, ...] = (FLOAT, 1, 1)
     makes: tuple[int, ...] = (FLOAT, 1, FLOAT)
@@ -38,17 +38,17 @@ class Worlds:
 
     @property
     def count(self) -> int:
-        """How many worlds there are."""
+        """The number of domains."""
         return max(*self.reads, *self.makes, 1) + 1
 
     @property
     def ordered(self) -> list[tuple[int, int]]:
-        """Each two worlds in the order of their numbers; those with float come first."""
+        """Each pair of domains in order of their numbers; those with float come first."""
         return [(one, other) for one in range(self.count) for other in range(one + 1, self.count)]
 
 
 def worlds_of(space: SchemeSpace) -> Worlds:
-    """The worlds of a space: float, and each format of activations; ranges found at run time are one of their own."""
+    """The domains of a space: float, and each format of activations; ranges found at run time have their own."""
     numbers: dict[str, int] = {}
     reads, makes = [FLOAT], [FLOAT]
     choices = {choice.name: choice for choice in space.choices}
@@ -62,7 +62,7 @@ def worlds_of(space: SchemeSpace) -> Worlds:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A tensor between blocks. ``producer`` is -1, and ``outside`` set, where no block makes or some other reads it."""
+    """A tensor between blocks. ``producer`` is -1 if no block produces it, ``outside`` is set if others read it."""
 
     tensor: str
     elements: float
@@ -72,11 +72,11 @@ class Edge:
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Indexes of the blocks it touches."""
+        """Indexes of the blocks at its ends."""
         return self.consumers if self.producer < 0 else (self.producer, *self.consumers)
 
     def converted(self, codes: Codes | Sequence[int], worlds: Worlds) -> list[int]:
-        """Which conversions it takes, once each for all who read it, as numbers of two worlds."""
+        """The conversions it takes, each once for all its readers, as numbers of pairs of domains."""
         made = worlds.makes[codes[self.producer]] if self.producer >= 0 else FLOAT
         wanted = {worlds.reads[codes[index]] for index in self.consumers}
         if self.outside:
@@ -101,7 +101,7 @@ def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge
 
 
 class Crossings:
-    """All edges at once, as arrays: what a labelling converts is one pass without a loop."""
+    """All edges as arrays: the conversions of a labelling are computed in one vectorized pass."""
 
     def __init__(self, edges: Sequence[Edge], worlds: Worlds) -> None:
         self._producer = np.array([edge.producer for edge in edges], dtype=np.int64)
@@ -114,7 +114,7 @@ class Crossings:
         self._kinds = len(worlds.ordered)
 
     def of(self, codes: Codes) -> npt.NDArray[np.bool_]:
-        """For each edge and each two worlds, whether the labelling converts the one from one to the other."""
+        """For each edge and each pair of domains, whether the labelling converts between the two."""
         made = np.where(self._producer >= 0, self._makes[codes[self._producer]], FLOAT)
         wanted = np.zeros(self._shape, dtype=bool)
         wanted[self._edge, self._reads[codes[self._reader]]] = True

@@ -1,4 +1,4 @@
-"""Every labelling of a small space, pure ones first. May import floors 0 to 3."""
+"""Exhaustive search: every labelling of a small space, pure ones first."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qdqspec.search._steps import Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 
 LIMIT = 1024  # labellings; at two seconds a build, half an hour
-BATCH = 16  # proposals that may be built side by side
+BATCH = 16  # proposals that may be built in parallel
 
 
 class Exhaustive(Stepwise):
-    """All labellings of the tied classes. It draws no lots: the order depends on the model only."""
+    """All labellings of the tied classes. It is deterministic: the order depends on the model only."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
         classes = tied_classes(setup.space)
@@ -28,7 +28,7 @@ class Exhaustive(Stepwise):
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace) -> int:  # noqa: ARG004 - all is all, whatever the preset
-        """As many as there are labellings. Raises `ConfigError` where these are too many."""
+        """The number of labellings. Raises `ConfigError` if it is above the limit."""
         return _count(space, tied_classes(space))
 
     def _all(self, setup: SearchSetup, classes: Sequence[TiedClass]) -> Steps:
@@ -45,7 +45,7 @@ class Exhaustive(Stepwise):
 
 
 def _count(space: SchemeSpace, classes: Sequence[TiedClass]) -> int:
-    """How many labellings there are."""
+    """The number of labellings."""
     count = math.prod(len(tied.labels) for tied in classes)
     if count > LIMIT:
         shown = f"{count:,}" if count < 10**12 else f"10^{math.log10(count):.0f}"

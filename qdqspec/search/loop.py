@@ -1,6 +1,6 @@
-"""Runs a strategy: asks, has the bench build and race, journals, tells; then confirms and chooses.
+"""Runs a strategy: ask for proposals, build and race them, write the journal, tell the strategy the trials.
 
-May import floors 0 to 3. The one loop for every strategy, in a test run, on the command line and in Python.
+The only loop for every strategy, in a test run, on the command line and in Python.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from qdqspec.units import count_text, seconds_text
 Watch = Callable[[Progress], None]
 _Key: TypeAlias = tuple[str, tuple[str, ...]]
 
-_REPEATS = ("noise", "confirm")  # build anew what a trial has built before; nobody asks for them
-OWN, COMMIT = "own", "commit"  # phases of what the caller asks for, and not the strategy
+_REPEATS = ("noise", "confirm")  # rebuilds of placements, which no strategy asks for
+OWN, COMMIT = "own", "commit"  # phases of proposals by the caller instead of the strategy
 
 
 class TrialLog(Protocol):
-    """Where trials are written as they happen, and read back when a run is resumed."""
+    """Writes trials as they happen; they are read back to resume a run."""
 
     def append(self, trial: Trial) -> None:
-        """Write one trial so that a kill after this call does not lose it."""
+        """Write one trial so that it survives a kill after this call."""
         ...
 
 
 @dataclass(slots=True)
 class Budget:
-    """How much may be spent: search builds and seconds, whichever is reached first."""
+    """The limits of a search: builds and seconds, whichever is reached first."""
 
     trials: int
     seconds: float | None = None
@@ -50,7 +50,7 @@ class Budget:
         return self.clock() - self.started
 
     def reached(self, done: int) -> str:
-        """The limit that is reached after so many builds, in words; empty while another one is allowed."""
+        """The limit that is reached after ``done`` builds, as text; empty if another build is allowed."""
         if done >= self.trials:
             return f"its limit of {count_text(self.trials, 'build')}"
         if self.seconds is not None and self.spent_seconds >= self.seconds:
@@ -59,11 +59,11 @@ class Budget:
 
 
 class Search:
-    """One search under way. Iterating takes it to its end; a caller may also take the steps himself.
+    """A search in progress. Iterating runs it to its end; a caller may also run its steps one by one.
 
-    A step is to ask, to evaluate what was asked for, and to tell what came of it. ``replay`` are trials of an
-    earlier run of the same search: while the strategy asks for the same in the same order, their answers are
-    used and nothing is built. The reference comes first, whatever the strategy asks, and whatever the budget.
+    A step is to ask, to evaluate a proposal, and to tell the strategy its trial. ``replay`` are trials of an earlier
+    run of the same search: while the strategy asks for the same placements in the same order, the recorded trials are
+    used and nothing is built. The reference is always built first, whatever the strategy or the budget.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Search:
         self._watch = watch
         self._noise = next((t.samples for t in replay if t.phase == "noise"), None)
         self._recorded = deque(t for t in replay if t.phase not in _REPEATS and (t.ok or t.number > 0))
-        self._held: list[Proposal] = []  # asked of the strategy, and not yet handed on
-        self._awaited: set[_Key] = set()  # handed on, and not yet told
+        self._held: list[Proposal] = []  # asked of the strategy and not yet returned
+        self._awaited: set[_Key] = set()  # returned and not yet told
 
     def __iter__(self) -> Iterator[Trial]:
         while proposals := self.ask():
@@ -96,19 +96,19 @@ class Search:
             yield trial
 
     def run(self) -> tuple[Trial, ...]:
-        """Take it to its end."""
+        """Run to the end."""
         for _ in self:
             pass
         return tuple(self.trials)
 
     @property
     def ended_by(self) -> str:
-        """The limit that ended it, in words; empty where its strategy was done, or more is allowed."""
+        """The limit that ended the search, as text; empty if its strategy was done, or more is allowed."""
         is_done = self._strategy.done() and not self._held
         return "" if is_done else self._budget.reached(_candidates(self.trials))
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
-        """What to build next, at most ``n``; nothing when the strategy has no more or the budget is spent."""
+        """At most ``n`` proposals; empty when the strategy has no more or the budget is spent."""
         if self.trials and self._budget.reached(_candidates(self.trials)):
             return ()
         proposals = self._held[:n] or self._strategy.ask(n)
@@ -117,9 +117,9 @@ class Search:
         return proposals
 
     def evaluate(self, proposal: Proposal) -> Trial:
-        """What a proposal comes to: as an earlier run found it, else built and raced now, and journalled.
+        """The trial of a proposal: recorded by an earlier run, else built and raced now, and written to the journal.
 
-        What was built before is not built again. Raises `BackendError` when the reference itself does not run.
+        A known placement is not built again. Raises `BackendError` if the reference itself does not run.
         """
         self._begin(proposal)
         return self._known(proposal) or self._recall(proposal) or self.measure(self.build(proposal))
@@ -137,17 +137,17 @@ class Search:
         )
 
     def measure(self, built: Built) -> Trial:
-        """Race what was built, and journal it."""
+        """Race a built candidate, and write its trial to the journal."""
         return self._journalled(replace(self._bench.measure(built), number=len(self.trials)))
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Tell the strategy what came of its proposals; of others it is not told."""
+        """Pass the trials of the strategy's proposals to it; others are not passed."""
         answers = [trial for trial in trials if _key(trial) in self._awaited]
         self._awaited.difference_update(map(_key, answers))
         self._strategy.tell(answers)
 
     def commit(self, placement: Placement) -> Trial:
-        """Make a placement the one to beat, whatever its races said. Raises `BackendError` where it fails."""
+        """Make a placement the incumbent, whatever its race results. Raises `BackendError` if it fails."""
         known = self.evaluate(Proposal(placement=placement, phase=OWN))
         if not known.ok:
             raise BackendError(f"the placement cannot be the one to beat: {known.error}")
@@ -156,9 +156,9 @@ class Search:
         return self._journalled(trial)
 
     def resume(self) -> None:
-        """Take in all of the earlier run at once, in whatever order it was asked for.
+        """Restore all trials of the earlier run at once, in whatever order they were requested.
 
-        The strategy is told what it asks for of it; its first new question waits for `ask`.
+        The strategy receives those it asks for; its first new proposal waits for `ask`.
         """
         known: dict[_Key, Trial] = {}
         while self._recorded:
@@ -179,12 +179,12 @@ class Search:
             self.evaluate(Proposal(placement=Placement(sites=frozenset()), phase=OWN, profile=True))
 
     def _known(self, proposal: Proposal) -> Trial | None:
-        """The trial of this search that built and timed the same."""
+        """The trial of this search with the same placement and nodes, if it was timed."""
         key = _key(proposal)
         return next((t for t in self.trials if t.phase != COMMIT and t.ratio and _key(t) == key), None)
 
     def _recall(self, proposal: Proposal) -> Trial | None:
-        """The recorded trial of a proposal; from where another one was recorded, none are taken."""
+        """The recorded trial of a proposal; after the first mismatch none are used."""
         if not self._recorded or _key(self._recorded[0]) != _key(proposal):
             self._recorded.clear()
             return None
@@ -193,7 +193,7 @@ class Search:
         return self._enter(trial)
 
     def _journalled(self, trial: Trial) -> Trial:
-        if self.trials:  # how much builds differ is learnt right after the first
+        if self.trials:  # the variation between builds is measured right after the first
             trial = replace(trial, eps=self._bench.eps)
         self._log.append(trial)
         return self._enter(trial)
@@ -224,7 +224,7 @@ def search(
 
 
 def _key(asked: Proposal | Trial) -> _Key:
-    """What makes two builds the same: where the pairs stand, and in how much of the model."""
+    """The identity of a build: the placement of its pairs, and the nodes that are built."""
     return asked.placement.digest, asked.subgraph
 
 
@@ -233,7 +233,7 @@ def _candidates(trials: Sequence[Trial]) -> int:
 
 
 def _settle_noise(reference: Placement, known: Samples | None, bench: Bench, log: TrialLog) -> None:
-    """Have the bench know how much builds differ, from an earlier run where that measured it."""
+    """Give the bench the variation between builds, from an earlier run if recorded, else measured now."""
     if known is not None:
         bench.recall_noise(known)
     else:
@@ -247,7 +247,7 @@ def _check_reference(trial: Trial) -> None:
 
 
 def _fate(trial: Trial, race: Race) -> str:
-    """What its race came to; who won it and was not accurate enough is dropped all the same."""
+    """The verdict of a trial's race; a winner that was not accurate enough counts as slower."""
     return "slower" if race.verdict == "faster" and not trial.incumbent else race.verdict
 
 

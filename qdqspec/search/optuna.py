@@ -1,8 +1,8 @@
-"""Optuna's samplers over tied classes, in the extra ``[optuna]``. May import floors 0 to 3.
+"""Optuna's samplers over tied classes, in the extra ``[optuna]``.
 
-For latency alone the tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter
-Optimization", NeurIPS 2011), for latency and accuracy NSGA-II (Deb et al., "A fast and elitist multiobjective
-genetic algorithm", IEEE Transactions on Evolutionary Computation 6, 2002), both as implemented by Optuna.
+For latency alone the tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter Optimization",
+NeurIPS 2011), for latency and accuracy NSGA-II (Deb et al., "A fast and elitist multiobjective genetic algorithm", IEEE
+Transactions on Evolutionary Computation 6, 2002), both as implemented by Optuna.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.select import reaches
 from qdqspec.types import Trial
 
-STARTUP = 10  # random trials before the estimator speaks, ...
-STARTUP_SHARE = 0.25  # ... and at most this share of the budget; of NSGA-II the same for a generation
-REPEATS = 100  # proposals in a row that were built before: then there is nothing new to find
-EXACT_DB = 200.0  # what an infinite SQNR counts as
+STARTUP = 10  # random trials before the estimator is used, ...
+STARTUP_SHARE = 0.25  # ... and at most this share of the budget; the same for a generation of NSGA-II
+REPEATS = 100  # consecutive known proposals after which the search ends
+EXACT_DB = 200.0  # finite value for an infinite SQNR
 
 
 class OptunaSearch(Stepwise):
-    """A study in memory. What resolves to a placement that was built is answered from memory, not built."""
+    """A study in memory. A proposal that resolves to a known placement is answered from memory, not built."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self._setup = setup
@@ -73,18 +73,18 @@ class _Study:
         self._repeats = 0
 
     def enqueue(self, choices: Sequence[Choice]) -> None:
-        """Have these asked for first."""
+        """Queue these choices to be asked for first."""
         for choice in dict.fromkeys(choices):
             self._study.enqueue_trial(dict(zip(self._labels, choice, strict=True)))
 
     def choices(self) -> Iterator[Choice]:
-        """What to try; `tell` has to follow each. Ends after too many in a row that were not new."""
+        """Choices to try; `tell` has to follow each. Ends after too many consecutive known ones."""
         while self._repeats < REPEATS:
             self._trial = self._study.ask(self._labels)
             yield tuple(self._trial.params[name] for name in self._labels)
 
     def tell(self, trial: Trial, *, is_new: bool) -> None:
-        """How the last choice fared."""
+        """Report the trial of the last choice."""
         self._repeats = 0 if is_new else self._repeats + 1
         values = self._values(trial)
         if values is None:
@@ -95,7 +95,7 @@ class _Study:
         self._study.tell(self._trial, values)
 
     def refuse(self, predicted_db: float | None) -> None:
-        """What was not built for the SQNR predicted gains nothing, and misses the limit by that much."""
+        """Report a choice that was not built: no gain, and the predicted distance from the SQNR limit."""
         self._repeats += 1
         if self._setup.min_sqnr_db is not None and predicted_db is not None:
             self._trial.set_constraint("sqnr_db", self._setup.min_sqnr_db - predicted_db)
@@ -109,7 +109,7 @@ class _Study:
         return samplers.TPESampler(seed=seed, n_startup_trials=few)
 
     def _values(self, trial: Trial) -> list[float] | None:
-        """The objectives; ``None`` where the trial failed. What a task metric refused gains nothing."""
+        """The objectives; ``None`` for a failed trial. A trial below the limit of the task metric has no gain."""
         if not trial.ok or trial.ratio is None:
             return None
         accurate = reaches(trial, None, self._setup.min_accuracy)
@@ -118,12 +118,12 @@ class _Study:
 
 
 def _decibels(trial: Trial) -> float:
-    """A finite SQNR; without one, the worst."""
+    """A finite SQNR; the worst value if there is none."""
     return -EXACT_DB if trial.sqnr_db is None else max(-EXACT_DB, min(EXACT_DB, trial.sqnr_db))
 
 
 def _optuna() -> Any:
-    """The package, silenced: the search has its own progress."""
+    """The package, without its log output: the search reports its own progress."""
     try:
         import optuna
     except ImportError:

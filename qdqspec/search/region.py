@@ -1,8 +1,8 @@
-"""Search pattern by pattern, as ModelOpt's autotuner does: random and mutated schemes, tied over instances.
+"""Search pattern by pattern, like ModelOpt's autotuner: random and mutated schemes, tied over instances.
 
-May import floors 0 to 3. What differs from there: patterns come in order of their share of the time; every
-candidate stands on the placement that has won so far, which stays unless a race is won against it; no resolved
-placement is built twice; a pattern that goes on losing is left before its schemes are used up.
+Differences from ModelOpt: patterns come in order of their share of the time; every candidate extends the placement that
+has won so far, which is replaced only after a won race; no resolved placement is built twice; a pattern that keeps
+losing is abandoned before its schemes are used up.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.select import reaches
 from qdqspec.types import Label, Trial
 
-SCHEMES = {"quick": 30, "default": 50, "extensive": 200}  # schemes a pattern, as users of ModelOpt know them
-PARENTS = 10  # the best schemes of a pattern, from which mutated ones come
-MUTATIONS = 3  # classes that change their label at most
-RANDOM_SHARE = 0.3  # of the schemes that are drawn anew instead of mutated
+SCHEMES = {"quick": 30, "default": 50, "extensive": 200}  # schemes for each pattern, as in ModelOpt
+PARENTS = 10  # the best schemes of a pattern, which are mutated
+MUTATIONS = 3  # largest number of classes whose label changes
+RANDOM_SHARE = 0.3  # share of schemes that are drawn at random instead of mutated
 DRAWS = 20  # for each scheme of the budget, before a pattern counts as exhausted
-PATIENCE = 0.2  # share of a pattern's schemes that may be lost in a row, ...
-LEAST_PATIENCE = 6  # ... and at least so many
+PATIENCE = 0.2  # share of a pattern's schemes that may lose in a row, ...
+LEAST_PATIENCE = 6  # ... and at least this many
 
 Labels: TypeAlias = dict[str, Label]
 Inner: TypeAlias = Generator[list[Proposal], list[Trial], Labels]
 
 
 class RegionSearch(Stepwise):
-    """One pattern after the other. Deterministic for a generator and a sequence of answers."""
+    """One pattern after the other. Deterministic for a generator and a sequence of trials."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:
         self._setup = setup
@@ -51,7 +51,7 @@ class RegionSearch(Stepwise):
 
     @staticmethod
     def default_trials(preset: str, space: SchemeSpace) -> int:
-        """So many schemes for each pattern, as the preset says, and the two models without a search."""
+        """The preset's number of schemes for each pattern, plus two models without a search."""
         return 2 + SCHEMES[preset] * len({tied.pattern for tied in tied_classes(space)})
 
     def _search(self) -> Steps:
@@ -77,12 +77,12 @@ class RegionSearch(Stepwise):
             left -= share
 
     def _budget(self, share: float) -> int:
-        """Schemes for the next pattern: what the preset allows, of small budgets its share of the rest."""
+        """The number of schemes for the next pattern: the preset's, or its share of a small remaining budget."""
         rest = max(0, self._setup.trials - self.asked)
         return min(SCHEMES[self._setup.preset], math.ceil(rest * min(1.0, share)))
 
     def _pattern(self, classes: Sequence[TiedClass], best: Labels, budget: int) -> Inner:
-        """Try schemes of one pattern on top of what has won so far; return what has won now."""
+        """Try schemes of one pattern in addition to the winner so far; returns the new winner."""
         measured: dict[Choice, float] = {}
         patience = max(LEAST_PATIENCE, math.ceil(PATIENCE * budget))
         built = losses = 0
@@ -107,7 +107,7 @@ class RegionSearch(Stepwise):
     def _choices(
         self, classes: Sequence[TiedClass], held: Choice, measured: Mapping[Choice, float], draws: int
     ) -> Iterator[Choice]:
-        """Pure schemes first, then drawn ones; none twice. ``measured`` grows while this runs."""
+        """Pure schemes first, then drawn ones; each once. ``measured`` grows while this runs."""
         seen = {held}
         for choice in pure_choices(self._space, classes):
             if choice not in seen:
@@ -143,7 +143,7 @@ def _by_share(
 ) -> list[tuple[list[TiedClass], float]]:
     """The classes of each pattern with its share of the reference's time, the largest first.
 
-    Without a profile every unit counts the same.
+    Without a profile all units have equal times.
     """
     groups: dict[str, list[TiedClass]] = {}
     for tied in classes:

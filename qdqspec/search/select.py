@@ -1,4 +1,4 @@
-"""Which placements are confirmed, and which one is selected. Pure.
+"""Selection of the placements to confirm, and of the final one. Pure.
 
 A placement that is not proved better than the reference is never selected: an unchanged model is a result.
 """
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from qdqspec.types import NOT_CANDIDATES, Interval, Placement, Trial
 from qdqspec.units import percent_text
 
-EXAMINED = 6  # race winners, and fastest candidates, whose accuracy is measured on all data at most
+# largest number of race winners, and of fastest candidates, whose accuracy is measured on all data
+EXAMINED = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What is selected, under which role it was confirmed, and why."""
+    """The selected placement, the role under which it was confirmed, and the reason."""
 
     role: str
     placement: Placement
@@ -33,9 +34,9 @@ def finalists(
 ) -> dict[str, Placement]:
     """The roles to confirm: reference, winner, runner-up, and everything quantized.
 
-    Winner and runner-up are accurate enough: ``fits`` is what is known of a trial, ``admits`` measures a placement and
-    is asked of a few, the last race winner and the fastest first, none slower than the reference. Everything quantized
-    is confirmed for comparison, though the search may have ended before it, unless it failed.
+    Winner and runner-up are accurate enough: ``fits`` checks a trial's known values, ``admits`` measures a placement
+    and is called for a few, the last race winner and the fastest first, none slower than the reference. Everything
+    quantized is confirmed for comparison, even if the search ended before building it, unless it failed.
     """
     good = [t for t in trials if t.ok and t.phase not in NOT_CANDIDATES]
     champions = [t for t in trials if t.ok and t.incumbent and (not t.placement.sites or fits(t))]
@@ -55,21 +56,21 @@ def finalists(
 
 
 def raw_winner(trials: Sequence[Trial]) -> Placement | None:
-    """All that won in parts of the model, put together, by a strategy that builds that (phase ``raw``)."""
+    """The combination of all wins in parts of the model, for strategies that build it (phase ``raw``)."""
     return next((t.placement for t in reversed(trials) if t.ok and t.phase == "raw"), None)
 
 
 def reaches(trial: Trial, min_sqnr_db: float | None, min_accuracy: float | None = None) -> bool:
-    """Whether a trial is accurate enough. A task metric is known of few, and speaks only where it is."""
+    """Whether a trial is accurate enough. A task metric is known of few trials and is checked only for these."""
     if min_accuracy is not None and trial.accuracy is not None and trial.accuracy < min_accuracy:
         return not trial.placement.sites
     return min_sqnr_db is None or (trial.sqnr_db is not None and trial.sqnr_db >= min_sqnr_db)
 
 
 def front_of(trials: Sequence[Trial], limit: int) -> list[Trial]:
-    """The trials that none other beats in both latency and accuracy, fastest first.
+    """The trials that no other beats in both latency and accuracy, fastest first.
 
-    More than ``limit`` of them are thinned out evenly, keeping both ends.
+    More than ``limit`` trials are thinned out evenly, keeping both ends.
     """
     known = [t for t in trials if t.ok and t.ratio is not None and t.sqnr_db is not None]
     front: list[Trial] = []
@@ -92,9 +93,9 @@ def choose(
 ) -> Choice:
     """The simplest placement inside the best interval, if its gain is proved.
 
-    Simplest means fewest activation pairs. Proved means that the slow end of the 95 % interval of its time over the
-    reference's lies below ``1 - min_gain``. ``barred`` are digests of placements that are not accurate enough.
-    Parts of the reason of an unchanged model are ``shortfall``, what faster candidates lacked in accuracy, and
+    Simplest means fewest activation pairs. Proved means that the upper end of the 95 % interval of its time over the
+    reference's is below ``1 - min_gain``. ``barred`` are digests of placements that are not accurate enough. Parts of
+    the reason of an unchanged model are ``shortfall``, how far faster candidates missed the accuracy limit, and
     ``ended_by``, the limit that ended the search before it was done.
     """
     reference = roles["reference"]

@@ -1,11 +1,11 @@
-"""Fusion groups timed alone, then put together one after another. For models whose whole build takes minutes.
+"""Search by subgraphs: fusion groups are timed in isolation, then combined one after another.
 
-May import floors 0 to 3. What a runtime runs as one kernel, with the cheap operators that follow, is a group;
-groups alike in operators and shapes are one kind. A few heuristic schemes of each kind are built cut out of the
-model, against the same nodes in float, and compared without the conversions at their borders, which a whole model
-may not have. What wins alone is then added to the whole model, the greatest expected gain first, and stays only
-where the whole model wins its race: gains of parts do not add up. The direction is that of ModelOpt's pull request
-1015; what differs are kinds, races and steps that are large enough to be told from noise.
+For models whose whole build takes minutes. A group is what a runtime runs as one kernel, with the cheap operators that
+follow; groups with the same operators and shapes are of one kind. A few heuristic schemes of each kind are built as an
+excerpt of the model, compared with the same nodes in float, without the conversions at their borders, which a whole
+model may not have. The schemes that win are then added to the whole model, the greatest expected gain first, and kept
+only if the whole model wins its race: gains of parts are not additive. The approach is that of ModelOpt's pull request
+1015; the differences are kinds, races, and steps that are large enough to be measurable above noise.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from qdqspec.search.blocks import Block, fuse
 from qdqspec.search.surrogate import classes_of
 from qdqspec.types import HALVES, Label, LayerTime, Trial, kind_of, label_of
 
-MOST_NODES = 12  # in a group, before it takes in no more of what follows
-STEP = 2  # times eps: the expected gain that is added at once. Less is not told from noise in a race
+MOST_NODES = 12  # in a group; a larger one is not extended by following operators
+STEP = 2  # expected gain of one step, in units of eps; less is not measurable in a race
 
 Labels: TypeAlias = dict[str, Label]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Win:
-    """What one kind of group gains of the whole time, as expected, with the labels of all groups of the kind."""
+    """The expected gain of one kind of group as a share of the whole time, with the labels of all its groups."""
 
     gain: float
     labels: Mapping[str, Label]
 
 
 class SubgraphSearch(Stepwise):
-    """Parts first, then the whole. Deterministic for a sequence of answers: it draws no lots."""
+    """Parts first, then the whole. Deterministic for a sequence of trials: it uses no random numbers."""
 
     def __init__(self, setup: SearchSetup, random: np.random.Generator) -> None:  # noqa: ARG002 - the seam's signature
         self._setup = setup
@@ -64,7 +64,7 @@ class SubgraphSearch(Stepwise):
     def _alone(
         self, groups: Sequence[Block], share: float
     ) -> Generator[list[Proposal], list[Trial], list[Win]]:
-        """Time the schemes of one kind on its first group; the best one, where it gains anything."""
+        """Time the schemes of one kind on its first group; returns the best one, if it has a gain."""
         nodes = nodes_of(self._space, groups[0])
         schemes = {
             self._space.resolve(scheme).digest: name for name, scheme in schemes_of(self._space, groups[0])
@@ -85,9 +85,9 @@ class SubgraphSearch(Stepwise):
         return [Win(gain=share * (1 - ratios[best]), labels=labels)]
 
     def _together(self, wins: Sequence[Win], held: Labels) -> Steps:
-        """Add what won alone, step by step; then all of it at once, and everything, whatever became of the steps.
+        """Add the wins step by step; then all of them at once, and everything, whatever the results of the steps.
 
-        A step that lost is tried again while others win: beside integer neighbours it needs fewer conversions.
+        A rejected step is repeated while others win: next to integer neighbours it needs fewer conversions.
         """
         raw = self._space.resolve({unit: label for win in wins for unit, label in win.labels.items()})
         waiting, before = list(steps_of(wins, STEP * self.eps)), -1
@@ -112,11 +112,11 @@ class SubgraphSearch(Stepwise):
 
 
 def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
-    """The schemes that are tried of a group, by name, beside all float; none twice.
+    """The schemes to try on a group, by name, in addition to all float; each once.
 
-    In each format all of it; only the inputs of what takes integers and gives floats; only the operators that do the
-    work; its weights alone, and its activations alone. Two that come to the same pairs are one: of operators without
-    weights activations alone are all of it, and where a format is for weights alone so are these.
+    In each format all of it; only the inputs of units with integer inputs and float outputs; only the compute
+    operators; only its weights, and only its activations. Schemes with equal pairs are merged: for operators without
+    weights activations alone are all of it, and in a weight-only format so are the weights.
     """
     units = [space.by_id[name] for name in group.units]
     seen = {space.resolve({}).digest}
@@ -139,7 +139,7 @@ def schemes_of(space: SchemeSpace, group: Block) -> list[tuple[str, Labels]]:
 
 
 def _halved(units: Sequence[Unit], full: Labels, half: Label) -> Labels:
-    """All of it but the other half: weights alone leave out who has none, activations alone take them whole."""
+    """All of a group without the other half: weights alone drop units without weights, activations alone keep them."""
     halved = {unit.id: half for unit in units if half in unit.halves}
     return halved if kind_of(half) == "weight-only" else {**full, **halved}
 
@@ -147,7 +147,7 @@ def _halved(units: Sequence[Unit], full: Labels, half: Label) -> Labels:
 def inner_ratio(trial: Trial, reference: Trial) -> float:
     """A part's time over that of the same part in float, both without their conversions.
 
-    The race tells the ratio of the wholes, the profiles only what share of each is computing. Without profiles the
+    The race measures the ratio of the wholes; the profiles give the share of computing in each. Without profiles the
     wholes are compared.
     """
     assert trial.ratio is not None
@@ -161,7 +161,7 @@ def _computing(layers: Sequence[LayerTime]) -> float:
 
 
 def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
-    """What is added at a time: kinds in order of gain, small ones together until they gain ``least``."""
+    """The labels to add in one step: kinds in order of gain, small ones combined until their gain is ``least``."""
     labels: Labels = {}
     gain = 0.0
     for win in wins:
@@ -180,10 +180,10 @@ def steps_of(wins: Sequence[Win], least: float) -> Iterator[Labels]:
 def kinds_of(
     space: SchemeSpace, layers: Sequence[LayerTime], fused: Sequence[tuple[str, ...]] = ()
 ) -> list[tuple[list[Block], float]]:
-    """Groups that are alike, with their share of the whole time, the largest first.
+    """Groups of the same kind, with their share of the whole time, the largest first.
 
-    What runs as one kernel is told by ``fused`` where that says anything, else by the profile. Without a profile every
-    unit counts the same.
+    Kernels are those of ``fused`` if it is not empty, else of the profile. Without a profile all units have equal
+    times.
     """
     kernels = [LayerTime(name="", op_type="", milliseconds=0.0, nodes=nodes) for nodes in fused]
     groups = groups_of(space, kernels or layers)
@@ -200,7 +200,7 @@ def kinds_of(
 
 
 def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[Block]:
-    """Units that share a kernel, each group with the cheap units that read it last, while there is room."""
+    """Units that share a kernel, each group extended by the cheap units that read it last, up to `MOST_NODES`."""
     groups: list[list[Unit]] = []
     group_of: dict[str, int] = {}
     for block in fuse(space, [layers]):
@@ -218,13 +218,13 @@ def groups_of(space: SchemeSpace, layers: Sequence[LayerTime]) -> list[Block]:
 
 
 def _feeding(space: SchemeSpace, units: Sequence[Unit], group_of: Mapping[str, int]) -> int | None:
-    """The last group that makes something these units read."""
+    """The last group that produces an input of these units."""
     makers = (_maker(space, tensor) for unit in units for tensor, _ in unit.edges)
     return max((group_of[maker] for maker in makers if maker in group_of), default=None)
 
 
 def _maker(space: SchemeSpace, tensor: str) -> str:
-    """The unit that makes a tensor, whatever copies of it stand between."""
+    """The unit that produces a tensor, through any copies between."""
     node = space.model.producer.get(tensor)
     while node is not None and node.name not in space.unit_of and copies_values(node):
         node = space.model.producer.get(node.inputs[0])
@@ -232,7 +232,7 @@ def _maker(space: SchemeSpace, tensor: str) -> str:
 
 
 def nodes_of(space: SchemeSpace, group: Block) -> tuple[str, ...]:
-    """The nodes of a group in graph order, with the copies between its units."""
+    """The nodes of a group in graph order, including the copies between its units."""
     model = space.model
     nodes = {name for unit in group.units for name in space.by_id[unit].nodes}
     for unit in group.units:

@@ -1,13 +1,12 @@
-"""A Bayesian linear model of latency over labelled classes of blocks, and what it proposes next.
+"""A Bayesian linear model of latency over labelled classes of blocks, with proposals by Thompson sampling.
 
-May import floors 0 to 3, `blocks` and `crossings`. Pure but for the generator it is given. Blocks of one class
-are alike in operators, attributes and shapes; the model learns one time for each class under each label and
-one factor for the conversions between each two worlds (float and integer, say), starting from what profiles said
-(the cost model) and trusting that only so far. Thompson sampling (Thompson 1933) proposes: draw one model from the
-posterior, take its best labelling. A model is drawn from the prior and then corrected by each observation with noise
-of its own (Papandreou and Yuille, "Gaussian sampling by local perturbations", NeurIPS 2010). Nothing here calls BLAS or
-LAPACK: on matrices of this size their threads cost more than they save, and go on spinning while candidates are
-timed.
+Deterministic for the generator it is given. Blocks of one class have the same operators, attributes and shapes; the
+model learns one time for each class under each label and one factor for the conversions between each two domains (float
+and integer, for example). The prior mean comes from profiles (the cost model). Thompson sampling (Thompson 1933)
+proposes: draw one model from the posterior, take its best labelling. A model is drawn from the prior and then corrected
+by each observation with noise of its own (Papandreou and Yuille, "Gaussian sampling by local perturbations", NeurIPS
+2010). Nothing here calls BLAS or LAPACK: on matrices of this size their threads cost more than they save, and keep
+spinning while candidates are timed.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from qdqspec.regions.pattern import PatternMaker
 from qdqspec.search.blocks import Block, CostModel
 from qdqspec.search.crossings import FP, Codes, Floats
 
-PRIOR_DOUBT = 0.5  # standard deviation of a prior, as a share of it
-LEAST_DOUBT = 0.002  # and at least so much of the reference's time
+PRIOR_DOUBT = 0.5  # standard deviation of the prior, relative to its mean
+LEAST_DOUBT = 0.002  # lower bound of the standard deviation, relative to the reference's time
 
 
 def classes_of(space: SchemeSpace, blocks: Sequence[Block]) -> npt.NDArray[np.int64]:
-    """A class number for each block: equal where operators, attributes and shapes are."""
+    """A class number for each block: equal if operators, attributes and shapes are equal."""
     maker = PatternMaker(flow_of(space.model), "structure+shapes")
     numbers: dict[str, int] = {}
     found = []
@@ -41,10 +40,10 @@ def classes_of(space: SchemeSpace, blocks: Sequence[Block]) -> npt.NDArray[np.in
 
 
 class Surrogate:
-    """Predicts a labelling's time over the reference's. Observations are such ratios.
+    """Predicts a labelling's time relative to the reference. Observations are such ratios.
 
-    Its columns are one for every class under every label, then one for the conversions between each two worlds, then
-    a constant.
+    Its columns are one for every class under every label, then one for the conversions between each two domains, then a
+    constant.
     """
 
     def __init__(self, costs: CostModel, classes: npt.NDArray[np.int64], noise: float) -> None:
@@ -65,7 +64,7 @@ class Surrogate:
         self._learnt: list[tuple[Floats, Floats, float]] = []  # features, gain and ratio of each observation
 
     def observe(self, codes: Codes, ratio: float) -> None:
-        """Learn from one measured labelling."""
+        """Update the posterior with one measured labelling."""
         features = self._features(codes)
         doubted = np.einsum("ij,j->i", self._covariance, features)
         spread = self._noise**2 + float((features * doubted).sum())
@@ -78,10 +77,10 @@ class Surrogate:
         return float((self._features(codes) * self._mean).sum())
 
     def expected_gain(self, codes: Codes, best: float) -> float:
-        """How far below ``best`` a labelling is expected to come where it does, as a share of that.
+        """Expected improvement: the mean reduction below ``best``, where it is positive, as a share of ``best``.
 
-        This is the expected improvement of Jones, Schonlau and Welch ("Efficient global optimization of expensive
-        black-box functions", Journal of Global Optimization 13, 1998).
+        Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions", Journal of Global
+        Optimization 13, 1998.
         """
         features = self._features(codes)
         below = best - float((features * self._mean).sum())
@@ -94,7 +93,7 @@ class Surrogate:
         return (below * chance + doubt * density) / best
 
     def propose(self, start: Codes, random: np.random.Generator) -> Codes:
-        """The best labelling of a model drawn from the posterior, found from ``start`` a class at a time."""
+        """The best labelling of a model drawn from the posterior, by coordinate descent from ``start`` over classes."""
         drawn = self._drawn(random)
         times = drawn[: self._cells].reshape(-1, self._labels)[self._classes]
         converting = self._costs.converting * drawn[self._cells : -1] / self._reference_ms
@@ -107,7 +106,7 @@ class Surrogate:
         return drawn
 
     def _prior_mean(self) -> Floats:
-        """The cost model's times as shares of the reference's; blocks of one class share their mean."""
+        """The cost model's times relative to the reference's; blocks of one class share their mean."""
         whole = self._reference_ms
         sums = np.zeros((len(self._members), self._labels))
         np.add.at(sums, self._classes, self._costs.times / whole)
@@ -132,5 +131,5 @@ def _members(classes: npt.NDArray[np.int64]) -> list[list[int]]:
 
 
 def _corrected(model: Floats, features: Floats, gain: Floats, ratio: float) -> Floats:
-    """The model after an observation: moved along the gain by what it mispredicts (Kalman 1960)."""
+    """Kalman update (Kalman 1960): the model after an observation, moved along the gain by the prediction error."""
     return model + gain * (ratio - float((features * model).sum()))

@@ -1,12 +1,12 @@
-"""The pipeline: a session tunes, measures and judges cases, and remembers what it found.
+"""The tuning pipeline: a session tunes, measures and checks cases, and records the results.
 
 The pipeline of a case:
 
     model > regions > space of placements > search (build, race, confirm) > winner
           > latency, parity, accuracy, size, survival, lint > evidence > checks > record
 
-`CaseWork` does the work of one case, each part once and only when asked for; `Session` owns what cases
-share: the backend, the cache, the device's lock.
+`CaseWork` does the work of one case; each part is computed once, on first access. `Session` owns what cases share: the
+backend, the cache and the device lock.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _Key = tuple[str, str, str, int, int, str]
 
 
 class Session:
-    """Tunes, measures and judges. What is wrong with input or machine is raised as `QdqspecError`.
+    """Tunes, measures and checks cases. Errors of the input or the machine are raised as `QdqspecError`.
 
-    ``overrides`` are fields of `Settings`, such as ``backend="onnxruntime"`` or ``seed=7``. ``watch`` is told
-    how far a search is. ``metrics`` are task metrics by the names that specs give them; see `Metric`. Close a
-    session when done: it holds child processes.
+    ``overrides`` are fields of `Settings`, such as ``backend="onnxruntime"`` or ``seed=7``. ``watch`` is called with
+    the progress of a search. ``metrics`` are task metrics by the names used in specs; see `Metric`. Close a session
+    after use: it holds child processes.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Session:
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._results: dict[_Key, dict[str, CheckResult]] = {}
-        self._raised: dict[_Key, set[str]] = {}  # the checks whose result is an error
-        self._needs: dict[_Key, set[EvidenceKind]] = {}  # what was asked of a case
+        self._raised: dict[_Key, set[str]] = {}  # checks whose result is an error
+        self._needs: dict[_Key, set[EvidenceKind]] = {}  # kinds of evidence requested for a case
         self._skipped: dict[_Key, CaseRecord] = {}
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
 
     def availability(self, case: Case) -> Availability:
-        """Whether the backend works here and has one of the case's number formats, and what to do if not."""
+        """Whether the backend is usable here and has one of the case's number formats; if not, why not."""
         found = self.backend.probe(self._options)
         wanted = case.quantize.formats
         if not found.usable:
@@ -118,9 +118,9 @@ class Session:
         )
 
     def tune(self, model: PathLike | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
-        """Search the fastest placement of a model, or of a case of a spec; see `Asked` for what may be said.
+        """Search for the fastest placement of a model, or of a case of a spec; `Asked` lists the options.
 
-        A winner that is known and still holds is taken. Raises `QdqspecError` where something is wrong.
+        A cached winner that passes its recheck is reused. Raises `QdqspecError`.
         """
         case = self._asked(model, asked)
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
@@ -135,10 +135,10 @@ class Session:
         most: int | None = MOST,
         **asked: Unpack[AskedWithStrategy],
     ) -> CulpritEvidence:
-        """Which Q/DQ pairs cost most accuracy: of ``tuned``, a model quantized by any tool, or of the known winner.
+        """Rank the Q/DQ pairs of a quantized model by the accuracy they cost.
 
-        The ``most`` noisiest are ranked, or all where it is ``None``. Nothing is timed; a winner that is not known is
-        searched.
+        The model is ``tuned``, from any tool, or else the winner. Returns the ``most`` pairs with the largest error,
+        all for ``None``. Nothing is timed. Without ``tuned`` and without a cached winner, a search runs first.
         """
         work = self.work(self.case(model, asked))
         if tuned is None:
@@ -155,10 +155,10 @@ class Session:
         *,
         values: Mapping[str, Any] | None = None,
     ) -> Probe:
-        """Try one input, as a parity check keeps it, on a model and its tuned one.
+        """Run one input, saved by a parity check, on a model and its tuned model.
 
-        It is held to ``limits``, else to those that the file says it broke. ``values`` are the inputs of the model that
-        are fixed, which the tuned one does not have.
+        The outputs are checked against ``limits``, by default those saved in the file. ``values`` are the inputs of the
+        model that are fixed, which the tuned model does not have.
         """
         kept = read_probe(Path(file))
         shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
@@ -175,10 +175,10 @@ class Session:
         folder: PathLike | None = None,
         **asked: Unpack[Asked],
     ) -> Study:
-        """The same search, to be stepped through; see `Study`.
+        """The same search, step by step; see `Study`.
 
-        ``strategy`` is a name, an object with ask, tell and done, or what makes one of a `SearchSetup` and a
-        random generator. In ``folder`` the study is kept from the beginning, and gone on with where it is there.
+        ``strategy`` is a name, an object with ask, tell and done, or a callable that makes one from a `SearchSetup` and
+        a random generator. With ``folder`` the study is saved there from the start, and resumed if it already exists.
         """
         case = self._asked(model, asked)
         settings = {name: getattr(self.settings, name) for name in ("backend", "device", "threads", "seed")}
@@ -190,7 +190,7 @@ class Session:
         )
 
     def _asked(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
-        """The case that is meant, where the backend can do it."""
+        """The requested case; raises `BackendUnavailableError` if the backend cannot run it."""
         case = self.case(model, asked)
         found = self.availability(case)
         if not found.usable:
@@ -200,9 +200,9 @@ class Session:
         return case
 
     def case(self, model: PathLike | Case, asked: Mapping[str, Any]) -> Case:
-        """A model with what is asked of it; ``spec.qdq.yaml::id`` is the case of a spec, which says it all.
+        """A model with its options as a case; ``spec.qdq.yaml::id`` selects a case of a spec.
 
-        Only ``metrics`` may stand beside a spec: it names them, and holds no code.
+        A case of a spec accepts ``metrics`` only: a spec names metrics and holds no code.
         """
         words = {word: value for word, value in asked.items() if word != "metrics"}
         case = self._case(model, words)
@@ -220,19 +220,19 @@ class Session:
         return find_case(str(model), self.settings, Path.cwd())
 
     def model(self, case: Case) -> Model:
-        """The user's model, loaded and checked."""
+        """The user's model, loaded and validated."""
         return self.work(case).bench.given
 
     def regions(self, case: Case) -> tuple[Region, ...]:
-        """The regions the model is cut into."""
+        """The regions of the model."""
         return self.work(case).bench.prepared.regions
 
     def search(self, case: Case) -> SearchResult:
-        """Tune the case, or take the winner that is known and still holds."""
+        """Tune the case, or return the cached winner if it passes its recheck."""
         return self.work(case).search
 
     def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
-        """What is known of a case, with the parts asked for measured."""
+        """The evidence of a case; the requested kinds are measured."""
         work = self.work(case)
         search = work.search
         self._needs.setdefault(_key(case), set()).update(needs)
@@ -259,9 +259,9 @@ class Session:
         )
 
     def judge(self, case: Case, check: CheckSpec) -> CheckResult:
-        """Measure what the check needs, judge it, and enter the verdict into the record.
+        """Measure what the check needs, judge it, and add the verdict to the record.
 
-        An error is entered as a failed check, and raised.
+        An error is recorded as a failed check, and raised.
         """
         judged = self._results.setdefault(_key(case), {})
         raised = self._raised.setdefault(_key(case), set())
@@ -277,7 +277,7 @@ class Session:
         return judged[check.id]
 
     def _verdict(self, case: Case, check: CheckSpec) -> Verdict:
-        """What a check comes to; what the time limit of the run leaves undecided is inconclusive."""
+        """The verdict of a check; inconclusive if the time limit of the run left it undecided."""
         kind, work = cast("Check", resolve("check", check.kind)), self.work(case)
         limit = seconds_text(self.settings.time_limit or 0.0)
         if self._seconds_left() == 0 and not work.finder.is_found:
@@ -290,19 +290,19 @@ class Session:
         return verdict
 
     def skip(self, case: Case, why: str) -> None:
-        """Enter a case that cannot run here into the record, with the reason."""
+        """Record a case that cannot run here, with the reason."""
         self._skipped[_key(case)] = skipped_record(case, self.settings.backend, why)
 
     def plan(self, case: Case) -> str:
-        """What a search would try and what it would cost at most, without building anything."""
+        """The size of the search and an upper bound of its cost; nothing is built."""
         return plan_text(self.work(case).bench.prepared, case.tune)
 
     def output(self, case: Case) -> Path:
-        """The folder of the case's files."""
+        """The output folder of the case."""
         return self.work(case).bench.output
 
     def record(self) -> RunRecord:
-        """Every case that was judged, searched or skipped so far, with all evidence that was gathered for it."""
+        """The record of all cases judged, searched or skipped so far, with all their evidence."""
         found = (
             CaseRecord(evidence=self._gathered(key), results=tuple(self._results.get(key, {}).values()))
             for key, work in self._works.items()
@@ -316,11 +316,11 @@ class Session:
         return RunRecord(version=__version__, started=started, seconds=time.monotonic() - clock, cases=found)
 
     def renewals(self) -> tuple[Renewal, ...]:
-        """Baseline entries that ``update`` asked for and that were measured; the caller writes them."""
+        """Measured baseline entries that ``update`` requests; the caller writes them."""
         return tuple(renewal for work in self._works.values() for renewal in work.renewals)
 
     def close(self) -> None:
-        """End the child processes."""
+        """Stop the child processes."""
         self.backend.close()
 
     def __enter__(self) -> Self:
@@ -332,11 +332,11 @@ class Session:
         self.close()
 
     def _gathered(self, key: _Key) -> Evidence:
-        """What is known of a case. Nothing is searched or measured for what was never found or has raised."""
+        """The evidence of a case; nothing is searched or measured if no search finished or a check raised."""
         work, raised = self._works[key], self._raised.get(key, set())
         if not work.finder.is_found:
             return work.unsearched
-        needs: set[EvidenceKind] = {"latency", "parity"}  # of every case, whatever its checks
+        needs: set[EvidenceKind] = {"latency", "parity"}  # for every case, whatever its checks
         needs |= self._needs.get(key, set())
         for result in self._results.get(key, {}).values():
             needs |= cast("Check", resolve("check", result.kind)).needs if result.id not in raised else set()
@@ -352,7 +352,7 @@ class Session:
         return self.backend.device(self._options)
 
     def work(self, case: Case) -> CaseWork:
-        """Everything that is known of a case, each thing found when first asked for."""
+        """The work of a case, shared by all its checks."""
         key = _key(case)
         if key not in self._works:
             case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
@@ -372,7 +372,7 @@ class Session:
         )
 
     def _seconds_left(self) -> float | None:
-        """What is left of the time limit, which holds for the whole run; later cases get less."""
+        """Seconds left of the time limit, which applies to the whole run."""
         limit = self.settings.time_limit
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._started[1]))
 
@@ -392,10 +392,10 @@ def _result(check: CheckSpec, verdict: Verdict) -> CheckResult:
 
 
 def _key(case: Case) -> _Key:
-    """What makes two cases the same work: a fixture may have replaced model or data, a caller the rules.
+    """The identity of a case's work; a fixture may have replaced model or data, a caller the rules.
 
-    A model that was written anew is another one. Data and ``start_from`` go by their paths: a search may itself
-    write what the next one starts from.
+    A rewritten model is a different one. Data and ``start_from`` are identified by path: a search may itself write the
+    file that the next one starts from.
     """
     asked = repr((case.inputs, case.patterns, case.regions, case.quantize, case.tune))
     try:

@@ -1,4 +1,4 @@
-"""One case on its backend: model, data, folder, and how files of it are run and timed. Part of the session."""
+"""One case on its backend: model, data, output folder, and functions to run and time model files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
 
 _DECLARES = (
-    "onnxruntime"  # the backend that holds a run to declared shapes, where it is given the outputs' memory
+    "onnxruntime"  # the backend that enforces declared shapes if it is given the memory of the outputs
 )
 
 
 class CaseBench:
-    """What all work on a case starts from. Reading an attribute does the work it takes, once."""
+    """Inputs of all work on a case. Each attribute is computed once, on first access."""
 
     def __init__(self, case: Case, bench: Workbench, device: DeviceKey) -> None:
         self.case = case
@@ -45,13 +45,13 @@ class CaseBench:
 
     @cached_property
     def given(self) -> Model:
-        """The model that is tuned: the user's, or a copy, with inputs fixed or declared outputs corrected."""
+        """The model to tune: the user's, or a copy with fixed inputs or corrected output declarations."""
         model = given_model(self.case.model, self.case.inputs.values)
         if self.settings.mode == "plan" or self.backend.name != _DECLARES or not unconfirmed_outputs(model):
             return model
         try:
             return with_true_outputs(model, self._run_once(model))
-        except QdqspecError:  # raised again where the model is run for its own sake
+        except QdqspecError:  # raised again when the model is run for its results
             return model
 
     def _run_once(self, model: Model) -> Mapping[str, Array]:
@@ -63,22 +63,22 @@ class CaseBench:
 
     @property
     def fixed(self) -> Mapping[str, Array]:
-        """What the user's own model is fed beside the data: the inputs that the case gives a value."""
+        """Inputs with a fixed value, which the user's own model is fed in addition to the data."""
         return fixed_in(self.given)
 
     @property
     def reference(self) -> Path:
-        """A file of the reference that is there after the session: the user's, or that of the results."""
+        """A file of the reference that outlives the session: the user's, or the copy among the results."""
         return self.output / REFERENCE if isinstance(self.given, OwnCopy) else require_path(self.given)
 
     @cached_property
     def _shaped(self) -> Case:
-        """The case with every shape that is declared or that its data tells."""
+        """The case with all shapes that are declared or follow from its data."""
         return replace(self.case, inputs=shaped_by_data(self.given, self.case.inputs))
 
     @cached_property
     def work(self) -> Workbench:
-        """The workbench, with the shapes of this case and a folder beside its results for what builds share."""
+        """The workbench with the shapes of this case and a state folder shared by its builds."""
         options = replace(
             self._given_bench.options,
             profiles=shape_profiles(self.given, self._shaped.inputs),
@@ -88,24 +88,24 @@ class CaseBench:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The model with what tuning needs."""
+        """The model, prepared for tuning."""
         return Prepared(self._shaped, self.given, self.backend, self.work.options, self.settings.seed)
 
     @cached_property
     def output(self) -> Path:
-        """The folder of the case's files."""
+        """The output folder of the case."""
         writes = self.settings.mode != "plan"
         return claim_folder(self.settings, self.case) if writes else find_folder(self.settings, self.case)
 
     @property
     def target(self) -> str:
-        """Backend and variant that the case runs on."""
+        """Backend and variant of the case."""
         return self.backend.target
 
     @cached_property
     def key(self) -> str:
-        """What a finished search of this case is kept by."""
-        words = sorted(self._given_bench.options.extra.items())  # another way to build is another search
+        """The cache key of a finished search of this case."""
+        words = sorted(self._given_bench.options.extra.items())  # other build options mean another search
         return key_of(
             self.case,
             self.given.sha256,
@@ -116,7 +116,7 @@ class CaseBench:
 
     @property
     def _data(self) -> tuple[str, ...]:
-        """What the numbers of pairs come from, and the data that an SQNR limit is measured on."""
+        """Digests of the data that calibrates pairs, and of the data that an SQNR limit is measured on."""
         inputs, tune = self.case.inputs, self.case.tune
         scales = (f"scales {data_digest(inputs.scales)}",) if inputs.scales is not None else ()
         measures_db = tune.objective == "pareto" or tune.limits.min_sqnr_db is not None
@@ -126,7 +126,7 @@ class CaseBench:
 
     @property
     def journal_header(self) -> dict[str, object]:
-        """What makes a search of this case another one: a journal with another header is not gone on with."""
+        """The header of the search's journal; a journal with another header is not resumed."""
         return {
             "model_sha256": self.given.sha256,
             "search": self.key,
@@ -139,9 +139,9 @@ class CaseBench:
 
     @cached_property
     def _held_to(self) -> tuple[str, ...]:
-        """What a search held to a task metric depends on besides its rules: the reference's score, and the data.
+        """The parts of the cache key that belong to an accuracy constraint: the reference's score and the data.
 
-        The code of a metric has no digest, but another metric would hardly give the same model the same score.
+        The code of a metric has no digest; another metric is unlikely to give the same score to the same model.
         """
         rules = self.case.tune.accuracy
         if rules is None:
@@ -151,17 +151,17 @@ class CaseBench:
         return said, data_digest(self.case.inputs.evaluation)
 
     def alone(self) -> AbstractContextManager[object]:
-        """One run in the folder; a later one waits and finds the work done."""
+        """A lock on the output folder; a second run waits, then finds the work done."""
         return RunLock(self.output, self._given_bench.report_wait)
 
     def tuning(self, journal: BuildLogs, make: MakeStrategy, name: str) -> Tuning:
-        """The search of this case by a strategy, to be stepped through."""
+        """The search of this case by a strategy, to be run step by step."""
         return Tuning(self.prepared, self.work, journal, make=make, name=name)
 
     def timed(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
-        """The model given and another that takes the same inputs, from fresh builds, interleaved.
+        """Time the given model and another with the same inputs, interleaved, from fresh builds.
 
-        The model given in float16 is timed beside them where `half_reference` has one.
+        The given model in float16 is timed too, if `half_reference` can make it.
         """
         files = {"reference": require_path(self.given), "tuned": tuned}
         loads, rules = self.prepared.loads, self.case.tune
@@ -173,5 +173,5 @@ class CaseBench:
         return measured
 
     def engine(self, path: Path) -> AbstractContextManager[Engine]:
-        """A model file, built to be run; closed at the end of the block."""
+        """An engine built from a model file; closed at the end of the block."""
         return closing(self.backend.build(path, self.work.options))

@@ -1,4 +1,4 @@
-"""Confirmation of a finished search: finalists are built afresh and timed together, and one is selected."""
+"""Confirmation of a finished search: finalists are rebuilt and timed together, and one is selected."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from qdqspec.session.held import Held
 from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
 
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
-FRONT = 8  # placements of a front that are built afresh and timed together
+FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirmed:
-    """The choice, the measurement behind it, and the front where two objectives were asked for.
+    """The choice, the measurement behind it, and the Pareto front for two objectives.
 
-    ``lines`` are the finalists' trials for the journal, by role; ``trials`` those of the search, with what was
-    learnt of their accuracy meanwhile.
+    ``lines`` are the finalists' trials for the journal, by role; ``trials`` are the trials of the search, with the
+    accuracies measured since.
     """
 
     choice: Choice
@@ -32,7 +32,7 @@ class Confirmed:
 
 
 def most_builds(*, pareto: bool) -> int:
-    """How many fresh builds a confirmation takes at most."""
+    """The largest number of builds of a confirmation."""
     return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0))
 
 
@@ -46,11 +46,10 @@ def confirm(
     ended_by: str = "",
     beside: Mapping[str, Placement] | None = None,
 ) -> Confirmed:
-    """Build the finalists afresh, time them together, and choose one that keeps the limits on all data.
+    """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
-    Placements ``beside`` them, by role, are timed as well and never chosen.
-    ``ended_by`` is the limit that ended the search, where one did. Raises `BackendError` where the reference does
-    not build again.
+    Placements in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
+    search, if any. Raises `BackendError` if the reference does not build again.
     """
     roles = finalists(trials, everything, fits=held.reaches, admits=lambda each: _admitted(each, bench))
     members = _front_roles(trials, roles, held) if pareto else {}
@@ -82,7 +81,7 @@ def _chosen(
     held: Held,
     ended_by: str,
 ) -> Choice:
-    """The choice among placements that are accurate enough on all data; that of each choice is measured first."""
+    """The choice among placements that meet the constraints on all data, which is verified for each choice."""
     ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
     barred = {t.placement.digest for t in trials if not t.subgraph and not held.reaches(t)}
     while True:
@@ -102,7 +101,7 @@ def _chosen(
 
 
 def _admitted(placement: Placement, bench: Bench) -> bool:
-    """Whether a placement is accurate enough on all data; one that cannot be measured is not."""
+    """Whether a placement meets the constraints on all data; false if it cannot be measured."""
     try:
         return bench.admits(placement)
     except BackendError:
@@ -110,7 +109,7 @@ def _admitted(placement: Placement, bench: Bench) -> bool:
 
 
 def _front_roles(trials: Sequence[Trial], roles: Mapping[str, Placement], held: Held) -> dict[str, Placement]:
-    """The placements of the front that are no finalists already, those below an SQNR limit too."""
+    """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""
     known = {placement.digest for placement in roles.values()}
     fit = [trial for trial in trials if reaches(trial, None, held.min_accuracy)]
     members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
@@ -124,9 +123,9 @@ def _front(
     bench: Bench,
     held: Held,
 ) -> tuple[FrontPoint, ...]:
-    """The front of freshly built placements, by time and by SQNR on all data, fastest first.
+    """The Pareto front of rebuilt placements by time and SQNR on all data, fastest first.
 
-    The reference is always its last point. A placement that fails the task metric is no point.
+    The last point is always the reference. A placement below the limit of the task metric is not a point.
     """
     searched = {t.placement.digest for t in trials if t.ok and t.sqnr_db is not None}
     timed = {
@@ -144,7 +143,7 @@ def _front(
 
 
 def _confirmed_db(placement: Placement, bench: Bench, held: Held) -> float | None:
-    """The SQNR on all data; ``None`` where it cannot be measured, or a task metric is below its limit."""
+    """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
     try:
         bench.confirm(placement)
     except BackendError:
@@ -164,7 +163,7 @@ def _point(placement: Placement, ratio: Interval, sqnr_db: float, held: Held) ->
 
 
 def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) -> LatencyEvidence:
-    """The same measurement with role ``tuned`` for what is selected."""
+    """The same measurement with role ``tuned`` for the selected model."""
     names = {"tuned": role, "reference": "reference"} | {
         name: name
         for name in ("runner-up", "everything", *beside)
@@ -187,14 +186,14 @@ def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) ->
 
 
 def _scored(trial: Trial, held: Held) -> Trial:
-    """The trial with what is known of its placement's accuracy by now."""
+    """The trial with the task metric of its placement, if measured by now."""
     if not trial.ok or trial.subgraph or trial.accuracy is not None:
         return trial
     return replace(trial, accuracy=held.score(trial.placement))
 
 
 def _line(number: int, role: str, placement: Placement, measured: LatencyEvidence) -> Trial:
-    """The journal's line of a finalist's fresh builds."""
+    """The journal line of a finalist's rebuilds."""
     trial = Trial(number=number, phase="confirm", placement=placement)
     if role not in measured.samples:
         return replace(trial, status="failed", error=measured.failures[role])

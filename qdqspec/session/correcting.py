@@ -1,4 +1,4 @@
-"""Looks for the corrections of a case: what it allows, on its calibration data, within a share of its time."""
+"""Finds the corrections of a case on its calibration data, within a share of the search's time."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ SECONDS = {
     "quick": 5.0,
     "default": 30.0,
     "extensive": 120.0,
-}  # by preset, without a limit of time for the search
-SHARE = 0.15  # of that limit
+}  # by preset, if the search has no time limit
+SHARE = 0.15  # of the time limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correcting:
-    """A case with what corrections need. ``ranges`` calibrates by every method; ``run`` makes a runner of a model."""
+    """A case with the inputs of correction. ``ranges`` calibrates by every method; ``run`` makes a model runner."""
 
     case: Case
     model: Model
@@ -48,7 +48,7 @@ class Correcting:
     fixed: frozenset[str] = frozenset()
 
     def find(self) -> Found:
-        """The corrections that help; none without calibration data, or where the model cannot be rehearsed."""
+        """The corrections that help; none without calibration data or if the model cannot be rehearsed."""
         allowed = self.case.quantize.allowed_corrections
         data = self.data
         able = self.backend.capabilities(self.options).computes
@@ -107,7 +107,7 @@ class Correcting:
 
 
 def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
-    """Everything quantized, and the linear operators alone with float outputs where they can be."""
+    """The placements that corrections are judged on: everything, and only linear operators with float outputs."""
     linear = {
         unit.id: "in-only"
         for unit in space.units
@@ -118,9 +118,9 @@ def judged_placements(space: SchemeSpace) -> tuple[Placement, ...]:
 
 
 def _with_halves(placements: tuple[Placement, ...]) -> tuple[Placement, ...]:
-    """The placements, and of the first one the weights alone and the activations alone.
+    """The placements, and the weights and the activations of the first one separately.
 
-    Each half tells what a correction gives where the other one dominates the error of both.
+    Each half shows the effect of a correction where the other half dominates the total error.
     """
     everything = placements[0]
     halves = (

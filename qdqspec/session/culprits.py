@@ -1,7 +1,7 @@
-"""Which Q/DQ pairs cost the most accuracy, and what leaving them out would give. Part of the session.
+"""Error attribution: ranks Q/DQ pairs by the accuracy they cost, and measures the SQNR without them.
 
 Everything is computed by ONNX Runtime without optimization, whatever the backend: parts of the placement are rehearsed
-in one graph, or built one by one where the model cannot be rehearsed.
+in one graph, or built one by one if the model cannot be rehearsed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from qdqspec.session.runtimes import ARITHMETIC, reference_runtime, unfused
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
 
-MOST = 12  # pairs that are listed unless more are asked for
-REMOVED = 3  # of these, how many are left out together to see what that gives
+MOST = 12  # pairs listed by default
+REMOVED = 3  # number of these that are also removed cumulatively
 
 _Engines: TypeAlias = Callable[[Placement], AbstractContextManager[Runs]]
-Pairs = tuple[Site, ...]  # a pair with what makes no sense without it: a weight with its bias
+Pairs = tuple[Site, ...]  # a pair and its dependents: a weight with its bias
 
 
 def culprits_of(
@@ -48,7 +48,7 @@ def culprits_of(
     most: int | None = MOST,
     seconds: float | None = None,
 ) -> CulpritEvidence:
-    """As `find_culprits`, of pairs placed in the model of a case, measured on the best data there is."""
+    """`find_culprits` for pairs in the model of a case, on the best data available."""
     left = [limit for limit in (seconds, bench.work.seconds_left()) if limit is not None]
     feeds, data = bench.prepared.comparison_data()
     return find_culprits(
@@ -74,10 +74,10 @@ def find_culprits(
     seconds: float | None = None,
     options: BuildOptions | None = None,
 ) -> CulpritEvidence:
-    """The noisiest pairs of a placement of ``model``, measured at ``output`` or else where the SQNR is worst.
+    """The pairs with the largest error, measured at ``output`` or else at the output with the lowest SQNR.
 
-    ``most`` is how many are wanted, all where it is ``None``; with ``seconds``, those that were found by then.
-    Where ONNX Runtime cannot compute the model, ``missing`` says so.
+    ``most`` is the number of pairs, all for ``None``; ``seconds`` limits the time, and the pairs found by then are
+    returned. If ONNX Runtime cannot compute the model, ``missing`` states so.
     """
     if not pairs:
         return CulpritEvidence(missing="nothing is quantized")
@@ -102,7 +102,7 @@ def find_culprits(
 
 
 class _Measure:
-    """Measures the SQNR of any part of a placement."""
+    """Measures the SQNR of any subset of a placement."""
 
     def __init__(
         self,
@@ -137,15 +137,15 @@ class _Measure:
 
     @property
     def samples(self) -> int:
-        """How many inputs it is measured on."""
+        """The number of inputs measured."""
         return self._gate.samples
 
     def sqnr_db(self, sites: Iterable[Site]) -> float:
-        """The SQNR of the model with these sites alone."""
+        """The SQNR of the model with only these sites."""
         return self._by_output(sites).get(self.output, MOST_DB)
 
     def power(self, pairs: Iterable[Pairs]) -> float:
-        """The noise power of a group of pairs, over that of the signal."""
+        """The noise power of a group of pairs, relative to the signal."""
         return power_of(self.sqnr_db(site for pair in pairs for site in pair))
 
     def _by_output(self, sites: Iterable[Site]) -> dict[str, float]:
@@ -166,7 +166,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _RehearsedEngine:
-    """A placement in a rehearsal, to be run like an engine."""
+    """A placement in a rehearsal, with the interface of an engine."""
 
     rehearsal: Rehearsal
     placement: Placement
@@ -177,7 +177,7 @@ class _RehearsedEngine:
 
 
 def _rehearsed(opened: ExitStack, parts: _Parts, runtime: Runtime) -> _Engines:
-    """Runs placements in one graph. Raises `RehearsalRefusedError` where that cannot be."""
+    """Runs placements in one graph. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
     subject = Subject(
         model=parts.model,
         sites=tuple(parts.sites),
@@ -199,7 +199,7 @@ def _built(opened: ExitStack, parts: _Parts, build: Callable[[Path], Engine]) ->
 
 
 def _together(model: Model, sites: frozenset[Site]) -> list[Pairs]:
-    """The pairs in the order in which their readers stand in the graph; a bias goes with the weight of its node."""
+    """The pairs in graph order of their readers; a bias is grouped with the weight of its node."""
     biases = {site.consumers[0].node: site for site in sites if site.format == BIAS_FORMAT}
     found: list[Pairs] = []
     for site in sorted(sites, key=lambda site: (_place(model, site), site.row)):
@@ -216,7 +216,7 @@ def _place(model: Model, site: Site) -> int:
 
 
 def _noisiest(measure: _Measure, most: int | None, seconds: float | None) -> tuple[list[Culprit], float]:
-    """The noisiest pairs, as many as are wanted or as there is time for, and the share of all others."""
+    """The pairs with the largest error, limited by number and time, and the share of all others."""
     stop = math.inf if seconds is None else time.monotonic() + seconds
     ranked = Noisiest(measure.pairs, measure.power, most)
     powers: list[tuple[Pairs, float]] = []
@@ -234,8 +234,8 @@ def _noisiest(measure: _Measure, most: int | None, seconds: float | None) -> tup
 
 
 def _with_removals(measure: _Measure, found: Sequence[Culprit]) -> Iterator[Culprit]:
-    """The same, the first few with the SQNR that is left when their readers and those of all before read floats."""
-    gone: set[str] = set()  # nodes; the empty name is that of graph outputs
+    """The pairs; the first few with the SQNR that remains when their readers and those of all before read floats."""
+    gone: set[str] = set()  # nodes; the empty name represents graph outputs
     for number, culprit in enumerate(found):
         if number >= REMOVED:
             yield culprit
@@ -245,7 +245,7 @@ def _with_removals(measure: _Measure, found: Sequence[Culprit]) -> Iterator[Culp
 
 
 def _without(sites: frozenset[Site], nodes: set[str]) -> Iterator[Site]:
-    """The sites as they are when these nodes read nothing quantized."""
+    """The sites without the consumers in these nodes."""
     for site in sites:
         left = tuple(end for end in site.consumers if end.node not in nodes)
         if left:

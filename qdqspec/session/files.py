@@ -1,4 +1,4 @@
-"""The files a tuning run leaves in its folder, and the journal it resumes from. Part of the session."""
+"""The files that a tuning run writes to its folder, and the journal that it resumes from."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ LOGS = "logs"  # a folder, one file a build
 
 @contextmanager
 def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -> Iterator[BuildLogs]:
-    """The journal to go on with: an unfinished one of this very run, else a new one.
+    """The journal of this run: an unfinished one with the same header, else a new one.
 
-    A finished journal is set aside as ``trials.previous.jsonl``. So is one of another model, spec or device, and a
-    damaged one, whose lines before the damage are gone on with; of these ``notes`` is told, as of anything else
-    that was found. None that is unfinished is ever overwritten.
+    A finished journal is renamed to ``trials.previous.jsonl``. So is one of another model, spec or device, and a
+    damaged one, whose lines before the damage are reused; ``notes`` receives a line about each, and about all else that
+    was found. An unfinished journal is never overwritten.
     """
     path = folder / JOURNAL
     if _is_finished(path):
@@ -59,14 +59,14 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
 
 
 class BuildLogs:
-    """A journal's companion: a readable file for each build, under ``logs/``, beside the journal's line."""
+    """Writes each trial to the journal, and a readable file for each build to ``logs/``."""
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self._journal = journal
         self._folder = folder / LOGS
         make_folder(self._folder)
-        remove_partial(self._folder)  # the run before may have been killed while it wrote
-        if not journal.entries():  # a new search: what an earlier one left would be taken for its own
+        remove_partial(self._folder)  # the previous run may have been killed while writing
+        if not journal.entries():  # a new search: logs of an earlier one must not be taken for its own
             for old in self._folder.glob("*.log"):
                 old.unlink()
 
@@ -75,7 +75,7 @@ class BuildLogs:
         return self._journal.trials()
 
     def append(self, trial: Trial, **more: object) -> None:
-        """Journal a trial, then write its log."""
+        """Append a trial to the journal, then write its log."""
         self._journal.append(trial, **more)
         name = f"{trial.number:03d}-{trial.phase}-{trial.placement.digest}.log"
         write_text(self._folder / name, _log_text(trial))
@@ -108,16 +108,16 @@ def _log_text(trial: Trial) -> str:
 
 
 def _is_finished(path: Path) -> bool:
-    """Whether a journal ends with a confirmation, whoever's it is, or is one that the cache has kept."""
+    """Whether a journal ends with a confirmation, of any case, or comes from the cache."""
     try:
         last = json.loads(path.read_bytes().splitlines()[-1])
         return last["phase"] == "confirm" or "run" not in last
     except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return False  # missing or damaged: opening it says what is wrong
+        return False  # missing or damaged: reported when it is opened
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a journal so that none of an unfinished run is lost, and say what it is called now."""
+    """Rename a journal without overwriting an unfinished one, and return the new path."""
     for number in itertools.count(1):
         aside = path.with_name(f"trials.previous{f'-{number}' if number > 1 else ''}.jsonl")
         if not aside.exists() or _is_finished(aside):
@@ -132,7 +132,8 @@ def write_results(
 ) -> None:
     """Write reference, tuned and raw tuned model, scheme and layer times.
 
-    An unchanged model is its own tuned model. Raises `OutputError` where the folder cannot be written.
+    The tuned model of an unchanged result is a copy of the reference. Raises `OutputError` if the folder cannot be
+    written.
     """
     with staged(folder, prepared.given) as stage:
         _copy(prepared.given, stage / REFERENCE)
@@ -145,7 +146,7 @@ def write_results(
 
 
 def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None:
-    """One model for each placement of the front, fastest first, and what was measured of them."""
+    """Write one model for each placement of the Pareto front, fastest first, and a table of their measurements."""
     make_folder(folder)
     placements = {trial.placement.digest: trial.placement for trial in result.trials}
     rows = ["file,digest,pairs,ratio,low,high,sqnr_db,accuracy"]
@@ -167,22 +168,22 @@ def write_patterns(
     backend: str,
     device: str,
 ) -> None:
-    """Write what the search says of each pattern, for the next model to start from.
+    """Write the pattern cache of a search, from which later searches can start.
 
-    What was built of parts of the model says nothing of the whole, and what was not accurate enough is no start.
+    Builds of parts of the model are left out, and so are placements that were not accurate enough.
     """
     least_db = prepared.case.tune.limits.min_sqnr_db
     least = None if result.accuracy is None else result.accuracy.least
     fit = [trial for trial in result.trials if not trial.subgraph and reaches(trial, least_db, least)]
     winner, built = result.winner, {trial.placement.digest for trial in result.trials if not trial.subgraph}
-    if winner.digest not in built:  # it was confirmed, and not searched
+    if winner.digest not in built:  # only confirmed, not part of the search
         ratio = confirmed[winner.digest].median
         fit.append(Trial(number=len(result.trials), phase="pure", placement=winner, ratio=ratio))
     write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))
 
 
 def take_results(kept: Kept, given: Model, folder: Path) -> None:
-    """Copy the files of a cached search into the folder of this run; a journal that is there stays."""
+    """Copy the files of a cached search to the folder of this run; an existing journal is kept."""
     with staged(folder, given) as stage:
         _copy(given, stage / REFERENCE)
         for file in kept.folder.iterdir():
@@ -194,13 +195,13 @@ def take_results(kept: Kept, given: Model, folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder where it is missing; raise `OutputError` where that cannot be."""
+    """Create the folder if it is missing; raises `OutputError` on failure."""
     with explained("the folder", folder, "choose another output folder"):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
-    """Write the model with the pairs of a placement; without any it is the user's own."""
+    """Write the model with the pairs of a placement; without pairs, a copy of the user's model."""
     if not placement.sites:
         _copy(prepared.given, path)
         return
@@ -209,7 +210,7 @@ def write_placement(prepared: Prepared, placement: Placement, path: Path) -> Non
         store, base = None, given.parent
         if (
             given.stat().st_size >= LARGE
-        ):  # its integer weights stay on disk until they are written, as it did
+        ):  # its integer weights stay on disk until they are written, like those of the given model
             base = stack.enter_context(partial_folder(path.parent))
             store = WeightStore(base, base=given.parent)
         inserted = Inserter(prepared.model, prepared.numbers, store=store).insert(placement)
@@ -223,7 +224,7 @@ def _copy(given: Model, path: Path) -> None:
 
 
 def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
-    """Kernel times of the reference and of what is shipped, as profiled when they were first built."""
+    """Kernel times of the reference and of the selected model, as profiled in their first build."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"])

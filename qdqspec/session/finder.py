@@ -1,7 +1,4 @@
-"""The finished search of a case: recalled where it still holds, asked for by digest, or made now.
-
-Part of the session.
-"""
+"""The finished search of a case: from the cache if it passes its recheck, selected by digest, or run now."""
 
 from __future__ import annotations
 
@@ -33,29 +30,29 @@ from qdqspec.units import metric_text
 
 
 class Finder:
-    """Finds the winner of a case once. ``latency`` is what was measured of it during the search, if anything.
+    """Finds the winner of a case once. ``latency`` is what the search measured of it, if anything.
 
-    ``validate`` raises where what the checks will need cannot be used; it is called before a search begins.
+    ``validate`` raises if inputs of the checks cannot be used; it is called before a search begins.
     """
 
     def __init__(self, bench: CaseBench, store: Store, validate: Callable[[], None] = lambda: None) -> None:
         self.bench = bench
         self.store = store
         self.latency: LatencyEvidence | None = None
-        self.is_cut_short = False  # the search was ended by the time limit of the run
+        self.is_cut_short = False  # the time limit of the run ended the search
         self._validate = validate
         self._failure: QdqspecError | None = None
 
     @property
     def is_found(self) -> bool:
-        """Whether there is a result: asking for `kept` costs nothing then."""
+        """Whether a result exists, so that reading `kept` costs nothing."""
         return "kept" in self.__dict__
 
     @cached_property
     def kept(self) -> Kept:
-        """The finished search: from the cache where it still verifies, else made now.
+        """The finished search: from the cache if it passes its recheck, else run now.
 
-        What went wrong once is not tried again in this session: every check of the case says the same.
+        A failure is not retried in this session: every check of the case raises the same error.
         """
         if self._failure is not None:
             raise self._failure
@@ -63,26 +60,26 @@ class Finder:
             with self.bench.alone():
                 return self._found()
         except StateError:
-            raise  # another run in the folder may have ended by the next time
+            raise  # another run in the folder may have ended by the next attempt
         except QdqspecError as error:
             self._failure = error
             raise
 
     @cached_property
     def tuned_path(self) -> Path:
-        """The file of the selected model: the tuned model, or the user's own where it is unchanged."""
+        """The file of the selected model: the tuned model, or the user's own if unchanged."""
         return self.kept.model or require_path(self.bench.given)
 
     @cached_property
     def pairs(self) -> tuple[PlacedPair, ...]:
-        """The shipped Q/DQ pairs with their numbers."""
+        """The selected Q/DQ pairs with their numbers."""
         kept = self.kept
         return () if kept.result.unchanged else read_scheme(kept.folder / SCHEME).pairs
 
     def measured(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
-        """Reference and what is shipped, timed from fresh builds, interleaved.
+        """Time the reference and the selected model, interleaved, from fresh builds.
 
-        Raises `BackendError` where the tuned model does not run any more.
+        Raises `BackendError` if the tuned model does not run any more.
         """
         if kept.model is None:
             return self._timed(kept, builds=FIRST_BUILDS, rounds=FIRST_ROUNDS)
@@ -105,7 +102,7 @@ class Finder:
         if known is not None and not settings.retune and self._is_kept(known):
             take_results(known, self.bench.given, self.bench.output)
             return known
-        if known is not None:  # now, and not later: another process may put what it has found meanwhile
+        if known is not None:  # now rather than later: another process may store its own result meanwhile
             self.store.discard(self.bench.key)
         return self._tuned()
 
@@ -118,19 +115,19 @@ class Finder:
             tuned = tune(self.bench.prepared, self.bench.work, journal)
             self.latency = tuned.latency
             kept = self._written(tuned)
-            # Last, as they mark the journal as finished: what could not be written is not searched again.
+            # Last, because they mark the journal as finished: a result that could not be written is not searched again.
             for role, trial in tuned.confirmed:
                 journal.append(trial, role=role)
         return kept
 
     def _written(self, tuned: Tuned) -> Kept:
-        """The result in its folder and, where one is wanted, in the cache."""
+        """The result in its folder and, unless disabled, in the cache."""
         bench, result, raw_winner = self.bench, tuned.result, tuned.raw_winner
         folder, target = bench.output, bench.target
         write_results(bench.prepared, result, raw_winner, folder, target)
         patterns = folder / PATTERNS
         write_patterns(bench.prepared, result, tuned.intervals, patterns, target, bench.device.key)
-        self.is_cut_short = bench.work.seconds_left() == 0  # such a search is not kept
+        self.is_cut_short = bench.work.seconds_left() == 0  # such a search is not cached
         if bench.settings.no_cache or self.is_cut_short:
             return Kept(result=result, folder=folder, raw_winner=raw_winner)
         about = {
@@ -140,11 +137,12 @@ class Finder:
             "target": target,
         }
         kept = keep(self.store, bench.key, result, raw_winner, folder, about)
-        is_ours = _same_files(kept.folder / SCHEME, folder / SCHEME)  # or another process was quicker
+        # another process may have stored its result first
+        is_ours = _same_files(kept.folder / SCHEME, folder / SCHEME)
         return kept if is_ours else replace(kept, folder=folder)
 
     def _is_kept(self, known: Kept) -> bool:
-        """Whether a cached winner is used. Where it is not, a new search is announced, which CI must ask for."""
+        """Whether a cached winner is reused. If not, a new search follows, which CI must request explicitly."""
         if known.model is None:
             return True
         if lacking := self._inaccuracy(known.model):
@@ -158,10 +156,10 @@ class Finder:
         return self._is_kept_in_ci(known, found.finding, is_usable=found.outcome == "slower")
 
     def _is_kept_in_ci(self, known: Kept, finding: str, *, is_usable: bool) -> bool:
-        """A search takes minutes and gives another model: in CI it runs only on request."""
+        """Whether a cached winner that is not proved faster is reused: in CI a search runs only on request."""
         if not self.bench.settings.in_ci:
             self._note(f"{finding}; it was tuned again")
-            self.bench.work.report_wait(f"{finding}: tuning again")  # before the minutes that it takes
+            self.bench.work.report_wait(f"{finding}: tuning again")  # before the search, which takes minutes
             return False
         if not is_usable:
             raise StateError(
@@ -176,7 +174,7 @@ class Finder:
         self.bench.prepared.warnings.append(text)
 
     def _inaccuracy(self, model: Path) -> str:
-        """Why a cached winner fails ``tune.accuracy``, else an empty text. A metric's code may have changed."""
+        """Why a cached winner fails ``tune.accuracy``, else an empty text. The code of a metric may have changed."""
         rules, scores = self.bench.case.tune.accuracy, self.bench.prepared.scores
         if rules is None:
             return ""
@@ -200,11 +198,12 @@ class Finder:
         return known
 
     def _chosen(self, digest: str, known: Kept | None) -> Kept:
-        """The placement of a known trial whose digest begins so, built again from its labels."""
+        """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
         case, trials = self.bench.case, known.result.trials if known else ()
         found = {t.placement.digest: t.placement for t in trials if t.ok}
         if known is not None:
-            found[known.result.winner.digest] = known.result.winner  # it may have been confirmed only
+            # a confirmed winner may be no trial of the search
+            found[known.result.winner.digest] = known.result.winner
         meant = [placement for name, placement in found.items() if name.startswith(digest)]
         if known is None or len(meant) != 1:
             raise StateError(
@@ -232,7 +231,7 @@ class Finder:
         return Kept(result=result, folder=folder, raw_winner=placement)
 
     def _timed(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
-        """Reference and what is shipped, from fresh builds, interleaved."""
+        """Time the reference and the selected model, interleaved, from fresh builds."""
         return self.bench.timed(kept.model or require_path(self.bench.given), builds, rounds)
 
 

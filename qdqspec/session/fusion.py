@@ -1,7 +1,7 @@
-"""What a runtime runs as one kernel, before a search: told by a file, or found out by one build. Part of the session.
+"""The kernel fusions of a runtime, determined before a search: read from a file, or from one build.
 
-Groups of nodes are kept in TensorRT's own layout of layer information, with a node's name where TensorRT writes it, so
-that one reader takes both what ``trtexec --exportLayerInfo`` wrote and what an earlier run found out here.
+Groups of nodes are saved in TensorRT's layer information format, with node names where TensorRT writes them, so that
+one parser reads both the output of ``trtexec --exportLayerInfo`` and the result of an earlier run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Feeds: TypeAlias = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionBuild:
-    """How to find out what fuses: one build of a model, in float16 where ``half`` and the model is float32."""
+    """Determines kernel fusions by one build of a model; in float16 if ``half`` is set and the model is float32."""
 
     model: Model
     path: Path
@@ -48,7 +48,7 @@ class FusionBuild:
     note: Callable[[str], None]
 
     def groups(self, feeds: Feeds) -> Groups:
-        """The nodes of each kernel, from an earlier run where that asked the same, else from a build made now."""
+        """The nodes of each kernel: from an earlier run of the same model and device, else from a new build."""
         known = self._known()
         if known is None:
             known = self._found(feeds)
@@ -81,7 +81,7 @@ class FusionBuild:
 
     @property
     def _of(self) -> dict[str, object]:
-        """What an answer is of; another one is of no use."""
+        """The key of a saved result; a result with another key is ignored."""
         device = self.backend.device(self.options).key
         return {"model_sha256": self.model.sha256, "device": device, "half": self.half}
 
@@ -94,7 +94,7 @@ class FusionBuild:
                 return None
             return groups_of(parse_layers(told, model=self.model))
         except (BackendError, StateError, ValueError, AttributeError):
-            return None  # damaged: it is found out anew
+            return None  # damaged: it is determined again
 
     def _keep(self, groups: Groups) -> None:
         if self._file is None or not groups:
@@ -108,9 +108,9 @@ class FusionBuild:
 
 
 def told_groups(path: Path, model: Model) -> Groups:
-    """The nodes of each kernel in layer information that the user gave.
+    """The nodes of each kernel in a layer information file of the user.
 
-    Raises `StateError` where it cannot be read or is of another model.
+    Raises `StateError` if it cannot be read or belongs to another model.
     """
     try:
         groups = groups_of(parse_layers(_text_of(path), model=model))
@@ -124,7 +124,7 @@ def told_groups(path: Path, model: Model) -> Groups:
 
 def _text_of(path: Path) -> str:
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
+        if path.exists() and not path.is_file():  # reading a pipe would block
             raise StateError("it is no file", where=path, cure=_EXPORT)
         if path.stat().st_size > _MOST_BYTES:
             raise StateError(f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure=_EXPORT)

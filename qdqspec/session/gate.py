@@ -1,8 +1,8 @@
-"""A case beside its committed baseline: compare, look again more closely, renew. Part of the session.
+"""The regression gate: compares a case with its committed baseline, and renews the baseline.
 
-What a first measurement cannot pass is measured once more, from twice the builds in twice the rounds, and
-judged by that alone: a regression must be seen twice before it fails. Baselines themselves are taken as
-closely, because every later run is held against them.
+A measurement that does not pass is repeated once with twice the builds and twice the rounds, and the second alone
+decides: a regression must be measured twice before it fails. Baselines are recorded with the same precision, because
+every later run is compared with them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from qdqspec.types import Case, Change, Clock, DeviceKey, LatencyEvidence, Regre
 FIRST_BUILDS, FIRST_ROUNDS = 3, 24
 CLOSE_BUILDS, CLOSE_ROUNDS = 6, 48
 
-Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds, to be taken anew
+Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds of a new measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """What became of the case's regression checks, by entry, and what is to be written at the end."""
+    """The evidence of the case's regression checks, by entry, and the entries to write at the end."""
 
     evidence: Mapping[str, RegressionEvidence] = field(default_factory=dict)
     renewals: tuple[Renewal, ...] = ()
@@ -40,7 +40,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """A comparison with the measurement it rests on. ``number`` is 2 where that was the closer one."""
+    """A comparison with its measurement. ``number`` is 2 if that was the second, more precise one."""
 
     latency: LatencyEvidence
     change: Change
@@ -48,10 +48,10 @@ class Look:
 
 
 class Gatekeeper:
-    """Compares one case with its baseline, or measures what is to become the baseline.
+    """Compares one case with its baseline, or measures a new baseline.
 
-    ``first`` is what the session has measured already; ``measure`` takes more. ``note`` takes what the user
-    should know.
+    ``first`` is a measurement that the session has already; ``measure`` takes more. ``note`` receives warnings for the
+    user.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Gatekeeper:
         self._renewals: list[Renewal] = []
 
     def gate(self) -> Gate:
-        """Judge nothing, but gather all that the regression checks of the case need. Times the model."""
+        """Gather the evidence of all regression checks of the case, without a verdict. Times the model."""
         allowances: dict[str, list[float]] = {}
         for check in self._case.checks:
             if check.kind == "regression":
@@ -84,7 +84,7 @@ class Gatekeeper:
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
 
     def _told(self, name: str, allowed: float) -> RegressionEvidence:
-        """What became of an entry, with the figures of other devices."""
+        """The evidence of an entry, with the figures of other devices."""
         found, file = self._entry(name, allowed), baseline_file(self._case, self._device)
         if file is None or found.state == "off":
             return found
@@ -114,10 +114,10 @@ class Gatekeeper:
         )
 
     def _known(self, file: Path, name: Name) -> tuple[Entry | None, str]:
-        """The entry of a name, and why it must not be compared with."""
+        """The entry of a name, and why it cannot be compared with."""
         try:
             baseline = read_baseline(file)
-        except StateError as error:  # `damaged_baselines` has refused it, unless it is written anew
+        except StateError as error:  # reported by `damaged_baselines`, unless the file is rewritten
             return None, error.what
         if baseline is None:
             return None, ""
@@ -133,7 +133,7 @@ class Gatekeeper:
         return look(known, first, self._closely, allowed)
 
     def _closely(self) -> LatencyEvidence:
-        """The closer measurement, taken once; none is needed where the reference itself is selected."""
+        """The more precise measurement, taken once; not needed if the reference itself is selected."""
         if self._close is None:
             alone = ratio_times(self._first).alone
             self._close = self._first if alone else self._measure(CLOSE_BUILDS, CLOSE_ROUNDS)
@@ -162,7 +162,7 @@ class Gatekeeper:
         )
 
     def _written(self, name: str, file: Path, known: Entry | None) -> RegressionEvidence:
-        """What is to be written when the run ends; several processes may have something for one file."""
+        """The entry to write when the run ends; several processes may have entries for one file."""
         latency = self._closely()
         entry = entry_from(latency, self._conditions)
         if known is not None:
@@ -190,7 +190,7 @@ class Gatekeeper:
         )
 
     def _command(self, name: str, update: str) -> str:
-        """What writes the entry, on a machine like this one; options that choose the device come along."""
+        """The command that writes the entry, with the options that choose the device."""
         spec = self._case.spec
         file = os.path.relpath(spec) if spec is not None else ""
         check = next(
@@ -206,7 +206,7 @@ class Gatekeeper:
 
 
 def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict[str, RegressionEvidence]:
-    """The case's entries where its baseline file is damaged: a failure in every mode, until the file is renewed."""
+    """The case's entries if its baseline file is damaged: a failure in every mode, until the file is renewed."""
     file = baseline_file(case, device)
     if file is None or settings.update in ("changed", "all") or settings.baseline == "off":
         return {}
@@ -227,7 +227,7 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
 def conditions_of(
     case: Case, device: DeviceKey, model_sha256: str, scheme: str, latency: LatencyEvidence
 ) -> Conditions:
-    """Under what a ratio of this case is taken, here and now."""
+    """The conditions under which a ratio of this case is measured now."""
     return Conditions(
         clock=clock_of(latency),
         model_sha256=model_sha256,
@@ -241,7 +241,7 @@ def conditions_of(
 def look(
     known: Entry, first: LatencyEvidence, closely: Callable[[], LatencyEvidence], allowed: float
 ) -> Look:
-    """Compare; where the first measurement cannot pass, judge by a closer one alone."""
+    """Compare with a baseline; if the first measurement does not pass, a more precise one alone decides."""
     tuned, reference = (known.samples[role] for role in ("tuned", "reference"))
     before = BuildTimes(tuned=tuned.between(known.clock), reference=reference.between(known.clock))
     in_a_row = tuned.first is None or reference.first is None
@@ -254,7 +254,7 @@ def look(
 
 
 def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
-    """A measurement as a baseline keeps it."""
+    """A measurement as a baseline entry."""
     ratio = ratio_interval(ratio_times(latency))
     return Entry(
         ratio=Ratio(median=ratio.median, low=ratio.low, high=ratio.high),
@@ -272,7 +272,7 @@ def entry_from(latency: LatencyEvidence, conditions: Conditions) -> Entry:
 
 
 def clock_of(latency: LatencyEvidence) -> Clock:
-    """The clock that the samples are really of: wall time where thread CPU time was not taken."""
+    """The clock of the samples: wall time if thread CPU time was not recorded."""
     return latency.clock if latency.samples["tuned"].cpu_ms else "wall"
 
 
@@ -290,7 +290,7 @@ def _times(samples: Samples, builds: int) -> RoleTimes:
 
 
 def _rounded(builds: Builds) -> Builds:
-    """To the nanosecond: more digits mean nothing and fill the diff."""
+    """Times rounded to the nanosecond; further digits are noise and enlarge the diff."""
     return tuple(tuple(round(value, 6) for value in build) for build in builds)
 
 

@@ -1,8 +1,8 @@
-"""The reference in float16, timed beside it: what a user without quantization would ship. Part of the session.
+"""The reference in float16, timed for comparison: the alternative to quantization.
 
-The conversion is that of ``onnxruntime.transformers``. Inputs and outputs keep their types, so that all roles are fed
-alike, and casts stand behind them. No number is compared: a model whose values leave float16's range has to be
-converted with data (AutoCast of Model-Optimizer does).
+The conversion is that of ``onnxruntime.transformers``. Inputs and outputs keep their types, so that all roles have the
+same inputs, and casts are inserted at the graph's borders. Outputs are not compared: a model whose values exceed the
+range of float16 has to be converted with data (AutoCast of Model-Optimizer does so).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FILE = "reference_float16.onnx"
 
 
 def half_reference(prepared: Prepared, folder: Path) -> Path | None:
-    """The model of a case in float16, written into a folder; ``None`` where that is not asked for, or is nothing new.
+    """The model of a case in float16, written to a folder; ``None`` if it is not requested or the model has no floats.
 
-    A conversion that fails is noted, and so is a backend that computes float16 in float32.
+    A failed conversion is noted, and so is a backend that computes float16 in float32.
     """
     asked, able = prepared.case.tune.float16, prepared.capabilities.computes_in_half
     if asked is False or (asked is None and not able) or not has_floats(prepared.given):
@@ -43,12 +43,12 @@ def half_reference(prepared: Prepared, folder: Path) -> Path | None:
 
 
 def stand_in(path: Path) -> Placement:
-    """A placement for a bench to know a file by; equal files share their builds."""
+    """A placement that represents a file in a bench; equal files share their builds."""
     return Placement(sites=frozenset({Site(tensor=str(path), consumers=(Consumer("", 0),), format="")}))
 
 
 def note_half(prepared: Prepared, latency: LatencyEvidence) -> None:
-    """Say where the float16 model did not run, or is faster than what is shipped beyond doubt."""
+    """Add a warning if the float16 model did not run, or is significantly faster than the tuned model."""
     if why := latency.failures.get(ROLE):
         prepared.note_once(f"the float16 reference did not run: {why}")
     half, tuned = latency.ratios.get(ROLE), latency.ratios.get("tuned")

@@ -1,7 +1,8 @@
-"""The accuracy constraints of a search: a smallest SQNR, a task metric, or both. Part of the session.
+"""The accuracy constraints of a search: a smallest SQNR, a task metric, or both.
 
-Evaluation data decides where there is some, else calibration data. The SQNR of every candidate is measured on its first
-samples; on all of it, the metric of each candidate that has won its races, and the SQNR of those that may be selected.
+They are evaluated on evaluation data, else on calibration data. The SQNR of every candidate is measured on its first
+samples. All data is used for the metric of each candidate that won its races, and for the SQNR of those that may be
+selected.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ NO_PLACEMENT = Placement(sites=frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A case's constraints with the reference scored. Without ``admission`` nothing is measured and all is admitted.
+    """A case's constraints with the reference's score. Without ``admission`` nothing is measured and all is admitted.
 
-    ``data`` names the data that decides about the SQNR: "evaluation", "calibration" or "random".
+    ``data`` names the data on which the SQNR is decided: "evaluation", "calibration" or "random".
     """
 
     limits: SearchLimits
@@ -48,24 +49,24 @@ class Held:
         return None if self.rules is None or self.admission is None else self.admission.least
 
     def sqnr_db(self, trial: Trial) -> float | None:
-        """The SQNR of a trial: on all data where that was measured, else on a few samples."""
+        """The SQNR of a trial: on all data if measured, else on a few samples."""
         known = {} if self.admission is None else self.admission.confirmed_db
         return known.get(trial.placement.digest, trial.sqnr_db)
 
     def reaches(self, trial: Trial) -> bool:
-        """Whether a trial is accurate enough, as far as is known."""
+        """Whether a trial meets the constraints, by what has been measured."""
         return reaches(replace(trial, sqnr_db=self.sqnr_db(trial)), self.min_sqnr_db, self.min_accuracy)
 
     def confirmed_db(self, placement: Placement) -> float | None:
-        """A placement's SQNR on all data, where that is known."""
+        """A placement's SQNR on all data, if measured."""
         return None if self.admission is None else self.admission.confirmed_db.get(placement.digest)
 
     def score(self, placement: Placement) -> float | None:
-        """A placement's value of the metric, where that is known."""
+        """A placement's value of the metric, if measured."""
         return None if self.admission is None else self.admission.scores.get(placement.digest)
 
     def bound(self, selected: Placement) -> AccuracyBound | None:
-        """The values of the metric, once it is known which placement is selected."""
+        """The values of the metric for the selected placement; ``None`` without a metric."""
         if self.rules is None or self.admission is None or self.admission.least is None:
             return None
         scores = self.admission.scores
@@ -82,7 +83,7 @@ class Held:
         )
 
     def shortfall(self, trials: Sequence[Trial]) -> str:
-        """What candidates that were faster than the reference lacked in accuracy; empty where none lacked any."""
+        """How far candidates faster than the reference missed the constraints; empty if all met them."""
         fast = [t for t in trials if t.ok and not t.subgraph and t.ratio is not None and t.ratio < 1]
         lost = [trial for trial in fast if not self.reaches(trial)]
         if not lost:
@@ -97,7 +98,7 @@ class Held:
         )
 
     def refused(self, trials: Sequence[Trial]) -> str:
-        """Candidates that kept the SQNR limit on the samples of the search and not on all data; empty for none."""
+        """Candidates that met the SQNR limit on the samples of the search but not on all data; empty for none."""
         least = self.min_sqnr_db
         if least is None or self.admission is None:
             return ""
@@ -125,7 +126,7 @@ class Held:
 
 
 def held_of(prepared: Prepared, backend: Backend, options: BuildOptions) -> Held:
-    """The constraints of a case's search; builds and runs the reference where there are any."""
+    """The constraints of a case's search; builds and runs the reference if there are any."""
     asked, limits = prepared.case.tune, prepared.case.tune.limits
     measures_db = asked.objective == "pareto" or limits.min_sqnr_db is not None
     if not measures_db and asked.accuracy is None:
@@ -143,14 +144,14 @@ def held_of(prepared: Prepared, backend: Backend, options: BuildOptions) -> Held
 
 
 def _hold(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> None:
-    """Have would-be winners scored, and the least that they must reach known from the reference's score."""
+    """Add a task metric to the admission: its function, and the limit derived from the reference's score."""
     scores = prepared.scores
     reference = scores.of_reference(rules.metric, rules.output)
     admission.least = rules.least(reference.value)
     admission.scores[NO_PLACEMENT.digest] = reference.value
 
     def score(engine: Engine) -> float:
-        """A metric that judged the reference and fails on a candidate is the candidate's failure."""
+        """The metric of a candidate; an error of the metric is a failure of the candidate."""
         try:
             value = scores.of_engine(engine, rules.metric, rules.output).value
         except DataError as error:
@@ -164,7 +165,7 @@ def _hold(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> Non
 
 
 def _warn(prepared: Prepared, rules: AccuracyRules, reference: float, *, steps: bool) -> None:
-    """Say what of the constraint can hardly be kept."""
+    """Warn of constraints that can hardly be met."""
     samples, name = prepared.scores.samples, rules.metric
     if rules.min is not None and reference < rules.min:
         own, least = metric_text(name, reference), metric_text(name, rules.min)

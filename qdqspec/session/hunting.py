@@ -1,4 +1,4 @@
-"""Looks for the smallest input that breaks a parity check, and keeps it. Part of the session."""
+"""Property-based search for the smallest input that breaks a parity check; the input is saved to a file."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from qdqspec.session.prepare import require_path
 from qdqspec.session.probes import Kept, Prober, write_probe
 from qdqspec.types import ParitySearch, TriedInput
 
-FOLDER = "parity"  # in that of the case: one file for each check that an input was found for
-_SAMPLES = 8  # of the data, to begin from
-_SEEN = 1000  # feeds that the bounds of values are taken from
-_OPTIONS = ("backend", "device", "threads")  # what else an outcome depends on, where it was chosen
+FOLDER = "parity"  # subfolder of the case's folder: one file for each check with a failing input
+_SAMPLES = 8  # samples of the data to start from
+_SEEN = 1000  # feeds from which the bounds of values are taken
+_OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
 
 
 def search_parity(bench: CaseBench, tuned: Path, params: ParityParams, check_id: str) -> ParitySearch:
-    """Try inputs that the data has not, until one breaks the limits; the smallest that does is written to a file.
+    """Search for an input that breaks the limits; the smallest one found is written to a file.
 
-    Both models are opened once. A file of an earlier search goes where nothing is found any more.
+    Both models are built once. The file of an earlier search is removed if nothing is found any more.
     """
     asked = params.search
     assert asked is not None
@@ -50,7 +50,7 @@ def search_parity(bench: CaseBench, tuned: Path, params: ParityParams, check_id:
 
 
 class _Hunter:
-    """Draws inputs for one case, and turns what was drawn into arrays and words."""
+    """Draws inputs for one case, and converts them to arrays and descriptions."""
 
     def __init__(self, bench: CaseBench, params: ParityParams, asked: SearchParams) -> None:
         self._bench = bench
@@ -68,7 +68,7 @@ class _Hunter:
         )
 
     def search(self, models: SideBySide, tuned: Path, file: Path) -> ParitySearch:
-        """Hunt, keep what was found, and tell."""
+        """Run the search, save the input found, and return the evidence."""
         typical = typical_of(models.reference(sample) for sample in self._samples)
         prober = Prober(models, self._params, typical)
         found = hunt(
@@ -108,7 +108,7 @@ class _Hunter:
         }
 
     def _told(self, drawn: Drawn) -> Iterator[TriedInput]:
-        """The inputs as people are told of them."""
+        """Descriptions of the inputs for reports."""
         for name, array in self._feeds(drawn).items():
             domain = next(one for one in self._domains if one.name == name)
             bounds = spans_of([{name: array}])[name]
@@ -125,15 +125,15 @@ class _Hunter:
 
 
 def _calibrated(bench: CaseBench) -> Iterable[Mapping[str, Array]]:
-    """What activations were calibrated on, where that is known; else the data to compare on."""
+    """The data on which activations were calibrated, if known; else the data to compare on."""
     return bench.prepared.calibration or bench.prepared.comparison_data()[0]
 
 
 def _command(bench: CaseBench, tuned: Path, file: Path) -> str:
-    """The command that tries the input again, on the same two files."""
+    """The command that tries the input again on the same two files."""
     beside = bench.output / MODEL
     if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
-        tuned = beside  # the same file where people look for it, and not in the cache
+        tuned = beside  # the copy of the same file among the results, not in the cache
     models = [_shown(bench.reference), _shown(tuned)]
     settings = bench.settings
     given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
@@ -142,6 +142,6 @@ def _command(bench: CaseBench, tuned: Path, file: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A path from here where it lies below, for people and for the command line."""
+    """A path relative to the current folder if below it, for messages and commands."""
     here = Path.cwd()
     return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)

@@ -24,23 +24,23 @@ _SUFFIX = ".onnx"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptScales:
-    """Ranges of activations, and scales of weights, that quantized models have."""
+    """Ranges of activations and scales of weights, read from quantized models."""
 
     ranges: dict[str, TensorRange] = field(default_factory=dict)
     weights: dict[WeightKey, WeightNumbers] = field(default_factory=dict)
 
     @property
     def tensors(self) -> frozenset[str]:
-        """What they are of."""
+        """The tensors that have a range or a scale."""
         return frozenset((*self.ranges, *(tensor for tensor, _, _ in self.weights)))
 
 
 def kept_scales(
     model: Model, paths: Iterable[Path], note: Callable[[str], None], *, saturates: bool
 ) -> KeptScales:
-    """The scales that quantized models among these files have for tensors of ``model``; of several, the first.
+    """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
 
-    Zero points come with the scales of activations. Scales of int8 weights that could overflow where sums of two
+    Zero points are kept with the scales of activations. Scales of int8 weights that could overflow where sums of two
     products saturate (``saturates``) are not kept, and noted.
     """
     kept = KeptScales()
@@ -66,7 +66,7 @@ def kept_scales(
 
 
 def _fitted(model: Model, quantized: Model) -> Iterator[tuple[Site, PlacedPair]]:
-    """The pairs with integer numbers and, for weights, zero point 0, as sites of the model."""
+    """The pairs with integer formats and, for weights, zero point 0, as sites of the model."""
     imported = import_placement(quantized, model)
     matcher = Matcher(model, imported.positions)
     for pair in imported.pairs:
@@ -78,7 +78,7 @@ def _fitted(model: Model, quantized: Model) -> Iterator[tuple[Site, PlacedPair]]
 
 
 def _range(pair: PlacedPair) -> TensorRange:
-    """All that an activation's format can represent with its scale and zero point."""
+    """The range that an activation's format represents with its scale and zero point."""
     fmt, scale, zero_point = number_format(pair.site.format), pair.scale[0], pair.zero_point[0]
     return TensorRange((fmt.low - zero_point) * scale, (fmt.high - zero_point) * scale)
 
@@ -88,7 +88,7 @@ def _scale(pair: PlacedPair) -> np.ndarray:
 
 
 def _can_overflow(model: Model, site: Site, scale: np.ndarray) -> bool:
-    """Whether int8 weights with this scale can overflow; also if it is unknown how a kernel pairs them."""
+    """Whether int8 weights with this scale can overflow; also true if the layout of the kernel is unknown."""
     if site.format != "int8":
         return False
     layer = find_layers(model, [site]).get(site.tensor)

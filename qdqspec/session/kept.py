@@ -1,7 +1,7 @@
-"""Finished searches in the cache: written once, read back when the same is asked again. Part of the session.
+"""Finished searches in the cache: written once, read back for an equal request.
 
-An entry holds the trials, what was concluded, the tuned model and its scheme. Latency is not taken from it:
-a cached winner is timed anew before anybody relies on it.
+An entry holds the trials, the conclusions, the tuned model and its scheme. Latency is not reused: a cached winner is
+always timed again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qdqspec.types import (
     SearchResult,
 )
 
-STATE_VERSION = 7  # raised when what an entry means changes, so that old ones are not taken
+STATE_VERSION = 7  # raised when the meaning of an entry changes, which invalidates older entries
 _CONCLUSIONS = (
     "unchanged",
     "reason",
@@ -48,14 +48,14 @@ MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.jso
 FRONT, FRONT_TABLE = (
     "front",
     "front.csv",
-)  # a folder, where the search had two objectives, and what it says of itself
+)  # a folder, for a search with two objectives, and the table in it
 _CONCLUDED = "search.json"
 _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, "layers.csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A finished search and its files. ``model`` is ``None`` where the reference itself is selected."""
+    """A finished search and its files. ``model`` is ``None`` if the reference itself is selected."""
 
     result: SearchResult
     folder: Path
@@ -68,7 +68,7 @@ class Kept:
 
 
 def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: int) -> str:
-    """What a finished search depends on: model, data, rules, device and seed, but not the checks."""
+    """The cache key of a finished search: model, data, rules, device and seed, but not the checks."""
     asked = {name: _plain(getattr(case, name)) for name in ("patterns", "quantize", "tune")}
     regions = {**_plain(case.regions), "graph": data_digest(case.regions.graph)}
     shapes = _plain(case.inputs.profiles)
@@ -86,7 +86,7 @@ def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: i
 
 
 def data_digest(path: Path | None) -> str:
-    """Hash of a data file, or of a folder of them by name; empty for no data."""
+    """Hash of a data file, or of the files of a folder in order of name; empty for no data."""
     if path is None:
         return ""
     digest = hashlib.sha256()
@@ -105,16 +105,16 @@ def keep(
     files: Path,
     about: Mapping[str, str],
 ) -> Kept:
-    """Put a finished search into the cache, with the model and scheme files that stand in ``files``.
+    """Put a finished search into the cache, with the model and scheme files found in ``files``.
 
-    ``about`` is for people who look at the cache: case, model, backend and device by their names.
+    ``about`` describes the entry for ``qdqspec cache``: names of case, model, backend and device.
     """
 
     def fill(folder: Path) -> None:
         lines = [json.dumps(trial_to_json(trial)) for trial in result.trials]
         (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
-        # Whole: everything quantized is confirmed, and may be shipped, where the search ended before building it.
+        # In full: the placement of everything may be confirmed and selected without a trial of the search.
         conclusions |= {"winner": placement_to_json(result.winner), "raw_winner": raw_winner.digest}
         conclusions |= {
             name: _plain(getattr(result, name))
@@ -132,14 +132,14 @@ def keep(
 
 
 def recall(store: Store, key: str) -> Kept | None:
-    """The finished search under a key, or ``None``. The store has already left damaged entries out."""
+    """The finished search under a key, or ``None``. The store has already excluded damaged entries."""
     folder = store.get(key)
     if folder is None:
         return None
     try:
         return _recalled(store, folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        # It is whole, and still not what this version writes; or another process has just removed it.
+        # The entry is intact but not of this version's format; or another process has just removed it.
         store.warn(f"{folder}: a cache entry cannot be read and was ignored ({error!r:.100})")
         store.discard(key)
         return None
@@ -165,7 +165,7 @@ def _recalled(store: Store, folder: Path) -> Kept:
 
 
 def about(entry: Path) -> dict[str, str]:
-    """What an entry says of itself; empty where an earlier version wrote it, or it cannot be read."""
+    """The description stored in an entry; empty for an entry of an earlier version or an unreadable one."""
     try:
         said = json.loads((entry / _CONCLUDED).read_text(encoding="utf-8")).get("about", {})
         return {str(name): str(value) for name, value in said.items()}

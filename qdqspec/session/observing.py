@@ -1,7 +1,7 @@
-"""Runs a model with inner tensors for outputs, which is what calibration needs. Part of the session.
+"""Runs a model with inner tensors as outputs, for calibration.
 
-On the backend itself where outputs come back fast enough; else on ONNX Runtime, and on the backend after all where ONNX
-Runtime cannot run the model, as one with TensorRT plugins.
+It runs on the backend itself if that returns outputs fast enough; else on ONNX Runtime, with the backend as fallback
+for models that ONNX Runtime cannot run, such as those with TensorRT plugins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CURE = (
 
 
 class Observing:
-    """Runs observers of one model. ``alone`` is whether the backend itself is meant to run them."""
+    """Runs observers of one model. ``alone`` is whether the backend itself runs them."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Observing:
     def runner(
         self, observers: ExitStack, observer: Parts, base: Path, cure: str | None = None
     ) -> Callable[[Feed], Mapping[str, Array]]:
-        """What runs the observer until ``observers`` are closed; ``cure`` is for a run that fails.
+        """A function that runs the observer until ``observers`` are closed; ``cure`` is the advice for a failed run.
 
-        Raises `BackendError` where nobody can build it.
+        Raises `BackendError` if no backend can build it.
         """
         path = observers.enter_context(TemporaryFolder()) / "observer.onnx"
         save_model(observer, path, base=base)
@@ -73,7 +73,7 @@ class Observing:
             return self._after_all(path, error)
 
     def _after_all(self, path: Path, refusal: BackendError) -> Engine:
-        """Build it on the backend, though every tensor that is an output costs memory and fuses with nothing."""
+        """Build it on the backend, although each additional output costs memory and prevents fusion."""
         name = self._backend.name
         try:
             with self._explained(path):
@@ -90,7 +90,7 @@ class Observing:
 
     @contextmanager
     def _explained(self, observer: Path, cure: str | None = None) -> Iterator[None]:
-        """What goes wrong with the observer, told of the model that it observes."""
+        """Errors of the observer, reported for the model that it observes."""
         try:
             yield
         except BackendError as error:

@@ -1,4 +1,4 @@
-"""The accuracy oracle of a search: placements are rehearsed, and the offset of the backend is learnt from builds."""
+"""The accuracy oracle of a search: placements are rehearsed, and the backend's offset is estimated from builds."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from qdqspec.session.rehearsing import Rehearser
 from qdqspec.types import EXACT_DB, BlockError, Label, Placement, Trial
 from qdqspec.units import count_text, seconds_text
 
-FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions before the first build, and after many
-NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is taken
+FIRST_DOUBT_DB, LEAST_DOUBT_DB = 0.5, 0.1  # of predictions: initial and smallest standard deviation
+NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is estimated
 
-# The sensitivities of all switches, in runs of the rehearsal: two samples for each switch, more for those with much
-# noise, and on average half of the graph, optimized. On the first sample alone it is a quarter.
+# Cost of the sensitivity analysis, in runs of the rehearsal per switch: two samples for each switch, more for those
+# with a large error, and on average half of the graph, optimized. On the first sample alone it is a quarter.
 RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
-SHARE, QUICK_SHARE = 0.25, 0.7  # of a search's time that either may take
+SHARE, QUICK_SHARE = 0.25, 0.7  # largest share of a search's time for either variant
 
 _FLOAT = Placement(sites=frozenset())
 
 
 class RehearsalOracle:
-    """Predicts what a search will measure: the rehearsed SQNR on the same samples, and an offset learnt from builds.
+    """Predicts the SQNR that a search will measure: rehearsed on the same samples, plus an offset from builds.
 
-    The rehearsal is opened at the first question. Where there can be none, every answer is ``None`` and ``note`` takes
-    the reason. ``seconds`` is the search's time, of which sensitivities take a share at most: on fewer samples, or not
-    at all.
+    The rehearsal is opened on first use. If the model cannot be rehearsed, every answer is ``None`` and ``note``
+    receives the reason. ``seconds`` is the search's time, which bounds the cost of the sensitivity analysis: it uses
+    fewer samples or is skipped.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class RehearsalOracle:
         self._noise: Mapping[tuple[str, Label], float] | None = None
         self._known: dict[str, float | None] = {}  # rehearsed SQNR by digest
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
-        self._differences: list[float] = []  # of the SQNR on all data from that on the first samples
+        self._differences: list[float] = []  # SQNR on all data minus SQNR on the first samples
         self._refused = False
         self._seconds = seconds
-        self._run_seconds = 0.0  # of one sample
+        self._run_seconds = 0.0  # per sample
         self._is_too_slow = False
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
@@ -66,7 +66,7 @@ class RehearsalOracle:
         return self._noise
 
     def _sensitivities(self) -> Mapping[tuple[str, Label], float] | None:
-        self.rehearsed_db(self._space.resolve(self._space.everything()))  # for the time of a run
+        self.rehearsed_db(self._space.resolve(self._space.everything()))  # measures the time of a run
         rehearsal = self._rehearser.rehearsal
         whole = self._run_seconds * len(rehearsal.switches)
         left = float("inf") if self._seconds is None else self._seconds
@@ -82,7 +82,7 @@ class RehearsalOracle:
 
     @property
     def errors(self) -> tuple[BlockError, ...]:
-        """The error of each unit alone, worst first; none before `noise` was asked for."""
+        """The error of each unit alone, largest first; empty before `noise` was called."""
         found = (
             BlockError(block=unit, label=label, sqnr_db=min(-10 * math.log10(noise), EXACT_DB))
             for (unit, label), noise in (self._noise or {}).items()
@@ -91,13 +91,13 @@ class RehearsalOracle:
         return tuple(sorted(found, key=lambda error: (error.sqnr_db, error.block, error.label)))
 
     def predicted_db(self, placement: Placement) -> float | None:
-        """The SQNR that a build is expected to have on all data."""
+        """The expected SQNR of a build on all data."""
         rehearsed = self.rehearsed_db(placement)
         return None if rehearsed is None else self._expected(rehearsed)
 
     @property
     def bias_db(self) -> float:
-        """What candidates measured on all data had beyond their SQNR on the first samples."""
+        """The median difference of the SQNR on all data from that on the first samples."""
         return float(np.median(self._differences or [0.0]))
 
     def rehearsed_db(self, placement: Placement) -> float | None:
@@ -111,19 +111,19 @@ class RehearsalOracle:
         return self._known[placement.digest]
 
     def offset_db(self, rehearsed_db: float) -> float:
-        """What builds near that rehearsed SQNR measured beyond it: what the backend's own arithmetic adds."""
+        """Median of measured minus rehearsed SQNR of builds near that value: the effect of the backend."""
         return float(np.median(self._residuals(rehearsed_db) or [0.0]))
 
     @property
     def doubt_db(self) -> float:
-        """The standard deviation of what the offset does not explain."""
+        """The standard deviation of the SQNR that the offset does not explain."""
         if len(self._measured) < 2:
             return FIRST_DOUBT_DB
         errors = [measured - self.offset_db(own) - own for own, measured in self._measured.values()]
         return max(LEAST_DOUBT_DB, float(np.std(errors[-2 * NEAREST :])))
 
     def learn(self, trial: Trial) -> None:
-        """Take in the measured SQNR of a candidate that was rehearsed."""
+        """Add the measured SQNR of a rehearsed candidate to the estimate."""
         if trial.all_data_db is not None and trial.sqnr_db is not None:
             self._differences.append(trial.all_data_db - trial.sqnr_db)
         known = self._known.get(trial.placement.digest)
@@ -131,7 +131,7 @@ class RehearsalOracle:
             self._measured[trial.placement.digest] = known, trial.sqnr_db
 
     def text(self, placement: Placement) -> str:
-        """Rehearsed and measured SQNR of a placement, for the reason of a choice; empty where it has not both."""
+        """Rehearsed and measured SQNR of a placement for the reason of a choice; empty unless both are known."""
         found = self._measured.get(placement.digest)
         if found is None:
             return ""
@@ -140,7 +140,7 @@ class RehearsalOracle:
         return f"rehearsed {rehearsed:.1f} dB, measured {measured:.1f} dB on the same samples, offset {offset:+.1f} dB"
 
     def refused_text(self, least_db: float) -> str:
-        """How many placements were rehearsed, expected below a limit and not built; empty for none."""
+        """The number of rehearsed placements expected below a limit and not built; empty for none."""
         others = [digest for digest in self._known if digest not in self._measured]
         below = [
             db
@@ -174,7 +174,7 @@ class RehearsalOracle:
         except RehearsalRefusedError as error:
             self._refuse(error.what)
         except (BackendError, PlacementError):
-            pass  # this placement cannot be rehearsed, as one with formats of TensorRT's own
+            pass  # this placement cannot be rehearsed, such as one with formats specific to TensorRT
         return None
 
     def _refuse(self, reason: str) -> None:
@@ -183,7 +183,7 @@ class RehearsalOracle:
 
 
 class _Placed:
-    """A placement in a rehearsal, run like an engine."""
+    """A placement in a rehearsal, with the interface of an engine."""
 
     def __init__(self, rehearsal: Rehearsal, placement: Placement) -> None:
         self._rehearsal = rehearsal

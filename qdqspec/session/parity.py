@@ -1,4 +1,4 @@
-"""Runs a model and its tuned one side by side, and the tuned one's arithmetic between them. Part of the session."""
+"""Runs a model, its tuned model and the tuned model's exact Q/DQ arithmetic on the same inputs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from qdqspec.session.runtimes import ARITHMETIC, unfused
 from qdqspec.session.workbench import Workbench
 from qdqspec.types import Case, ParityEvidence, TopK
 
-HELD_BYTES = 64 * 2**20  # of inputs and outputs that wait for the next engine
+HELD_BYTES = 64 * 2**20  # inputs and outputs that wait for the next engine
 
 
 class SideBySide:
-    """The float model and the tuned one on the backend, and the tuned one as ONNX defines it, each built once.
+    """The float model and the tuned model on the backend, and the tuned model as ONNX defines it, each built once.
 
-    The float model is fed ``fixed`` as well, which the tuned one has no inputs for. The last runs on ONNX Runtime
-    without optimization, whatever the backend: every pair is computed, nothing is fused. Where that cannot be,
-    ``undivided`` says why from then on. An engine that breaks down over one input is built again for the next.
+    The float model is also fed ``fixed``, for which the tuned model has no inputs. The third engine is ONNX Runtime
+    without optimization, whatever the backend: every pair is computed, nothing is fused. If it cannot run the model,
+    ``undivided`` states why from then on. An engine that fails on an input is rebuilt for the next one.
     """
 
     def __init__(
@@ -47,14 +47,15 @@ class SideBySide:
         self._arithmetic = self._unfused(work, tuned) if divided and tuned != reference else None
 
     def run(self, feeds: Mapping[str, Array]) -> Run:
-        """The outputs for one input; raises `BackendError` where a model does not run on it."""
+        """The outputs for one input; raises `BackendError` if a model does not run on it."""
         return Run(self.reference(feeds), self.tuned(feeds), self._computed(feeds))
 
     def runs(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[Run]:
-        """The outputs for all inputs, in their order. Raises like `run`.
+        """The outputs for all inputs, in order. Raises like `run`.
 
-        One engine after the other goes through as many inputs as may wait. Where that is all of them, it is closed
-        before the next is built: unfused, a model alone takes more than twice its weights.
+        Each engine processes a batch of inputs before the next engine starts; `HELD_BYTES` limits the batch. If the
+        batch holds all inputs, an engine is closed before the next is built: unfused, one model takes more than twice
+        its weights.
         """
         left, is_all = iter(feeds), False
         while not is_all:
@@ -69,7 +70,7 @@ class SideBySide:
     def _referenced(
         self, left: Iterator[Mapping[str, Array]]
     ) -> tuple[list[Mapping[str, Array]], list[Mapping[str, Array]], bool]:
-        """The next inputs, what the float model makes of them, and whether they were the last."""
+        """The next batch of inputs, the float model's outputs, and whether the batch is the last."""
         batch: list[Mapping[str, Array]] = []
         references: list[Mapping[str, Array]] = []
         held = 0
@@ -83,15 +84,15 @@ class SideBySide:
         return batch, references, True
 
     def reference(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of the float model alone."""
+        """The outputs of the float model only."""
         return self._reference.run({**feeds, **self._fixed})
 
     def tuned(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of the tuned model alone."""
+        """The outputs of the tuned model only."""
         return self._tuned.run(feeds)
 
     def close(self) -> None:
-        """End all engines."""
+        """Close all engines."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -125,7 +126,7 @@ class SideBySide:
 
 
 class _Rebuilt:
-    """An engine that is built when first needed, and again after it broke down."""
+    """An engine that is built on first use, and again after a failure."""
 
     def __init__(self, build: Callable[[], Engine]) -> None:
         self._build = build
@@ -151,9 +152,9 @@ def _bytes(arrays: Mapping[str, Array]) -> int:
 
 
 def compare_models(bench: CaseBench, tuned: Path, *, divided: bool = True) -> ParityEvidence:
-    """Outputs of a model that takes the same inputs against those of the model given, on the best data there is.
+    """Compare the outputs of a model with those of the given model on the best data available.
 
-    The model given is the user's own file, fed the values of the inputs that the case fixes. ``divided`` also compares
+    The given model is the user's own file, fed the values of the inputs that the case fixes. ``divided`` also compares
     both with the Q/DQ arithmetic as ONNX defines it.
     """
     feeds, kind = bench.prepared.comparison_data()
@@ -164,6 +165,6 @@ def compare_models(bench: CaseBench, tuned: Path, *, divided: bool = True) -> Pa
 
 
 def questions(case: Case) -> tuple[TopK, ...]:
-    """What the case's checks ask of classes; of the best class always."""
+    """The top-k comparisons of the case's checks, and always the best class."""
     asked = (check.params.top for check in case.checks if check.kind == "parity")
     return tuple(dict.fromkeys((TopK(), *asked)))

@@ -1,4 +1,4 @@
-"""Writes parts of a model, with their pairs and inputs, for the bench to time alone. Part of the session."""
+"""Writes parts of a model with their pairs and inputs, for the bench to time in isolation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Nodes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A part that was cut, with what it is timed with."""
+    """An extracted part, with the inputs it is timed with."""
 
     nodes: Nodes
     excerpt: Excerpt
@@ -35,10 +35,10 @@ class _Cut:
 
 
 class PartFiles:
-    """Parts of the model of a case, as files in one folder. The last part cut is remembered.
+    """Writes parts of a case's model as files to one folder. The last extracted part is cached.
 
-    Where the case has shapes that vary, so have its parts, and they are timed at the same profiles. A part that reads a
-    computed shape, or has a shape that none of the inputs tells, is that of the first profile alone.
+    If the case has several shape profiles, its parts are timed at the same profiles. A part that reads a computed
+    shape, or has a shape that cannot be derived from the inputs, uses the first profile only.
     """
 
     def __init__(self, prepared: Prepared, folder: Path, store: WeightStore) -> None:
@@ -48,9 +48,10 @@ class PartFiles:
         self._last: _Cut | None = None
 
     def __call__(self, placement: Placement, nodes: Nodes) -> Part:
-        """The file of a part with the pairs that a placement gives it, and inputs for it.
+        """The file of a part with the pairs of a placement in it, and inputs for it.
 
-        Raises `BackendError` where the part cannot stand alone, and `PlacementError` for pairs that the spec forbids.
+        Raises `BackendError` if the part cannot be built in isolation, and `PlacementError` for pairs that the spec
+        forbids.
         """
         self._prepared.space.permitted(placement)
         path = self._folder / f"part-{_digest(nodes)}-{placement.digest}.onnx"
@@ -90,7 +91,7 @@ class PartFiles:
             ),
             tuple(
                 ShapeProfile(shapes={name: own[name] for name in excerpt.inputs}, weight=load.share)
-                for load, own in zip(used, spans, strict=False)  # no spans, no profiles
+                for load, own in zip(used, spans, strict=False)  # without spans there are no profiles
             ),
         )
 
@@ -100,7 +101,7 @@ class PartFiles:
         return self._excerpts.spans(nodes, self._prepared.ranges)
 
     def _values(self, nodes: Nodes, load: Load, spans: Spans | None = None) -> dict[str, Array]:
-        """What the inputs of a part hold in a run of the model, or random values where that cannot be seen."""
+        """Values of a part's inputs in a run of the model; random values if they cannot be observed."""
         inputs = self._excerpts.inputs(nodes)
         try:
             return self._prepared.observed(inputs, load.feeds)

@@ -1,6 +1,6 @@
-"""Reads the pattern expressions of a case, and shows in its spec all that cannot be read. Part of the session.
+"""Parses the pattern expressions of a case, and reports all errors at their lines in the spec.
 
-Collection does not: what operators there are is ONNX's to say, which it does not import.
+They are not parsed during collection: the set of operators comes from ONNX, which collection does not import.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from qdqspec.types import Case
 
 
 def require_patterns(case: Case) -> None:
-    """Raise `SpecError` with every pattern that cannot be read, with a caret under it."""
+    """Raise `SpecError` listing every invalid pattern, with a caret under it."""
     wrong = [error for text in (*case.patterns.allow, *case.patterns.deny) if (error := _error(text))]
     if not wrong:
         return
     lines = _lines(case)
     problems = [problem for error in wrong if (problem := _problem(error, lines))]
     if case.spec is None or len(problems) < len(wrong):
-        raise wrong[0]  # said in Python, or in another way than YAML gives it: its own caret must do
+        raise wrong[0]  # defined in Python, or escaped in YAML: the error's own caret is used
     raise spec_error(problems, lines, str(case.spec))
 
 
@@ -40,7 +40,7 @@ def _lines(case: Case) -> list[str]:
 
 
 def _problem(error: PatternError, lines: Sequence[str]) -> Problem | None:
-    """Where the pattern stands; nothing where no line has it word by word."""
+    """The line and column of a pattern; ``None`` if no line contains it verbatim."""
     for number, line in enumerate(lines, 1):
         if (at := line.find(error.text)) >= 0:
             message = f"{error.what.removesuffix(', in the pattern')}, in the pattern '{error.text}'"

@@ -1,4 +1,4 @@
-"""What a search would try, and what that would cost, without building anything. Part of the session."""
+"""The size and the cost of a search, estimated without building anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqspec.units import seconds_text
 
 
 def plan_text(prepared: Prepared, rules: TuneRules) -> str:
-    """How many builds a search takes at most, of how many units, and about how long."""
+    """The largest number of builds, the number of units, and an estimate of the time."""
     space = prepared.candidates
     pairs = space.resolve(space.everything()).pairs
     builds, confirming = trials_of(rules, space), most_builds(pareto=rules.objective == "pareto")
@@ -32,7 +32,7 @@ def plan_text(prepared: Prepared, rules: TuneRules) -> str:
 
 
 def _forecast(space: SchemeSpace, rules: TuneRules) -> str:
-    """How long the search may take, told without building anything, and what ends it sooner."""
+    """A forecast of the search's time, made without building anything, and the limit that may end it earlier."""
     guessed = forecast_line(forecast_tuning(space.model, trials_of(rules, space)))
     if rules.minutes is None:
         return guessed

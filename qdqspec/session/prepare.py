@@ -1,4 +1,4 @@
-"""From a case to a space of placements with their numbers: load, fold, calibrate. Part of the session."""
+"""Prepares a case for tuning: load the model, fold it, calibrate it, and derive the space of placements."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.c
 
 
 class Prepared:
-    """A case with its model loaded, and what follows from the two; each part is made when first asked for.
+    """A case with its model, and everything derived from both; each attribute is computed on first access.
 
-    ``given`` is the user's model, ``model`` the one that pairs are placed in: the same with
-    BatchNormalization folded. ``warnings`` collects what the user should know.
+    ``given`` is the user's model; ``model`` is the one that pairs are inserted into: the same with BatchNormalization
+    folded. ``warnings`` collects notes for the user.
     """
 
     def __init__(self, case: Case, given: Model, backend: Backend, options: BuildOptions, seed: int) -> None:
@@ -67,22 +67,22 @@ class Prepared:
 
     @cached_property
     def capabilities(self) -> Capabilities:
-        """What the backend can run in integers here."""
+        """The integer capabilities of the backend on this device."""
         return self._backend.capabilities(self._options)
 
     @cached_property
     def inputs(self) -> dict[str, InputSpec]:
-        """Type and shape of every input, as this case runs them."""
+        """Type and shape of every input in this case."""
         return input_specs(self.given, resolve_shapes(self.given, self.case.inputs))
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
-        """The regions of the model, as the case asks for them."""
+        """The regions of the model, by the rules of the case."""
         return find_regions(self.model, self.case.regions, groups=self.fused)
 
     @cached_property
     def fused(self) -> Groups:
-        """What runs as one kernel of the float model, where regions follow fusions: as a file says, or the backend."""
+        """Nodes of each kernel of the float model, if regions follow fusions: from a file or the backend."""
         rules = self.case.regions
         if rules.by != "fusion":
             return ()
@@ -103,7 +103,7 @@ class Prepared:
 
     @cached_property
     def candidates(self) -> SchemeSpace:
-        """All placements that the backend can use and the spec allows, before calibration."""
+        """All placements that the backend supports and the spec allows, before calibration."""
         require_patterns(self.case)
         require_included(self.model, self.case.patterns)
         for pattern in unmatched(self.model, self.case.patterns):
@@ -120,7 +120,7 @@ class Prepared:
 
     @cached_property
     def calibration(self) -> Dataset | None:
-        """The calibration data, or ``None`` where the case names none."""
+        """The calibration data; ``None`` if the case has none."""
         path = self.case.inputs.calibration
         if path is None:
             return None
@@ -131,7 +131,7 @@ class Prepared:
 
     @cached_property
     def evaluation(self) -> Dataset | None:
-        """The evaluation data, or ``None`` where the case names none."""
+        """The evaluation data; ``None`` if the case has none."""
         path = self.case.inputs.evaluation
         return None if path is None else self._opened(path)
 
@@ -153,7 +153,7 @@ class Prepared:
         )
 
     def feeds(self) -> Iterator[Feed]:
-        """Calibration inputs: the user's, or seeded random ones with a warning that they prove little."""
+        """Calibration inputs: the user's data, else random inputs from a seed, with a warning."""
         if self.calibration is not None:
             return iter(self.calibration)
         self._warn_random()
@@ -161,7 +161,7 @@ class Prepared:
         return iter(random_feeds(self.given, shapes, self._seed, RANDOM_SAMPLES))
 
     def comparison_data(self) -> tuple[Dataset | list[Feed], str]:
-        """The best data to compare outputs on, and what it is."""
+        """The best data for comparing outputs, and its kind: evaluation, calibration or random."""
         for data, kind in ((self.evaluation, "evaluation"), (self.calibration, "calibration")):
             if data is not None:
                 return data, kind
@@ -174,7 +174,7 @@ class Prepared:
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:
-        """What the model is timed with: `sample` in the shapes of every profile, and the profile's share."""
+        """The inputs for timing: `sample` in the shapes of every profile, with the profile's share."""
         profiles = self.case.inputs.profiles
         total = math.fsum(profile.weight for profile in profiles)
         shapes = [resolve_shapes(self.given, self.case.inputs, number) for number in range(len(profiles))]
@@ -185,7 +185,7 @@ class Prepared:
 
     @cached_property
     def ranges(self) -> tuple[dict[str, InputShape], ...]:
-        """The smallest, usual and largest shape of every input, at each profile."""
+        """The smallest, typical and largest shape of every input, for each profile."""
         inputs, found = self.case.inputs, []
         for number, profile in enumerate(shape_profiles(self.given, inputs)):
             usual = resolve_shapes(self.given, inputs, number)
@@ -194,7 +194,7 @@ class Prepared:
         return tuple(found)
 
     def observed(self, tensors: Collection[str], feed: Feed) -> dict[str, Array]:
-        """What these tensors hold when the model runs on ``feed``. Raises `BackendError` where that is not seen."""
+        """The values of these tensors in a run on ``feed``. Raises `BackendError` if they cannot be observed."""
         made = [tensor for tensor in tensors if tensor not in feed]
         values: Mapping[str, Array] = {}
         if made:
@@ -221,7 +221,7 @@ class Prepared:
         return space.known(ranges.keys()), quantizer
 
     def _ranges(self, space: SchemeSpace) -> dict[str, TensorRange]:
-        """The range of each activation that may be quantized: as a file says, or from calibration."""
+        """The range of each activation that may be quantized: from a file of scales, or from calibration."""
         given = self.case.inputs.scales
         if given is not None:
             return given_ranges(given, space.tensors, self.given.where, self.warnings.append)
@@ -237,7 +237,7 @@ class Prepared:
 
     @cached_property
     def _kept(self) -> KeptScales:
-        """The scales of quantized models that the search starts from, if the case keeps them."""
+        """The scales of the quantized models that the search starts from, if the case keeps them."""
         if self.case.quantize.scales != "keep":
             return KeptScales()
         saturates = self.capabilities.reduce_range
@@ -258,7 +258,7 @@ class Prepared:
 
     @cached_property
     def corrections(self) -> Found:
-        """The corrections that help on held-out calibration data, and what each gives."""
+        """The corrections that help on held-out calibration data, and the gain of each."""
         space, numbers = self._numbered
         correcting = Correcting(
             case=self.case,
@@ -277,17 +277,17 @@ class Prepared:
 
     @property
     def space(self) -> SchemeSpace:
-        """The candidates whose activations were all seen during calibration."""
+        """The candidates whose activations were all observed during calibration."""
         return self._numbered[0]
 
     @cached_property
     def numbers(self) -> Quantizer:
-        """Scales, zero points and integer weights, corrected where the case allows it."""
+        """Scales, zero points and integer weights, with the accepted corrections applied."""
         numbers, found = self._numbered[1], self.corrections
         return numbers.corrected(found.corrections) if any(gain.taken for gain in found.gains) else numbers
 
     def _observe(self, observers: ExitStack, observer: Parts) -> Callable[[Feed], Mapping[str, Array]]:
-        """What runs the observer, until ``observers`` are closed."""
+        """A function that runs the observer, until ``observers`` are closed."""
         base = require_path(self.given).parent
         return self._observing.runner(
             observers, observer, base, cure=_GIVE_DATA if self.calibration is None else None
@@ -300,7 +300,7 @@ class Prepared:
 
     @property
     def nothing(self) -> str:
-        """Why there is nothing to search; empty where there is."""
+        """Why there is nothing to search; empty if there is something."""
         if self.space.units:
             return ""
         if self.candidates.units:
@@ -314,7 +314,7 @@ class Prepared:
         return f"nothing in it can be quantized: {by} (qdqspec inspect shows why, operator by operator)"
 
     def _warn_formats(self) -> None:
-        """Say which of several formats the search does not choose among, and why."""
+        """Warn of formats of the case that the search cannot use, with the reason."""
         rules, capabilities = self.case.quantize, self.capabilities
         chosen = [choice.format for choice in format_choices(rules, capabilities)]
         for name in rules.formats if len(rules.formats) > 1 else ():
@@ -331,16 +331,16 @@ class Prepared:
         self.note_once(f"no calibration data: random inputs are used, so {proves} little")
 
     def note_once(self, warning: str) -> None:
-        """Add a warning that is not there yet."""
+        """Add a warning unless it is already present."""
         if warning not in self.warnings:
             self.warnings.append(warning)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Writes placements as model files into one folder.
+    """Writes placements as model files to one folder.
 
-    The empty placement is the user's own file; ``others`` are more that somebody else writes, by digest.
+    The file of the empty placement is the user's model; ``others`` are files that are written elsewhere, by digest.
     """
 
     folder: Path
@@ -359,7 +359,7 @@ class Candidates:
 
 
 def require_path(model: Model) -> Path:
-    """The model's file; a model made in memory must be saved before it can be built."""
+    """The model's file; raises `ModelError` for a model in memory, which must be saved before it can be built."""
     if model.path is None:
         raise ModelError("the model has no file", cure="save it and load it with load_model")
     return model.path

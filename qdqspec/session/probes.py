@@ -1,4 +1,4 @@
-"""Single inputs that a model and its tuned one are tried on, and the files that keep them. Part of the session."""
+"""Runs single inputs on a model and its tuned model, and saves and loads such inputs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from qdqspec.types import ParityEvidence, Probe, TensorParity, TriedInput
 
 Feed = Mapping[str, Array]
 
-_CHECK = "check.json"  # beside the arrays
-_MOST_BYTES = 1 << 20  # of it
-_DATA = "tried"  # what the data of a probe is called
-_STOPPED = 1e9  # how noisy an input counts as that the tuned model does not run on
+_CHECK = "check.json"  # the metadata beside the arrays
+_MOST_BYTES = 1 << 20  # largest size of the metadata
+_DATA = "tried"  # name of a probe's data in reports
+_STOPPED = 1e9  # noise assigned to an input on which the tuned model fails
 _ARRAYS = "an .npz file with one array for each input, its first axis the samples, is expected"
 
 
 class Prober:
-    """Tries single inputs: is the tuned model still close enough to the float one?
+    """Runs single inputs, and checks that the tuned model's outputs are close enough to the float model's.
 
-    Without ``params`` nothing is asked of them. ``closest_db`` is the smallest SQNR of the inputs that broke nothing
-    so far.
+    Without ``params`` there are no limits. ``closest_db`` is the smallest SQNR of the inputs so far that broke no
+    limit.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Prober:
         self._typical = typical or {}
 
     def attempt(self, feeds: Feed) -> Tried | None:
-        """What an input breaks; ``None`` where the float model has no answer to it that could be compared."""
+        """The limits that an input breaks; ``None`` if the float model has no comparable output for it."""
         try:
             expected = self._models.reference(feeds)
         except BackendError:
@@ -72,9 +72,9 @@ class Prober:
     def probe(
         self, feeds: Feed, inputs: tuple[TriedInput, ...], *, file: str = "", command: str = ""
     ) -> Probe:
-        """The same in full, with what quantization and what the runtime has in it.
+        """The full comparison of one input, with the errors of quantization and of the runtime measured separately.
 
-        Raises `BackendError` where the float model does not run on it.
+        Raises `BackendError` if the float model does not run on it.
         """
         self._models.reference(feeds)
         parity = ParityEvidence(outputs=(), samples=1, data=_DATA)
@@ -89,7 +89,7 @@ class Prober:
         return () if self._params is None else self._params.broken_by(outputs)
 
     def _is_odd(self, name: str, values: Array) -> bool:
-        """Whether an output holds NaN or infinity, and never does so on the data."""
+        """Whether an output holds NaN or infinity, and never does on the data."""
         usual = self._typical.get(name, Typical()).finite
         return (
             usual and bool(np.issubdtype(values.dtype, np.floating)) and not bool(np.isfinite(values).all())
@@ -102,9 +102,9 @@ def _stopped(error: BackendError) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a file keeps of a probe: the input, what it was held to, and how it was found.
+    """The content of a probe file: the input, its limits and its description.
 
-    ``params`` is ``None`` in a file that a person made of arrays alone.
+    ``params`` is ``None`` in a file that holds arrays only, such as one written by hand.
     """
 
     feeds: dict[str, Array]
@@ -114,7 +114,7 @@ class Kept:
 
 
 class _Check(BaseModel):
-    """The text beside the arrays."""
+    """The JSON metadata beside the arrays."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -125,7 +125,7 @@ class _Check(BaseModel):
 
 
 def write_probe(path: Path, kept: Kept) -> None:
-    """Write the input so that numpy reads its arrays, the first axis of each counting one sample."""
+    """Write the input as an .npz file that numpy can read; the first axis of each array is one sample."""
     assert kept.params is not None
     beside = {
         "schema_version": 1,
@@ -139,7 +139,7 @@ def write_probe(path: Path, kept: Kept) -> None:
 
 
 def read_probe(path: Path) -> Kept:
-    """Read an input back: the first sample of each array. Raises `DataError` for a file that is damaged or none."""
+    """Read an input: the first sample of each array. Raises `DataError` for a damaged or missing file."""
     if not path.is_file():
         raise DataError(
             "there is no such input", where=path, cure="name the .npz file that a parity check kept"

@@ -1,4 +1,4 @@
-"""Builds models on a backend and takes their layer times and end-to-end times, interleaved. Part of the session."""
+"""Builds models on a backend and measures their layer times and end-to-end times, interleaved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiled:
-    """Layers of a built model, and its runs end to end on one clock."""
+    """Layers of a built model, and its end-to-end times on one clock."""
 
     layers: tuple[LayerTime, ...]
     samples: Samples
@@ -38,10 +38,10 @@ def profile_models(
     clock: Clock,
     seed: int = 0,
 ) -> dict[str, Profiled]:
-    """Profile models with the same inputs: the first sample of the data of ``inputs``, or seeded random ones.
+    """Profile models on the same inputs: the first sample of the data of ``inputs``, or random ones from the seed.
 
-    Which branch of an If runs, and how many turns a Loop takes, depends on the values. Raises
-    `BackendError` where one does not build.
+    The branch of an If and the iterations of a Loop depend on the values. Raises `BackendError` if a model does not
+    build.
     """
     random = np.random.default_rng(seed)
     with ExitStack() as opened:

@@ -1,7 +1,7 @@
-"""Measures a cached winner again and decides whether it is still used. Part of the session.
+"""Measures a cached winner again and decides whether it is still used.
 
-One slow minute on a noisy machine must not start a search of many minutes, and none may start unasked in CI. So a
-winner is given up only when two measurements prove that it gains less than ``tune.min_gain``, each from fresh builds.
+A slow period of a noisy machine must not start a search that takes minutes, and in CI a search starts only on request.
+So a winner is rejected only if two measurements from fresh builds prove that it gains less than ``tune.min_gain``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recheck:
-    """What one or two measurements say of a cached winner; ``latency`` is the last of them.
+    """The outcome of one or two measurements of a cached winner; ``latency`` is the last of them.
 
     ``faster``: one measurement proves that it gains more than ``min_gain``. ``slower``: both prove that it gains less.
     ``broken``: it cannot be built and run any more. ``inconclusive``: everything else.
@@ -34,7 +34,7 @@ class Recheck:
 
     @property
     def finding(self) -> str:
-        """The outcome in words, for a warning."""
+        """The outcome as text, for a warning."""
         if self.outcome == "broken":
             return f"the cached winner could not be built and run again: {self.latency.failures['tuned']}"
         speedup = self.latency.speedup
@@ -48,7 +48,7 @@ class Recheck:
 
 
 def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
-    """Measure a cached winner; where that does not prove the gain, once more with more builds and rounds."""
+    """Measure a cached winner; if the gain is not proved, repeat once with more builds and rounds."""
     least = 1 / (1 - min_gain)
     below = []
     for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):

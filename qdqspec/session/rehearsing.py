@@ -1,4 +1,4 @@
-"""Opens rehearsals: the accuracy of placements on the reference runtime, whatever backend a case is for."""
+"""Opens rehearsals for a case: the accuracy of placements on the reference runtime, whatever the case's backend."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from qdqspec.types import Placement, Rehearsed, Site
 
 
 class Rehearser:
-    """Rehearses placements of a case. The graph is made when first asked for, with all pairs of the case's space.
+    """Rehearses placements of a case. The graph, with all pairs of the case's space, is built on first use.
 
-    A placement with other pairs, such as one read from a scheme, makes it anew with these added. The data is ``given``
-    with its name, or else that of the calibration.
+    A placement with other pairs, such as one read from a scheme, rebuilds it with these added. The data is ``given``
+    with its name, else the calibration data.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Rehearser:
 
     @property
     def rehearsal(self) -> Rehearsal:
-        """The rehearsal of the space. Raises `RehearsalRefusedError` where there can be none."""
+        """The rehearsal of the space. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
         if self._rehearsal is None:
             self._rehearsal = self._open(self._sites or sites_of(self._prepared.space))
         return self._rehearsal
@@ -43,12 +43,12 @@ class Rehearser:
     def error(self, placement: Placement) -> Rehearsed:
         """The error of a placement on the first samples.
 
-        Raises `RehearsalRefusedError` where the model cannot be rehearsed.
+        Raises `RehearsalRefusedError` if the model cannot be rehearsed.
         """
         return self.including(placement).error(placement)
 
     def including(self, placement: Placement) -> Rehearsal:
-        """The rehearsal, made anew with the pairs of a placement where it lacks some."""
+        """The rehearsal, rebuilt with the pairs of a placement if it lacks some."""
         try:
             self.rehearsal.switches.setting(placement)
         except PlacementError:
@@ -57,7 +57,7 @@ class Rehearser:
         return self.rehearsal
 
     def close(self) -> None:
-        """End the process of the rehearsal. Closing twice does no harm; asking again opens it anew."""
+        """Stop the process of the rehearsal. Closing twice is harmless; the next use opens it again."""
         self._opened.close()
         self._rehearsal = None
 

@@ -1,4 +1,4 @@
-"""What a tuning run gives back in Python. Part of the session."""
+"""The result of a tuning run in Python."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from qdqspec.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A finished search with its proof. ``record`` is what reports are rendered from.
+    """A finished search with its evidence. ``record`` is the source of reports.
 
-    ``kept`` names the files, which stay where they are until the same case is tuned again; `save` copies them.
+    ``kept`` names the files, which are valid until the same case is tuned again; `save` copies them.
     """
 
     record: RunRecord
@@ -37,29 +37,29 @@ class Result:
 
     @property
     def evidence(self) -> Evidence:
-        """All that was measured."""
+        """All evidence of the case."""
         return self.record.cases[0].evidence
 
     @property
     def search(self) -> SearchResult:
-        """What the search came to."""
+        """The search's result."""
         return self.kept.result
 
     @property
     def model(self) -> Path:
-        """The file of the selected model: the tuned model, or the one given where it is unchanged."""
+        """The file of the selected model: the tuned model, or the given one if unchanged."""
         return self.kept.model or require_path(self.given)
 
     @property
     def latency(self) -> LatencyEvidence:
-        """Reference and tuned model timed against each other. Raises `StateError` in a run without timing."""
+        """Reference and tuned model timed against each other. Raises `StateError` for a run without timing."""
         if self.evidence.latency is None:
             raise StateError("this run took no timing", cure="use mode='run' or mode='measure'")
         return self.evidence.latency
 
     @property
     def speedup(self) -> Interval:
-        """How many times faster than the reference, with its 95 % interval."""
+        """The speedup over the reference, with its 95 % interval."""
         return self.latency.speedup
 
     @property
@@ -70,7 +70,7 @@ class Result:
 
     @property
     def scheme(self) -> Placement:
-        """The placement of the selected model; empty where it is unchanged."""
+        """The placement of the selected model; empty if unchanged."""
         return self.search.winner
 
     @property
@@ -90,24 +90,24 @@ class Result:
 
     @property
     def front(self) -> tuple[FrontPoint, ...]:
-        """Of ``objective="pareto"``: the placements that none other beats in both latency and accuracy."""
+        """For ``objective="pareto"``: the placements that no other beats in both latency and accuracy."""
         return self.search.front
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What one should know before relying on it."""
+        """Notes to read before relying on the result."""
         return self.evidence.warnings
 
     def save(self, folder: Path | str) -> Path:
-        """Copy models, scheme, journal, pattern cache and ``result.json``, where that was written, into a folder.
+        """Copy models, scheme, journal, pattern cache and ``result.json``, if it was written, to a folder.
 
-        Raises `OutputError` where it cannot.
+        Raises `OutputError` on failure.
         """
         target, output = Path(folder).absolute(), self.evidence.output
         said = output / RESULT if output is not None else None
         content = (
             said.read_bytes() if said is not None and said.is_file() else None
-        )  # it goes first, where it stands
+        )  # read first: writing the other files removes it
         make_folder(target)
         take_results(self.kept, self.given, target)
         if content is not None:

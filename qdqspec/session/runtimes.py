@@ -1,4 +1,4 @@
-"""The runtime that computes Q/DQ as ONNX defines it, whatever the backend of a case. Part of the session."""
+"""The runtime that computes Q/DQ as ONNX defines it, whatever the backend of a case."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ARITHMETIC = "onnxruntime"  # the backend that computes a model as ONNX defines 
 
 
 def unfused(options: BuildOptions) -> BuildOptions:
-    """The same options for a build of `ARITHMETIC` that computes every pair, and fuses nothing."""
+    """Options for a build by `ARITHMETIC` that computes every pair and fuses nothing."""
     return replace(options, extra={**options.extra, OPTIMIZATION: AS_DEFINED})
 
 
 def reference_runtime(opened: ExitStack, options: BuildOptions, backend: Backend | None = None) -> Runtime:
     """ONNX Runtime, with each engine in a process of its own until ``opened`` is closed.
 
-    ``backend`` is taken where it is ONNX Runtime already.
+    ``backend`` is used if it is already ONNX Runtime.
     """
     if backend is None or backend.name != ARITHMETIC:
         backend = opened.enter_context(Isolated(ARITHMETIC))

@@ -1,6 +1,6 @@
-"""Task metrics of the models of one case, on its evaluation data. Part of the session.
+"""Task metrics of the models of one case, on its evaluation data.
 
-Data and metrics are looked at before anything is built, so that a wrong word costs a second and not a search.
+Data and metrics are validated before anything is built, so that a typing error is reported before the search.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from qdqspec.units import count_text
 
 
 class Scores:
-    """Scores engines by the metrics of a case: its caller's own, and those that are built in.
+    """Scores engines by the metrics of a case: its own and the built-in ones.
 
     ``reference`` is the user's model, ``open_data`` gives the evaluation data or ``None``, ``build`` an engine;
-    ``note`` takes what the user should know.
+    ``note`` receives notes for the user.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Scores:
         self._known: dict[tuple[Path, str, str | None], Score | QdqspecError] = {}
 
     def require(self, metric: str, *, line: int | None = None) -> None:
-        """Raise `QdqspecError` where a metric cannot be taken; ``line`` is where the spec asks for it."""
+        """Raise `QdqspecError` if a metric cannot be computed; ``line`` is the line of the spec that names it."""
         try:
             require_metric(metric, self._case.metrics)
         except QdqspecError as error:
@@ -61,11 +61,11 @@ class Scores:
 
     @property
     def samples(self) -> int:
-        """How many samples a score is taken over; nothing where there is no data."""
+        """The number of samples of a score; 0 without data."""
         return 0 if self._data is None else self._data.samples
 
     def of_engine(self, engine: Engine, metric: str, output: str | None = None) -> Score:
-        """Run an engine on all samples. Raises as `evaluate` does, and `BackendError` where it does not run."""
+        """Run an engine on all samples. Raises as `evaluate` does, and `BackendError` if the engine does not run."""
         self.require(metric)
         assert self._data is not None
         try:
@@ -76,9 +76,9 @@ class Scores:
             raise DataError(error.what, where=error.where or self._data.path, cure=error.cure) from error
 
     def _outputs(self, engine: Engine, output: str | None) -> tuple[Iterator[Mapping[str, Array]], int]:
-        """Outputs feed by feed, and of how many samples; without those that only fill up the last batch.
+        """Outputs for each feed, and the number of samples; without those that only pad the last batch.
 
-        Where an output is not divided by samples, they cannot be cut off: then the last batch is not scored.
+        If an output has no batch axis, the padding cannot be removed: then the last batch is not scored.
         """
         data = self._data
         assert data is not None
@@ -104,7 +104,7 @@ class Scores:
         return islice(every, data.samples // data.batch), data.samples - rest
 
     def of_file(self, path: Path, metric: str, output: str | None = None) -> Score:
-        """Build a model and score it; each file once, and what it raised is raised again."""
+        """Build a model and score it; each file once, errors included."""
         key = path, metric, output
         if key not in self._known:
             self.require(metric)
@@ -119,7 +119,7 @@ class Scores:
         return found
 
     def of_reference(self, metric: str, output: str | None = None) -> Score:
-        """The score of the user's own model; raises `DataError` where it is not finite."""
+        """The score of the user's own model; raises `DataError` if it is not finite."""
         score = self.of_file(self._reference, metric, output)
         if not math.isfinite(score.value):
             raise DataError(
@@ -154,7 +154,7 @@ class Scores:
 def _first_samples(
     outputs: Iterable[Mapping[str, Array]], samples: int, batch: int
 ) -> Iterator[Mapping[str, Array]]:
-    """The outputs of so many samples: of the last batch those that are not repeated."""
+    """The outputs of the first ``samples`` samples, without the padding of the last batch."""
     for number, found in enumerate(outputs):
         left = min(batch, samples - number * batch)
         yield {
@@ -164,7 +164,7 @@ def _first_samples(
 
 
 def accuracy_evidence(metric: str, reference: Score, tuned: Score) -> AccuracyEvidence:
-    """Two scores side by side; sample by sample, where the metric has them."""
+    """Two scores compared; also sample by sample, if the metric supports it."""
     lost = gained = None
     if reference.right is not None and tuned.right is not None:
         lost = int((reference.right & ~tuned.right).sum())
@@ -180,9 +180,9 @@ def accuracy_evidence(metric: str, reference: Score, tuned: Score) -> AccuracyEv
 
 
 def joined_metrics(*given: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Metrics of several callers, those of the last first. Raises `ConfigError` for what is no metric."""
+    """Metrics of several sources; later ones win. Raises `ConfigError` for a value that is not a metric."""
     for metrics in given:
-        # A fixture may have returned anything, whatever its annotation says.
+        # A fixture may return anything, whatever its annotation.
         if not isinstance(metrics, Mapping) or not all(map(callable, metrics.values())):
             raise ConfigError(
                 f"metrics are a mapping of names to functions, and these are {metrics!r:.60}",

@@ -1,7 +1,7 @@
-"""All files of a result appear together, and never mixed with those of an earlier one. Part of the session.
+"""Atomic publication of results: all files of a result appear together, never mixed with those of an earlier one.
 
-They are written in a hidden folder and moved out when the last one is whole. ``result.json``, which reports write
-after everything else, goes before the first one moves: where it stands, the files beside it belong to it.
+They are written to a hidden folder and moved out when the last one is complete. ``result.json``, which reports write
+after everything else, is removed before the first one moves: if it exists, the files beside it belong to it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from qdqspec.graph.save import refuse_overwriting
 from qdqspec.session.kept import FRONT, FRONT_TABLE
 
 _CURE = "choose another output folder"
-_DATA = ".data"  # of the file that holds a model's weights beside it
+_DATA = ".data"  # suffix of the file that holds a model's weights
 _FRONT_MODEL = re.compile(r"[0-9]+\.onnx")
 
 
 @contextmanager
 def staged(folder: Path, given: Model) -> Iterator[Path]:
-    """A folder to write results in; they are moved to ``folder`` unless something goes wrong on the way.
+    """A folder to write results to; they are moved to ``folder`` at the end, unless an error occurs.
 
-    Raises `OutputError` where they cannot be written, or would overwrite the model ``given``.
+    Raises `OutputError` if they cannot be written, or would overwrite the model ``given``.
     """
     with _named_as_meant(folder), explained("the results", folder, _CURE), partial_folder(folder) as stage:
         yield stage
@@ -34,7 +34,7 @@ def staged(folder: Path, given: Model) -> Iterator[Path]:
 
 
 def refuse_own(folder: Path, names: Iterable[Path | str], given: Model) -> None:
-    """Raise `OutputError` where files of these names in ``folder`` would overwrite the model given, or its weights."""
+    """Raise `OutputError` if files of these names in ``folder`` would overwrite the given model or its weights."""
     own = given.user_files
     for name in names:
         refuse_overwriting(folder / name, own)
@@ -54,7 +54,7 @@ def _move_out(stage: Path, folder: Path, given: Model) -> None:
 
 
 def _forget_front(folder: Path, given: Model) -> None:
-    """The front of an earlier search may be longer than this one's, which may have none. Its table names its files."""
+    """Remove the front of an earlier search, which may be longer than the new one. Its table lists its files."""
     table = folder / FRONT / FRONT_TABLE
     if not table.is_file():
         return
@@ -65,12 +65,12 @@ def _forget_front(folder: Path, given: Model) -> None:
     for file in (*models, *map(_weights_of, models), table):
         if file.resolve() not in own:
             file.unlink(missing_ok=True)
-    with suppress(OSError):  # something of the user's is in it
+    with suppress(OSError):  # the folder also holds files of the user
         table.parent.rmdir()
 
 
 def _forget_weights(model: Path) -> None:
-    """A model must never be read with another one's weights: for a moment there is no model instead."""
+    """Remove a model with its old weights, so that a model is never read with the weights of another one."""
     if _weights_of(model).exists():
         model.unlink(missing_ok=True)
         _weights_of(model).unlink()
@@ -82,7 +82,7 @@ def _weights_of(model: Path) -> Path:
 
 @contextmanager
 def _named_as_meant(folder: Path) -> Iterator[None]:
-    """Errors name the file that was to be, not where it was written first."""
+    """Errors name the final file, not the hidden one that was written first."""
     try:
         yield
     except OutputError as error:

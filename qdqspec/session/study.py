@@ -1,7 +1,7 @@
-"""A search that the caller steps through: his own loop, strategy, regions. Part of the session.
+"""A search that the caller runs step by step, with its own loop, strategy or regions.
 
-A study has no search of its own: it holds the `Tuning` that ``tune`` runs, and lets its steps out. All it
-knows stands in a journal, so a saved study goes on by replaying that.
+A study uses the same `Tuning` as ``tune`` and exposes its steps. Its whole state is in a journal, so that a saved study
+resumes by replaying it.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Proposed: TypeAlias = Proposal | Placement | Mapping[str, Label]
 
 
 class Study:
-    """Ask, build, measure, tell. Iterating does all four until the budget ends, and gives each trial.
+    """Ask, build, measure, tell. Iteration does all four until the budget ends, and yields each trial.
 
-    A `Proposal`, a `Placement`, or labels of units (``{"conv1": "in+out"}``) can be built; the reference is
-    built before the first of them. Trials that the strategy did not ask for count, and it is not told of them.
-    Close a study when done, or use it in ``with``: it holds child processes until then, or until the loop ends.
+    A `Proposal`, a `Placement`, or labels of units (``{"conv1": "in+out"}``) can be built; the reference is built
+    before the first of them. Trials that the strategy did not ask for count in the budget and are not passed to it.
+    Close a study after use, or use it in ``with``: it holds child processes until then, or until the loop ends.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class Study:
         folder: Path | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
-        """Open the study in ``folder``, or go on with the one that is there; without, in a temporary one.
+        """Open the study in ``folder``, or resume the one saved there; without a folder, in a temporary one.
 
-        ``settings`` are those of the session that it is loaded with again; ``close`` ends that session.
+        ``settings`` are the session's settings to save for `load`; ``close`` closes that session.
         """
         self.case: Case = bench.case
         self._prepared: Prepared = bench.prepared
@@ -96,61 +96,61 @@ class Study:
 
     @property
     def space(self) -> SchemeSpace:
-        """What may be chosen: units with their labels, and ``resolve`` to make a placement of a choice."""
+        """The search space: units with their labels, and ``resolve`` to convert a choice to a placement."""
         return self._prepared.space
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Every trial so far, those of an earlier run too."""
+        """Every trial so far, including those of an earlier run."""
         return tuple(self._tuning.search.trials)
 
     @property
     def best(self) -> Trial | None:
-        """The trial to beat: the last one that won its race, or was committed."""
+        """The incumbent: the last trial that won its race or was committed."""
         return next((trial for trial in reversed(self.trials) if trial.incumbent), None)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What one should know of model, data and journal."""
+        """Notes about model, data and journal."""
         return (*self._prepared.warnings, *self._journal.notes)
 
     def ask(self, n: int = 1) -> Sequence[Proposal]:
-        """What the strategy wants built, at most ``n``; nothing when it is done or the budget is spent."""
+        """At most ``n`` proposals of the strategy; empty if it is done or the budget is spent."""
         return self._search.ask(n)
 
     def build(self, what: Proposed) -> Built:
-        """Build a candidate in a process of its own. A failure is in its ``trial``."""
+        """Build a candidate in a process of its own. A failure is recorded in its ``trial``."""
         return self._search.build(self._proposal(what))
 
     def measure(self, built: Built) -> Trial:
-        """Race a built candidate against the best so far, and journal it."""
+        """Race a built candidate against the incumbent, and write the trial to the journal."""
         return self._search.measure(built)
 
     def evaluate(self, what: Proposed) -> Trial:
-        """Build and measure; what is known already is not built again."""
+        """Build and measure; a known placement is not built again."""
         return self._search.evaluate(self._proposal(what))
 
     def rehearse(self, what: Proposed) -> Rehearsed:
         """The error of a candidate on calibration samples, computed without building it.
 
-        It is the arithmetic of Q/DQ as ONNX defines it, on ONNX Runtime, whatever the backend: what a runtime's integer
-        kernels add is not in it. Raises `RehearsalRefusedError` where ONNX Runtime lacks operators of the model or
-        memory is short; evaluate the candidate then.
+        It is the Q/DQ arithmetic as ONNX defines it, on ONNX Runtime, whatever the backend; the additional error of a
+        runtime's integer kernels is not included. Raises `RehearsalRefusedError` if ONNX Runtime lacks operators of the
+        model or memory is short; evaluate the candidate then.
         """
         placement = self._proposal(what).placement
         self._require_open()
         return self._rehearser.error(placement)
 
     def tell(self, trials: Trial | Iterable[Trial]) -> None:
-        """Give the strategy the answers to its questions, failed ones too."""
+        """Pass the results of proposals to the strategy, including failures."""
         self._search.tell([trials] if isinstance(trials, Trial) else list(trials))
 
     def commit(self, what: Placement | Mapping[str, Label]) -> Trial:
-        """Make a placement the one to beat, whatever its races said. Raises `BackendError` where it fails."""
+        """Make a placement the incumbent, whatever its race results. Raises `BackendError` if it fails."""
         return self._search.commit(self._proposal(what).placement)
 
     def confirm(self) -> Tuned:
-        """Build best, runner-up, everything quantized and reference afresh, and choose what to ship."""
+        """Rebuild best, runner-up, everything quantized and reference, and select the final model."""
         if not self._search.trials:
             self.evaluate({})
         tuned = self._tuning.confirm()
@@ -170,7 +170,7 @@ class Study:
         return target
 
     def save(self, folder: Path | str) -> Path:
-        """Copy all that `load` needs into a folder; the model and its data stay where they are."""
+        """Copy all files that `load` needs to a folder; the model and its data are not copied."""
         target = Path(folder).absolute()
         if target != self._folder.absolute():
             make_folder(target)
@@ -182,10 +182,10 @@ class Study:
     def load(
         cls, folder: Path | str, *, session: Session | None = None, strategy: AnyStrategy | None = None
     ) -> Self:
-        """Go on with a saved study, in its folder.
+        """Resume a saved study in its folder.
 
-        A strategy of the caller's own must be given again. Without a ``session`` one is opened with the settings
-        that the study had. Raises `StateError` saying what differs where model, data, device or versions do.
+        A strategy that is not registered must be given again. Without a ``session`` one is opened with the settings of
+        the study. Raises `StateError` naming the difference if model, data, device or versions differ.
         """
         from qdqspec.session import Session
 
@@ -198,7 +198,7 @@ class Study:
         )
 
     def close(self) -> None:
-        """End the child processes. Closing twice does no harm; what was found can still be looked at."""
+        """Stop the child processes. Closing twice is harmless; results remain readable."""
         self._is_closed = True
         self._opened.close()
 
@@ -237,7 +237,7 @@ class Study:
 
 
 class _Settings(BaseModel):
-    """What a study is gone on with. Nothing else of a session: a file must not name plugins, or folders to write in."""
+    """The settings saved with a study. Others are excluded: a file must not name plugins, or folders to write to."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -255,7 +255,7 @@ class _Saved(BaseModel):
 
 
 def _reason(error: ValueError) -> str:
-    """What is wrong first, short."""
+    """The first error, shortened."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:120]
@@ -263,7 +263,7 @@ def _reason(error: ValueError) -> str:
 
 
 def _read(folder: Path) -> tuple[Case, dict[str, Any], str]:
-    """Case, settings and strategy's name of a saved study; raises `StateError` naming the file."""
+    """Case, settings and strategy name of a saved study; raises `StateError` naming the file."""
     path = folder / STUDY
     try:
         said = _Saved.model_validate(read_json(path, most_bytes=_MOST_BYTES))
@@ -282,7 +282,7 @@ def _read(folder: Path) -> tuple[Case, dict[str, Any], str]:
 
 
 def _strategy(given: AnyStrategy | None, case: Case) -> tuple[MakeStrategy, str]:
-    """What makes the strategy, and the name that it is saved under."""
+    """A callable that makes the strategy, and the name to save."""
     if given is None or isinstance(given, str):
         name = given or case.tune.strategy
         return named(name), name

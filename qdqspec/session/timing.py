@@ -1,4 +1,4 @@
-"""Times the model files of a case against each other, whoever made them. Part of the session."""
+"""Times the model files of a case against each other, whatever tool made them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdqspec.session.tuning import clock_for
 from qdqspec.session.workbench import Workbench
 from qdqspec.types import LatencyEvidence, TuneRules
 
-BUILDS, ROUNDS = 3, 24  # as closely as a search looks in the end
+BUILDS, ROUNDS = 3, 24  # the same precision as the confirmation of a search
 
 
 def time_files(
@@ -26,9 +26,9 @@ def time_files(
     builds: int = BUILDS,
     rounds: int = ROUNDS,
 ) -> LatencyEvidence:
-    """Files by role (``reference`` and ``tuned`` among them), from fresh builds, interleaved.
+    """Time files by role (including ``reference`` and ``tuned``), interleaved, from fresh builds.
 
-    Raises `BackendError` when the reference does not run; another role that fails is left out, its reason kept.
+    Raises `BackendError` if the reference does not run; another role that fails is omitted, with its reason recorded.
     """
     roles = {role: stand_in(path) for role, path in files.items()}
     written = {roles[role].digest: path for role, path in files.items()}

@@ -1,6 +1,6 @@
-"""The search of one case, from the first build to the confirmed winner. Part of the session.
+"""The search of one case, from the first build to the confirmed winner.
 
-`tune` is the whole story; what a finished search leaves is a `Tuned`, which the cache keeps.
+`tune` runs all steps; the result of a finished search is a `Tuned`, which the cache stores.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """What a search came to: its result, the confirming measurement, and what won before confirmation.
+    """The outcome of a search: its result, the confirming measurement, and the winner before confirmation.
 
     ``confirmed`` are the finalists' lines for the journal, by role.
     """
@@ -69,22 +69,21 @@ class Tuned:
 
 
 def clock_for(rules: TuneRules, threads: int) -> Clock:
-    """The clock that gates: thread CPU time where one thread runs, else wall time."""
+    """The clock that decides races: thread CPU time for one thread, else wall time."""
     return rules.clock if rules.clock != "auto" else "cpu" if threads == 1 else "wall"
 
 
 def tune(prepared: Prepared, work: Workbench, journal: BuildLogs) -> Tuned:
-    """Search, confirm by fresh builds, and choose. Every trial is journalled before the next begins."""
+    """Search, confirm by fresh builds, and select. Every trial is written to the journal before the next begins."""
     with Tuning(prepared, work, journal) as tuning:
         tuning.search.run()
         return tuning.confirm()
 
 
 class Tuning:
-    """The search of a case with its bench set up, to be run or stepped through, and then confirmed.
+    """The search of a case with its bench, to be run at once or step by step, and then confirmed.
 
-    It goes on where ``journal`` ends. ``make`` gives a strategy, called ``name``, in place of the
-    one that the case names.
+    It resumes where ``journal`` ends. ``make`` makes a strategy, called ``name``, that replaces the one of the case.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Tuning:
         self._prepared = prepared
         self._started = time.monotonic(), time.process_time()
         rules, space = prepared.case.tune, prepared.space
-        # Apart, so that a resumed run, which measures less, asks for the same placements.
+        # Separate generators, so that a resumed run, which measures less, asks for the same placements.
         lots, order = np.random.default_rng(work.settings.seed).spawn(2)
         make = make or named(rules.strategy)
         self._name = name or rules.strategy
@@ -123,7 +122,7 @@ class Tuning:
             self._opened = opened.pop_all()
 
     def confirm(self) -> Tuned:
-        """Build the finalists afresh, time them together, and choose what is shipped."""
+        """Rebuild the finalists, time them together, and select the final model."""
         prepared, space = self._prepared, self._prepared.space
         trials, everything = tuple(self.search.trials), space.resolve(space.everything())
         half = half_reference(prepared, self._folder)
@@ -169,18 +168,18 @@ class Tuning:
         )
 
     def _rehearsed(self, choice: Choice) -> str:
-        """What the rehearsal adds to the reason of a choice."""
+        """The rehearsed figures for the reason of a choice."""
         least = self._held.min_sqnr_db
         if self._oracle is None or least is None:
             return ""
         return self._oracle.refused_text(least) if choice.unchanged else self._oracle.text(choice.placement)
 
     def rest(self) -> None:
-        """End the incumbent's process; it is built again where it is needed."""
+        """Stop the incumbent's process; it is built again when needed."""
         self._bench.close()
 
     def close(self) -> None:
-        """End what runs, and remove the candidates' files. Closing twice does no harm."""
+        """Stop all processes, and remove the candidates' files. Closing twice is harmless."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -220,7 +219,7 @@ def _bench(
 
 
 def _oracle(prepared: Prepared, work: Workbench, held: Held, opened: ExitStack) -> RehearsalOracle | None:
-    """The oracle of a search that accuracy limits or guides, until ``opened`` is closed; none on a simulated device."""
+    """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device."""
     computes = work.backend.capabilities(work.options).computes
     if held.admission is None or not prepared.space.units or not computes:
         return None
@@ -257,14 +256,14 @@ def _setup(
 
 
 def named(strategy: str) -> MakeStrategy:
-    """The strategy of that name; raises `ConfigError` with the nearest where there is none."""
+    """The strategy of that name; raises `ConfigError` naming the closest one if there is none."""
     return cast("MakeStrategy", resolve("strategy", strategy))
 
 
 def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = None) -> int:
-    """How many search builds the case allows: as asked, else as its strategy or the preset has it.
+    """The number of search builds: as requested, else by the strategy or the preset.
 
-    A strategy may have a budget of its own, as a function ``default_trials(preset, space)``.
+    A strategy may define its own budget as a function ``default_trials(preset, space)``.
     """
     if rules.trials is not None:
         return rules.trials
@@ -275,6 +274,6 @@ def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = 
 
 
 def _seconds(rules: TuneRules, seconds_left: float | None) -> float | None:
-    """What a search may take: as the case asks, or what is left of the run."""
+    """The time limit of a search: that of the case, or what is left of the run."""
     limits = [60 * rules.minutes if rules.minutes is not None else None, seconds_left]
     return min((limit for limit in limits if limit is not None), default=None)

@@ -1,7 +1,7 @@
-"""Where a search starts from: pattern caches, journals, schemes and quantized models. Part of the session.
+"""Warm starts of a search: pattern caches, journals, schemes and quantized models.
 
-Each gives placements of this model that the backend can use, with this case's formats and numbers. They are
-candidates like any other: a poor one costs a build and no more.
+Each gives placements of this model that the backend supports, with this case's formats and numbers. They are candidates
+like any other: a poor one costs one build.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from qdqspec.placement.project import project
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.placement.space import SchemeSpace
 
-MOST = 2  # placements of a journal; each costs the next search a build
+MOST = 2  # placements taken from a journal; each costs the next search a build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a start is for: a space, and the backend and device that its placements are measured on."""
+    """The target of a warm start: a space, and the backend and device that its placements are measured on."""
 
     space: SchemeSpace
     backend: str
@@ -35,9 +35,9 @@ class Start:
 
 
 def warm_starts(paths: Iterable[Path], start: Start) -> tuple[WarmStart, ...]:
-    """What the files come to, each placement once. Raises where a file is damaged or of another backend.
+    """The placements in the files, each once. Raises for a file that is damaged or of another backend.
 
-    A file that says nothing for this model is noted.
+    A file without a placement for this model is noted.
     """
     found: dict[str, WarmStart] = {}
     for path in paths:
@@ -78,7 +78,7 @@ def _of_scheme(path: Path, start: Start) -> Iterable[WarmStart]:
 
 
 def _of_journal(path: Path, start: Start) -> Iterable[WarmStart]:
-    """The best placements of an earlier search: as confirmed, or of one that was stopped as raced."""
+    """The best placements of an earlier search: by confirmation, or by races if it was interrupted."""
     header, trials = read_journal(path)
     _require_backend("journal", str(header.get("backend")), path, start)
     confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]

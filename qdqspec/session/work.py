@@ -1,4 +1,4 @@
-"""One case at work: everything that can be known of it, each thing found once. Part of the session."""
+"""The work of one case: all evidence about it, each part computed once."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from qdqspec.types import (
 )
 
 _COMPARED = ("reference", "tuned")
-DRIFT = 0.05  # share of time from which a change of speed is reported
-CULPRIT_SECONDS = 30.0  # what looking for them may take when a check has failed
+DRIFT = 0.05  # relative change of speed from which it is reported
+CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
 
 
 class CaseWork:
-    """What is known of one case in one session. Reading an attribute does the work it takes, once."""
+    """The evidence of one case in one session. Each attribute is computed once, on first access."""
 
     def __init__(self, case: Case, bench: Workbench, store: Store, device: DeviceKey) -> None:
         self.bench = CaseBench(case, bench, device)
@@ -56,12 +56,12 @@ class CaseWork:
 
     @property
     def search(self) -> SearchResult:
-        """What the search came to."""
+        """The search's result."""
         return self.finder.kept.result
 
     @property
     def unsearched(self) -> Evidence:
-        """The case without a search: an error came first, or the time limit."""
+        """The evidence of a case without a search, ended by an error or the time limit."""
         bench = self.bench
         try:
             sha256 = bench.given.sha256
@@ -80,7 +80,7 @@ class CaseWork:
 
     @property
     def latency(self) -> LatencyEvidence | None:
-        """Reference and tuned model timed against each other; ``None`` in a run without timing."""
+        """Reference and tuned model timed against each other; ``None`` for a run without timing."""
         if self.bench.settings.mode == "verify":
             return None
         kept = self.finder.kept
@@ -90,24 +90,24 @@ class CaseWork:
 
     @cached_property
     def parity(self) -> ParityEvidence:
-        """Outputs of the tuned model against the reference's, on evaluation data where there is some.
+        """Outputs of the tuned model compared with the reference's, on evaluation data if available.
 
-        The errors of quantization and of the runtime are measured separately where a check of parity may need it, and
-        where nothing is checked.
+        The errors of quantization and of the runtime are measured separately if a parity check may need it, and if
+        there are no checks.
         """
         checks = self.bench.case.checks
         divided = not checks or any(check.kind == "parity" for check in checks)
         return compare_models(self.bench, self.finder.tuned_path, divided=divided)
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
-        """Outputs of another model that takes the same inputs against those of the model given."""
+        """Outputs of another model that takes the same inputs, compared with those of the given model."""
         return compare_models(self.bench, tuned)
 
     def look_into(self, check: CheckSpec) -> None:
-        """Gather what a check needs of its own, once; raise where its metric fails on the tuned model.
+        """Gather the evidence specific to a check, once; raises if its metric fails on the tuned model.
 
-        Where quantization has a part in a failure, that is the pairs that cost most; where the data breaks nothing and
-        a search is asked for, it is an input that does. Both stay with the case.
+        If quantization contributes to a parity failure, that is the pairs that cost most; if the data breaks no limit
+        and the check requests a search, it is an input that does. Both are stored with the case.
         """
         if check.kind == "accuracy":
             own = check.params
@@ -126,17 +126,17 @@ class CaseWork:
             self.parity_search[params.evidence_key] = found
 
     def validate(self) -> None:
-        """Raise where evaluation data, labels or a metric of a check cannot be used: before a search, not after it."""
+        """Raise before a search if evaluation data, labels or a metric of a check cannot be used."""
         checks = [check for check in self.bench.case.checks if check.kind == "accuracy"]
         for check in checks:
             self.require(check)
         evaluation = self.bench.prepared.evaluation
-        if evaluation is not None and not checks:  # a metric of the reference has read all of it
+        if evaluation is not None and not checks:  # computing the reference's metric has read all of it
             for _ in evaluation:
                 pass
 
     def require(self, check: CheckSpec) -> None:
-        """Raise where a check could never be judged: before a search, and not after it."""
+        """Raise before a search if a check can never be judged."""
         if check.kind == "accuracy":
             scores, params = self.bench.prepared.scores, check.params
             scores.require(params.metric, line=check.line)
@@ -144,9 +144,9 @@ class CaseWork:
 
     @cached_property
     def accuracy(self) -> dict[str, AccuracyEvidence]:
-        """The task metrics that the case's checks name, for reference and tuned model.
+        """The task metrics of the case's checks, for reference and tuned model.
 
-        A metric that raises is left out; `require` and `look_into` raise it for the check that asks for it.
+        A metric that raises is omitted; `require` and `look_into` raise its error for the check.
         """
         scores, found = self.bench.prepared.scores, {}
         for check in self.bench.case.checks:
@@ -162,7 +162,7 @@ class CaseWork:
 
     @cached_property
     def lint(self) -> dict[LintTarget, tuple[Finding, ...]]:
-        """What the targets that the case's checks name would make of the tuned model."""
+        """Lint findings on the tuned model, for the targets named by the case's checks."""
         asked = [check.params.target for check in self.bench.case.checks if check.kind == "lint"]
         targets = dict.fromkeys(target for targets in asked for target in targets)
         tuned = load_model(self.finder.tuned_path) if targets else self.bench.given
@@ -170,14 +170,14 @@ class CaseWork:
 
     @cached_property
     def survival(self) -> dict[Optimizer, SurvivalEvidence]:
-        """What is left of the tuned model's pairs after each optimizer that the case's checks name."""
+        """The pairs of the tuned model that survive each optimizer named by the case's checks."""
         asked = [check.params.through for check in self.bench.case.checks if check.kind == "survival"]
         names = dict.fromkeys(name for through in asked for name in through)
         return {found.optimizer: found for found in check_survival(self.finder.tuned_path, tuple(names))}
 
     @cached_property
     def gate(self) -> Gate:
-        """The case beside its committed baseline; in a run without timing, only whether that is damaged."""
+        """The comparison with the committed baseline; without timing, only whether the baseline is damaged."""
         damaged = damaged_baselines(self.bench.case, self.bench.settings, self.bench.device)
         if damaged:
             return Gate(evidence=damaged)
@@ -199,7 +199,7 @@ class CaseWork:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Bytes of the model files, external data included."""
+        """Bytes of the model files, including external data."""
         return {
             "reference": _size(require_path(self.bench.given), self.bench.given),
             "tuned": _size(self.finder.tuned_path),
@@ -207,7 +207,7 @@ class CaseWork:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know of this case so far."""
+        """Warnings about this case so far."""
         own = self.bench.prepared.warnings if "prepared" in self.bench.__dict__ else []
         return (
             *own,
@@ -219,7 +219,7 @@ class CaseWork:
         )
 
     def _output_warning(self) -> tuple[str, ...]:
-        """Which graph outputs hold rounded values, where the spec leaves that to the search."""
+        """Warn of graph outputs that hold rounded values, if the spec leaves that to the search."""
         if self.bench.case.quantize.outputs != "auto" or "kept" not in self.finder.__dict__:
             return ()
         sites = (pair.site for pair in self.finder.pairs)
@@ -239,7 +239,7 @@ class CaseWork:
         return (f"{changed}: trust the ratio, not the milliseconds",)
 
     def _sample_warnings(self) -> tuple[str, ...]:
-        """What the runtime notes about the samples of the models that are compared, each note once."""
+        """Notes of the runtime about the samples of the compared models, each once."""
         measured = self.finder.latency
         if measured is None:
             return ()
@@ -253,7 +253,7 @@ class CaseWork:
         return tuple(f"latency of {' and '.join(names)}: {note}" for note, names in roles.items())
 
     def _limit_warning(self) -> tuple[str, ...]:
-        """A selected model is below the limit where its scheme was asked for, or data or runtime changed since."""
+        """Warn if the tuned model is below the limit: its scheme was requested, or data or runtime changed since."""
         parity: ParityEvidence | None = self.__dict__.get("parity")
         least = self.bench.case.tune.limits.min_sqnr_db
         if parity is None or least is None or parity.sqnr_db >= least:
@@ -263,7 +263,7 @@ class CaseWork:
 
 
 def skipped_record(case: Case, backend: str, why: str) -> CaseRecord:
-    """The record of a case that cannot run on this machine: nothing is known of it but the reason."""
+    """The record of a case that cannot run on this machine, which holds only the reason."""
     evidence = Evidence(
         case=case, backend=backend, target=backend, device=DeviceKey(key=""), model_sha256="", skipped=why
     )

@@ -1,4 +1,4 @@
-"""What a search runs on: a backend with its options, settings, and the lock of the device."""
+"""The shared resources of a search: a backend with its options, settings, and the lock of the device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qdqspec.search.loop import Watch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workbench:
-    """What a search runs on."""
+    """The shared resources of a search."""
 
     backend: Backend
     options: BuildOptions
@@ -26,5 +26,5 @@ class Workbench:
 
     @property
     def jobs(self) -> int:
-        """How many builds are made at a time: one where builds time kernels, whatever was asked for."""
+        """The number of parallel builds: 1 if the backend times kernels while building, whatever was requested."""
         return self.settings.jobs if self.backend.capabilities(self.options).builds_side_by_side else 1
