@@ -1,1 +1,1 @@
-"""Corrections: better scales, integers and biases at the same placement, found in calibration data."""
+"""Corrections: better scales and integers at the same placement, found on calibration data."""

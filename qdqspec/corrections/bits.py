@@ -1,8 +1,9 @@
-"""Weights that keep more than 7 bits on processors whose sums of two u8 x s8 products saturate.
+"""8-bit weights without overflow on processors whose sums of two u8 x s8 products saturate.
 
-VPMADDUBSW adds the products of two neighbouring columns in 16 bits. With activations of up to 255 that holds as long as
-two weights of equal sign add up to 128 at most; weights of opposite sign cannot overflow. ONNX Runtime's kernels take
-columns in the order (kernel position, input channel), and its depthwise kernel adds no two products in 16 bits.
+VPMADDUBSW adds the products of two neighbouring columns in 16 bits. With activations of up to 255 the sum cannot
+overflow if two weights of equal sign add up to at most 128; weights of opposite sign cannot overflow. ONNX Runtime's
+kernels read columns in the order (kernel position, input channel); its depthwise kernel adds no two products in 16
+bits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 def overflow_free_scale(layer: Layer, weight: Array, reduced: QuantParams) -> npt.NDArray[np.float32]:
     """The smallest scales, in the shape of those of 7 bits, with which no pair of weights overflows.
 
-    Rounding adds a half to each of two neighbours, so that their exact sum has to stay below 127.
+    Rounding adds at most a half to each of two neighbours, so that their exact sum has to stay below 127.
     """
     matrix = layer.matrix(weight).astype(np.float64)
     largest = np.abs(matrix).max(axis=-1)
@@ -42,7 +43,7 @@ def overflows(layer: Layer, integers: Array) -> bool:
 
 
 def without_overflow(layer: Layer, integers: Array) -> Array:
-    """The integers with the smaller one of each pair that can overflow moved towards zero by as much as it takes."""
+    """The integers, with the smaller one of each pair that can overflow moved towards zero as far as necessary."""
     if layer.is_depthwise:
         return integers
     matrix = layer.matrix(integers).astype(np.int64)

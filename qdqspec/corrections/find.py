@@ -1,4 +1,4 @@
-"""Finds the corrections that help: each is tried on top of those taken before, and judged on held-out samples."""
+"""Finds the corrections that reduce the error: each is added to the earlier ones and validated on held-out samples."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges, tied_groups
 from qdqspec.types import CORRECTIONS, CorrectionGain, Site
 
-LEAST_DB = 0.1  # that a correction gains on held-out samples, in the mean over placements
-MOST_LOSS_DB = 0.05  # of any of these placements
-USABLE_DB = 10.0  # below it, outputs are dominated by a few pairs, and a gain or loss shows nothing
+LEAST_DB = 0.1  # smallest mean gain over placements on held-out samples
+MOST_LOSS_DB = 0.05  # largest loss of any of these placements
+USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
 RANGES_SHARE = 0.7  # of the time that is left
-STATISTICS = 64  # samples that the inputs of layers are observed over, every other one held out
+STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
 
 _Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What corrections are looked for: those ``allowed``, of these numbers, within so many seconds.
+    """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
-    ``ranges`` are those of every calibration method, the case's own among them as ``method``. ``saturates`` is whether
-    sums of two neighbouring u8 x s8 products saturate on the processor. Numbers of tensors that are ``fixed`` stay.
+    ``ranges`` gives those of every calibration method, including the case's own ``method``. ``saturates`` is whether
+    sums of two neighbouring u8 x s8 products saturate on the processor. Numbers of tensors in ``fixed`` are not
+    changed.
     """
 
     model: Model
@@ -54,14 +55,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The corrections taken, and what each of those tried gave, also of those that were not taken."""
+    """The accepted corrections, and the gain of each that was tried, also of rejected ones."""
 
     corrections: Corrections = NO_CORRECTIONS
     gains: tuple[CorrectionGain, ...] = ()
 
 
 def find_corrections(question: Question) -> Found:
-    """Try each allowed correction in turn. Raises `RehearsalRefusedError` where the model cannot be rehearsed."""
+    """Try each allowed correction in turn. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
     search = _Search(question)
     for name in CORRECTIONS:
         if name in question.allowed and name in _STEPS and not search.is_over:
@@ -70,7 +71,7 @@ def find_corrections(question: Question) -> Found:
 
 
 class _Search:
-    """The corrections taken so far, and the error with them."""
+    """The corrections accepted so far, and the error with them."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
@@ -90,7 +91,7 @@ class _Search:
         return self.question.numbers.corrected(corrections)
 
     def attempt(self, name: str, step: _Step) -> None:
-        """Take what a step finds if held-out samples agree, and note what it gives."""
+        """Accept the result of a step if it gains on held-out samples, and record the gain."""
         before = self.errors
         tried, changed = step(self, self.taken)
         if not changed:
@@ -110,27 +111,27 @@ class _Search:
             self.taken, self.errors = tried, after
 
     def accepts(self, after: tuple[Errors, ...]) -> bool:
-        """Whether held-out errors are smaller than those so far, of placements whose outputs are usable."""
+        """Whether held-out errors are smaller than those so far, for placements whose outputs are usable."""
         pairs = [(new, old) for new, old in zip(after, self.errors, strict=True) if old.total_db >= USABLE_DB]
-        gains = [gain for new, old in pairs if (gain := new.gain_db(old))]  # those that are affected
+        gains = [gain for new, old in pairs if (gain := new.gain_db(old))]  # affected placements
         least = min((min(new.gain_db(old), new.sure_gain_db(old)) for new, old in pairs), default=0.0)
         return bool(gains) and sum(gains) / len(gains) >= LEAST_DB and least >= -MOST_LOSS_DB
 
     def _may_change(self, site: Site) -> bool:
-        """Whether a weight is in a format of integers with scales of its own, and not fixed."""
+        """Whether a weight has an integer format with scales of its own, and is not fixed."""
         fmt = number_format(site.format)
         return not fmt.floating and not fmt.scale_type and site.tensor not in self.question.fixed
 
     def weights(self) -> list[tuple[Site, Layer]]:
-        """The weight sites in formats of integers, each with its layer; one for each number format."""
+        """The weight sites in integer formats, each with its layer; one for each number format."""
         sites = {weight_key(s): s for s in self.question.sites if s.weight and s.tensor in self.layers}
         return [(site, self.layers[site.tensor]) for site in sites.values() if self._may_change(site)]
 
 
 def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
-    """The best single method for all activations, or for each the one that gains most, as held-out samples decide.
+    """The best single method for all activations, or the best for each, decided on held-out samples.
 
-    What gains with everything quantized may lose where linear operators alone are: then their inputs keep their ranges.
+    A gain with everything quantized may be a loss where only linear operators are: then their inputs keep their ranges.
     """
     question = search.question
     tied = {name: tie_ranges(question.model, ranges) for name, ranges in question.ranges().items()}
@@ -159,7 +160,7 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
 
 
 def _with_bits(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
-    """Finer steps for int8 weights that 7 bits were reduced to, where no pair of them overflows."""
+    """Smaller scales for int8 weights that were reduced to 7 bits, such that no pair of weights overflows."""
     weights = dict(taken.weights)
     for site, layer in search.weights() if search.question.saturates else ():
         if site.format == "int8":
@@ -171,7 +172,7 @@ def _with_bits(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
 
 
 def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
-    """Weights rounded by the second moments of what their layers read."""
+    """Weights rounded by the second moments of their layers' inputs."""
     question, numbers = search.question, search.numbers(taken)
     of_layer: dict[str, list[Site]] = {}
     for site, layer in search.weights():

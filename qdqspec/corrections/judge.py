@@ -1,4 +1,4 @@
-"""The error that corrections are judged by: rehearsed at the guiding tensors, on samples not used to find them."""
+"""The error by which corrections are accepted: rehearsed at the guiding tensors, on held-out samples."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Part: TypeAlias = Literal["fit", "held-out"]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 SAMPLES = 12  # of each part
-TINY = 1e-30  # no power is smaller
-MIN_SAMPLES = 4  # of both parts together; with fewer nothing can be held out
+TINY = 1e-30  # lower bound of powers
+MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judge:
-    """Rehearses placements with other numbers. Even samples are to find corrections with, odd ones to accept them."""
+    """Rehearses placements with other numbers. Even samples are for finding corrections, odd ones for validation."""
 
     model: Model
     placements: tuple[Placement, ...]
@@ -82,18 +82,18 @@ class Errors:
         return np.asarray(_db(self.powers).min(axis=-1, initial=MOST_DB), np.float64)
 
     def gain_db(self, before: Errors) -> float:
-        """How much smaller the error is over all samples."""
+        """The increase of the SQNR over all samples, in dB."""
         return float(self.total_db - before.total_db)
 
     def sure_gain_db(self, before: Errors) -> float:
-        """The mean gain of a sample, less its standard error."""
+        """The mean gain per sample, less its standard error."""
         gains = self.by_sample_db - before.by_sample_db
         deviation = float(gains.std(ddof=1)) if len(gains) > 1 else 0.0
         return float(gains.mean() - deviation / max(len(gains), 1) ** 0.5)
 
 
 def powers(pairs: Iterable[tuple[Array, Array]]) -> Floats:
-    """Signal and noise power of values against their references, (tensor, 2). What is no float counts as exact."""
+    """Signal and noise power of values against references, (tensor, 2). Values that are no floats count as exact."""
     found = []
     for reference, value in pairs:
         if not np.issubdtype(reference.dtype, np.floating):

@@ -1,4 +1,4 @@
-"""Linear layers as matrices: a weight as rows by columns, and its input as rows of as many columns."""
+"""Linear layers as matrices: a weight as rows by columns, and its input as rows with the same columns."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Layer:
     node: Node
     weight: str
     shape: tuple[int, ...]
-    source: str  # the tensor that it reads
+    source: str  # the input tensor
     groups: int = 1
 
     @property
     def columns(self) -> int:
-        """How many products each output is the sum of."""
+        """The number of products in each output."""
         return (
             int(np.prod(self.shape[1:])) if self.node.op_type == "Conv" else self.shape[self._is_transposed]
         )
@@ -48,14 +48,14 @@ class Layer:
         return (weight if self._is_transposed else weight.T)[None]
 
     def weight_of(self, matrix: Array) -> Array:
-        """The weight that `matrix` was made of."""
+        """The inverse of `matrix`."""
         if self.node.op_type == "Conv":
             last = matrix.reshape(self.shape[0], *self.shape[2:], self.shape[1])
             return np.ascontiguousarray(np.moveaxis(last, -1, 1))
         return np.ascontiguousarray(matrix[0] if self._is_transposed else matrix[0].T)
 
     def rows(self, value: Array, most: int) -> Floats | None:
-        """Inputs as (group, row, column), at most so many rows, evenly chosen; ``None`` for another shape."""
+        """Inputs as (group, row, column), at most ``most`` rows, evenly spaced; ``None`` for another shape."""
         data = value.astype(np.float32, copy=False)
         if self.node.op_type != "Conv":
             if data.ndim < 2 or data.shape[-1] != self.columns:
@@ -64,7 +64,7 @@ class Layer:
         return self._windows(data, most)
 
     def _windows(self, data: Floats, most: int) -> Floats | None:
-        """What a convolution multiplies with its weight at some of its output positions."""
+        """The input windows of a convolution at some of its output positions."""
         kernel, attributes = self.shape[2:], self.node.attributes
         rank = len(kernel)
         if data.ndim != rank + 2 or data.shape[1] != self.shape[1] * self.groups:
@@ -109,7 +109,7 @@ class Layer:
 def find_layers(model: Model, sites: Iterable[Site]) -> dict[str, Layer]:
     """The linear layers of the main graph whose weights these sites quantize, by weight.
 
-    A weight that several nodes read is none, nor is one of a node in a body, whose inputs cannot be observed in shape.
+    Omitted are weights with several consumers, and nodes in a body, whose inputs cannot be observed in shape.
     """
     found: dict[str, Layer] = {}
     for site in sites:
@@ -144,5 +144,5 @@ def _some(rows: Floats, most: int) -> Floats:
 
 
 def _evenly(count: int, most: int) -> npt.NDArray[np.int64]:
-    """Indices below ``count``, at most so many, evenly apart."""
+    """Indices below ``count``, at most ``most``, evenly spaced."""
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)

@@ -1,6 +1,6 @@
-"""The calibration method of each activation, chosen by what it does to the outputs with everything else quantized.
+"""Selects the calibration method of each activation by its effect on the outputs with everything else quantized.
 
-One model with all pairs takes scales and zero points as inputs, so that a choice is a run and no build.
+One model with all pairs has scales and zero points as inputs, so that evaluating a choice needs a run and no build.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from qdqspec.types import Placement, Site
 Ranges = Mapping[str, TensorRange]
 Floats = npt.NDArray[np.float64]
 
-LEAST_DB = 0.02  # that one choice gains over all samples
-FIT_SAMPLES = 6  # that single choices are tried on
+LEAST_DB = 0.02  # smallest gain of one choice over all samples
+FIT_SAMPLES = 6  # samples on which single choices are tried
 
 
 def chosen_ranges(
@@ -39,9 +39,9 @@ def chosen_ranges(
     options: Sequence[Ranges],
     seconds: float,
 ) -> tuple[Ranges, Ranges]:
-    """The best of the ``options`` on the samples to fit, and ranges of which each gains most there.
+    """The best of the ``options`` on the fit samples, and a combination in which each choice gained there.
 
-    ``groups`` are the tensors that share a range. Those whose options differ most come first, while the time lasts.
+    ``groups`` are the tensors that share a range. Those whose options differ most come first, until the time is up.
     """
     until = time.monotonic() + seconds
     with (
@@ -68,7 +68,7 @@ def _spread(group: Sequence[str], options: Sequence[Ranges]) -> float:
 
 
 def _distinct(group: Sequence[str], current: Ranges, options: Sequence[Ranges]) -> Iterator[Ranges]:
-    """The options that give a group ranges apart from its own, and from one another."""
+    """The options that give a group ranges different from its own and from each other's."""
     seen = [tuple(current.get(tensor) for tensor in group)]
     for option in options:
         own = tuple(option.get(tensor) for tensor in group)
@@ -78,7 +78,7 @@ def _distinct(group: Sequence[str], current: Ranges, options: Sequence[Ranges]) 
 
 
 def _alike(one: Sequence[TensorRange | None], other: Sequence[TensorRange | None]) -> bool:
-    """Whether ranges are the same within two hundredths of their size."""
+    """Whether ranges are equal within two hundredths of their size."""
     return all(
         a is None or b is None or abs(a.high - b.high) + abs(a.low - b.low) <= 0.02 * (b.high - b.low)
         for a, b in zip(one, other, strict=True)
@@ -87,7 +87,7 @@ def _alike(one: Sequence[TensorRange | None], other: Sequence[TensorRange | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adjustable:
-    """A rehearsal whose activation pairs take scale and zero point as inputs."""
+    """A rehearsal whose activation pairs have scale and zero point as inputs."""
 
     rehearsal: Rehearsal
     engine: Engine

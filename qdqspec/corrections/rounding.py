@@ -1,8 +1,8 @@
-"""Rounding of weights so that the outputs of a layer change least, column by column: GPTQ.
+"""GPTQ: rounding of weights, column by column, with the least change of the layer's outputs.
 
-Source: E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
-arXiv 2210.17323. Each column is rounded to the nearest integer, and its error is spread over the columns still to be
-rounded, by the second moments of the layer's input. Columns of largest input power come first.
+Source: E. Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv
+2210.17323. Each column is rounded to the nearest integer, and its error is compensated in the columns not yet rounded,
+by the second moments of the layer's input. Columns of largest input power come first.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from qdqspec.quantize.scales import quantize, steps_of
 Floats = npt.NDArray[np.float64]
 
 DAMPING = 0.01  # of the mean diagonal of the second moments
-_BLOCK = 128  # columns whose errors are spread over the rest at once
+_BLOCK = 128  # columns after which errors are propagated to the rest
 
 
 def gptq(matrix: Floats, moments: Floats, step: Floats, low: float, high: float) -> Floats:
     """Integers for a matrix (output, column), in ``step`` units of the same shape, between ``low`` and ``high``.
 
-    ``moments`` are the second moments of the input (column, column). Raises `numpy.linalg.LinAlgError` where these
-    cannot be factorized.
+    ``moments`` are the second moments of the input (column, column). Raises `numpy.linalg.LinAlgError` if these cannot
+    be factorized.
     """
     order = np.argsort(-np.diag(moments), kind="stable")
     rest, step = matrix[:, order].astype(np.float64), step[:, order]
@@ -47,12 +47,12 @@ def gptq(matrix: Floats, moments: Floats, step: Floats, low: float, high: float)
 
 
 def output_error(moments: Floats, difference: Floats) -> float:
-    """The power of what a difference of weights (output, column) changes at the layer's outputs."""
+    """The power of the change at the layer's outputs due to a difference of weights (output, column)."""
     return float(np.einsum("ij,ij->", difference @ moments, difference))
 
 
 def _factor(moments: Floats) -> Floats:
-    """The upper Cholesky factor of the inverse of the damped moments; columns that are always zero stay apart."""
+    """The upper Cholesky factor of the inverse of the damped moments; columns that are always zero stay independent."""
     damped = moments.astype(np.float64, copy=True)
     power = np.diag(damped)
     damped[np.diag_indices_from(damped)] += DAMPING * power.mean() + np.where(power > 0, 0.0, 1e-12)
@@ -63,7 +63,7 @@ def _factor(moments: Floats) -> Floats:
 
 
 def rounded_weight(layer: Layer, weight: Array, params: QuantParams, inputs: InputStatistics) -> Array:
-    """The integers of a weight by `gptq`, no larger than the nearest ones are."""
+    """The integers of a weight by `gptq`, none larger than the largest nearest integer."""
     fmt, middle = params.format, _middle(params)
     nearest = (
         layer.matrix(quantize(weight.astype(np.float32, copy=False), params)).astype(np.float64) - middle

@@ -15,14 +15,14 @@ Feed: TypeAlias = Mapping[str, Array]
 Observe: TypeAlias = Callable[[Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
 Moments: TypeAlias = npt.NDArray[np.float32]
 
-ROWS = 512  # of each sample: positions of an image, or tokens
-MOST_COLUMNS = 2304  # moments of more columns take too long to invert
-MOST_BYTES = 256 << 20  # of moments at a time
+ROWS = 512  # per sample: positions of an image, or tokens
+MOST_COLUMNS = 2304  # more columns take too long to invert
+MOST_BYTES = 256 << 20  # of moments in one batch
 
 
 @dataclass(slots=True, kw_only=True)
 class InputStatistics:
-    """Of one layer's input, by group: sums of ``x x^T`` and of ``x`` over ``rows`` rows."""
+    """Statistics of one layer's input, by group: sums of ``x x^T`` and of ``x`` over ``rows`` rows."""
 
     moments: Moments  # (group, column, column)
     sums: Moments  # (group, column)
@@ -34,7 +34,7 @@ class InputStatistics:
         return np.asarray(self.sums / max(self.rows, 1), np.float32)
 
     def add(self, rows: Moments) -> None:
-        """Take in rows (group, row, column). Changes these statistics."""
+        """Add rows (group, row, column). Changes these statistics."""
         self.moments += np.matmul(rows.transpose(0, 2, 1), rows)
         self.sums += rows.sum(axis=1)
         self.rows += rows.shape[1]
@@ -45,7 +45,7 @@ def observed_statistics(
 ) -> Iterator[tuple[Layer, InputStatistics, InputStatistics]]:
     """The statistics of each layer over even and over odd samples, in batches that fit into memory.
 
-    Layers whose inputs are not seen in either part are left out.
+    Layers whose inputs are not observed in both parts are omitted.
     """
     for batch in _batches([layer for layer in layers if layer.columns <= MOST_COLUMNS]):
         found: tuple[dict[str, InputStatistics], ...] = {}, {}

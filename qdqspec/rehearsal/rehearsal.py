@@ -1,4 +1,4 @@
-"""Accuracy without builds: one session in which every Q/DQ pair has a switch, run with any placement."""
+"""Rehearsal: the accuracy of placements without builds, from one session in which every Q/DQ pair has a switch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ Feed: TypeAlias = Mapping[str, Array]
 Values: TypeAlias = dict[Edge, Array]
 
 SAMPLES = 8
-MEMORY_SHARE = 0.5  # of the memory that is left
-HELD_BYTES = 64 << 20  # of the float model's outputs, which are computed anew for further samples
+MEMORY_SHARE = 0.5  # of the available memory
+HELD_BYTES = 64 << 20  # limit for stored outputs of the float model; those of further samples are recomputed
 
 
 class RehearsalRefusedError(QdqspecError):
@@ -41,8 +41,10 @@ class RehearsalRefusedError(QdqspecError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """The reference runtime. ``exact`` computes operators as ONNX defines them, with no optimization; ``fast`` may
-    replace groups of floating-point operators by others that compute the same up to rounding.
+    """The reference runtime.
+
+    ``exact`` computes operators as ONNX defines them, with no optimization; ``fast`` may replace groups of
+    floating-point operators by others that compute the same up to rounding.
     """
 
     exact: Callable[[Path], Engine]
@@ -51,10 +53,10 @@ class Runtime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is rehearsed: a model, all pairs that placements may have with their numbers, and inputs.
+    """The inputs of a rehearsal: a model, all pairs that placements may have with their numbers, and data.
 
-    ``feeds`` is called whenever the inputs are gone through; the first ``samples`` are used. Weights at the sites
-    ``floating`` are quantized when the model runs, and not stored as integers.
+    ``feeds`` is called for each pass over the data; the first ``samples`` are used. Weights at the sites ``floating``
+    are quantized when the model runs, and not stored as integers.
     """
 
     model: Model
@@ -67,12 +69,12 @@ class Subject:
 
 
 class Rehearsal:
-    """Computes what any placement of the pairs of a subject does to the outputs of the model."""
+    """Computes the effect of any placement of a subject's pairs on the outputs of the model."""
 
     def __init__(self, subject: Subject, runtime: Runtime, *, memory_limit: int | None = None) -> None:
-        """Make and load the model with switches. ``memory_limit`` is in bytes, by default half of what is left.
+        """Build and load the model with switches. ``memory_limit`` is in bytes, by default half of what is free.
 
-        Raises `RehearsalRefusedError` where the runtime lacks operators of the model, or the limit is exceeded.
+        Raises `RehearsalRefusedError` if the runtime lacks operators of the model, or the limit is exceeded.
         """
         self.subject = subject
         self.runtime = runtime
@@ -100,21 +102,21 @@ class Rehearsal:
 
     @property
     def guiding_edges(self) -> tuple[Edge, ...]:
-        """The edges that the guiding error is taken at."""
+        """The edges at which the guiding error is measured."""
         return tuple(dict.fromkeys(edge for edges in self.guides.values() for edge in edges))
 
     @property
     def edges(self) -> tuple[Edge, ...]:
-        """All edges whose values a run gives."""
+        """All edges whose values a run returns."""
         return tuple(dict.fromkeys((*self.outputs_edges, *self.guiding_edges)))
 
     def outputs(self, placement: Placement, feed: Feed) -> dict[str, Array]:
-        """The graph outputs of the model with these pairs. Raises `PlacementError` where one was not foreseen."""
+        """The graph outputs of the model with these pairs. Raises `PlacementError` for a pair without a switch."""
         values = self.values(self.switches.setting(placement), feed)
         return {name: values[name, end] for name, end in self.outputs_edges if (name, end) in values}
 
     def error(self, placement: Placement) -> Rehearsed:
-        """The error of a placement against the float model, at the outputs and where it guides a search."""
+        """The error of a placement relative to the float model, at the outputs and at the guiding tensors."""
         setting = self.switches.setting(placement)
         outputs, guiding = Comparison(), Comparison()
         samples = 0
@@ -127,7 +129,7 @@ class Rehearsal:
         )
 
     def references(self) -> Iterator[tuple[Feed, Values]]:
-        """Each input with what the float model makes of it, of which as much is kept as `HELD_BYTES` allows."""
+        """Each input with the float model's values, which are stored up to `HELD_BYTES`."""
         off = np.zeros(len(self.switches), np.bool_)
         for index, feed in enumerate(self.feeds()):
             known = self._references.get(index)
@@ -154,7 +156,7 @@ class Rehearsal:
         return build(path)
 
     def close(self) -> None:
-        """Free the session. Closing twice does no harm."""
+        """Close the session. Closing twice is harmless."""
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -176,7 +178,7 @@ class Rehearsal:
         return SwitchGraph(subject.model, self.switches, maker, store)
 
     def _refuse_above(self, limit: int | None) -> None:
-        """A switched weight is copied while its reader runs, and a runtime may hold float weights of its own."""
+        """Raise if memory is short: a switched weight is copied while its reader runs, a float one may be too."""
         needed = 2 * sum(map(size_of, self.graph.initializers)) + sum(map(size_of, self.graph.integers))
         if limit is not None and needed > limit:
             raise RehearsalRefusedError(
@@ -186,9 +188,9 @@ class Rehearsal:
 
 
 def run(model: SwitchedModel, engine: Engine, setting: Setting, feed: Feed) -> Values:
-    """The values that a model with switches gives, by edge; ``setting`` is of all switches, also those it lacks.
+    """The values that a model with switches computes, by edge; ``setting`` covers all switches, also those it lacks.
 
-    Inputs with a default value may be absent from ``feed``. Outputs that are no arrays are left out.
+    Inputs with a default value may be absent from ``feed``. Outputs that are not arrays are omitted.
     """
     given = {name: feed[name] for name in model.inputs if name in feed}
     if model.input:
@@ -205,7 +207,7 @@ def _limit(given: int | None) -> int | None:
 
 
 def _by_tensor(values: Values, edges: Iterable[Edge]) -> dict[str, Array]:
-    """Values by the name of the tensor; of one that several readers see differently, the first."""
+    """Values by name of the tensor; if readers of a tensor get different values, those of the first."""
     found: dict[str, Array] = {}
     for edge in edges:
         if edge in values:
