@@ -20,8 +20,8 @@ from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import onnx_models, placements, ranges_for
 from qdqspec.types import Placement
 
-STORED = [name for name in FORMATS if name != BIAS_FORMAT]
-HELD = [name for name in STORED if not FORMATS[name].block]
+STORED = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.at_run_time]
+HELD = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.block]
 
 
 @st.composite
