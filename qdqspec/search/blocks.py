@@ -59,7 +59,10 @@ def _offered(space: SchemeSpace, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def unit_labels(space: SchemeSpace, blocks: Sequence[Block], codes: Codes) -> dict[str, Label]:
-    """Labels of units from codes of blocks. Under "in+out" a unit without that label gets its fullest one."""
+    """Labels of units from codes of blocks.
+
+    Under "in+out" each unit gets its fullest label of the format; other labels apply to the units that offer them.
+    """
     labels: dict[str, Label] = {}
     for block in blocks:
         label = space.labels[codes[block.index]]

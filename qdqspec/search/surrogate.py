@@ -77,7 +77,7 @@ class Surrogate:
         return float((self._features(codes) * self._mean).sum())
 
     def expected_gain(self, codes: Codes, best: float) -> float:
-        """Expected improvement: the mean reduction below ``best``, where it is positive, as a share of ``best``.
+        """Expected improvement: the mean reduction below ``best``, counting increases as 0, as a share of ``best``.
 
         Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions", Journal of Global
         Optimization 13, 1998.

@@ -120,7 +120,7 @@ class Session:
     def tune(self, model: PathLike | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
         """Search for the fastest placement of a model, or of a case of a spec; `Asked` lists the options.
 
-        A cached winner that passes its recheck is reused. Raises `QdqspecError`.
+        A cached winner that passes its recheck is reused. Raises `QdqspecError` for errors of input or machine.
         """
         case = self._asked(model, asked)
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
@@ -138,7 +138,8 @@ class Session:
         """Rank the Q/DQ pairs of a quantized model by the accuracy they cost.
 
         The model is ``tuned``, from any tool, or else the winner. Returns the ``most`` pairs with the largest error,
-        all for ``None``. Nothing is timed. Without ``tuned`` and without a cached winner, a search runs first.
+        all for ``None``. Nothing is timed, except by the search that runs first
+        if there is neither ``tuned`` nor a cached winner.
         """
         work = self.work(self.case(model, asked))
         if tuned is None:

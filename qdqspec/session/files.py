@@ -37,8 +37,8 @@ def open_journal(folder: Path, header: Mapping[str, object], notes: list[str]) -
     """The journal of this run: an unfinished one with the same header, else a new one.
 
     A finished journal is renamed to ``trials.previous.jsonl``. So is one of another model, spec or device, and a
-    damaged one, whose lines before the damage are reused; ``notes`` receives a line about each, and about all else that
-    was found. An unfinished journal is never overwritten.
+    damaged one, whose lines before the damage are reused; for these two ``notes`` receives a line, as for other
+    findings. An unfinished journal is never overwritten.
     """
     path = folder / JOURNAL
     if _is_finished(path):
