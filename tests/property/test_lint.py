@@ -6,7 +6,6 @@ import functools
 from pathlib import Path
 
 import onnx
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -30,8 +29,7 @@ def placed(draw: st.DrawFn) -> tuple[Model, Placement]:
     return model, draw(placements(model, activations=HELD, weights=STORED))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@given(drawn=placed(), mode=st.sampled_from(("integer", "float")))
+@given(target=st.sampled_from(TARGETS), drawn=placed(), mode=st.sampled_from(("integer", "float")))
 def test_any_model_is_judged(target: str, drawn: tuple[Model, Placement], mode: str) -> None:
     model, placement = drawn
     quantized = Model(insert_qdq(model, placement, Quantizer(model, ranges_for(model)), weights=mode).proto)
@@ -42,8 +40,7 @@ def test_any_model_is_judged(target: str, drawn: tuple[Model, Placement], mode: 
     assert render_findings(target, found)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@given(onnx_models(repeated_names=True))
+@given(target=st.sampled_from(TARGETS), proto=onnx_models(repeated_names=True))
 def test_what_has_no_pairs_has_no_findings(target: str, proto) -> None:
     assert lint_model(Model(proto), target) == ()
 
