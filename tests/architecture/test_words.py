@@ -23,7 +23,11 @@ FINISHED = (
 DOCUMENTS = (
     "README.md",
     *(f"docs/{name}.md" for name in ("architecture", "guide", "tensorrt")),
-    *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/how-to/*.md"))),
+    *(
+        path.relative_to(ROOT).as_posix()
+        for folder in ("how-to", "decisions")
+        for path in sorted((ROOT / "docs" / folder).glob("*.md"))
+    ),
 )
 
 # What is never meant literally in a technical text, and what to write instead.
