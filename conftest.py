@@ -18,7 +18,7 @@ MODELS = ROOT / "specs" / "models"
 # In CI the same examples every time: a new one that fails is found by people who run the tests, and by `soak`.
 settings.register_profile(
     "ci",
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     derandomize=os.environ.get("CI", "false") != "false",
     suppress_health_check=[HealthCheck.too_slow],

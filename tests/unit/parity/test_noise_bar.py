@@ -61,7 +61,7 @@ def test_what_was_not_scored_or_not_heard_or_is_the_reference_teaches_nothing(tr
     assert found == NoiseBar()
 
 
-@given(st.lists(st.tuples(st.floats(-50, 100), st.booleans()), max_size=8))
+@given(st.lists(st.tuples(st.floats(-50, 100, allow_subnormal=False), st.booleans()), max_size=8))
 def test_nothing_that_was_kept_is_hopeless_and_the_aim_is_above_what_was_refused(told) -> None:
     found = NoiseBar()
     for sqnr_db, good in told:

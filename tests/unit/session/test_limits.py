@@ -95,7 +95,7 @@ def test_none_lifts_the_limit_and_the_table_marks_the_model(case: Case) -> None:
 def test_what_the_first_samples_refuse_is_not_examined_on_all_data(case: Case) -> None:
     (found,) = (one.evidence for one in tuned(on_small_data(case)).cases)
     assert found.status == "unchanged"
-    assert "; expected below 20 dB and not built: " in found.reason
+    assert "did not keep 20.0 dB (the default limit)" in found.reason
     assert "at most on all evaluation data" not in found.reason
 
 
