@@ -44,15 +44,15 @@ class NoiseModel:
         ``together_db`` is the SQNR with all blocks quantized. A label that was not measured gets the largest noise of
         the block's labels.
         """
-        alone = [{name: power(value) for name, value in heard.items()} for heard in alone_db]
+        alone = [{name: power(value) for name, value in found.items()} for found in alone_db]
         for name, value in together_db.items():
-            total = sum(heard.get(name, 0.0) for heard in alone)
-            for heard in alone if total else ():
-                heard |= {name: heard[name] * power(value) / total} if name in heard else {}
+            total = sum(block.get(name, 0.0) for block in alone)
+            for block in alone if total else ():
+                block |= {name: block[name] * power(value) / total} if name in block else {}
         powers: Floats = np.zeros((len(alone), len(labels)))
-        for block, heard in zip(powers, alone, strict=True):
-            loudest = max(heard.values(), default=0.0)
-            block[FP + 1 :] = [heard.get(format_of(label), loudest) for label in labels[FP + 1 :]]
+        for row, block in zip(powers, alone, strict=True):
+            largest = max(block.values(), default=0.0)
+            row[FP + 1 :] = [block.get(format_of(label), largest) for label in labels[FP + 1 :]]
         return cls(powers)
 
     def sqnr_db(self, codes: Codes) -> float:
