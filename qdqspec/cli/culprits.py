@@ -10,13 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_case, is_spec
-from qdqspec.cli.words import FINE, inputs_given, model_given, say, say_json, settings_from
+from qdqspec.cli.words import (
+    FINE,
+    inputs_given,
+    model_given,
+    say,
+    say_json,
+    settings_from,
+    values_left,
+)
 from qdqspec.config import find_folder
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.types import Case
 
 if TYPE_CHECKING:
     from qdqspec.config import Settings
+    from qdqspec.graph.model import Model
     from qdqspec.types import FixedValue, PlacedPair
 
 _SCHEME, _REFERENCE = "scheme.json", "reference.onnx"
@@ -31,11 +40,11 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
     if len(arguments.what) > 1:
         raise ConfigError("the pairs of one model are ranked at a time", cure="name one case or model")
     settings = settings_from(arguments)
-    with _meant(arguments, settings) as (case, pairs), Session(settings) as session:
+    with _meant(arguments, settings) as (case, pairs, notes), Session(settings) as session:
         most = None if arguments.json else max(arguments.layers, 1)
         bench = session.work(case).bench
         found = culprits_of(bench, pairs, most=most)
-        notes = tuple(bench.prepared.warnings)
+        notes = (*notes, *bench.prepared.warnings)
     if arguments.json:
         say_json({**culprits_json(found), "notes": list(notes)})
     else:
@@ -46,26 +55,30 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _meant(
     arguments: argparse.Namespace, settings: Settings
-) -> Iterator[tuple[Case, tuple[PlacedPair, ...]]]:
-    """The float model with its data, as a case, and the pairs placed in it."""
+) -> Iterator[tuple[Case, tuple[PlacedPair, ...], tuple[str, ...]]]:
+    """The float model with its data, as a case, the pairs placed in it, and notes."""
     (what,) = arguments.what
     if what.endswith(".onnx"):
+        left, notes = values_left(Path(what), arguments.values)
         original = arguments.reference
-        values = arguments.values if original is not None else None
-        with _model(Path(what), original, values) as (reference, pairs):
-            yield _as_given(Case(id="default", model=reference), arguments), pairs
+        with _model(model_given(Path(what), left), original, arguments.values) as (reference, pairs):
+            values = None if original is None else arguments.values
+            case = Case(id="default", model=reference)
+            yield _as_given(case, arguments, values), pairs, () if values else notes
         return
     if is_spec(Path(what.partition("::")[0])):
         case = find_case(what, settings, Path.cwd())
-        yield _as_given(case, arguments), _pairs(find_folder(settings, case), f"run it once: pytest {what}")
+        pairs = _pairs(find_folder(settings, case), f"run it once: pytest {what}")
+        yield _as_given(case, arguments, arguments.values), pairs, ()
         return
     folder = Path(what).absolute()
     pairs = _pairs(folder, "name a case, the folder that a run left, or a model")
-    yield _as_given(Case(id="default", model=folder / _REFERENCE), arguments), pairs
+    left, notes = values_left(folder / _REFERENCE, arguments.values)
+    yield _as_given(Case(id="default", model=folder / _REFERENCE), arguments, left), pairs, notes
 
 
-def _as_given(case: Case, arguments: argparse.Namespace) -> Case:
-    inputs = inputs_given(case.inputs, shapes=arguments.shapes, data=arguments.data, values=arguments.values)
+def _as_given(case: Case, arguments: argparse.Namespace, values: Mapping[str, FixedValue] | None) -> Case:
+    inputs = inputs_given(case.inputs, shapes=arguments.shapes, data=arguments.data, values=values)
     return replace(case, inputs=inputs)
 
 
@@ -79,15 +92,15 @@ def _pairs(folder: Path, cure: str) -> tuple[PlacedPair, ...]:
 
 @contextmanager
 def _model(
-    path: Path, original: Path | None, values: Mapping[str, FixedValue] | None
+    model: Model, original: Path | None, values: Mapping[str, FixedValue] | None
 ) -> Iterator[tuple[Path, tuple[PlacedPair, ...]]]:
     """The float model of a quantized one, and the pairs; without the original it is made by removing them."""
     from qdqspec.graph.save import save_model
     from qdqspec.placement.import_qdq import import_placement
     from qdqspec.placement.strip import strip_qdq
+    from qdqspec.session.prepare import require_path
     from qdqspec.temporary import TemporaryFolder
 
-    model = model_given(path)
     reference = None if original is None else model_given(original, values)
     pairs = import_placement(model, reference).pairs
     if original is not None:
@@ -95,5 +108,5 @@ def _model(
         return
     with TemporaryFolder() as folder:
         stripped = folder / _REFERENCE
-        save_model(strip_qdq(model).proto, stripped, inputs=[path], base=path.absolute().parent)
+        save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=require_path(model).parent)
         yield stripped, pairs

@@ -23,6 +23,7 @@ from qdqspec.cli.words import (
     say_json,
     settings_from,
     shapes,
+    values_left,
 )
 from qdqspec.config import find_folder
 from qdqspec.errors import BackendError, BackendUnavailableError, StateError
@@ -75,7 +76,7 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument(
         "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
     )
-    add_values(parser, "the float model")
+    add_values(parser)
 
 
 def explain(arguments: argparse.Namespace) -> int:
@@ -258,23 +259,26 @@ def _trials(path: Path) -> list[Trial]:
 def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Settings) -> list[Engine]:
     """A quantized model and its float form: ``reference``, or the model without its pairs."""
     from qdqspec.graph.dynamic_pairs import with_pairs
-    from qdqspec.graph.model import QDQ_OPS, load_model
+    from qdqspec.graph.model import QDQ_OPS
     from qdqspec.graph.save import save_model
     from qdqspec.placement.strip import strip_qdq
     from qdqspec.temporary import TemporaryFolder
 
+    left, notes = values_left(path, inputs.values)
+    model = model_given(path, left)
+    tuned = _file_of(model)
     if reference is not None:
         original = model_given(reference, inputs.values)
-        return _profiled({"reference": _file_of(original), "tuned": path}, inputs, settings)
-    model = load_model(path)
+        return _profiled({"reference": _file_of(original), "tuned": tuned}, inputs, settings)
     if not any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
         given = model_given(path, inputs.values)
         return _profiled({path.stem: _file_of(given)}, inputs, settings)
     _require_shapes(model, inputs)
     with TemporaryFolder() as folder:
         stripped = folder / "reference.onnx"
-        save_model(strip_qdq(model).proto, stripped, inputs=[path], base=path.absolute().parent)
-        return _profiled({"reference": stripped, "tuned": path}, inputs, settings)
+        save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=tuned.parent)
+        first, second = _profiled({"reference": stripped, "tuned": tuned}, inputs, settings)
+        return [first, replace(second, notes=(*second.notes, *notes))]
 
 
 def _file_of(model: Model) -> Path:

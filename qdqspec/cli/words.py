@@ -163,6 +163,23 @@ def model_given(path: Path, fixed: Mapping[str, FixedValue] | None = None) -> Mo
     return given_model(path.absolute(), fixed or {})
 
 
+def values_left(
+    path: Path, values: Mapping[str, FixedValue] | None
+) -> tuple[Mapping[str, FixedValue], tuple[str, ...]]:
+    """The ``values`` of inputs that a model made by an earlier run still has, and notes on the others.
+
+    A model that was tuned with an input fixed has that input no more.
+    """
+    if not values:
+        return {}, ()
+    inputs = model_given(path).inputs
+    left = {name: value for name, value in values.items() if name in inputs}
+    gone = (name for name in values if name not in left)
+    return left, tuple(
+        f"{path.name} has no input '{name}': it is taken as fixed when the model was made" for name in gone
+    )
+
+
 def inputs_given(
     inputs: Inputs,
     *,

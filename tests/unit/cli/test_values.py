@@ -91,6 +91,34 @@ def test_explain_compares_with_the_original_at_that_value(files: Path, verb, mor
     assert CONV in result.out
 
 
+@pytest.mark.parametrize("more", [(), ("--culprits",)])
+@pytest.mark.parametrize("what", ["tuned.onnx", "open.onnx"])
+def test_explain_without_reference_fixes_what_is_still_an_input(
+    files: Path, verb, what: str, more: tuple[str, ...]
+) -> None:
+    _with_pairs_and_both_branches(files / "open.onnx")
+    result = verb("explain", what, "--data", "data.npz", *VALUES, *more)
+    assert result.code == 0, result.err
+    assert CONV in result.out
+    noted = "tuned.onnx has no input 'rate': it is taken as fixed when the model was made" in result.out
+    assert noted == (what == "tuned.onnx")
+
+
+def _with_pairs_and_both_branches(path: Path) -> None:
+    """The model of TEXT with a Q/DQ pair in one branch, its input not fixed."""
+    pair = "q = QuantizeLinear(x, s, z)  p = DequantizeLinear(q, s, z)  [block] t = my.block(p, w)"
+    proto = onnx.parser.parse_model(TEXT.replace("[block] t = my.block(x, w)", pair))
+    proto.graph.initializer.extend(
+        numpy_helper.from_array(array, name)
+        for name, array in {
+            "w": np.random.default_rng(0).normal(size=(4, 4, 3, 3)).astype(np.float32),
+            "s": np.float32(0.01),
+            "z": np.uint8(128),
+        }.items()
+    )
+    onnx.save(proto, path)
+
+
 def test_explain_names_the_users_file_where_shapes_are_missing(files: Path, verb) -> None:
     proto = onnx.load(files / "tuned.onnx")
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "m"
