@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from qdqspec.config import Settings
     from qdqspec.graph.model import Model
     from qdqspec.report.explain import Engine
-    from qdqspec.types import Case, Clock, Trial
+    from qdqspec.types import Case, Clock, Evidence, Trial
 
 _GRAPH = ".graph.json"
 _MOST_BYTES = 256 << 20  # of a file that is read whole
@@ -184,7 +184,11 @@ def _from_case(case: Case, what: str, inputs: Inputs, settings: Settings) -> lis
 
 def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engine]:
     """Reference and tuned model of a run's folder, and the run's result against its committed baseline."""
-    result, notes = _result(folder)
+    from qdqspec.report.beside import baseline_notes
+
+    result, found = _result(folder)
+    notes = baseline_notes(found)
+    corrections = () if found.search is None else found.search.corrections
     if result.get("search") is None and not (folder / "tuned.onnx").is_file():
         first = next((check["headline"] for check in result["checks"]), "it was not run to its end")
         raise StateError(
@@ -193,7 +197,7 @@ def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engin
             cure="correct that, and run it again",
         )
     reference, tuned = _two_engines(result, folder, inputs, settings)
-    return [reference, replace(tuned, notes=(*tuned.notes, *notes))]
+    return [reference, replace(tuned, notes=(*tuned.notes, *notes), corrections=corrections)]
 
 
 def _two_engines(
@@ -222,8 +226,7 @@ def _engine(role: str, trial: Trial, median_ms: float | None, ops: Mapping[str, 
     return Engine(name=role, layers=trial.layers, end_to_end_ms=median_ms, ops=ops, notes=trial.samples.notes)
 
 
-def _result(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    from qdqspec.report.beside import baseline_notes
+def _result(folder: Path) -> tuple[dict[str, Any], Evidence]:
     from qdqspec.report.record import case_from_json
 
     found: dict[str, Any] = _json(folder / _RESULT)
@@ -231,7 +234,7 @@ def _result(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         record = case_from_json(found)
     except StateError as error:
         raise StateError(error.what, where=folder / _RESULT, cure="run the case again") from None
-    return found, baseline_notes(record.evidence)
+    return found, record.evidence
 
 
 def _median(result: Mapping[str, Any], role: str) -> float | None:

@@ -147,6 +147,7 @@ def _search(search: SearchResult, redact: Redactor) -> SearchPart:
         front=search.front,
         accuracy=search.accuracy,
         errors=search.errors,
+        errors_missing=redact.text(search.errors_missing),
         provenance=search.provenance,
     )
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from qdqspec.report.explain_names import op_of, same_nodes
-from qdqspec.types import LayerTime
+from qdqspec.types import CorrectionGain, LayerTime
 
 Kind: TypeAlias = Literal["kernel", "conversion"]
 
@@ -31,6 +31,7 @@ class Engine:
     end_to_end_ms: float | None = None
     ops: Mapping[str, str] = field(default_factory=dict)  # operators by node, if the model is known
     notes: tuple[str, ...] = ()
+    corrections: tuple[CorrectionGain, ...] = ()  # that the search of this engine tried
 
     @property
     def sum_ms(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from tabulate import tabulate
@@ -11,6 +12,7 @@ from tabulate import tabulate
 from qdqspec.report.explain import Comparison, Engine, Row, compare, find_reference, is_pair
 from qdqspec.report.explain_names import nodes_text
 from qdqspec.report.explain_words import advice, paragraph, place_text, ranking, sentences, short_reason
+from qdqspec.report.facts import Table, gains_table
 from qdqspec.types import LayerTime
 from qdqspec.units import ms_text, percent_text, plain, share_text
 
@@ -42,6 +44,7 @@ def _told(engines: Sequence[Engine], most: int) -> str:
             _differences(between, most),
             _pairs(between),
             _matching(between),
+            _gains(engines),
             _notes(engines),
             ranking(ordered, reference),
             _lines(sentences(between)),
@@ -77,7 +80,7 @@ def _single(engine: Engine, most: int) -> str:
         for layer in slowest
     ]
     table = _table(("layer", "ms", "precision", "kernel"), rows, "lrll")
-    return _joined([_summary([engine]), table, _notes([engine])])
+    return _joined([_summary([engine]), table, _gains([engine]), _notes([engine])])
 
 
 def _page(comparison: Comparison, most: int) -> str:
@@ -87,6 +90,7 @@ def _page(comparison: Comparison, most: int) -> str:
             _differences(comparison, most),
             _pairs(comparison),
             _matching(comparison),
+            _gains((comparison.reference, comparison.tuned)),
             _notes((comparison.reference, comparison.tuned)),
             _lines(sentences(comparison)),
         ]
@@ -103,6 +107,12 @@ def _matching(comparison: Comparison) -> str:
         return ""
     ours, theirs = comparison.reference.name, comparison.tuned.name
     return f"The table names nodes as {ours} does; those of {theirs} were matched by operator and order."
+
+
+def _gains(engines: Sequence[Engine]) -> str:
+    """What each correction gained in the searches that made these engines."""
+    tables = [table for engine in engines if (table := gains_table(engine.corrections)) is not None]
+    return _joined([f"{table.title}\n{_table(table.headers, table.rows, _align(table))}" for table in tables])
 
 
 def _notes(engines: Sequence[Engine]) -> str:
@@ -241,6 +251,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> s
     return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
+def _align(table: Table) -> str:
+    return "".join("r" if column in table.numbers else "l" for column in range(len(table.headers)))
+
+
 def _joined(parts: Sequence[str]) -> str:
     return "\n\n".join(part for part in parts if part)
 
@@ -258,6 +272,7 @@ def _engine_json(engine: Engine) -> dict[str, Any]:
         "float_writers": len(engine.float_writers),
         "unfused_pairs": [_layer_json(layer) for layer in engine.lonely_pairs],
         "conversions": [_layer_json(layer) for layer in engine.conversions],
+        "corrections": [asdict(gain) for gain in engine.corrections],
         "notes": list(engine.notes),
     }
 

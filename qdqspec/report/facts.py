@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qdqspec.report.fit import MAX_ROWS
@@ -18,6 +19,7 @@ from qdqspec.types import (
     BlockError,
     CaseRecord,
     CheckResult,
+    CorrectionGain,
     Evidence,
     PlacedPair,
     RunRecord,
@@ -214,7 +216,11 @@ def _parity_row(out: TensorParity) -> tuple[str, ...]:
 
 def corrections_table(found: Evidence) -> Table | None:
     """What each correction gave before the search, with everything quantized."""
-    gains = () if found.search is None else found.search.corrections
+    return None if found.search is None else gains_table(found.search.corrections)
+
+
+def gains_table(gains: Sequence[CorrectionGain]) -> Table | None:
+    """The SQNR before and after each correction; ``None`` for no corrections."""
     rows = tuple(
         (
             plain(gain.name, 30),
@@ -293,10 +299,13 @@ def block_errors(search: SearchResult) -> list[tuple[str, str, float, float]]:
 
 
 def errors_table(found: Evidence) -> Table | None:
-    """The error of single blocks, if the search rehearsed them: the largest ones."""
-    blocks = [] if found.search is None else block_errors(found.search)
-    if not blocks:
+    """The error of single blocks: the largest ones, or why it was not measured."""
+    if found.search is None:
         return None
+    blocks = block_errors(found.search)
+    if not blocks:
+        why = plain(found.search.errors_missing, LONG)
+        return Table("Error by block", ("not measured",), ((why,),)) if why else None
     rows = tuple((block, labels, share_text(share)) for block, labels, _, share in blocks[:MOST_BLOCKS])
     rest = f"; {len(blocks) - MOST_BLOCKS} with less are not listed" if len(blocks) > MOST_BLOCKS else ""
     return Table(

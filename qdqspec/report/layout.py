@@ -134,6 +134,7 @@ class SearchPart(Part):
     front: tuple[FrontPoint, ...] = ()
     accuracy: AccuracyBound | None = None
     errors: tuple[BlockError, ...] = ()
+    errors_missing: str = ""
     provenance: Provenance
 
 

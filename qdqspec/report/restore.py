@@ -72,6 +72,7 @@ def _search(part: CasePart) -> SearchResult | None:
         front=search.front,
         accuracy=search.accuracy,
         errors=search.errors,
+        errors_missing=search.errors_missing,
         strategy=search.strategy,
         seconds=search.seconds,
         cpu_seconds=search.cpu_seconds,

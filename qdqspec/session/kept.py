@@ -30,7 +30,7 @@ from qdqspec.types import (
     SearchResult,
 )
 
-STATE_VERSION = 7  # raised when the meaning of an entry changes, which invalidates older entries
+STATE_VERSION = 8  # raised when the meaning of an entry changes, which invalidates older entries
 _CONCLUSIONS = (
     "unchanged",
     "reason",
@@ -42,6 +42,7 @@ _CONCLUSIONS = (
     "blocks",
     "regions",
     "patterns",
+    "errors_missing",
 )
 
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"

@@ -52,37 +52,51 @@ class RehearsalOracle:
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
         self._differences: list[float] = []  # SQNR on all data minus SQNR on the first samples
         self._refused = False
+        self._missing = ""  # why the sensitivity analysis was not made
         self._seconds = seconds
         self._run_seconds = 0.0  # per sample
-        self._is_too_slow = False
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
         """Noise power over signal power of each (unit, label) alone."""
-        if self._noise is None and not self._refused and not self._is_too_slow:
+        if self._noise is None and not self._refused and not self._missing:
             try:
-                self._noise = self._sensitivities()
+                self._noise = self._sensitivities(self._seconds)
+                if self._noise is None:
+                    self._note(f"{self._missing}, and was skipped: give the search more time")
             except (RehearsalRefusedError, BackendError) as error:
                 self._refuse(error.what)
         return self._noise
 
-    def _sensitivities(self) -> Mapping[tuple[str, Label], float] | None:
+    def block_errors(self, seconds: float) -> tuple[tuple[BlockError, ...], str]:
+        """The error of each unit alone, largest first, and why there is none.
+
+        It is measured now if the search did not need it and ``seconds`` allow.
+        """
+        if self._noise is None and not self._missing:
+            if seconds <= 0:
+                return (), "the search's time was over"
+            try:
+                self._noise = self._sensitivities(seconds)
+            except (RehearsalRefusedError, BackendError) as error:
+                self._missing = error.what
+        return self.errors, self._missing or ("" if self.errors else "no block alone changes the outputs")
+
+    def _sensitivities(self, seconds: float | None) -> Mapping[tuple[str, Label], float] | None:
         self.rehearsed_db(self._space.resolve(self._space.everything()))  # measures the time of a run
         rehearsal = self._rehearser.rehearsal
         whole = self._run_seconds * len(rehearsal.switches)
-        left = float("inf") if self._seconds is None else self._seconds
+        left = float("inf") if seconds is None else seconds
         if RUNS_QUICK * whole > QUICK_SHARE * left:
-            self._is_too_slow = True
-            self._note(
+            self._missing = (
                 f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about "
-                f"{seconds_text(RUNS_QUICK * whole)} of the search's {seconds_text(left)} and was skipped: "
-                "give it more time"
+                f"{seconds_text(RUNS_QUICK * whole)}, too much of {seconds_text(left)}"
             )
             return None
         return find_sensitivities(rehearsal, quick=RUNS_A_SWITCH * whole > SHARE * left).by_label(self._space)
 
     @property
     def errors(self) -> tuple[BlockError, ...]:
-        """The error of each unit alone, largest first; empty before `noise` was called."""
+        """The error of each unit alone that was measured, largest first."""
         found = (
             BlockError(block=unit, label=label, sqnr_db=min(-10 * math.log10(noise), EXACT_DB))
             for (unit, label), noise in (self._noise or {}).items()
@@ -179,6 +193,7 @@ class RehearsalOracle:
 
     def _refuse(self, reason: str) -> None:
         self._refused = True
+        self._missing = reason
         self._note(f"{reason}: the search measures the accuracy of placements by building them")
 
 

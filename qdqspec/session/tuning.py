@@ -24,6 +24,7 @@ from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search
 from qdqspec.search.select import Choice, raw_winner
 from qdqspec.session.confirm import Confirmed, confirm
+from qdqspec.session.correcting import SECONDS
 from qdqspec.session.files import BuildLogs
 from qdqspec.session.half import FILE, ROLE, half_reference, note_half, stand_in
 from qdqspec.session.held import Held, held_of
@@ -36,6 +37,7 @@ from qdqspec.session.workbench import Workbench
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     TRIALS,
+    BlockError,
     Clock,
     Interval,
     LatencyEvidence,
@@ -95,7 +97,7 @@ class Tuning:
         make: MakeStrategy | None = None,
         name: str | None = None,
     ) -> None:
-        self._prepared = prepared
+        self._prepared, self._work = prepared, work
         self._started = time.monotonic(), time.process_time()
         rules, space = prepared.case.tune, prepared.space
         # Separate generators, so that a resumed run, which measures less, asks for the same placements.
@@ -146,6 +148,7 @@ class Tuning:
 
     def _result(self, confirmed: Confirmed) -> SearchResult:
         prepared, (started, cpu_started) = self._prepared, self._started
+        errors, errors_missing = self._block_errors()
         choice, seconds = confirmed.choice, time.monotonic() - started
         return SearchResult(
             winner=choice.placement,
@@ -163,9 +166,30 @@ class Tuning:
             front=confirmed.front,
             accuracy=self._held.bound(choice.placement),
             limits=self._held.limits,
-            errors=() if self._oracle is None else self._oracle.errors,
+            errors=errors,
+            errors_missing=errors_missing,
             corrections=prepared.corrections.gains,
         )
+
+    def _block_errors(self) -> tuple[tuple[BlockError, ...], str]:
+        """The error of each block alone, or why it is missing; measured now if the search did not need it.
+
+        As for a correction, the time is limited by the preset and the search's own limit.
+        """
+        if self._oracle is None:
+            return (), self._no_oracle()
+        rules = self._prepared.case.tune
+        left = [SECONDS[rules.preset], self._work.seconds_left()]
+        if rules.minutes is not None:
+            left.append(60 * rules.minutes - (time.monotonic() - self._started[0]))
+        return self._oracle.block_errors(min(seconds for seconds in left if seconds is not None))
+
+    def _no_oracle(self) -> str:
+        if not self._prepared.space.units:
+            return "no block can be quantized"
+        if self._held.admission is None:
+            return "the search had neither an accuracy constraint nor accuracy as an objective"
+        return "the device is simulated"
 
     def _rehearsed(self, choice: Choice) -> str:
         """The rehearsed figures for the reason of a choice."""

@@ -233,7 +233,8 @@ class SearchResult:
     front: tuple[FrontPoint, ...] = ()  # of a search for latency and accuracy: fastest first
     accuracy: AccuracyBound | None = None  # if a task metric was a constraint
     limits: SearchLimits = field(default_factory=SearchLimits)
-    errors: tuple[BlockError, ...] = ()  # of single blocks, worst first, if they were rehearsed
+    errors: tuple[BlockError, ...] = ()  # of single blocks, worst first
+    errors_missing: str = ""  # why there are no errors of single blocks
     corrections: tuple[CorrectionGain, ...] = ()  # those tried before the search
     provenance: Provenance = Provenance()
 

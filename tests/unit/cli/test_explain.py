@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 
 from qdqspec.report.record import case_to_json
 from qdqspec.testing.records import faster_case
+from qdqspec.testing.samples import sample_corrections
 
 DATA = Path(__file__).parents[2] / "data"
 SAMPLES = DATA / "tensorrt" / "samples"
@@ -147,6 +148,20 @@ def test_a_case_is_told_beside_its_baseline(verb, tmp_path, spec):
     told = verb("explain", folder).out
     assert "note: regression: +0.4 % (95 %: -1.6 % to +2.4 %) against the baseline of 2026-01-08" in told
     assert "note: onnxruntime: was 1.31.0, is 1.31.1" in told
+
+
+def test_what_each_correction_of_a_case_gained(verb, tmp_path, spec):
+    assert verb("tune", spec, "--backend", "fake").code == 0
+    folder = tmp_path / "reports" / "digits" / "default"
+    assert "correction" not in verb("explain", folder).out
+    result = json.loads((folder / "result.json").read_text())
+    result["search"]["corrections"] = [asdict(gain) for gain in sample_corrections()]
+    (folder / "result.json").write_text(json.dumps(result))
+    rows = [line.split() for line in verb("explain", folder).out.splitlines()]
+    assert ["ranges", "17.4", "20.9", "11", "applied"] in rows
+    assert ["rounding", "20.9", "20.9", "0", "not", "applied"] in rows
+    engines = verb("explain", folder, "--json").json["engines"]
+    assert [engine["corrections"] for engine in engines] == [[], result["search"]["corrections"]]
 
 
 def test_a_case_whose_winner_was_not_profiled_is_profiled_now(verb, tmp_path, spec):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec.report.facts import errors_table
 from qdqspec.report.record import case_from_json, case_to_json
 from qdqspec.session import Session
 from qdqspec.types import CaseRecord
@@ -30,3 +31,48 @@ def test_a_search_with_a_limit_knows_the_error_of_each_block(models: Path, tmp_p
         again = session.tune(models / "digits_resnet.onnx", **asked).search
     assert again.provenance.source == "cached"
     assert again.errors == errors
+
+
+def test_a_search_far_above_its_limit_measures_the_error_at_its_end(models: Path, tmp_path: Path) -> None:
+    asked = _asked(models, min_sqnr_db=1)
+    with Session(output=tmp_path / "out", no_cache=True) as session:
+        first = session.tune(models / "digits_resnet.onnx", **asked).search
+    assert first.errors
+    assert not first.errors_missing
+
+
+def test_a_search_without_time_states_it(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqspec.session.tuning.SECONDS", {"quick": 0, "default": 0, "extensive": 0})
+    with Session(output=tmp_path / "out", no_cache=True) as session:
+        result = session.tune(models / "digits_resnet.onnx", **_asked(models, min_sqnr_db=1))
+    assert not result.search.errors
+    assert result.search.errors_missing == "the search's time was over"
+    found = case_from_json(case_to_json(CaseRecord(evidence=result.evidence))).evidence
+    table = errors_table(found)
+    assert table is not None
+    assert table.rows == (("the search's time was over",),)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"min_sqnr_db": "none"}, "neither an accuracy constraint"),
+        ({"min_sqnr_db": 1, "exclude": ["*"]}, "no block can be quantized"),
+        ({"min_sqnr_db": 1, "backend": "fake"}, "simulated"),
+    ],
+)
+def test_a_search_without_an_oracle_states_why(
+    models: Path, tmp_path: Path, more: dict[str, object], why: str
+) -> None:
+    backend = {"backend": more.pop("backend")} if "backend" in more else {}
+    with Session(output=tmp_path / "out", no_cache=True, **backend) as session:
+        found = session.tune(models / "digits_resnet.onnx", **_asked(models, **more)).search
+    assert not found.errors
+    assert why in found.errors_missing
+
+
+def _asked(models: Path, **more: object) -> dict[str, object]:
+    data = models.parent / "data" / "digits_calibration.npz"
+    return {"calibration": data, "trials": 2, "corrections": "none", **more}
