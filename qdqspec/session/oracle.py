@@ -62,7 +62,7 @@ class RehearsalOracle:
             try:
                 self._noise = self._sensitivities(self._seconds)
                 if self._noise is None:
-                    self._note(f"{self._missing}, and was skipped: give the search more time")
+                    self._note(f"{self._missing}, and was skipped: give it more time")
             except (RehearsalRefusedError, BackendError) as error:
                 self._refuse(error.what)
         return self._noise
