@@ -12,6 +12,10 @@ from qdqspec.graph.ops import is_default
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
+_INTEGER = frozenset({"ConvInteger", "MatMulInteger"})
+_DYNAMIC = frozenset(
+    {"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"}
+)  # com.microsoft
 _TRAINS = 2  # index of Dropout's input `training_mode`
 _SHOWN = 3
 
@@ -27,9 +31,31 @@ def cautions(model: Model) -> Iterator[str]:
             f"Q/DQ stands in it already ({_listed(present)}): it is part of the reference, and further pairs are "
             "tried around it; to search from the float model: qdqspec strip"
         )
+    dynamic = [node for node in model.nodes if _is_dynamic(node)]
+    if dynamic:
+        yield _of_dynamic(dynamic)
     unseen = [output.name for output in model.proto.graph.output if not _is_numeric(output.type)]
     if unseen:
         yield f"outputs that are no tensors of numbers are not compared: {_listed(unseen)}"
+
+
+def _of_dynamic(nodes: list[Node]) -> str:
+    names = [node.name for node in nodes]
+    kept = [node.name for node in nodes if node.op_type == "ConvInteger"]
+    return (
+        f"integer operators with ranges found at run time are in it already ({_listed(names)}): "
+        "they are part of the reference and of each candidate, and pairs are tried on other operators only; "
+        "to search from the float model: "
+    ) + (
+        f"give the model before quantization (qdqspec strip does not remove {_listed(kept)})"
+        if kept
+        else "qdqspec strip"
+    )
+
+
+def _is_dynamic(node: Node) -> bool:
+    """Whether a node multiplies integers whose ranges are found at run time, as `quantize_dynamic` writes it."""
+    return node.op_type in (_INTEGER if is_default(node) else _DYNAMIC)
 
 
 def _is_random(model: Model, node: Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.model import Model, load_model
@@ -13,6 +14,7 @@ from qdqspec.testing.odd import ODD_MODELS
 ODD = {odd.name: odd for odd in ODD_MODELS}
 SAID = {
     "training-dropout": "its outputs are random ('Dropout#1')",
+    "integer-operators": "integer operators with ranges found at run time are in it already ('MatMulInteger#0')",
     "pairs-already": "Q/DQ stands in it already ('QuantizeLinear#0', 'DequantizeLinear#1')",
     "string-constant": "outputs that are no tensors of numbers are not compared: 'label'",
     "string-input": "outputs that are no tensors of numbers are not compared: 'y'",
@@ -28,3 +30,22 @@ def test_an_oddity_is_said_where_results_depend_on_it_and_nothing_else(name: str
 
 def test_an_ordinary_model_is_passed_over_in_silence(models: Path) -> None:
     assert list(cautions(load_model(models / "digits_resnet.onnx"))) == []
+
+
+@pytest.mark.parametrize(
+    ("op_types", "said"),
+    [
+        (["MatMul"], "in it already ('/fc/Gemm_MatMul_quant')"),
+        (["Conv"], "give the model before quantization (qdqspec strip does not remove '/conv1/Conv_quant'"),
+    ],
+)
+def test_a_model_of_quantize_dynamic_is_noted(
+    models: Path, tmp_path: Path, op_types: list[str], said: str
+) -> None:
+    path = tmp_path / "dynamic.onnx"
+    quantize_dynamic(
+        models / "digits_resnet.onnx", path, op_types_to_quantize=op_types, weight_type=QuantType.QUInt8
+    )
+    (found,) = cautions(load_model(path))
+    assert said in found
+    assert "part of the reference and of each candidate" in found
