@@ -179,8 +179,9 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
         of_layer.setdefault(layer.weight, []).append(site)
     layers = [layer for name, layer in search.layers.items() if name in of_layer]
     weights, changed = dict(taken.weights), 0
+    samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
     for layer, fit, held_out in observed_statistics(
-        layers, lambda: islice(question.judge.feeds(), STATISTICS), question.observe
+        layers, lambda: islice(question.judge.feeds(), samples), samples, question.observe
     ):
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:

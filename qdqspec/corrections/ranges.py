@@ -1,6 +1,7 @@
 """Selects the calibration method of each activation by its effect on the outputs with everything else quantized.
 
 One model with all pairs has scales and zero points as inputs, so that evaluating a choice needs a run and no build.
+Their defaults are the values of the first option: only others are sent.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from onnx import TensorProto, helper
 from qdqspec.backends.base import Array, Engine
 from qdqspec.corrections.judge import Errors, Judge, powers
 from qdqspec.graph.protos import copy_model
+from qdqspec.placement.pairs import QuantSource
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS
 from qdqspec.rehearsal import Rehearsal
 from qdqspec.rehearsal.rehearsal import Feed, Values
 from qdqspec.rehearsal.switches import Edge
-from qdqspec.types import Placement, Site
+from qdqspec.types import Placement
 
 Ranges = Mapping[str, TensorRange]
 Floats = npt.NDArray[np.float64]
 
 LEAST_DB = 0.02  # smallest gain of one choice over all samples
 FIT_SAMPLES = 6  # samples on which single choices are tried
+FIRST = 2  # of these; a choice with a larger error on them is not tried on the others
 
 
 def chosen_ranges(
@@ -48,18 +51,18 @@ def chosen_ranges(
         judge.open(numbers(options[0]), "fit") as rehearsal,
         _Adjustable.over(rehearsal, judge.placements[0]) as model,
     ):
-        found = [model.errors(numbers(option)) for option in options]
-        first = max(range(len(options)), key=lambda i: found[i].total_db)
-        current, best = dict(options[first]), found[first]
+        found = [(model.errors(numbers(option)), option) for option in options]
+        best, first = max(found, key=lambda pair: pair[0].total_db)
+        current = dict(first)
         for group in sorted(groups, key=lambda group: -_spread(group, options)):
             for option in _distinct(group, current, options):
                 if time.monotonic() > until:
-                    return options[first], current
+                    return first, current
                 tried = current | {tensor: option[tensor] for tensor in group if tensor in option}
-                errors = model.errors(numbers(tried))
-                if errors.gain_db(best) >= LEAST_DB and errors.sure_gain_db(best) >= 0:
+                errors = model.smaller_errors(numbers(tried), best)
+                if errors is not None:
                     current, best = tried, errors
-    return options[first], current
+    return first, current
 
 
 def _spread(group: Sequence[str], options: Sequence[Ranges]) -> float:
@@ -87,12 +90,12 @@ def _alike(one: Sequence[TensorRange | None], other: Sequence[TensorRange | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adjustable:
-    """A rehearsal whose activation pairs have scale and zero point as inputs."""
+    """A rehearsal whose activation pairs have scale and zero point as inputs; ``defaults`` are used if not given."""
 
     rehearsal: Rehearsal
     engine: Engine
-    switches: dict[int, Site]
     constants: Mapping[int, tuple[str, ...]]
+    defaults: Mapping[str, Array]
     setting: npt.NDArray[np.bool_]
     feeds: list[tuple[Feed, Values]]
     names: Mapping[Edge, str]
@@ -103,24 +106,22 @@ class _Adjustable:
     def over(cls, rehearsal: Rehearsal, placement: Placement) -> Iterator[_Adjustable]:
         graph = rehearsal.graph
         model = graph.whole(rehearsal.edges)
-        active = {n: site for n, site in enumerate(rehearsal.switches) if not site.weight}
+        active = (n for n, site in enumerate(rehearsal.switches) if not site.weight)
         constants = {number: graph.constant_names(number) for number in active}
         moved = {name for names in constants.values() for name in names}
-        proto = copy_model(model.proto, but={"initializer"})
+        proto = copy_model(model.proto)
         for tensor in model.proto.graph.initializer:
-            if tensor.name in moved:
+            if tensor.name in moved:  # an input with a default value
                 info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
                 proto.graph.input.append(info)
-            else:
-                proto.graph.initializer.append(tensor)
         adjustable = type(model)(proto=proto, input=model.input, numbers=model.numbers, names=model.names)
         feeds = [one for _, one in zip(range(FIT_SAMPLES), rehearsal.references(), strict=False)]
         with closing(rehearsal.load(adjustable, "adjustable", rehearsal.runtime.exact)) as engine:
             yield cls(
                 rehearsal=rehearsal,
                 engine=engine,
-                switches=active,
                 constants=constants,
+                defaults=dict(_values(rehearsal, constants, rehearsal.subject.numbers)),
                 setting=rehearsal.switches.setting(placement)[list(model.numbers)],
                 feeds=feeds,
                 names=model.names,
@@ -129,20 +130,33 @@ class _Adjustable:
 
     def errors(self, numbers: Quantizer) -> Errors:
         """The error with these numbers."""
-        given = dict(self._numbers(numbers))
-        rows = []
+        return Errors(np.array(list(self._powers(numbers))))
+
+    def smaller_errors(self, numbers: Quantizer, best: Errors) -> Errors | None:
+        """The error with these numbers if it is smaller; those that lose on the first samples are run on no others."""
+        found: list[Floats] = []
+        for row in self._powers(numbers):
+            found.append(row)
+            if len(found) == FIRST and Errors(np.array(found)).gain_db(Errors(best.powers[:FIRST])) < 0:
+                return None
+        errors = Errors(np.array(found))
+        return errors if errors.gain_db(best) >= LEAST_DB and errors.sure_gain_db(best) >= 0 else None
+
+    def _powers(self, numbers: Quantizer) -> Iterator[Floats]:
+        values = _values(self.rehearsal, self.constants, numbers)
+        given = {name: value for name, value in values if not np.array_equal(value, self.defaults[name])}
         for feed, reference in self.feeds:
             found = self.engine.run({**feed, **given, self.switch_input: self.setting})
-            edges = self.rehearsal.guiding_edges
-            rows.append(powers([(reference[e], found[self.names[e]]) for e in edges]))
-        return Errors(np.array(rows))
+            yield powers([(reference[e], found[self.names[e]]) for e in self.rehearsal.guiding_edges])
 
-    def _numbers(self, numbers: Quantizer) -> Iterator[tuple[str, Array]]:
-        for number, site in self.switches.items():
-            params = numbers.params(site)
-            real = REALS[self.rehearsal.subject.model.elem_type(site.tensor) or TensorProto.FLOAT]
-            values: tuple[Array, ...] = (
-                params.scale.astype(real),
-                params.zero_point.astype(params.format.dtype),
-            )
-            yield from zip(self.constants[number], values, strict=False)
+
+def _values(
+    rehearsal: Rehearsal, constants: Mapping[int, tuple[str, ...]], numbers: QuantSource
+) -> Iterator[tuple[str, Array]]:
+    """Scale and zero point of each switch by the names of its ``constants``."""
+    for number, names in constants.items():
+        site = rehearsal.switches[number]
+        params = numbers.params(site)
+        real = REALS[rehearsal.subject.model.elem_type(site.tensor) or TensorProto.FLOAT]
+        values: tuple[Array, ...] = (params.scale.astype(real), params.zero_point.astype(params.format.dtype))
+        yield from zip(names, values, strict=False)

@@ -19,47 +19,51 @@ Floats = npt.NDArray[np.float64]
 
 DAMPING = 0.01  # of the mean diagonal of the second moments
 _BLOCK = 128  # columns after which errors are propagated to the rest
+_AT_ONCE = 1 << 22  # moments of groups that are rounded together
 
 
 def gptq(matrix: Floats, moments: Floats, step: Floats, low: float, high: float) -> Floats:
     """Integers for a matrix (output, column), in ``step`` units of the same shape, between ``low`` and ``high``.
 
-    ``moments`` are the second moments of the input (column, column). Raises `numpy.linalg.LinAlgError` if these cannot
-    be factorized.
+    ``moments`` are the second moments of the input (column, column). All three may have leading dimensions for several
+    matrices. Raises `numpy.linalg.LinAlgError` if moments cannot be factorized.
     """
-    order = np.argsort(-np.diag(moments), kind="stable")
-    rest, step = matrix[:, order].astype(np.float64), step[:, order]
-    factor = _factor(moments[np.ix_(order, order)])
+    order = np.argsort(-_diagonal(moments), axis=-1, kind="stable")
+    columns, rows = order[..., None, :], order[..., :, None]
+    rest = np.take_along_axis(matrix, columns, -1).astype(np.float64)
+    step = np.take_along_axis(step, columns, -1)
+    factor = _factor(np.take_along_axis(np.take_along_axis(moments, rows, -2), columns, -1))
+    scale = _diagonal(factor)[..., None, :]
     rounded = np.empty_like(rest)
-    for start in range(0, rest.shape[1], _BLOCK):
-        stop = min(start + _BLOCK, rest.shape[1])
-        block, errors = rest[:, start:stop], np.empty((len(rest), stop - start))
-        for i in range(stop - start):
-            column = start + i
-            integers = np.clip(np.rint(block[:, i] / step[:, column]), low, high)
-            rounded[:, column] = integers
-            errors[:, i] = (block[:, i] - integers * step[:, column]) / factor[column, column]
-            block[:, i + 1 :] -= np.outer(errors[:, i], factor[column, column + 1 : stop])
-        rest[:, stop:] -= errors @ factor[start:stop, stop:]
-    found = np.empty_like(rounded)
-    found[:, order] = rounded
-    return found
+    for start in range(0, rest.shape[-1], _BLOCK):
+        stop = min(start + _BLOCK, rest.shape[-1])
+        block, errors = rest[..., start:stop], np.empty((*rest.shape[:-1], stop - start))
+        for i, column in enumerate(range(start, stop)):
+            integers = np.clip(np.rint(block[..., i] / step[..., column]), low, high)
+            rounded[..., column] = integers
+            errors[..., i] = (block[..., i] - integers * step[..., column]) / scale[..., column]
+            block[..., i + 1 :] -= errors[..., i, None] * factor[..., None, column, column + 1 : stop]
+        rest[..., stop:] -= errors @ factor[..., start:stop, stop:]
+    return np.take_along_axis(rounded, np.argsort(order, axis=-1)[..., None, :], -1)
 
 
 def output_error(moments: Floats, difference: Floats) -> float:
     """The power of the change at the layer's outputs due to a difference of weights (output, column)."""
-    return float(np.einsum("ij,ij->", difference @ moments, difference))
+    return float(((difference @ moments) * difference).sum())
 
 
 def _factor(moments: Floats) -> Floats:
     """The upper Cholesky factor of the inverse of the damped moments; columns that are always zero stay independent."""
+    power, every = _diagonal(moments), range(moments.shape[-1])
     damped = moments.astype(np.float64, copy=True)
-    power = np.diag(damped)
-    damped[np.diag_indices_from(damped)] += DAMPING * power.mean() + np.where(power > 0, 0.0, 1e-12)
-    if not power.any():
-        return np.eye(len(damped))
+    damped[..., every, every] += DAMPING * power.mean(axis=-1, keepdims=True) + np.where(power > 0, 0, 1e-12)
     inverse = np.linalg.inv(damped)
-    return np.asarray(np.linalg.cholesky((inverse + inverse.T) / 2).T, np.float64)
+    factor = np.linalg.cholesky((inverse + inverse.swapaxes(-1, -2)) / 2)
+    return np.asarray(factor.swapaxes(-1, -2), np.float64)
+
+
+def _diagonal(matrices: Floats) -> Floats:
+    return np.diagonal(matrices, axis1=-2, axis2=-1)
 
 
 def rounded_weight(layer: Layer, weight: Array, params: QuantParams, inputs: InputStatistics) -> Array:
@@ -71,9 +75,10 @@ def rounded_weight(layer: Layer, weight: Array, params: QuantParams, inputs: Inp
     matrix, step = _real(layer, weight), _steps(layer, params, weight.shape)
     most = np.abs(nearest).max(initial=1.0)
     low, high = max(fmt.low - middle, -most), min(fmt.high - middle, most)
-    groups = zip(matrix, inputs.moments.astype(np.float64), step, strict=True)
-    found = np.stack([gptq(*group, low, high) for group in groups])
-    return np.asarray(layer.weight_of(found + middle).astype(fmt.dtype))
+    at_once = max(1, _AT_ONCE // matrix.shape[-1] ** 2)
+    parts = (slice(start, start + at_once) for start in range(0, len(matrix), at_once))
+    found = [gptq(matrix[p], inputs.moments[p].astype(np.float64), step[p], low, high) for p in parts]
+    return np.asarray(layer.weight_of(np.concatenate(found) + middle).astype(fmt.dtype))
 
 
 def is_better(
@@ -85,8 +90,7 @@ def is_better(
 
     def error(stored: Array) -> float:
         difference = matrix - (layer.matrix(stored).astype(np.float64) - middle) * step
-        moments = inputs.moments.astype(np.float64)
-        return sum(output_error(m, d) for m, d in zip(moments, difference, strict=True))
+        return output_error(inputs.moments.astype(np.float64), difference)
 
     return error(integers) < error(nearest)
 

@@ -15,7 +15,8 @@ Feed: TypeAlias = Mapping[str, Array]
 Observe: TypeAlias = Callable[[Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
 Moments: TypeAlias = npt.NDArray[np.float32]
 
-ROWS = 512  # per sample: positions of an image, or tokens
+MOST_ROWS = 512  # per sample: positions of an image, or tokens
+ROWS, ROWS_A_COLUMN = 4096, 8  # of all samples of a part together: at least, and for each column
 MOST_COLUMNS = 2304  # more columns take too long to invert
 MOST_BYTES = 256 << 20  # of moments in one batch
 
@@ -41,11 +42,12 @@ class InputStatistics:
 
 
 def observed_statistics(
-    layers: Iterable[Layer], feeds: Callable[[], Iterable[Feed]], observe: Observe
+    layers: Iterable[Layer], feeds: Callable[[], Iterable[Feed]], samples: int, observe: Observe
 ) -> Iterator[tuple[Layer, InputStatistics, InputStatistics]]:
     """The statistics of each layer over even and over odd samples, in batches that fit into memory.
 
-    Layers whose inputs are not observed in both parts are omitted.
+    ``samples`` is the number of ``feeds``: of many samples, fewer rows of each are enough. Layers whose inputs
+    are not observed in both parts are omitted.
     """
     for batch in _batches([layer for layer in layers if layer.columns <= MOST_COLUMNS]):
         found: tuple[dict[str, InputStatistics], ...] = {}, {}
@@ -53,12 +55,18 @@ def observed_statistics(
         for index, values in enumerate(observe(sources, feeds())):
             for layer in batch:
                 value = values.get(layer.source)
-                rows = None if value is None or not value.size else layer.rows(value, ROWS)
+                rows = None if value is None or not value.size else layer.rows(value, _rows(layer, samples))
                 if rows is not None and np.isfinite(rows).all():
                     _of(found[index % 2], layer).add(rows)
         for layer in batch:
             if all(layer.weight in part for part in found):
                 yield layer, found[0][layer.weight], found[1][layer.weight]
+
+
+def _rows(layer: Layer, samples: int) -> int:
+    """The number of rows of each sample."""
+    wanted = max(ROWS, ROWS_A_COLUMN * layer.columns)
+    return min(MOST_ROWS, -(-2 * wanted // max(samples, 1)))
 
 
 def _of(found: dict[str, InputStatistics], layer: Layer) -> InputStatistics:

@@ -9,8 +9,9 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,7 @@ Header: TypeAlias = dict[str, Any]
 
 _LENGTH = struct.Struct("<I")
 _NUMERIC_KINDS = "biufc"
+_SMALL = 1 << 16  # bytes; less is sent and received together with what is next to it
 _HEADER_LIMIT = 64 << 20  # bytes; a longer header is not a valid message
 
 
@@ -33,6 +35,7 @@ class Stream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._ahead = memoryview(b"")  # received and not yet asked for
 
     def send(
         self, header: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
@@ -43,10 +46,9 @@ class Stream:
         text = json.dumps({**header, "arrays": shapes}).encode()
         self._socket.settimeout(timeout)
         try:
-            self._socket.sendall(_LENGTH.pack(len(text)) + text)
-            for array in arrays.values():
-                if array.size:
-                    self._socket.sendall(_bytes_of(array))
+            parts = (_bytes_of(array) for array in arrays.values() if array.size)
+            for part in _joined([_LENGTH.pack(len(text)), text, *parts]):
+                self._socket.sendall(part)
         except (ConnectionError, BrokenPipeError) as error:
             raise WireClosedError from error
 
@@ -79,14 +81,33 @@ class Stream:
         return buffer
 
     def _some(self, view: memoryview, deadline: float | None) -> int:
-        self._socket.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
-        try:
-            count = self._socket.recv_into(view)
-        except ConnectionError as error:
-            raise WireClosedError from error
-        if not count:
-            raise WireClosedError
+        if not self._ahead:
+            self._socket.settimeout(None if deadline is None else max(1e-3, deadline - time.monotonic()))
+            try:
+                if len(view) >= _SMALL:
+                    return self._socket.recv_into(view) or _closed()
+                self._ahead = memoryview(self._socket.recv(_SMALL) or _closed())
+            except ConnectionError as error:
+                raise WireClosedError from error
+        count = min(len(view), len(self._ahead))
+        view[:count], self._ahead = self._ahead[:count], self._ahead[count:]
         return count
+
+
+def _closed() -> NoReturn:
+    raise WireClosedError
+
+
+def _joined(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The parts in order, with small ones joined: each is a call of the system, and may wake up the receiver."""
+    small: list[bytes | memoryview] = []
+    for part in parts:
+        if len(part) < _SMALL:
+            small.append(part)
+        else:
+            yield from (b"".join(small), part)
+            small = []
+    yield b"".join(small)
 
 
 def travels(value: object) -> bool:
@@ -101,11 +122,16 @@ def _dtype_name(name: str, array: Array) -> str:
     """The name of the dtype in a frame: ``float32``, ``bfloat16``."""
     dtype = array.dtype
     if travels(array):
-        return dtype.name
+        return _name(dtype)
     raise BackendError(
         f"tensor '{name}' holds {dtype.name} values, and only numbers and booleans can be sent to an engine",
         cure="feed numeric tensors, or cut the text part off the model",
     )
+
+
+@cache
+def _name(dtype: np.dtype[np.generic]) -> str:
+    return dtype.name
 
 
 def _dtype(name: str) -> np.dtype[np.generic]:

@@ -119,6 +119,20 @@ def test_zero_inputs_round_to_the_nearest() -> None:
     assert output_error(np.zeros((2, 2)), weight) == 0
 
 
+def test_groups_are_rounded_together_as_each_alone() -> None:
+    random = np.random.default_rng(2)
+    rows, weight = random.standard_normal((5, 60, 9)), random.standard_normal((5, 2, 9))
+    rows[1, :, 3] = rows[2] = 0  # a column, and a group, without input
+    moments, step = rows.swapaxes(1, 2) @ rows, np.full(weight.shape, 0.05)
+    alone = [gptq(*group, -63, 63) for group in zip(weight, moments, step, strict=True)]
+    np.testing.assert_array_equal(gptq(weight, moments, step, -63, 63), alone)
+    assert (alone[0] != np.rint(weight[0] / 0.05)).any()
+    np.testing.assert_array_equal(alone[2], np.clip(np.rint(weight[2] / 0.05), -63, 63))
+    changes = weight - np.array(alone) * step
+    each = [output_error(*pair) for pair in zip(moments, changes, strict=True)]
+    assert output_error(moments, changes) == pytest.approx(sum(each))
+
+
 @given(seed=st.integers(0, 99))
 def test_rounding_is_kept_as_text(seed: int) -> None:
     random = np.random.default_rng(seed)
