@@ -44,7 +44,8 @@ from resumed import ROW, kept_rows, run_rows
 from tabulate import tabulate
 
 from qdqspec import tune
-from qdqspec.backends import _cpu, _ort_overflow
+from qdqspec.backends import _cpu
+from qdqspec.backends.onnxruntime import overflow
 from qdqspec.types import NOT_CANDIDATES
 
 PEERS = ("static", "dynamic", "nncf")
@@ -98,7 +99,7 @@ def main() -> int:
         if arguments.nncf:
             nncf_peer.environment(arguments.results / "nncf")
         rows = _rows(arguments)
-    path = f"{platform.machine()}, {_ort_overflow.describe(_cpu.detect())}"
+    path = f"{platform.machine()}, {overflow.describe(_cpu.detect())}"
     print(
         f"Integer path: {path}; ONNX Runtime {onnxruntime.__version__}; {arguments.minutes:g} minutes a search\n"
     )

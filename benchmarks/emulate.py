@@ -86,7 +86,8 @@ _PYTEST = (
     "import pytest; sys.exit(pytest.main(sys.argv[2:]))"
 )
 _SUMMARY = (
-    "import platform, onnxruntime; from qdqspec.backends import _cpu, _ort_overflow as found; "
+    "import platform, onnxruntime; from qdqspec.backends import _cpu; "
+    "from qdqspec.backends.onnxruntime import overflow as found; "
     "cpu = _cpu.detect(); print(platform.machine(), 'ONNX Runtime', onnxruntime.__version__, '|', "
     "'sums saturate' if found._measured() else 'sums are exact', '| doctor:', found.describe(cpu))"
 )

@@ -38,7 +38,8 @@ from real_data import RANDOM_WEIGHTS, RealModel, find_models
 from resumed import ROW, kept_rows, run_limited, run_rows
 from tabulate import tabulate
 
-from qdqspec.backends import _cpu, _ort_overflow
+from qdqspec.backends import _cpu
+from qdqspec.backends.onnxruntime import overflow
 
 ROLES = ("tuned", "static", "dynamic")
 LINE, SPEC, PYTHON = "command line", "spec", "Python"
@@ -94,7 +95,7 @@ def main() -> int:
         arguments.results = (arguments.results or Path(scratch)).absolute()
         rows = _rows(arguments)
     print(
-        f"{platform.machine()}, {_ort_overflow.describe(_cpu.detect())}; ONNX Runtime {onnxruntime.__version__}\n"
+        f"{platform.machine()}, {overflow.describe(_cpu.detect())}; ONNX Runtime {onnxruntime.__version__}\n"
     )
     print(_table(rows))
     return 0 if rows else 2

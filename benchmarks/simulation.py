@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from qdqspec.backends._fake_cost import cost_of
 from qdqspec.backends.base import Array, BuildOptions, Capabilities
 from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
+from qdqspec.backends.fake.cost import cost_of
 from qdqspec.config import Settings
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.insert import Inserter

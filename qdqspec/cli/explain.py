@@ -119,7 +119,7 @@ def _from_files(what: Sequence[str]) -> list[Engine]:
 
 
 def _from_graph(name: str, graph: Path, profile: Path | None = None, times: Path | None = None) -> Engine:
-    from qdqspec.backends._trt_layers import parse_layers
+    from qdqspec.backends.tensorrt.layers import parse_layers
     from qdqspec.report.explain import Engine
 
     profile = profile or _beside(graph, ".profile.json")
@@ -136,7 +136,7 @@ def _end_to_end(graph: Path, times: Path | None) -> float | None:
     """The median GPU compute time, from exported times or from the summary kept by engine-explorer."""
     import statistics
 
-    from qdqspec.backends._trt_json import read_times
+    from qdqspec.backends.tensorrt.layer_json import read_times
 
     times = times or _beside(graph, ".times.json")
     if times is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 from packaging.version import Version
 
-from qdqspec.backends._ort_ops import BLOCKED_AXES, LABELS
+from qdqspec.backends.onnxruntime.ops import BLOCKED_AXES, LABELS
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit, rule

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
-from qdqspec.backends._ort_ops import ABSORBED, LABELS, MOVING
+from qdqspec.backends.onnxruntime.ops import ABSORBED, LABELS, MOVING
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.view import View

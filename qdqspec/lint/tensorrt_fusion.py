@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qdqspec.backends._trt_ops import ABSORBED
+from qdqspec.backends.tensorrt.ops import ABSORBED
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit, rule
 from qdqspec.lint.sources import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER

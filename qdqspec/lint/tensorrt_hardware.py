@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
-from qdqspec.backends._trt_ops import FORMATS, formats_for
+from qdqspec.backends.tensorrt.ops import FORMATS, formats_for
 from qdqspec.lint.rules import Hit, rule
 
 if TYPE_CHECKING:

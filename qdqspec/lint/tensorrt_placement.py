@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from qdqspec.backends._trt_ops import ABSORBED, POOLING, WEIGHTED
+from qdqspec.backends.tensorrt.ops import ABSORBED, POOLING, WEIGHTED
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import NEVER, copies_values, data_inputs, is_float, is_nearest
 from qdqspec.lint.rules import Hit, rule

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from qdqspec.backends import _ort_optimize
+from qdqspec.backends.onnxruntime import optimize
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.model import load_model
@@ -80,9 +80,9 @@ def _failures(tool: str, model: Path) -> Iterator[None]:
 
 _RUNS: dict[Optimizer, Run] = {
     "constant-folding": _fold,
-    "onnxruntime-basic": lambda model, folder: _ort_optimize.optimize(model, "basic", folder),
-    "onnxruntime-extended": lambda model, folder: _ort_optimize.optimize(model, "extended", folder),
-    "onnxruntime-all": lambda model, folder: _ort_optimize.optimize(model, "all", folder),
+    "onnxruntime-basic": lambda model, folder: optimize.optimize(model, "basic", folder),
+    "onnxruntime-extended": lambda model, folder: optimize.optimize(model, "extended", folder),
+    "onnxruntime-all": lambda model, folder: optimize.optimize(model, "all", folder),
     "onnxslim": _slim,
     "onnxscript": _script,
 }

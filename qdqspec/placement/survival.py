@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from qdqspec.backends._ort_layers import map_kernels
+from qdqspec.backends.onnxruntime.layers import map_kernels
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import SHAPE_SOURCES

@@ -16,9 +16,9 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 
-from qdqspec.backends._ort_half import half_model, has_floats
-from qdqspec.backends._trt_layers import parse_layers
 from qdqspec.backends.base import Array, Backend, BuildOptions
+from qdqspec.backends.onnxruntime.half import half_model, has_floats
+from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.errors import BackendError, ModelError, StateError
 from qdqspec.files import write_whole
 from qdqspec.graph.model import Model

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from qdqspec.backends._ort_half import half_model, has_floats
+from qdqspec.backends.onnxruntime.half import half_model, has_floats
 from qdqspec.errors import ModelError
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.types import Consumer, LatencyEvidence, Placement, Site

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from qdqspec.backends._ort_options import AS_DEFINED, FULL, OPTIMIZATION
 from qdqspec.backends.base import Backend, BuildOptions
+from qdqspec.backends.onnxruntime.options import AS_DEFINED, FULL, OPTIMIZATION
 from qdqspec.measure.isolate import Isolated
 from qdqspec.rehearsal import Runtime
 

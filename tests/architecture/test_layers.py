@@ -47,8 +47,6 @@ BANS = [
             "onnxruntime",
             "tensorrt",
             "qdqspec.measure",
-            "qdqspec.backends.onnxruntime",
-            "qdqspec.backends.tensorrt",
         },
         "it analyses a model without the runtime",
     ),

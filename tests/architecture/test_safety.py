@@ -59,8 +59,8 @@ WRITES_IN_PLACE = {
     "measure/lock.py": "who holds a lock; half of it says nothing",
     "measure/worker.py": "its log and its own process's settings",
     "measure/_child.py": "the log of a child",
-    "backends/_trt_cache.py": "one line a build, which nobody reads back",
-    "backends/_trtexec_files.py": "inputs for a tool, in a temporary folder",
+    "backends/tensorrt/cache.py": "one line a build, which nobody reads back",
+    "backends/trtexec/files.py": "inputs for a tool, in a temporary folder",
     "testing/backends.py": "models of a test, in its folder",
 }
 WRITING_METHODS = {"write_text", "write_bytes"}
@@ -70,9 +70,9 @@ MAKES_TEMPORARY = {
     "measure/_child.py",  # inside the launcher's folder
     "measure/worker.py",  # tells a child where its folder is
     "report/private.py",  # knows its name, to keep it out of reports
-    "backends/onnxruntime.py",  # in a child: inside the child's folder
-    "backends/trtexec.py",
-    "backends/_trtexec_process.py",
+    "backends/onnxruntime/__init__.py",  # in a child: inside the child's folder
+    "backends/trtexec/__init__.py",
+    "backends/trtexec/process.py",
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.backends import _cuda
+from qdqspec.backends._nvidia import cuda
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
 from qdqspec.measure.isolate import Isolated
@@ -44,13 +44,13 @@ def tensorrt(device: Isolated) -> Isolated:
 
 
 @pytest.fixture(scope="session")
-def gpu(chosen: BuildOptions) -> _cuda.Device:
+def gpu(chosen: BuildOptions) -> cuda.Device:
     """A GPU that CUDA can use, whatever else is installed."""
     try:
-        if _cuda.count_devices() <= chosen.device:
+        if cuda.count_devices() <= chosen.device:
             pytest.skip(f"CUDA finds no GPU {chosen.device}")
-        _cuda.select(chosen.device)
-        return _cuda.describe(chosen.device)
+        cuda.select(chosen.device)
+        return cuda.describe(chosen.device)
     except BackendError as error:
         pytest.skip(f"CUDA cannot be used: {error}")
 

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from qdqspec.backends import _cuda
-from qdqspec.backends._cuda import CudaError, Device, DeviceBuffer, HostBuffer, Stream
+from qdqspec.backends._nvidia import cuda
+from qdqspec.backends._nvidia.cuda import CudaError, Device, DeviceBuffer, HostBuffer, Stream
 
 pytestmark = pytest.mark.gpu
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 def test_the_device_is_known(gpu: Device):
     assert gpu.name
     assert gpu.capability >= (5, 0)
-    free, total = _cuda.memory()
+    free, total = cuda.memory()
     assert 0 < free <= total
     assert 0.9 < total / gpu.memory_bytes < 1.1
 
@@ -32,8 +32,8 @@ def test_arrays_go_there_and_back(gpu: Device, shape: tuple[int, ...]):
         ours, back = (opened.enter_context(closing(HostBuffer(values.nbytes))) for _ in range(2))
         theirs = opened.enter_context(closing(DeviceBuffer(values.nbytes)))
         ours.view(values.dtype, shape)[...] = values
-        _cuda.upload(theirs, ours, stream)
-        _cuda.download(back, theirs, stream)
+        cuda.upload(theirs, ours, stream)
+        cuda.download(back, theirs, stream)
         stream.synchronize()
         assert np.array_equal(back.view(values.dtype, shape), values)
 
@@ -45,9 +45,9 @@ def test_a_captured_copy_runs_only_when_launched(gpu: Device):
         theirs = opened.enter_context(closing(DeviceBuffer(16)))
         source, target = (buffer.view(np.dtype(np.float32), (4,)) for buffer in (ours, back))
         source[...], target[...] = 1, 0
-        _cuda.upload(theirs, ours, stream)
+        cuda.upload(theirs, ours, stream)
         stream.synchronize()
-        graph = opened.enter_context(closing(stream.capture(lambda: _cuda.download(back, theirs, stream))))
+        graph = opened.enter_context(closing(stream.capture(lambda: cuda.download(back, theirs, stream))))
         stream.synchronize()
         assert not target.any()
         graph.launch(stream)
@@ -60,7 +60,7 @@ def test_a_stream_goes_on_after_a_failed_capture(gpu: Device):
         with pytest.raises(CudaError):
             stream.capture(stream.synchronize)  # waiting cannot be recorded
         stream.synchronize()
-        assert len(_cuda.time_runs(stream, lambda: None, 3).device_ms) == 3
+        assert len(cuda.time_runs(stream, lambda: None, 3).device_ms) == 3
 
 
 def test_larger_copies_take_longer(gpu: Device):
@@ -71,9 +71,9 @@ def test_larger_copies_take_longer(gpu: Device):
         for size in (MIB, 64 * MIB):
             ours = opened.enter_context(closing(HostBuffer(size)))
             theirs = opened.enter_context(closing(DeviceBuffer(size)))
-            _cuda.warm_up(stream, partial(_cuda.upload, theirs, ours, stream), 3, 10)
-            work = partial(_cuda.upload, theirs, ours, stream)
-            times = _cuda.time_runs(stream, work, 70).device_ms
+            cuda.warm_up(stream, partial(cuda.upload, theirs, ours, stream), 3, 10)
+            work = partial(cuda.upload, theirs, ours, stream)
+            times = cuda.time_runs(stream, work, 70).device_ms
             assert len(times) == 70
             medians.append(float(np.median(times)))
     assert 0 < medians[0] < medians[1]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qdqspec.backends._trt_json import read_profile, read_times
-from qdqspec.backends._trt_layers import parse_layers
-from qdqspec.backends._trt_names import Names, metadata_names
-from qdqspec.backends._trtexec_log import read_log
-from qdqspec.backends._trtexec_messages import find_all
+from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
+from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.backends.tensorrt.names import Names, metadata_names
+from qdqspec.backends.trtexec.log import read_log
+from qdqspec.backends.trtexec.messages import find_all
 from qdqspec.errors import BackendError
 from qdqspec.units import without_passwords
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from qdqspec.backends._trt_json import read_profile, read_times
-from qdqspec.backends._trt_layers import parse_layers
-from qdqspec.backends._trtexec_log import read_log
-from qdqspec.backends._trtexec_messages import find_all
+from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
+from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.backends.trtexec.log import read_log
+from qdqspec.backends.trtexec.messages import find_all
 from qdqspec.baseline.compare import Conditions, differences, unlikeness
 from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
 from qdqspec.checks.regression import judge_change

@@ -51,7 +51,7 @@ def put_trtexec(
     fault: Mapping[str, str] | None = None,
 ) -> Trtexec:
     """A stand-in of a version, ``without`` some of its options, or with others ``listed`` in its help."""
-    from qdqspec.backends import _nvidia_smi
+    from qdqspec.backends._nvidia import smi as nvidia_smi
 
     folder.mkdir(parents=True, exist_ok=True)
     known = set(OPTIONS.get(version, OPTIONS["10.9"])) - set(without)
@@ -71,7 +71,7 @@ def put_trtexec(
         f"#!/bin/sh\ncase $2 in 0) echo {shlex.quote(GPU)};; none) exit 6;; *) echo {shlex.quote(OTHER_GPU)};; esac\n",
     )
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
-    _nvidia_smi._asked.cache_clear()
+    nvidia_smi._asked.cache_clear()
     return Trtexec(folder)
 
 
@@ -100,7 +100,7 @@ class Over:
 
 
 def run_here(command: Sequence[str], output: IO[bytes]) -> Over:
-    """Like ``qdqspec.backends._trtexec_process._start``, of the installed stand-in in this process."""
+    """Like ``qdqspec.backends.trtexec.process._start``, of the installed stand-in in this process."""
     script, code = Path(command[0]), 0
     with (
         _ONE_AT_A_TIME,

@@ -113,7 +113,7 @@ def break_down(fault):
 
 
 def build(options, _stage):
-    from qdqspec.backends._fake_cost import cost_of
+    from qdqspec.backends.fake.cost import cost_of
     from qdqspec.graph.model import load_model
 
     model = load_model(Path(options["--onnx"]))

@@ -19,12 +19,13 @@ _OURS = ("tensorrt", "cuda", "fake_gpu")
 @pytest.fixture
 def install_tensorrt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """``install_tensorrt("11.4.0.106")`` makes ``import tensorrt`` find a fake of that version."""
-    from qdqspec.backends import _trt_log, _trt_run
+    from qdqspec.backends.tensorrt import log as trt_log
+    from qdqspec.backends.tensorrt import run as trt_run
 
     def forget() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] in _OURS]:
             del sys.modules[name]
-        for made in (_trt_log.open_log, _trt_run._profiler_type, _trt_run._allocator_type):
+        for made in (trt_log.open_log, trt_run._profiler_type, trt_run._allocator_type):
             made.cache_clear()
 
     def install(version: str) -> None:
@@ -59,7 +60,7 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     A query for a field that it does not know fails, as the real one's does.
     """
-    from qdqspec.backends import _gpu_state
+    from qdqspec.backends._nvidia import state as gpu_state
 
     folder = tmp_path / "smi"
 
@@ -74,7 +75,7 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
             'echo "${row#, }"\n'
         )
         script.chmod(0o755)
-        _gpu_state.gpu_settings.cache_clear()
+        gpu_state.gpu_settings.cache_clear()
         return script
 
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
@@ -90,4 +91,4 @@ def install_trtexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
 @pytest.fixture
 def trtexec_here(engine_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stand-in runs in this process: a search calls it hundreds of times, each an interpreter otherwise."""
-    monkeypatch.setattr("qdqspec.backends._trtexec_process._start", run_here)
+    monkeypatch.setattr("qdqspec.backends.trtexec.process._start", run_here)

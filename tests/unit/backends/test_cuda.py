@@ -9,8 +9,8 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from qdqspec.backends import _cuda
-from qdqspec.backends._cuda import CudaError
+from qdqspec.backends._nvidia import cuda
+from qdqspec.backends._nvidia.cuda import CudaError
 from qdqspec.errors import BackendUnavailableError
 
 
@@ -20,20 +20,20 @@ def fake_cuda(install_tensorrt: Callable[[str], None]) -> None:
 
 
 def test_a_device_is_described():
-    assert _cuda.count_devices() == 1
-    device = _cuda.describe()
+    assert cuda.count_devices() == 1
+    device = cuda.describe()
     assert (device.name, device.capability, device.driver, device.runtime) == (
         "NVIDIA Fake 100",
         (9, 0),
         "12.8",
         "12.9",
     )
-    assert _cuda.memory() == (40 << 30, 80 << 30)
+    assert cuda.memory() == (40 << 30, 80 << 30)
 
 
 def test_errors_carry_cudas_name():
     with pytest.raises(CudaError) as caught:
-        _cuda.DeviceBuffer(200 << 30)
+        cuda.DeviceBuffer(200 << 30)
     assert caught.value.name == "cudaErrorMemoryAllocation"
     assert caught.value.out_of_memory
     assert caught.value.what == "cudaMalloc failed: cudaErrorMemoryAllocation (the fake device says 2)"
@@ -43,7 +43,7 @@ def test_errors_carry_cudas_name():
 def test_without_the_bindings_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(BackendUnavailableError, match="cuda-bindings cannot be imported"):
-        _cuda.runtime()
+        cuda.runtime()
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
@@ -52,14 +52,14 @@ def test_arrays_go_there_and_back(shape: tuple[int, ...]):
 
     values = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     with (
-        closing(_cuda.Stream()) as stream,
-        closing(_cuda.HostBuffer(values.nbytes)) as ours,
-        closing(_cuda.DeviceBuffer(values.nbytes)) as theirs,
-        closing(_cuda.HostBuffer(values.nbytes)) as back,
+        closing(cuda.Stream()) as stream,
+        closing(cuda.HostBuffer(values.nbytes)) as ours,
+        closing(cuda.DeviceBuffer(values.nbytes)) as theirs,
+        closing(cuda.HostBuffer(values.nbytes)) as back,
     ):
         ours.view(values.dtype, shape)[...] = values
-        _cuda.upload(theirs, ours, stream)
-        _cuda.download(back, theirs, stream)
+        cuda.upload(theirs, ours, stream)
+        cuda.download(back, theirs, stream)
         stream.synchronize()
         assert np.array_equal(back.view(values.dtype, shape), values)
         with pytest.raises(ValueError, match="do not fit"):
@@ -74,7 +74,7 @@ def test_what_is_captured_runs_only_when_launched():
     from fake_gpu import gpu
 
     done: list[int] = []
-    with closing(_cuda.Stream()) as stream:
+    with closing(cuda.Stream()) as stream:
         with closing(stream.capture(lambda: gpu.queue(stream.handle, lambda: done.append(1)))) as graph:
             assert done == []
             graph.launch(stream)
@@ -84,7 +84,7 @@ def test_what_is_captured_runs_only_when_launched():
 
 
 def test_a_stream_goes_on_after_a_failed_capture(monkeypatch: pytest.MonkeyPatch):
-    with closing(_cuda.Stream()) as stream:
+    with closing(cuda.Stream()) as stream:
         with pytest.raises(ZeroDivisionError):
             stream.capture(lambda: 1 // 0)
         stream.synchronize()
@@ -103,24 +103,24 @@ def test_every_run_is_timed_alone(runs: int):
     def work() -> None:
         gpu.now_ms += next(lasting)
 
-    with closing(_cuda.Stream()) as stream:
-        assert _cuda.time_runs(stream, work, runs).device_ms == tuple(range(1, runs + 1))
+    with closing(cuda.Stream()) as stream:
+        assert cuda.time_runs(stream, work, runs).device_ms == tuple(range(1, runs + 1))
 
 
 def test_the_time_to_launch_each_run_is_the_hosts():
     ticks = iter(range(100))
-    with closing(_cuda.Stream()) as stream:
-        timed = _cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
+    with closing(cuda.Stream()) as stream:
+        timed = cuda.time_runs(stream, lambda: None, 3, clock=lambda: 1e-3 * next(ticks))
     assert timed.host_ms == pytest.approx((1.0, 1.0, 1.0))
 
 
 def test_an_exclusive_gpu_is_known():
-    assert not _cuda.is_exclusive()
-    assert _cuda.bus_id() == "00000000:01:00.0"
+    assert not cuda.is_exclusive()
+    assert cuda.bus_id() == "00000000:01:00.0"
 
 
 def test_warming_up_counts_runs_and_time():
-    with closing(_cuda.Stream()) as stream:
-        assert _cuda.warm_up(stream, lambda: None, 0, 0) == 0
-        assert _cuda.warm_up(stream, lambda: None, 7, 0) == 7
-        assert _cuda.warm_up(stream, lambda: None, 1, 5) > 1
+    with closing(cuda.Stream()) as stream:
+        assert cuda.warm_up(stream, lambda: None, 0, 0) == 0
+        assert cuda.warm_up(stream, lambda: None, 7, 0) == 7
+        assert cuda.warm_up(stream, lambda: None, 1, 5) > 1

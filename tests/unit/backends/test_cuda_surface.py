@@ -57,7 +57,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def used() -> set[str]:
-    tree = ast.parse((ROOT / "qdqspec" / "backends" / "_cuda.py").read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / "qdqspec/backends/_nvidia/cuda.py").read_text(encoding="utf-8"))
     words = {
         node.value
         for node in ast.walk(tree)

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from qdqspec.backends._ort_words import cure_for, plainly
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
+from qdqspec.backends.onnxruntime.messages import cure_for, plainly
 from qdqspec.errors import BackendError, ConfigError
 from qdqspec.testing.backends import small_model
 

@@ -10,9 +10,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from qdqspec.backends._ort_ops import BLOCKED, BLOCKED_AXES
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.ops import BLOCKED, BLOCKED_AXES
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.placement.insert import insert_qdq

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.backends._ort_half import half_model, has_floats
+from qdqspec.backends.onnxruntime.half import half_model, has_floats
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model, load_model
 

@@ -10,11 +10,11 @@ import onnx
 import onnxruntime
 import pytest
 
-from qdqspec.backends._ort_events import KernelEvent
-from qdqspec.backends._ort_layers import Origin, plain_name
-from qdqspec.backends._ort_profile import layer_times
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime.events import KernelEvent
+from qdqspec.backends.onnxruntime.layers import Origin, plain_name
+from qdqspec.backends.onnxruntime.profile import layer_times
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.types import LayerTime
 

@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from packaging.version import Version
 
-from qdqspec.backends import _ort_ops
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime import ops as ort_ops
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS
 from qdqspec.types import LayerTime
@@ -109,7 +109,7 @@ ONE: dict[str, Callable[[Graph, str], str]] = {
     "Unsqueeze": lambda g, x: g.node("Unsqueeze", x, indices(g, 0)),
     "Where": lambda g, x: g.node("Where", g.const(np.ones(IMAGE, bool)), x, g.input(IMAGE, scale=0.03)),
 }
-SHAPES = dict.fromkeys(_ort_ops.LINEAR, MATRIX)
+SHAPES = dict.fromkeys(ort_ops.LINEAR, MATRIX)
 
 
 @pytest.fixture
@@ -151,22 +151,22 @@ def build_one(op: str, *, out: bool, scale: float = 0.02) -> onnx.ModelProto:
 
 
 def test_every_entry_of_the_table_is_tried() -> None:
-    assert set(ONE) == set(_ort_ops.LABELS)
+    assert set(ONE) == set(ort_ops.LABELS)
 
 
-@pytest.mark.parametrize("op", sorted(_ort_ops.LABELS))
+@pytest.mark.parametrize("op", sorted(ort_ops.LABELS))
 def test_runs_in_integers_between_pairs(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
     assert integer(build_one(op, out=True))
 
 
-@pytest.mark.parametrize("op", sorted(_ort_ops.LINEAR + _ort_ops.COMPUTING))
+@pytest.mark.parametrize("op", sorted(ort_ops.LINEAR + ort_ops.COMPUTING))
 def test_in_only_is_offered_exactly_where_it_fuses(
     integer: Callable[[onnx.ModelProto], bool], op: str
 ) -> None:
-    assert integer(build_one(op, out=False)) == ("in-only" in _ort_ops.LABELS[op])
+    assert integer(build_one(op, out=False)) == ("in-only" in ort_ops.LABELS[op])
 
 
-@pytest.mark.parametrize("op", sorted(_ort_ops.MOVING))
+@pytest.mark.parametrize("op", sorted(ort_ops.MOVING))
 def test_moving_operators_need_equal_scales(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
     assert not integer(build_one(op, out=True, scale=0.05))
 
@@ -176,7 +176,7 @@ def test_moving_operators_need_equal_scales(integer: Callable[[onnx.ModelProto],
     ["Sub", "Div", "Tanh", "Gelu", "HardSigmoid", "Elu", "Erf", "Exp", "Sqrt", "GlobalMaxPool", "Softplus"],
 )
 def test_operators_not_offered_stay_float(integer: Callable[[onnx.ModelProto], bool], op: str) -> None:
-    assert op not in _ort_ops.LABELS
+    assert op not in ort_ops.LABELS
     g = Graph()
     x = g.input(IMAGE)
     y = g.node(op, x, g.input(IMAGE)) if op in ("Sub", "Div") else g.node(op, x)
@@ -233,7 +233,7 @@ def test_what_vanishes_into_the_q_behind_it(
 ) -> None:
     g = Graph()
     y = after(g, ONE[producer](g, g.input(IMAGE)))
-    assert (g.nodes[-1].op_type in _ort_ops.ABSORBED) or not absorbed
+    assert (g.nodes[-1].op_type in ort_ops.ABSORBED) or not absorbed
     assert integer(g.model(g.pair(y, zero=zero, scale=scale))) == absorbed
 
 
@@ -277,7 +277,7 @@ def test_a_linear_operator_gives_no_floats_to_an_activation_function_that_could_
     model = g.model(g.node("Tanh", g.node(follower, y)))
     others = (follower, "Tanh", *QDQ_OPS)
     (product,) = [layer for layer in layers_of(model) if layer.op_type not in others]
-    assert product.integer == (follower not in _ort_ops.ABSORBED)
+    assert product.integer == (follower not in ort_ops.ABSORBED)
 
 
 def test_a_batch_normalization_before_the_q_stops_the_fusion(

@@ -9,9 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.backends import _ort_overflow
 from qdqspec.backends._cpu import Cpu
-from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.onnxruntime import OnnxRuntime, overflow
 
 HASWELL = Cpu(product="Haswell", flags=frozenset({"sse2", "avx2"}), cores=1)
 ICE_LAKE = Cpu(product="Ice Lake", flags=frozenset({"avx2", "avx512bw", "avx512_vnni"}), cores=1)
@@ -21,7 +20,7 @@ CONTRARY = ", as computed here, although the processor's flags mean the opposite
 
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setattr(_ort_overflow, "_measured", lambda: request.param)
+    monkeypatch.setattr(overflow, "_measured", lambda: request.param)
 
 
 def test_capabilities_agree_with_a_quantized_convolution() -> None:
@@ -68,15 +67,15 @@ def test_capabilities_agree_with_a_quantized_convolution() -> None:
     indirect=["computed"],
 )
 def test_what_is_computed_decides_before_flags(computed: None, cpu: Cpu, expected: bool, text: str) -> None:
-    assert _ort_overflow.overflows(cpu) is expected
-    assert _ort_overflow.describe(cpu) == text
+    assert overflow.overflows(cpu) is expected
+    assert overflow.describe(cpu) == text
 
 
 def test_without_onnxruntime_the_flags_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    _ort_overflow._measured.cache_clear()
+    overflow._measured.cache_clear()
     try:
-        assert _ort_overflow.overflows(HASWELL)
-        assert not _ort_overflow.overflows(ICE_LAKE)
+        assert overflow.overflows(HASWELL)
+        assert not overflow.overflows(ICE_LAKE)
     finally:
-        _ort_overflow._measured.cache_clear()
+        overflow._measured.cache_clear()

@@ -15,9 +15,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from qdqspec.backends._trt_cache import Shared
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import TensorRt
+from qdqspec.backends.tensorrt.cache import Shared
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.testing.backends import small_model
 from qdqspec.types import InputShape, ShapeProfile

@@ -13,11 +13,11 @@ import onnx
 import pytest
 from packaging.requirements import Requirement
 
-from qdqspec.backends import _trt_device
-from qdqspec.backends._trt_api import installed_version, unsupported
-from qdqspec.backends._trt_ops import formats_for, lacking
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.tensorrt import TensorRt
+from qdqspec.backends.tensorrt import device as trt_device
+from qdqspec.backends.tensorrt.api import installed_version, unsupported
+from qdqspec.backends.tensorrt.ops import formats_for, lacking
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.placement.rules import RULES
 from qdqspec.quantize.formats import FORMATS
@@ -34,7 +34,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    _trt_device._look.cache_clear()
+    trt_device._look.cache_clear()
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nobody should be asked"))
 
 
@@ -181,7 +181,7 @@ def test_a_library_that_hangs_when_loaded(
 ):
     install_tensorrt("11.4.0.106")
     (tmp_path / "site" / "tensorrt.py").write_text("import time\ntime.sleep(3600)\n")
-    monkeypatch.setattr(_trt_device, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(trt_device, "_TIMEOUT", 0.5)
     assert TensorRt().probe().why == (
         "the process that looks for TensorRT gave no answer for 0.5 s and was ended"
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.backends import _trt_options
-from qdqspec.backends._trt_options import TensorRtOptions, options_from
+from qdqspec.backends.tensorrt import options as trt_options
+from qdqspec.backends.tensorrt.options import TensorRtOptions, options_from
 from qdqspec.errors import ConfigError
 
 
@@ -60,11 +60,11 @@ def test_what_does_not_fit_is_said(word: str, text: str, said: str):
 
 
 def test_every_word_is_explained():
-    assert _trt_options.__doc__ is not None
-    for option in _trt_options.OPTIONS.options:
-        assert option.word in _trt_options.__doc__
+    assert trt_options.__doc__ is not None
+    for option in trt_options.OPTIONS.options:
+        assert option.word in trt_options.__doc__
 
 
 def test_every_field_is_declared():
-    declared = {option.key for option in _trt_options.OPTIONS.options}
+    declared = {option.key for option in trt_options.OPTIONS.options}
     assert declared == set(TensorRtOptions.__dataclass_fields__)

@@ -95,7 +95,7 @@ def test_numbers_of_flags_did_change():
 def test_sources_hold_all_of_the_backend():
     folder = trt_surface.ROOT / "qdqspec" / "backends"
     importing = {
-        path for path in folder.glob("*.py") if re.search(r"import tensorrt\b", path.read_text("utf-8"))
+        path for path in folder.rglob("*.py") if re.search(r"import tensorrt\b", path.read_text("utf-8"))
     }
     assert importing <= set(SOURCES)
 
@@ -216,22 +216,24 @@ def test_our_subclasses_can_be_made_of_the_real_classes(bindings: tuple[str, Pat
 
 _SUBCLASSES = """
 import tensorrt as trt
-from qdqspec.backends import _trt_api, _trt_log, _trt_run
-_trt_api.require_tensorrt()
-log, logger = _trt_log.open_log()
+from qdqspec.backends.tensorrt import api as trt_api
+from qdqspec.backends.tensorrt import log as trt_log
+from qdqspec.backends.tensorrt import run as trt_run
+trt_api.require_tensorrt()
+log, logger = trt_log.open_log()
 logger.log(trt.ILogger.Severity.WARNING, "a line")
 assert log.warnings == ("a line",)
 trt.init_libnvinfer_plugins(logger, "")
-profiler = _trt_run._profiler_type()()
+profiler = trt_run._profiler_type()()
 profiler.begin()
 profiler.report_layer_time("conv", 0.5)
 assert profiler.runs == [[("conv", 0.5)]]
-allocator = _trt_run._allocator_type()()
+allocator = trt_run._allocator_type()()
 allocator.notify_shape("y", trt.Dims([2, 3]))
 assert allocator.shape == (2, 3)
 profile_shape = trt.Dims([1, 3])
 assert tuple(profile_shape) == (1, 3)
-print("1 <<", _trt_api.network_flags().bit_length() - 1)
+print("1 <<", trt_api.network_flags().bit_length() - 1)
 for name in ("reallocate_output_async", "notify_shape"):
     if name in trt.IOutputAllocator.__doc__:
         print(name)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from qdqspec.backends._trt_json import read_profile, read_times
-from qdqspec.backends._trt_layers import parse_layers, read_layers
-from qdqspec.backends._trt_names import Names, metadata_names
-from qdqspec.backends._trtexec_log import read_log
+from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
+from qdqspec.backends.tensorrt.layers import parse_layers, read_layers
+from qdqspec.backends.tensorrt.names import Names, metadata_names
+from qdqspec.backends.trtexec.log import read_log
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.regions.fusion import groups_of

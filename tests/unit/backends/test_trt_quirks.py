@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from qdqspec.backends._trt_json import read_graph, read_profile, read_times
-from qdqspec.backends._trt_layers import parse_layers, read_layers
-from qdqspec.backends._trt_names import Names, metadata_names
-from qdqspec.backends._trtexec_log import read_log
-from qdqspec.backends._trtexec_messages import find_all
+from qdqspec.backends.tensorrt.layer_json import read_graph, read_profile, read_times
+from qdqspec.backends.tensorrt.layers import parse_layers, read_layers
+from qdqspec.backends.tensorrt.names import Names, metadata_names
+from qdqspec.backends.trtexec.log import read_log
+from qdqspec.backends.trtexec.messages import find_all
 from qdqspec.cli.explain import _end_to_end
 from qdqspec.regions.fusion import groups_of
 

@@ -371,7 +371,7 @@ def test_an_unknown_option_of_the_user_is_named(install_trtexec, model):
 
 def test_no_trtexec(monkeypatch, tmp_path, model):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("qdqspec.backends._trtexec_process._USUAL_PLACES", ())
+    monkeypatch.setattr("qdqspec.backends.trtexec.process._USUAL_PLACES", ())
     availability = Trtexec().probe()
     assert not availability.usable
     assert "no trtexec on PATH" in availability.why
@@ -434,7 +434,7 @@ def test_in_a_child_process(install_trtexec, model, feeds):
 
 
 def test_outputs_that_are_no_numbers(install_trtexec, model):
-    from qdqspec.backends._trtexec_files import read_outputs
+    from qdqspec.backends.trtexec.files import read_outputs
     from qdqspec.graph.model import load_model
 
     loaded = load_model(model)

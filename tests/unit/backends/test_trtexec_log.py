@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qdqspec.backends._trtexec_log import read_log
-from qdqspec.backends._trtexec_messages import cause_of, find_all
+from qdqspec.backends.trtexec.log import read_log
+from qdqspec.backends.trtexec.messages import cause_of, find_all
 
 SAMPLES = Path(__file__).parents[2] / "data" / "tensorrt" / "samples"
 MESSAGES = [json.loads(line) for line in (SAMPLES / "trtexec-messages.jsonl").read_text().splitlines()]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from graph_text import model_of
 
-from qdqspec.backends import _trt_ops
 from qdqspec.backends.base import Capabilities
+from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.graph.model import Model
 from qdqspec.placement.judging import judge
 from qdqspec.placement.rules import RULES
@@ -24,10 +24,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "placement-rules.md"
 def capabilities(*rules: str) -> Capabilities:
     return Capabilities(
         formats=FORMATS,
-        labels=_trt_ops.LABELS,
+        labels=trt_ops.LABELS,
         activations={name: name for name in FORMATS if name != "int4"},
         weights={name: name for name in FORMATS},
-        blocked_axes=_trt_ops.BLOCKED_AXES,
+        blocked_axes=trt_ops.BLOCKED_AXES,
         rules=frozenset(rules),
     )
 
@@ -223,7 +223,7 @@ operator in float.
 Held elsewhere, for every backend: all inputs of a weighted operator are quantized together (`placement/units.py`), and
 tensors that Concat joins, or MaxPool and operators that move values pass on, share one scale (`tie_ranges` in
 `quantize/ranges.py`), during the search as in the final model. Which operators run in which format, pooling among them,
-is the table of a backend (`backends/_trt_ops.py`).
+is the table of a backend (`backends/tensorrt/ops.py`).
 """
 
 
@@ -247,4 +247,4 @@ def test_the_page_of_rules_is_the_generated_one(request: pytest.FixtureRequest) 
 @pytest.mark.parametrize("name", RULES)
 def test_every_rule_has_its_source(name: str) -> None:
     assert "Source: " in (RULES[name].__doc__ or "")
-    assert name in _trt_ops.RULES
+    assert name in trt_ops.RULES

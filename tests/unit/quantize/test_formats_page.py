@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tabulate import tabulate
 
-from qdqspec.backends import _trt_ops
 from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.backends.tensorrt import ops as trt_ops
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model
 from qdqspec.placement.insert import insert_qdq
@@ -79,9 +79,9 @@ def row(fmt: NumberFormat) -> tuple[str, ...]:
         "none" if fmt.block and fmt.signed else "0" if fmt.signed else "any; 8 here" if fmt.block else "any"
     )
     opset = str(fmt.opset)
-    known = _trt_ops.FORMATS.get(fmt.name)
+    known = trt_ops.FORMATS.get(fmt.name)
     capability, version = ("-", "-") if known is None else (".".join(map(str, part)) for part in known)
-    if fmt.name in _trt_ops.FORMATS and _trt_ops.why_not(fmt.name, (12, 0), (11, 4)):
+    if fmt.name in trt_ops.FORMATS and trt_ops.why_not(fmt.name, (12, 0), (11, 4)):
         capability += ", not 12.x"
     here = OnnxRuntime().capabilities()
     return (

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, numpy_helper
 
-from qdqspec.backends._ort_half import half_model
 from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime.half import half_model
 from qdqspec.graph.model import load_model
 from qdqspec.graph.reference import reference_outputs
 from qdqspec.report.record import case_to_json

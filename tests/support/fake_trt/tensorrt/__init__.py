@@ -23,7 +23,7 @@ import onnx
 from fake_gpu import break_down, fault, gpu
 from onnx import TensorProto, numpy_helper
 
-from qdqspec.backends._fake_cost import Cost, cost_of
+from qdqspec.backends.fake.cost import Cost, cost_of
 from qdqspec.graph.model import Model
 
 __version__ = importlib.metadata.version("tensorrt")

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from qdqspec.backends._trt_json import Json, read_graph, read_profile
-from qdqspec.backends._trt_names import Names, plain_name
+from qdqspec.backends.tensorrt.layer_json import Json, read_graph, read_profile
+from qdqspec.backends.tensorrt.names import Names, plain_name
 from qdqspec.graph.model import Model
 from qdqspec.types import LayerTime
 

@@ -22,23 +22,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from qdqspec.backends import _trt_ops
 from qdqspec.backends._cpu import slug_from_text
-from qdqspec.backends._nvidia_smi import capability_of, gpu_facts
-from qdqspec.backends._trt_cache import seal, set_aside_damaged
-from qdqspec.backends._trt_json import read_times
-from qdqspec.backends._trt_layers import parse_layers
-from qdqspec.backends._trt_plugins import trtexec_option
-from qdqspec.backends._trtexec_files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
-from qdqspec.backends._trtexec_log import Report
-from qdqspec.backends._trtexec_process import (
+from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.tensorrt import ops as trt_ops
+from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
+from qdqspec.backends.tensorrt.layer_json import read_times
+from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.backends.tensorrt.plugins import trtexec_option
+from qdqspec.backends.trtexec.files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
+from qdqspec.backends.trtexec.log import Report
+from qdqspec.backends.trtexec.process import (
     CALL_SECONDS,
     INSTALL,
     Tool,
     find_trtexec,
     require_tool,
 )
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, BackendOption, BackendOptions, whole
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model, load_model
@@ -136,20 +136,20 @@ class Trtexec:
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
         """Those of TensorRT: symmetric, biases in float, by compute capability."""
         capability, version = capability_of(gpu_facts(_gpu_index(options))), _version()
-        here = _trt_ops.formats_for(capability, version)
+        here = trt_ops.formats_for(capability, version)
         formats = tuple(name for name in here if name in _FORMATS)
         return Capabilities(
             formats=formats,
-            labels=_trt_ops.LABELS,
-            activations={name: name for name in formats if name not in _trt_ops.WEIGHT_ONLY},
+            labels=trt_ops.LABELS,
+            activations={name: name for name in formats if name not in trt_ops.WEIGHT_ONLY},
             weights={name: name for name in formats},
-            absorbs=_trt_ops.ABSORBED,
+            absorbs=trt_ops.ABSORBED,
             symmetric_activations=True,
-            blocked_axes=_trt_ops.BLOCKED_AXES,
-            rules=_trt_ops.RULES,
+            blocked_axes=trt_ops.BLOCKED_AXES,
+            rules=trt_ops.RULES,
             fuses_in_half=True,
             computes_in_half=True,
-            lacking=_trt_ops.lacking(capability, version)
+            lacking=trt_ops.lacking(capability, version)
             | {name: f"{name} goes through backend tensorrt" for name in here if name not in _FORMATS},
             observes=False,
         )

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.backends._trt_api import network_flags, optional, required
-from qdqspec.backends._trt_cache import Shared
-from qdqspec.backends._trt_log import Log, refusals
-from qdqspec.backends._trt_options import TensorRtOptions
-from qdqspec.backends._trt_plugins import exports_creators, load_self_registering
-from qdqspec.backends._trt_profiles import add_profiles
+from qdqspec.backends.tensorrt.api import network_flags, optional, required
+from qdqspec.backends.tensorrt.cache import Shared
+from qdqspec.backends.tensorrt.log import Log, refusals
+from qdqspec.backends.tensorrt.options import TensorRtOptions
+from qdqspec.backends.tensorrt.plugins import exports_creators, load_self_registering
+from qdqspec.backends.tensorrt.profiles import add_profiles
 from qdqspec.errors import BackendError
 from qdqspec.registry import did_you_mean
 from qdqspec.types import ShapeProfile

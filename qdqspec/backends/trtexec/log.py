@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from qdqspec.backends._trtexec_messages import Finding, find_all, plain_lines, shortened
+from qdqspec.backends.trtexec.messages import Finding, find_all, plain_lines, shortened
 from qdqspec.types import NOT_CAPTURED
 
 Verdict: TypeAlias = Literal["PASSED", "FAILED", ""]

@@ -23,9 +23,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO
 
-from qdqspec.backends._nvidia_smi import environment
-from qdqspec.backends._trtexec_log import Report, read_log
-from qdqspec.backends._trtexec_messages import cause_of
+from qdqspec.backends._nvidia.smi import environment
+from qdqspec.backends.trtexec.log import Report, read_log
+from qdqspec.backends.trtexec.messages import cause_of
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.units import without_passwords
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qdqspec.backends._cuda import INSTALL
+from qdqspec.backends._nvidia.cuda import INSTALL
 from qdqspec.errors import BackendError, BackendUnavailableError
 
 if TYPE_CHECKING:

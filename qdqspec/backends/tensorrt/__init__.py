@@ -1,8 +1,8 @@
 """TensorRT 10.9 to 11.4 through its Python API.
 
 Neither the constructor nor `capabilities` imports TensorRT or initializes CUDA in this
-process: see `qdqspec.backends._trt_device`. Options begin with ``tensorrt.``: see
-`qdqspec.backends._trt_options`. ``docs/tensorrt.md`` lists what has been tested and what has not.
+process: see `qdqspec.backends.tensorrt.device`. Options begin with ``tensorrt.``: see
+`qdqspec.backends.tensorrt.options`. ``docs/tensorrt.md`` lists what has been tested and what has not.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qdqspec.backends import _cuda
-from qdqspec.backends._gpu_state import GpuWatch
-from qdqspec.backends._trt_api import installed_version, parts, require_tensorrt
-from qdqspec.backends._trt_build import Build, Built
-from qdqspec.backends._trt_cache import Shared
-from qdqspec.backends._trt_device import Found, look
-from qdqspec.backends._trt_layers import parse_layers
-from qdqspec.backends._trt_log import open_log, refusals
-from qdqspec.backends._trt_ops import (
+from qdqspec.backends._nvidia import cuda
+from qdqspec.backends._nvidia.state import GpuWatch
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.tensorrt.api import installed_version, parts, require_tensorrt
+from qdqspec.backends.tensorrt.build import Build, Built
+from qdqspec.backends.tensorrt.cache import Shared
+from qdqspec.backends.tensorrt.device import Found, look
+from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.backends.tensorrt.log import open_log, refusals
+from qdqspec.backends.tensorrt.ops import (
     ABSORBED,
     BLOCKED_AXES,
     LABELS,
@@ -36,10 +37,9 @@ from qdqspec.backends._trt_ops import (
     formats_for,
     lacking,
 )
-from qdqspec.backends._trt_options import OPTIONS, options_from
-from qdqspec.backends._trt_profiles import Shape
-from qdqspec.backends._trt_run import Bound, Session, check_feeds, ports_of
-from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.tensorrt.options import OPTIONS, options_from
+from qdqspec.backends.tensorrt.profiles import Shape
+from qdqspec.backends.tensorrt.run import Bound, Session, check_feeds, ports_of
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
@@ -116,7 +116,7 @@ class TensorRt:
         require_tensorrt()
         if not model.is_file():
             raise BackendError("there is no such model file", where=model, cure="check the path")
-        _cuda.select(options.device)
+        cuda.select(options.device)
         return TensorRtEngine(model, options)
 
 
@@ -131,7 +131,7 @@ class TensorRtEngine:
         self._log, logger = open_log()
         self._log.verbose = self._words.verbose
         self._log.clear()
-        gpu = _cuda.describe(options.device)
+        gpu = cuda.describe(options.device)
         found = Found(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
         key = f"{found.slug}-tensorrt-{trt.__version__}"
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=self._words.timing_cache)
@@ -141,9 +141,9 @@ class TensorRtEngine:
             self._ports = ports_of(self._built.engine)
             self.graph_hash = graph_hash(self._information(self._built.engine, None), model)
         self._shared.record({**self._built.facts, "graph_hash": self.graph_hash})
-        self._stream = _cuda.Stream()
+        self._stream = cuda.Stream()
         self._bound: dict[int, Bound] = {}  # by profile
-        self._watch = GpuWatch(_cuda.bus_id(options.device))
+        self._watch = GpuWatch(cuda.bus_id(options.device))
         self._launches: deque[float] = deque(
             maxlen=_LAUNCHES
         )  # time to launch a run over its time on the device
@@ -192,8 +192,8 @@ class TensorRtEngine:
         graph = bound.graph
         launch = bound.session.enqueue if graph is None else lambda: graph.launch(stream)
         with refusals(self._log, "the model could not be timed", self.model):
-            _cuda.warm_up(stream, launch, warmup, self._warmup_ms())
-            timed = _cuda.time_runs(stream, launch, runs)
+            cuda.warm_up(stream, launch, warmup, self._warmup_ms())
+            timed = cuda.time_runs(stream, launch, runs)
         self._last_run = time.perf_counter()
         self._launches.extend(h / max(d, 1e-6) for h, d in zip(timed.host_ms, timed.device_ms, strict=True))
         self._watch.observe()

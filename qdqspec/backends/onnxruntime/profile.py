@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from qdqspec.backends._ort_events import KernelEvent, Timed, runs_of
-from qdqspec.backends._ort_layers import Origin
+from qdqspec.backends.onnxruntime.events import KernelEvent, Timed, runs_of
+from qdqspec.backends.onnxruntime.layers import Origin
 from qdqspec.graph.model import Model
 from qdqspec.graph.scopes import find_scopes
 from qdqspec.types import LayerTime

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqspec.backends import _cpu
-from qdqspec.backends._ort_graph import graph_hash, read_graph, read_source
-from qdqspec.backends._ort_layers import map_kernels
-from qdqspec.backends._ort_ops import ABSORBED, BLOCKED, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
-from qdqspec.backends._ort_options import FULL, LEVELS, OPTIONS, level_from, libraries_from
-from qdqspec.backends._ort_overflow import describe, overflows
-from qdqspec.backends._ort_profile import layer_times, read_profile
-from qdqspec.backends._ort_words import cure_for, plainly
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph, read_source
+from qdqspec.backends.onnxruntime.layers import map_kernels
+from qdqspec.backends.onnxruntime.messages import cure_for, plainly
+from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
+from qdqspec.backends.onnxruntime.options import FULL, LEVELS, OPTIONS, level_from, libraries_from
+from qdqspec.backends.onnxruntime.overflow import describe, overflows
+from qdqspec.backends.onnxruntime.profile import layer_times, read_profile
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
 
@@ -45,7 +45,7 @@ _INLINE_BYTES = "1024"  # larger constants of the optimized graph are written to
 
 
 class OnnxRuntime:
-    """ONNX Runtime's CPU provider, with all optimizations on unless `_ort_options` state otherwise."""
+    """ONNX Runtime's CPU provider, with all optimizations on unless `options` state otherwise."""
 
     name = "onnxruntime"
     target = "onnxruntime-cpu"

@@ -1,7 +1,7 @@
 """The installed TensorRT and the GPU, queried by a separate process.
 
 A process that has initialized CUDA cannot be forked, and every candidate is built in a forked child. So the
-main process neither calls CUDA nor imports TensorRT: ``python -m qdqspec.backends._trt_device INDEX``
+main process neither calls CUDA nor imports TensorRT: ``python -m qdqspec.backends.tensorrt.device INDEX``
 does, prints the result as one line of JSON, and exits. A crash of a driver ends that process only.
 """
 
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from qdqspec.backends import _cuda
 from qdqspec.backends._cpu import slug_from_text
-from qdqspec.backends._cuda import INSTALL
-from qdqspec.backends._gpu_state import gpu_settings
-from qdqspec.backends._trt_api import NEWEST, installed_version, parts, require_tensorrt
+from qdqspec.backends._nvidia import cuda
+from qdqspec.backends._nvidia.cuda import INSTALL
+from qdqspec.backends._nvidia.state import gpu_settings
+from qdqspec.backends.tensorrt.api import NEWEST, installed_version, parts, require_tensorrt
 from qdqspec.errors import BackendError
 
 _PROBE = "the process that looks for TensorRT"
@@ -67,7 +67,7 @@ def _look(index: int, visible: str | None, paths: tuple[str, ...]) -> Found:  # 
     here = os.pathsep.join(path or str(Path.cwd()) for path in paths)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "qdqspec.backends._trt_device", str(index)],
+            [sys.executable, "-P", "-m", "qdqspec.backends.tensorrt.device", str(index)],
             capture_output=True,
             text=True,
             errors="replace",
@@ -108,7 +108,7 @@ def find(index: int) -> Found:
         require_tensorrt()
         import tensorrt as trt
 
-        version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(_cuda.bus_id(index))
+        version, gpu, settings = trt.__version__, _gpu(index), gpu_settings(cuda.bus_id(index))
         _require_room_for_two(index)
     except BackendError as error:
         return Found(why=error.what, install=error.cure or INSTALL, tensorrt=installed_version() or "")
@@ -128,13 +128,13 @@ def find(index: int) -> Found:
     return Found(tensorrt=version, gpu=gpu.name, capability=gpu.capability, facts=facts)
 
 
-def _gpu(index: int) -> _cuda.Device:
-    count = _cuda.count_devices()
+def _gpu(index: int) -> cuda.Device:
+    count = cuda.count_devices()
     if index >= count:
         raise BackendError(
             f"there is no GPU {index}: {count} can be used", cure="choose another with --qdq-device"
         )
-    return _cuda.describe(index)
+    return cuda.describe(index)
 
 
 def _require_room_for_two(index: int) -> None:
@@ -142,12 +142,12 @@ def _require_room_for_two(index: int) -> None:
 
     Compute mode EXCLUSIVE_PROCESS alone does not decide: under CUDA's MPS several processes share one context.
     """
-    if not _cuda.is_exclusive(index):
+    if not cuda.is_exclusive(index):
         return
-    _cuda.select(index)
-    with closing(_cuda.Stream()):
+    cuda.select(index)
+    with closing(cuda.Stream()):
         second = subprocess.run(
-            [sys.executable, "-P", "-m", "qdqspec.backends._trt_device", str(index), _SECOND],
+            [sys.executable, "-P", "-m", "qdqspec.backends.tensorrt.device", str(index), _SECOND],
             capture_output=True,
             text=True,
             timeout=_TIMEOUT,
@@ -165,8 +165,8 @@ def main(arguments: list[str]) -> None:
     """``INDEX``: print the result as one line of JSON. ``INDEX --second``: open the GPU, fail if it is rejected."""
     if arguments[1:] == [_SECOND]:
         try:
-            _cuda.select(int(arguments[0]))
-            _cuda.Stream().close()
+            cuda.select(int(arguments[0]))
+            cuda.Stream().close()
         except BackendError as error:
             sys.exit(error.what)
         return

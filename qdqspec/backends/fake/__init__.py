@@ -1,7 +1,7 @@
 """A simulated device: seeded, without delays, with configurable noise and faults.
 
 For tests of searches and statistics, and for dry runs of a spec. Times are simulated (see
-`qdqspec.backends._fake_cost`); outputs are real, from the ONNX reference implementation. Its options, all
+`qdqspec.backends.fake.cost`); outputs are real, from the ONNX reference implementation. Its options, all
 with defaults in brackets:
 
 - ``fake.seed``: selects the device (0).
@@ -98,7 +98,7 @@ class FakeDevice:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """Those of ONNX Runtime, on a few more operators, and TensorRT's float formats."""
-        from qdqspec.backends._fake_cost import (
+        from qdqspec.backends.fake.cost import (
             BLOCKED_AXES,
             FP8,
             FUSED,
@@ -121,7 +121,7 @@ class FakeDevice:
 
     def build(self, model: Path, options: BuildOptions) -> FakeEngine:
         """Read the model and compute its cost; fail or crash if that is configured."""
-        from qdqspec.backends._fake_cost import cost_of, fraction
+        from qdqspec.backends.fake.cost import cost_of, fraction
         from qdqspec.graph.model import QDQ_OPS, load_model
 
         words = options_from(options.extra)
@@ -224,7 +224,7 @@ class FakeEngine:
             raise BackendError("no inputs are bound", where=self._model, cure="call bind(feeds) first")
         if not profile:
             return self._layers
-        from qdqspec.backends._fake_cost import LAUNCH_MS
+        from qdqspec.backends.fake.cost import LAUNCH_MS
 
         grown = self._sizes[profile] / max(self._sizes.get(0, 0), 1)
         launch = LAUNCH_MS * self._words.scale
@@ -236,7 +236,7 @@ class FakeEngine:
 
 def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
     """The time of a run of ``model`` without noise, in milliseconds."""
-    from qdqspec.backends._fake_cost import cost_of
+    from qdqspec.backends.fake.cost import cost_of
     from qdqspec.graph.model import load_model
 
     words = options_from(options or {})
