@@ -25,7 +25,11 @@ class NoiseBar:
     def learn(self, trial: Trial, least: float) -> None:
         """Add a scored candidate; one without a score, an SQNR or any pairs is ignored."""
         if trial.accuracy is not None and trial.sqnr_db is not None and trial.placement.sites:
-            (self.kept if trial.accuracy >= least else self.lost).append(trial.sqnr_db)
+            self.add(trial.sqnr_db, kept=trial.accuracy >= least)
+
+    def add(self, sqnr_db: float, *, kept: bool) -> None:
+        """Add a candidate's SQNR, and whether it satisfies the constraint."""
+        (self.kept if kept else self.lost).append(sqnr_db)
 
     @property
     def lost_db(self) -> float:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from qdqspec.rehearsal.guiding import guiding_outputs
-from qdqspec.rehearsal.rehearsal import Rehearsal, RehearsalRefusedError, Runtime, Subject
+from qdqspec.rehearsal.rehearsal import (
+    Rehearsal,
+    RehearsalRefusedError,
+    RehearsedEngine,
+    Runtime,
+    Subject,
+)
 from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities
 from qdqspec.rehearsal.switches import Switches, sites_of
 
 __all__ = [
     "Rehearsal",
     "RehearsalRefusedError",
+    "RehearsedEngine",
     "Runtime",
     "Sensitivities",
     "Subject",

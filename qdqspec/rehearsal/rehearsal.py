@@ -187,6 +187,18 @@ class Rehearsal:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class RehearsedEngine:
+    """A placement in a rehearsal, with the interface of an engine."""
+
+    rehearsal: Rehearsal
+    placement: Placement
+
+    def run(self, feeds: Feed) -> dict[str, Array]:
+        """The outputs by name."""
+        return self.rehearsal.outputs(self.placement, feeds)
+
+
 def run(model: SwitchedModel, engine: Engine, setting: Setting, feed: Feed) -> Values:
     """The values that a model with switches computes, by edge; ``setting`` covers all switches, also those it lacks.
 

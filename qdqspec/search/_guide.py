@@ -47,6 +47,10 @@ class Guide:
         """The expected SQNR of a placement; ``None`` if unknown."""
         return None if self._oracle is None else self._oracle.predicted_db(placement)
 
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
+        return None if self._oracle is None else self._oracle.keeps_metric(placement)
+
     def admits(self, placement: Placement, least_db: float | None) -> bool:
         """Whether a placement may reach ``least_db``; true if nothing is known of it."""
         if self._oracle is None or least_db is None or not placement.sites:

@@ -17,8 +17,9 @@ UNTOLD_EPS = 0.01  # smallest significant difference if no trial reports one
 
 
 class Stepwise:
-    """Ask and tell over a generator. Repeated proposals are dropped, and never answered.
+    """Ask and tell over a generator.
 
+    Repeated proposals, and those whose task metric is expected to miss its limit, are dropped and never answered.
     ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts SQNRs without builds.
     """
 
@@ -91,5 +92,17 @@ class Stepwise:
             # One that was only measured for accuracy may still be raced; a raced one was measured as well.
             if key not in self._asked or (proposal.timed and not self._asked[key]):
                 self._asked[key] = proposal.timed
-                fresh.append(proposal)
+                if self._may_win(proposal):
+                    fresh.append(proposal)
         return fresh
+
+    def _may_win(self, proposal: Proposal) -> bool:
+        """Whether no rehearsal shows that a candidate misses the task metric's limit; those of the user may always."""
+        placement = proposal.placement
+        if self._limits.min_accuracy is None or not proposal.timed or proposal.subgraph:
+            return True
+        return placement in self._limits.seeds or self.keeps_metric(placement)
+
+    def keeps_metric(self, placement: Placement) -> bool:
+        """Whether a placement is not expected to miss the limit of the task metric."""
+        return self.guide.keeps_metric(placement) is not False

@@ -15,7 +15,7 @@ candidate is below the limit.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -32,7 +32,7 @@ from qdqspec.search.blocks import CostModel, block_codes, flips, fuse, unit_labe
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.search.select import reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
-from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
+from qdqspec.types import NOT_CANDIDATES, Label, Placement, Trial, format_of, kind_of
 
 SHARES = (0.0, 0.5, 1.0, 2.0)  # weights of crossings in a composition
 SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
@@ -44,6 +44,7 @@ SURPRISE = 0.97  # ... unless a candidate is faster than that by more
 MARGINS_DB = (3.0, 6.0, 10.0)  # added to the target where the noise model is too optimistic
 UNHEARD_DB = 20.0  # assumed for a block that could not be measured alone
 APPROACHES = 6  # builds that search for the noise at which a task metric is at its limit
+BRACKET_DB = 1.0  # between placements that miss and meet a task metric's limit, at which rehearsals of it end
 ROUNDS = 5
 PROVED_SHARES = (1.0,)
 PATIENCE = 2  # rounds without a won race before P2 ends: each improves the cost model
@@ -62,6 +63,7 @@ class Attribution(Stepwise):
         self._measured: list[Trial] = []
         self._bounded: Bounded | None = None  # set once the noise of blocks is known
         self._bar = NoiseBar()  # estimate from scored candidates, if a task metric is a constraint
+        self._rehearsed: set[str] = set()  # digests of placements whose metric was rehearsed
         self._turn = 0  # which draws first: the cost model (0) or the surrogate (1)
         super().__init__(self._phases(setup.space), setup)
 
@@ -91,9 +93,10 @@ class Attribution(Stepwise):
     def _phases(self, space: SchemeSpace) -> Steps:
         reference = space.resolve({})
         trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
+        self._rehearse_metric(space, trials)
         if self.is_bound:
             trials += yield from self._simple(space, trials)
-        is_bound = self.is_bound and self.guide.has_noise
+        is_bound = (self.is_bound or self._is_missed) and self.guide.has_noise
         trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
         profiled = [trial for trial in trials if trial.ok and trial.layers]
         blocks = fuse(space, (trial.layers for trial in profiled))
@@ -109,6 +112,38 @@ class Attribution(Stepwise):
                 yield from self._apply_accuracy(space, costs)
                 yield from self._explore(space, costs)
             yield from self._refine(space, costs)
+
+    def keeps_metric(self, placement: Placement) -> bool:
+        """Whether a placement is not expected to miss the limit of the task metric; each is learnt from once."""
+        keeps = self.guide.keeps_metric(placement)
+        if keeps is not None and placement.digest not in self._rehearsed:
+            self._rehearsed.add(placement.digest)
+            if (db := self.guide.predicted_db(placement)) is not None:
+                self._bar.add(db, kept=keeps)
+        return keeps is not False
+
+    @property
+    def _is_missed(self) -> bool:
+        """Whether a placement missed the task metric's limit."""
+        return bool(self._bar.lost)
+
+    def _rehearse_metric(self, space: SchemeSpace, told: Sequence[Trial]) -> None:
+        """Bracket the SQNR at which the task metric meets its limit, without builds.
+
+        The placements have fewer and fewer units, those with the most noise for their time left out first.
+        """
+        everything = space.everything()
+        if self._setup.min_accuracy is None or self.keeps_metric(space.resolve(everything)):
+            return
+        spent = spent_by_unit(space, told[0].layers if told else ())
+        for _ in range(APPROACHES):
+            aim = self._least_db
+            if aim is None or min(self._bar.kept, default=np.inf) - self._bar.lost_db < BRACKET_DB:
+                return
+            placement = space.resolve(self.guide.thinned(space, everything, aim, spent))
+            if not placement.sites or placement.digest in self._rehearsed:
+                return
+            self.keeps_metric(placement)
 
     def _pure(self, space: SchemeSpace) -> Phase:
         """P1 without a binding limit."""
@@ -139,12 +174,22 @@ class Attribution(Stepwise):
         assert least is not None
         spent = spent_by_unit(space, told[0].layers if told else ())
         pure = [*weighted_linear(space), *pure_labels(space)]
-        kept = [self.guide.thinned(space, labels, least, spent) for labels in pure]
+        kept = [self._kept(space, labels, least, spent) for labels in pure]
         for labels in sorted(kept, key=lambda each: -sum(spent[unit] for unit in each)):
             placement = space.resolve(labels)
             if placement.sites and not self._is_proved:
                 trials += yield [_profiled(placement, "pure")]
         return trials
+
+    def _kept(
+        self, space: SchemeSpace, labels: Mapping[str, Label], least: float, spent: Mapping[str, float]
+    ) -> Mapping[str, Label]:
+        """The labels without the units with the most noise for their time, as few as limit and task metric require."""
+        for more in (0.0, *MARGINS_DB):
+            found = self.guide.thinned(space, labels, least + more, spent)
+            if self._setup.min_accuracy is None or self.keeps_metric(space.resolve(found)):
+                return found
+        return {}
 
     def _rehearse_blocks(self, space: SchemeSpace, costs: CostModel) -> bool:
         """Set the noise of blocks from the oracle; false if the oracle does not know it."""
@@ -183,7 +228,7 @@ class Attribution(Stepwise):
         for _ in range(ROUNDS):
             shares = PROVED_SHARES if self._is_proved else SHARES
             trials = yield [
-                _profiled(self._placed(space, costs, self._quickest(costs, share)), "compose")
+                _profiled(self._placed(space, costs, self._kept_quickest(space, costs, share)), "compose")
                 for share in shares
             ]
             costs.learn(trials)
@@ -196,6 +241,18 @@ class Attribution(Stepwise):
         if self._least_db is None or self._bounded is None:
             return costs.compose(share)
         return self._bounded.compose(self._least_db + more_db, share)
+
+    def _kept_quickest(
+        self, space: SchemeSpace, costs: CostModel, share: float, more_db: float = 0.0
+    ) -> Codes:
+        """`_quickest`, with a higher SQNR if the task metric is expected to miss its limit."""
+        if self._setup.min_accuracy is None or self._bounded is None:
+            return self._quickest(costs, share, more_db)
+        for more in (0.0, *MARGINS_DB):
+            codes = self._quickest(costs, share, more_db + more)
+            if self.keeps_metric(self._placed(space, costs, codes)):
+                break
+        return codes
 
     def _sensitivity_analysis(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """Sensitivity analysis: the SQNR with one block quantized, for each block and format, and with all; untimed."""
@@ -235,7 +292,7 @@ class Attribution(Stepwise):
             aim = self._least_db
             if aim is None:
                 return
-            codes = self._quickest(costs, 1.0, more)
+            codes = self._kept_quickest(space, costs, 1.0, more)
             placement = self._placed(space, costs, codes)
             if not self.is_new(placement):
                 return
@@ -308,7 +365,7 @@ class Attribution(Stepwise):
             placement = self._placed(space, costs, codes)
             is_worth_it = surrogate.expected_gain(codes, best) >= self.eps
             if is_worth_it and self.is_new(placement):
-                if self._accurate(codes):
+                if self._accurate(codes) and self.keeps_metric(placement):
                     self._turn = 1 - self._turn
                     return placement
                 refusals += 1
@@ -324,7 +381,7 @@ class Attribution(Stepwise):
 
     def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P4: local search: flip single blocks and small groups, the most promising first; a win is the new start."""
-        losses = builds = 0
+        losses = builds = refusals = 0
         near: tuple[str, float | None] | None = None
         while losses < (PROVED_LOSSES if self._is_proved else FLIP_LOSSES) and builds < FLIPS:
             here = self._incumbent.placement.digest, self._least_db
@@ -333,7 +390,11 @@ class Attribution(Stepwise):
             placement = next(ahead, None)
             if placement is None:
                 return
-            for trial in (yield [Proposal(placement=placement, phase="refine")]):
+            trials = yield [Proposal(placement=placement, phase="refine")]
+            refusals = 0 if trials else refusals + 1
+            if refusals == REFUSALS:
+                return
+            for trial in trials:
                 builds += 1
                 losses = 0 if trial.incumbent else losses + 1
 

@@ -48,6 +48,10 @@ class AccuracyOracle(Protocol):
         """The expected SQNR of a build of a placement; ``None`` if it cannot be computed."""
         ...
 
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
+        ...
+
     def learn(self, trial: Trial) -> None:
         """Learn from a built candidate how its SQNR differs from the computed one."""
         ...

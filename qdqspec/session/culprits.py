@@ -26,7 +26,7 @@ from qdqspec.parity.noisiest import Noisiest
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.quantize.formats import BIAS_FORMAT
-from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, Runtime, Subject
+from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Runtime, Subject
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.prepare import Candidates, require_path
 from qdqspec.session.runtimes import ARITHMETIC, reference_runtime, unfused
@@ -164,18 +164,6 @@ class _Parts:
     floating: frozenset[Site]
 
 
-@dataclass(frozen=True, slots=True)
-class _RehearsedEngine:
-    """A placement in a rehearsal, with the interface of an engine."""
-
-    rehearsal: Rehearsal
-    placement: Placement
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name."""
-        return self.rehearsal.outputs(self.placement, feeds)
-
-
 def _rehearsed(opened: ExitStack, parts: _Parts, runtime: Runtime) -> _Engines:
     """Runs placements in one graph. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
     subject = Subject(
@@ -186,7 +174,7 @@ def _rehearsed(opened: ExitStack, parts: _Parts, runtime: Runtime) -> _Engines:
         floating=parts.floating,
     )
     rehearsal = opened.enter_context(Rehearsal(subject, runtime))
-    return lambda placement: nullcontext(_RehearsedEngine(rehearsal, placement))
+    return lambda placement: nullcontext(RehearsedEngine(rehearsal, placement))
 
 
 def _built(opened: ExitStack, parts: _Parts, build: Callable[[Path], Engine]) -> _Engines:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from qdqspec.backends.base import Array
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.parity.gate import MOST_DB, OutputGate
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities
+from qdqspec.rehearsal import RehearsalRefusedError, RehearsedEngine, find_sensitivities
+from qdqspec.session.rehearsed_metric import RehearsedMetric
 from qdqspec.session.rehearsing import Rehearser
 from qdqspec.types import EXACT_DB, BlockError, Label, Placement, Trial
 from qdqspec.units import count_text, seconds_text
@@ -42,6 +42,7 @@ class RehearsalOracle:
         space: SchemeSpace,
         note: Callable[[str], None],
         seconds: float | None = None,
+        metric: RehearsedMetric | None = None,
     ) -> None:
         self._rehearser = rehearser
         self._space = space
@@ -55,6 +56,7 @@ class RehearsalOracle:
         self._missing = ""  # why the sensitivity analysis was not made
         self._seconds = seconds
         self._run_seconds = 0.0  # per sample
+        self._metric = metric
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
         """Noise power over signal power of each (unit, label) alone."""
@@ -109,6 +111,18 @@ class RehearsalOracle:
         rehearsed = self.rehearsed_db(placement)
         return None if rehearsed is None else self._expected(rehearsed)
 
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        """Whether the task metric of a placement is expected to meet its limit; ``None`` if unknown."""
+        if self._metric is None or self._refused or not placement.sites:
+            return None
+        try:
+            return self._metric.keeps(placement, self._rehearser.including(placement))
+        except RehearsalRefusedError as error:
+            self._refuse(error.what)
+        except (BackendError, PlacementError):
+            pass  # as in `_rehearsed`
+        return None
+
     @property
     def bias_db(self) -> float:
         """The median difference of the SQNR on all data from that on the first samples."""
@@ -140,6 +154,8 @@ class RehearsalOracle:
         """Add the measured SQNR of a rehearsed candidate to the estimate."""
         if trial.all_data_db is not None and trial.sqnr_db is not None:
             self._differences.append(trial.all_data_db - trial.sqnr_db)
+        if self._metric is not None:
+            self._metric.learn(trial)
         known = self._known.get(trial.placement.digest)
         if known is not None and trial.ok and trial.sqnr_db is not None and not trial.subgraph:
             self._measured[trial.placement.digest] = known, trial.sqnr_db
@@ -153,8 +169,14 @@ class RehearsalOracle:
         offset = self.offset_db(rehearsed)
         return f"rehearsed {rehearsed:.1f} dB, measured {measured:.1f} dB on the same samples, offset {offset:+.1f} dB"
 
-    def refused_text(self, least_db: float) -> str:
-        """The number of rehearsed placements expected below a limit and not built; empty for none."""
+    def refused_text(self, least_db: float | None) -> str:
+        """The number of rehearsed placements expected below the limits and not built; empty for none."""
+        by_metric = "" if self._metric is None else self._metric.refused_text()
+        return "; ".join(filter(None, (self._refused_db_text(least_db), by_metric)))
+
+    def _refused_db_text(self, least_db: float | None) -> str:
+        if least_db is None:
+            return ""
         others = [digest for digest in self._known if digest not in self._measured]
         below = [
             db
@@ -180,9 +202,9 @@ class RehearsalOracle:
         try:
             rehearsal = self._rehearser.including(placement)
             if self._gate is None:
-                self._gate = OutputGate(_Placed(rehearsal, _FLOAT), rehearsal.feeds())
+                self._gate = OutputGate(RehearsedEngine(rehearsal, _FLOAT), rehearsal.feeds())
             started = time.monotonic()
-            found = self._gate(_Placed(rehearsal, placement))
+            found = self._gate(RehearsedEngine(rehearsal, placement))
             self._run_seconds = (time.monotonic() - started) / max(1, self._gate.samples)
             return found
         except RehearsalRefusedError as error:
@@ -195,15 +217,3 @@ class RehearsalOracle:
         self._refused = True
         self._missing = reason
         self._note(f"{reason}: the search measures the accuracy of placements by building them")
-
-
-class _Placed:
-    """A placement in a rehearsal, with the interface of an engine."""
-
-    def __init__(self, rehearsal: Rehearsal, placement: Placement) -> None:
-        self._rehearsal = rehearsal
-        self._placement = placement
-
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs by name."""
-        return self._rehearsal.outputs(self._placement, feeds)

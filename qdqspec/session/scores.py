@@ -15,6 +15,7 @@ from pathlib import Path
 from qdqspec.backends.base import Array, Engine
 from qdqspec.errors import ConfigError, DataError, QdqspecError
 from qdqspec.parity.data import Dataset
+from qdqspec.parity.gate import Runs
 from qdqspec.parity.metrics import Score, evaluate, require_metric
 from qdqspec.spec.problems import source_lines
 from qdqspec.types import AccuracyEvidence, Case, Metric
@@ -60,28 +61,42 @@ class Scores:
         self._data.require_labels()
 
     @property
+    def feeds(self) -> int:
+        """The number of runs of a score; 0 without data."""
+        return 0 if self._data is None else len(self._data)
+
+    @property
     def samples(self) -> int:
         """The number of samples of a score; 0 without data."""
         return 0 if self._data is None else self._data.samples
 
-    def of_engine(self, engine: Engine, metric: str, output: str | None = None) -> Score:
-        """Run an engine on all samples. Raises as `evaluate` does, and `BackendError` if the engine does not run."""
+    def of_engine(
+        self, engine: Runs, metric: str, output: str | None = None, *, feeds: int | None = None
+    ) -> Score:
+        """Run an engine on all samples, or on the first ``feeds``.
+
+        Raises as `evaluate` does, and `BackendError` if the engine does not run.
+        """
         self.require(metric)
         assert self._data is not None
         try:
-            outputs, samples = self._outputs(engine, output)
+            outputs, samples = self._outputs(engine, output, feeds)
             labels = self._labels[:samples]
             return evaluate(metric, outputs, labels, output=output, own=self._case.metrics)
         except DataError as error:
             raise DataError(error.what, where=error.where or self._data.path, cure=error.cure) from error
 
-    def _outputs(self, engine: Engine, output: str | None) -> tuple[Iterator[Mapping[str, Array]], int]:
+    def _outputs(
+        self, engine: Runs, output: str | None, feeds: int | None
+    ) -> tuple[Iterator[Mapping[str, Array]], int]:
         """Outputs for each feed, and the number of samples; without those that only pad the last batch.
 
         If an output has no batch axis, the padding cannot be removed: then the last batch is not scored.
         """
         data = self._data
         assert data is not None
+        if feeds is not None and feeds < len(data):
+            return map(engine.run, islice(data, feeds)), feeds * data.batch
         runs = map(engine.run, data)
         rest = data.samples % data.batch
         if rest == 0:

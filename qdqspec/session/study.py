@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
@@ -26,6 +27,7 @@ from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.plain_json import read_json
 from qdqspec.registry import names
+from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
 from qdqspec.session.case_bench import CaseBench
@@ -131,7 +133,7 @@ class Study:
         return self._search.evaluate(self._proposal(what))
 
     def rehearse(self, what: Proposed) -> Rehearsed:
-        """The error of a candidate on calibration samples, computed without building it.
+        """The error of a candidate on calibration samples, computed without building it; its task metric as well.
 
         It is the Q/DQ arithmetic as ONNX defines it, on ONNX Runtime, whatever the backend; the additional error of a
         runtime's integer kernels is not included. Raises `RehearsalRefusedError` if ONNX Runtime lacks operators of the
@@ -139,7 +141,12 @@ class Study:
         """
         placement = self._proposal(what).placement
         self._require_open()
-        return self._rehearser.error(placement)
+        found, rules = self._rehearser.error(placement), self.case.tune.accuracy
+        if rules is None:
+            return found
+        engine = RehearsedEngine(self._rehearser.including(placement), placement)
+        score = self._prepared.scores.of_engine(engine, rules.metric, rules.output)
+        return replace(found, accuracy=score.value)
 
     def tell(self, trials: Trial | Iterable[Trial]) -> None:
         """Pass the results of proposals to the strategy, including failures."""

@@ -27,10 +27,11 @@ from qdqspec.session.confirm import Confirmed, confirm
 from qdqspec.session.correcting import SECONDS
 from qdqspec.session.files import BuildLogs
 from qdqspec.session.half import FILE, ROLE, half_reference, note_half, stand_in
-from qdqspec.session.held import Held, held_of
+from qdqspec.session.held import NO_PLACEMENT, Held, held_of
 from qdqspec.session.oracle import RehearsalOracle
 from qdqspec.session.parts import PartFiles
 from qdqspec.session.prepare import Candidates, Prepared, require_path
+from qdqspec.session.rehearsed_metric import RehearsedMetric
 from qdqspec.session.rehearsing import Rehearser
 from qdqspec.session.warm import Start, warm_starts
 from qdqspec.session.workbench import Workbench
@@ -194,9 +195,11 @@ class Tuning:
     def _rehearsed(self, choice: Choice) -> str:
         """The rehearsed figures for the reason of a choice."""
         least = self._held.min_sqnr_db
-        if self._oracle is None or least is None:
+        if self._oracle is None:
             return ""
-        return self._oracle.refused_text(least) if choice.unchanged else self._oracle.text(choice.placement)
+        if choice.unchanged:
+            return self._oracle.refused_text(least)
+        return "" if least is None else self._oracle.text(choice.placement)
 
     def rest(self) -> None:
         """Stop the incumbent's process; it is built again when needed."""
@@ -249,7 +252,12 @@ def _oracle(prepared: Prepared, work: Workbench, held: Held, opened: ExitStack) 
         return None
     rehearser = opened.enter_context(Rehearser(prepared, work, prepared.comparison_data()))
     seconds = _seconds(prepared.case.tune, work.seconds_left())
-    return RehearsalOracle(rehearser, prepared.space, prepared.note_once, seconds)
+    metric = None
+    if held.rules is not None and held.min_accuracy is not None:
+        reference = held.score(NO_PLACEMENT)
+        assert reference is not None  # it was computed for the limit
+        metric = RehearsedMetric(prepared.scores, held.rules, reference, held.min_accuracy, seconds)
+    return RehearsalOracle(rehearser, prepared.space, prepared.note_once, seconds, metric)
 
 
 def _setup(

@@ -39,13 +39,14 @@ class Rehearsed:
 
     ``outputs`` are the graph outputs. ``guiding`` are the tensors before trailing operators that saturate or
     select, such as a Softmax; if an output has none, the output itself. Errors of single pairs are additive
-    there.
+    there. ``accuracy`` is the task metric of the case's constraint on the evaluation data, ``None`` without one.
     """
 
     outputs: tuple[TensorParity, ...]
     guiding: tuple[TensorParity, ...]
     samples: int
     data: str = ""  # "evaluation", "calibration" or "random"
+    accuracy: float | None = None
 
     @property
     def sqnr_db(self) -> float:

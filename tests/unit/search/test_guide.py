@@ -53,6 +53,9 @@ class Additive:
         self.asked += 1
         return self.truth(placement) + self._offset - self._learnt if self._has_noise else None
 
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        return None
+
     def learn(self, trial: Trial) -> None:
         if trial.placement.sites:
             self._learnt = self._offset
