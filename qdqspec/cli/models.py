@@ -12,10 +12,12 @@ from qdqspec.cli.words import (
     add_values,
     add_verb,
     backend_named,
+    inputs_given,
     model_given,
     say,
     say_json,
     settings_from,
+    shapes,
 )
 
 if TYPE_CHECKING:
@@ -68,6 +70,12 @@ def _add_inspect(verbs: Verbs) -> None:
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
     add_values(parser)
+    parser.add_argument(
+        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of inputs with dynamic dimensions."
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="NPZ", help="Inputs whose shapes are used without --shapes."
+    )
     parser.add_argument("--regions", action="store_true", help="Only the regions.")
     parser.add_argument("--patterns", action="store_true", help="Only the patterns.")
     parser.add_argument("--verbose", action="store_true", help="Also node names and boundaries.")
@@ -92,23 +100,28 @@ def _positive(text: str) -> int:
 
 def inspect(arguments: argparse.Namespace) -> int:
     """Divide the model into regions and print them with the backend's ratings."""
+    from qdqspec.parity.data import shaped_by_data
+    from qdqspec.parity.shapes import require_inputs
     from qdqspec.regions.bodies import find_bodies
     from qdqspec.regions.forecast import forecast_tuning
     from qdqspec.regions.inspect import render_text, to_json
     from qdqspec.regions.inspection import inspect_model
     from qdqspec.regions.search import find_regions
-    from qdqspec.types import TRIALS, RegionRules
+    from qdqspec.types import TRIALS, Inputs, RegionRules
 
     rules = RegionRules() if arguments.max_nodes is None else RegionRules(max_nodes=arguments.max_nodes)
     find = partial(find_regions, rules=rules)
     model = model_given(arguments.model, arguments.values)
     regions = find(model)
+    inputs = inputs_given(Inputs(), shapes=arguments.shapes, data=arguments.data)
+    require_inputs(model, inputs)
+    known = shaped_by_data(model, inputs).profiles[0].opt()
     inspection = inspect_model(
         model,
         regions,
         judged(model, settings_from(arguments)),
         bodies=find_bodies(model, regions, find),
-        forecast=forecast_tuning(model, TRIALS["default"]),
+        forecast=forecast_tuning(model, TRIALS["default"], known),
     )
     if arguments.json:
         say_json(to_json(inspection))

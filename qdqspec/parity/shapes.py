@@ -45,6 +45,17 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
     Declared names that are not inputs raise `SpecError`.
     """
     declared = inputs.profiles[profile].opt()
+    require_inputs(model, inputs, profile)
+    for name in model.inputs:
+        _require_numbers(model, name)
+    own = {name: _own_shape(model, name, declared.get(name)) for name in model.inputs}
+    _check_batch(model, own, inputs.batch)
+    return {name: _resolve(model, name, own[name], declared.get(name), inputs.batch) for name in own}
+
+
+def require_inputs(model: Model, inputs: Inputs, profile: int = 0) -> None:
+    """Raise `SpecError` if a profile names an input that the model does not have."""
+    declared = inputs.profiles[profile].shapes
     if unknown := [name for name in declared if name not in model.inputs]:
         near = did_you_mean(unknown[0], model.inputs)
         raise SpecError(
@@ -52,11 +63,6 @@ def resolve_shapes(model: Model, inputs: Inputs, profile: int = 0) -> dict[str, 
             where=model.where,
             cure=f"its inputs: {', '.join(model.inputs)}",
         )
-    for name in model.inputs:
-        _require_numbers(model, name)
-    own = {name: _own_shape(model, name, declared.get(name)) for name in model.inputs}
-    _check_batch(model, own, inputs.batch)
-    return {name: _resolve(model, name, own[name], declared.get(name), inputs.batch) for name in own}
 
 
 def shape_profiles(model: Model, inputs: Inputs) -> tuple[ShapeProfile, ...]:

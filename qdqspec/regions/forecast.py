@@ -7,13 +7,13 @@ with ONNX Runtime on one core of an x86-64 server, each model in its own process
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import onnx
 
-from qdqspec.graph.model import Model, Node
+from qdqspec.graph.model import Model, Node, without_weights
 
 _START_S = 0.6  # start of a process that imports a runtime
 _BUILD_S_PER_NODE = 0.0002
@@ -32,6 +32,7 @@ class Forecast:
     build_s: float
     run_s: float
     macs: int
+    assumed: tuple[str, ...] = ()  # dimensions of inputs that count as 1
 
     @property
     def low_s(self) -> float:
@@ -48,17 +49,54 @@ class Forecast:
         return self.builds * (self.build_s + _RUNS * self.run_s)
 
 
-def forecast_tuning(model: Model, builds: int) -> Forecast:
-    """Estimate the duration of a search with so many builds. Unknown dimensions count as 1."""
+def forecast_tuning(model: Model, builds: int, shapes: Mapping[str, Sequence[int]] | None = None) -> Forecast:
+    """Estimate the duration of a search with so many builds.
+
+    ``shapes`` are those of inputs, as far as known. Other dynamic dimensions of inputs count as 1 and are named in the
+    result; so do unknown ones inside, which depend on values.
+    """
     weights = sum(_bytes(tensor) for tensor in model.constants.values())
-    macs = sum(multiplications(model, node) for node in model.nodes)
+    known, assumed = _at_shapes(model, shapes or {})
+    macs = sum(multiplications(known, node) for node in model.nodes)
     nodes = len(model.nodes)
     return Forecast(
         builds=builds,
         build_s=_START_S + _BUILD_S_PER_NODE * nodes + _BUILD_S_PER_BYTE * weights,
         run_s=_RUN_S_PER_NODE * nodes + _RUN_S_PER_MAC * macs,
         macs=macs,
+        assumed=assumed,
     )
+
+
+def _at_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> tuple[Model, tuple[str, ...]]:
+    """The model for shape inference with these shapes of inputs, and the dynamic dimensions that are set to 1."""
+    if all(None not in (model.shape(name) or (None,)) for name in model.inputs):
+        return model, ()
+    light = onnx.ModelProto()
+    light.CopyFrom(without_weights(model.proto))
+    free = [info for info in light.graph.input if info.name in model.inputs]
+    sizes: dict[str, int] = {}  # by name of a dimension
+    for info in free:
+        for dim, size in zip(info.type.tensor_type.shape.dim, shapes.get(info.name, ()), strict=False):
+            if dim.dim_param:
+                sizes.setdefault(dim.dim_param, size)
+    assumed: dict[str, None] = {}
+    for info in free:
+        kind, given = info.type.tensor_type, shapes.get(info.name, ())
+        if not kind.HasField("shape"):
+            assumed[f"the shape of input '{info.name}'"] = None
+        for number, dim in enumerate(kind.shape.dim):
+            if dim.HasField("dim_value"):
+                continue
+            if number < len(given):
+                dim.dim_value = given[number]
+            elif dim.dim_param in sizes:
+                dim.dim_value = sizes[dim.dim_param]
+            else:
+                name = f"'{dim.dim_param}'" if dim.dim_param else f"dimension {number} of input '{info.name}'"
+                assumed[name] = None
+                dim.dim_value = 1
+    return Model(light, path=model.path), tuple(assumed)
 
 
 def multiplications(model: Model, node: Node) -> int:

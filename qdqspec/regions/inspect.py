@@ -20,6 +20,7 @@ __all__ = ["Inspection", "Judged", "PatternCount", "inspect_model", "render_text
 SCHEMA_VERSION = 1
 _WIDE = 72  # characters of a pattern in a line
 _NAME = 60  # characters of the name of a body in a line; the JSON has the full name
+_ASSUMED = 4  # dimensions of inputs that are listed
 _BAR = 30  # characters of the longest bar
 
 
@@ -49,7 +50,12 @@ def to_json(inspection: Inspection) -> dict[str, Any]:
         found["outputs"] = [{"tensor": name, "reason": reason} for name, reason in judged.outputs.items()]
     if (guess := inspection.forecast) is not None:
         seconds = {"low_seconds": round(guess.low_s, 1), "high_seconds": round(guess.high_s, 1)}
-        found["forecast"] = {"builds": guess.builds, **seconds, "multiplications": guess.macs}
+        found["forecast"] = {
+            "builds": guess.builds,
+            **seconds,
+            "multiplications": guess.macs,
+            "assumed": list(guess.assumed),
+        }
     return found
 
 
@@ -122,9 +128,12 @@ def _summary(inspection: Inspection) -> str:
 
 def forecast_line(guess: Forecast) -> str:
     low, high = (seconds_text(seconds) for seconds in (guess.low_s, guess.high_s))
+    assumed = (
+        f"; counted as 1: {_listed([plain(n) for n in guess.assumed], _ASSUMED)}" if guess.assumed else ""
+    )
     return (
         f"tuning may take {low} to {high}: {guess.builds} builds, guessed from node count, weights and "
-        f"{_millions(guess.macs)} multiplications; nothing was built"
+        f"{_millions(guess.macs)} multiplications; nothing was built{assumed}"
     )
 
 

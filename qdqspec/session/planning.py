@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qdqspec.placement.space import SchemeSpace
 from qdqspec.regions.forecast import forecast_tuning
 from qdqspec.regions.inspect import forecast_line
 from qdqspec.session.confirm import most_builds
@@ -20,7 +19,7 @@ def plan_text(prepared: Prepared, rules: TuneRules) -> str:
     said = (
         f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
         f"up to {pairs} Q/DQ pairs; at most {builds} builds and {confirming} to confirm; "
-        f"{_forecast(space, rules)}"
+        f"{_forecast(prepared, rules)}"
     )
     if rules.accuracy is None:
         return said
@@ -31,9 +30,10 @@ def plan_text(prepared: Prepared, rules: TuneRules) -> str:
     )
 
 
-def _forecast(space: SchemeSpace, rules: TuneRules) -> str:
+def _forecast(prepared: Prepared, rules: TuneRules) -> str:
     """A forecast of the search's time, made without building anything, and the limit that may end it earlier."""
-    guessed = forecast_line(forecast_tuning(space.model, trials_of(rules, space)))
+    space, shapes = prepared.candidates, {name: spec.shape for name, spec in prepared.inputs.items()}
+    guessed = forecast_line(forecast_tuning(space.model, trials_of(rules, space), shapes))
     if rules.minutes is None:
         return guessed
     return f"{guessed}; ended after {seconds_text(60 * rules.minutes)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import onnx
 import pytest
 
@@ -70,6 +71,22 @@ def test_inspect_forecasts_without_building(verb, model):
     assert "tuning may take" in verb("inspect", model).out
     forecast = verb("inspect", model, "--json").json["forecast"]
     assert 0 < forecast["low_seconds"] < forecast["high_seconds"]
+
+
+def test_inspect_counts_at_the_shapes_of_data_or_names_what_it_assumes(verb, tmp_path):
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> '
+        "net (float[n,steps,4] x) => (float[n,steps,4] y) { y = MatMul(x, w) }"
+    )
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 4), np.float32), "w"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 30, 4), np.float32))
+    assert "counted as 1: 'n', 'steps'" in verb("inspect", "net.onnx").out
+    for words in (("--data", "data.npz"), ("--shapes", "x:1x30x4")):
+        found = verb("inspect", "net.onnx", "--json", *words).json["forecast"]
+        assert (found["multiplications"], found["assumed"]) == (30 * 16, [])
+    assert "names 'xx', which is no input" in verb("inspect", "net.onnx", "--shapes", "xx:1x30x4").err
 
 
 def test_inspect_as_json(verb, model):

@@ -1,0 +1,37 @@
+"""The forecast of a search counts multiplications at the given shapes, and names the dimensions that it assumes."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from qdqspec.graph.model import Model
+from qdqspec.regions.forecast import forecast_tuning
+from qdqspec.regions.inspect import forecast_line
+
+TEXT = """<ir_version: 8, opset_import: ["": 17]>
+  net (float[batch,steps,64] x, float[batch,?] z) => (float[batch,steps,128] y) {
+  h = MatMul(x, w)  y = Relu(h) }"""
+
+
+@pytest.fixture
+def model() -> Model:
+    proto = onnx.parser.parse_model(TEXT)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((64, 128), np.float32), "w"))
+    return Model(proto)
+
+
+def test_dynamic_dimensions_count_as_one_and_are_named(model: Model) -> None:
+    found = forecast_tuning(model, 10)
+    assert found.macs == 64 * 128
+    assert found.assumed == ("'batch'", "'steps'", "dimension 1 of input 'z'")
+    assert forecast_line(found).endswith("; counted as 1: 'batch', 'steps', dimension 1 of input 'z'")
+
+
+def test_given_shapes_are_used_also_for_dimensions_of_one_name(model: Model) -> None:
+    found = forecast_tuning(model, 10, {"x": (4, 50, 64)})
+    assert found.macs == 4 * 50 * 64 * 128
+    assert found.assumed == ("dimension 1 of input 'z'",)
+    assert forecast_tuning(model, 10, {"x": (4, 50, 64), "z": (4, 2)}).assumed == ()
