@@ -10,7 +10,7 @@ from qdqspec.rehearsal.rehearsal import (
     Runtime,
     Subject,
 )
-from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities
+from qdqspec.rehearsal.sensitivity import Sensitivities, find_sensitivities, quick_runs
 from qdqspec.rehearsal.switches import Switches, sites_of
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "Switches",
     "find_sensitivities",
     "guiding_outputs",
+    "quick_runs",
     "sites_of",
 ]

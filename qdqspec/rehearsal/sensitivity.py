@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,7 @@ FIRST = 2  # samples on which every pair is measured
 MOST_NOISE = 0.95  # pairs that cause this share of their segment's noise are measured on all samples
 
 Floats = npt.NDArray[np.float64]
+Group: TypeAlias = tuple[int, ...]  # the numbers of switches that are on together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,8 @@ class Sensitivities:
     """The noise power over signal power of each switch alone, at each guiding tensor.
 
     ``noise`` is by switch and guide, measured over the first ``samples`` inputs, a number for each switch: pairs with
-    little noise are measured on fewer. An int32 bias counts as exact, since its step is the product of two scales.
+    little noise are measured on fewer. An int32 bias counts as exact, since its step is the product of two scales, and
+    so does a weight of one element.
     """
 
     switches: Switches
@@ -70,10 +74,15 @@ class Sensitivities:
         }
 
 
+def quick_runs(rehearsal: Rehearsal) -> int:
+    """The number of runs of a quick analysis with one segment, apart from the reference's."""
+    return len(_groups(rehearsal, range(len(rehearsal.switches)), quick=True))
+
+
 def find_sensitivities(
     rehearsal: Rehearsal, *, segments: int = SEGMENTS, quick: bool = False
 ) -> Sensitivities:
-    """Measure every switch alone; with ``quick`` on the first sample only.
+    """Measure every switch alone; with ``quick`` on the first sample only, those of one tensor together.
 
     Raises `RehearsalRefusedError` if no guiding tensor is floating-point.
     """
@@ -105,6 +114,10 @@ class _Tally:
         """Add one sample. Changes this tally."""
         self.signal, self.noise, self.samples = self.signal + signal, self.noise + noise, self.samples + 1
 
+    def share(self, count: int) -> _Tally:
+        """The tally of each of ``count`` switches that were on together, with equal parts of the noise."""
+        return _Tally(self.signal, self.noise / count, self.samples)
+
     @property
     def ratio(self) -> Floats:
         """Noise over signal at each guide; infinite for noise without a signal."""
@@ -120,32 +133,47 @@ def _segment(
     """The switches between two places, each alone: all on the first samples, those with the most noise on all."""
     graph = rehearsal.graph
     model = graph.part(low, len(graph.nodes), (low, high), edges)
-    numbers = [n for n in model.numbers if rehearsal.switches[n].format != BIAS_FORMAT]
-    if not numbers:
+    groups = _groups(rehearsal, model.numbers, quick=quick)
+    if not groups:
         return {}
     nothing = np.zeros(len(edges))
-    tallies = {number: _Tally(nothing, nothing) for number in numbers}
+    tallies = {group: _Tally(nothing, nothing) for group in groups}
     with closing(rehearsal.load(model, f"from{low}", rehearsal.runtime.fast)) as engine:
         for index, feed in enumerate(islice(_fed(rehearsal, low), 1 if quick else None)):
             if index == FIRST:
-                numbers = _noisiest({number: float(tallies[number].ratio.max()) for number in numbers})
+                groups = _noisiest({group: float(tallies[group].ratio.max()) for group in groups})
             _measure(
-                model, engine, feed, {number: tallies[number] for number in numbers}, len(rehearsal.switches)
+                model, engine, feed, {group: tallies[group] for group in groups}, len(rehearsal.switches)
             )
-    return tallies
+    return {number: tally.share(len(group)) for group, tally in tallies.items() for number in group}
+
+
+def _groups(rehearsal: Rehearsal, numbers: Iterable[int], *, quick: bool) -> list[Group]:
+    """The switches to measure: each alone, or with ``quick`` those that quantize one tensor alike together.
+
+    Without those that count as exact: int32 biases, and weights of one element, which a scale represents.
+    """
+    model, found = rehearsal.subject.model, dict[Any, list[int]]()
+    for number in numbers:
+        site = rehearsal.switches[number]
+        is_scalar = site.weight and prod(dim or 1 for dim in model.shape(site.tensor) or (0,)) == 1
+        if site.format != BIAS_FORMAT and not is_scalar:
+            key = (site.tensor, site.format, site.axis, site.weight) if quick else number
+            found.setdefault(key, []).append(number)
+    return list(map(tuple, found.values()))
 
 
 def _measure(
-    model: SwitchedModel, engine: Engine, feed: Feed, tallies: Mapping[int, _Tally], count: int
+    model: SwitchedModel, engine: Engine, feed: Feed, tallies: Mapping[Group, _Tally], count: int
 ) -> None:
-    """Run one sample with each of these switches on, and with none."""
+    """Run one sample with each of these groups of switches on, and with none."""
     setting = np.zeros(count, np.bool_)
     reference = run(model, engine, setting, feed)
     signal = np.array([_power(np.where(np.isfinite(value), value, 0)) for value in reference.values()])
-    for number, tally in tallies.items():
-        setting[number] = True
+    for group, tally in tallies.items():
+        setting[list(group)] = True
         seen = run(model, engine, setting, feed)
-        setting[number] = False
+        setting[list(group)] = False
         tally.add(signal, np.array([_power(_error(reference[edge], seen[edge])) for edge in reference]))
 
 
@@ -162,15 +190,15 @@ def _fed(rehearsal: Rehearsal, index: int) -> Iterator[Feed]:
             yield {**feed, **engine.run({name: feed[name] for name in model.inputs if name in feed})}
 
 
-def _noisiest(powers: Mapping[int, float]) -> list[int]:
-    """The switches that cause `MOST_NOISE` of the noise, in the order given."""
-    falling = sorted(powers, key=lambda number: -powers[number])
+def _noisiest(powers: Mapping[Group, float]) -> list[Group]:
+    """The groups that cause `MOST_NOISE` of the noise, in the order given."""
+    falling = sorted(powers, key=lambda group: -powers[group])
     total = sum(powers.values())
-    before = accumulate((powers[number] for number in falling), initial=0.0)
+    before = accumulate((powers[group] for group in falling), initial=0.0)
     kept = {
-        number for number, sum_before in zip(falling, before, strict=False) if sum_before < MOST_NOISE * total
+        group for group, sum_before in zip(falling, before, strict=False) if sum_before < MOST_NOISE * total
     }
-    return [number for number in powers if number in kept]
+    return [group for group in powers if group in kept]
 
 
 def _segments(rehearsal: Rehearsal, count: int) -> Iterator[tuple[int, int]]:

@@ -6,14 +6,13 @@ import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import NoiseModel, power
-from qdqspec.search._guide import Guide
+from qdqspec.search._guide import CLOSE_DB, Guide
 from qdqspec.search._knapsack import least_time, noise_of, quieted
 from qdqspec.search.blocks import CostModel, unit_labels
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.types import Placement
 
 CORRECTIONS = 6  # corrections of the allowed noise by the prediction for a composition
-CLOSE_DB = 0.4  # margin above the limit within which a composition is not corrected
 MOST_CORRECTED_DB = 10.0  # for a single correction
 SLACK = 1.25  # factor by which a labelling may exceed the allowed noise and still be rehearsed
 DOUBT_DB = 1.0  # how far below the limit the additive prediction may be for a build without an oracle

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.search._accuracy import power
 from qdqspec.search.base import AccuracyOracle
 from qdqspec.search.blocks import Block, unit_labels
 from qdqspec.search.crossings import FP, Floats
@@ -14,6 +15,8 @@ from qdqspec.types import Label, Placement, Trial
 
 DOUBT_SHARE = 0.5  # of the uncertainty, by which a prediction may be below the limit: a probability of 0.3
 BINDING_DB = 3.0  # a limit is binding if everything quantized is within this margin of it
+THINNINGS = 6  # predictions for the number of units to leave out
+CLOSE_DB = 0.4  # margin above the limit within which a labelling is not corrected
 UNKNOWN = 0.01  # noise over signal assumed for a unit of which no label can be rehearsed
 
 
@@ -96,13 +99,22 @@ class Guide:
         ranked = sorted(
             labels, key=lambda unit: _noise(noise, unit, labels[unit]) / max(spent[unit], 1e-6), reverse=True
         )
+        # The noise of what is left, without the first 0, 1, ... units; the sum gives the first guess.
+        left = np.cumsum([0.0, *(_noise(noise, unit, labels[unit]) for unit in reversed(ranked))])[::-1]
         low, high = 0, len(ranked)  # the result is below the limit without the first ``low`` units
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._reaches(space, {unit: labels[unit] for unit in ranked[middle:]}, aim):
+        allowed = power(aim)
+        for _ in range(THINNINGS):
+            if high - low <= 1:
+                break
+            middle = int(np.clip(np.searchsorted(-left, -allowed), low + 1, high - 1))
+            predicted = self.predicted_db(space.resolve({unit: labels[unit] for unit in ranked[middle:]}))
+            if predicted is None or predicted >= aim:
                 high = middle
+                if predicted is None or predicted <= aim + CLOSE_DB:
+                    break
             else:
                 low = middle
+            allowed = float(left[middle]) * 10 ** ((predicted - aim) / 10)  # noise does not quite add up
         return {unit: labels[unit] for unit in ranked[high:]}
 
     def _reaches(self, space: SchemeSpace, labels: Mapping[str, Label], aim: float) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from qdqspec.errors import BackendError, PlacementError
 from qdqspec.parity.gate import MOST_DB, OutputGate
 from qdqspec.placement.space import SchemeSpace
-from qdqspec.rehearsal import RehearsalRefusedError, RehearsedEngine, find_sensitivities
+from qdqspec.rehearsal import RehearsalRefusedError, RehearsedEngine, find_sensitivities, quick_runs
 from qdqspec.session.rehearsed_metric import RehearsedMetric
 from qdqspec.session.rehearsing import Rehearser
 from qdqspec.types import EXACT_DB, BlockError, Label, Placement, Trial
@@ -24,6 +24,7 @@ NEAREST = 5  # builds with the nearest rehearsed SQNR, from which the offset is 
 # with a large error, and on average half of the graph, optimized. On the first sample alone it is a quarter.
 RUNS_A_SWITCH, RUNS_QUICK = 1.5, 0.4
 SHARE, QUICK_SHARE = 0.25, 0.7  # largest share of a search's time for either variant
+MOST_SECONDS = 30.0  # of the variant with several samples, whatever the search's time
 
 _FLOAT = Placement(sites=frozenset())
 
@@ -86,15 +87,17 @@ class RehearsalOracle:
     def _sensitivities(self, seconds: float | None) -> Mapping[tuple[str, Label], float] | None:
         self.rehearsed_db(self._space.resolve(self._space.everything()))  # measures the time of a run
         rehearsal = self._rehearser.rehearsal
-        whole = self._run_seconds * len(rehearsal.switches)
+        whole = RUNS_A_SWITCH * self._run_seconds * len(rehearsal.switches)
+        quick = RUNS_QUICK * self._run_seconds * quick_runs(rehearsal)
         left = float("inf") if seconds is None else seconds
-        if RUNS_QUICK * whole > QUICK_SHARE * left:
+        if quick > QUICK_SHARE * left:
             self._missing = (
                 f"measuring each of {len(rehearsal.switches)} Q/DQ pairs alone would take about "
-                f"{seconds_text(RUNS_QUICK * whole)}, too much of {seconds_text(left)}"
+                f"{seconds_text(quick)}, too much of {seconds_text(left)}"
             )
             return None
-        return find_sensitivities(rehearsal, quick=RUNS_A_SWITCH * whole > SHARE * left).by_label(self._space)
+        is_quick = whole > min(SHARE * left, MOST_SECONDS)
+        return find_sensitivities(rehearsal, quick=is_quick).by_label(self._space)
 
     @property
     def errors(self) -> tuple[BlockError, ...]:

@@ -14,7 +14,14 @@ from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
-from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, find_sensitivities, sensitivity, sites_of
+from qdqspec.rehearsal import (
+    Rehearsal,
+    RehearsalRefusedError,
+    find_sensitivities,
+    quick_runs,
+    sensitivity,
+    sites_of,
+)
 from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Consumer, Placement, Site
 
@@ -77,6 +84,32 @@ def test_pairs_with_little_noise_are_measured_on_fewer_samples(model: Model) -> 
     assert set(found.samples) == {2, 5}
     assert noise[few].max() < noise[~few].max()
     assert noise[few].sum() < 0.15 * noise.sum()
+
+
+def test_a_quick_analysis_measures_pairs_of_one_tensor_together(model: Model) -> None:
+    with rehearsal_of(model, all_sites(model), Quantizer(model, ranges_for(model)), *feeds(3)) as rehearsal:
+        found = find_sensitivities(rehearsal, segments=1, quick=True)
+        single = find_sensitivities(rehearsal)
+        tensors = [site.tensor for site in rehearsal.switches]
+        assert quick_runs(rehearsal) == len({(site.tensor, site.format) for site in rehearsal.switches})
+    assert set(found.samples) == {1}
+    both = [number for number, tensor in enumerate(tensors) if tensor == "b"]
+    assert len(both) == 2
+    assert found.noise[both[0]] == pytest.approx(found.noise[both[1]])
+    assert 10 * np.log10(found.noise.sum() / single.noise.sum()) == pytest.approx(0, abs=3)
+
+
+def test_a_weight_of_one_element_counts_as_exact() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 19]> g (float[1,16] x) => (float[1,16] y) { y = Mul(x, c) }'
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(np.float32([0.7]), "c"))
+    model = Model(proto)
+    weight = Site(tensor="c", consumers=model.consumers["c"], format="uint8", weight=True)
+    with rehearsal_of(model, [weight], Quantizer(model, ranges_for(model)), *feeds(2)) as rehearsal:
+        assert quick_runs(rehearsal) == 0
+        assert find_sensitivities(rehearsal).alone_db(weight) == 200
+        assert rehearsal.error(Placement(sites=frozenset({weight}))).guiding_db > 120
 
 
 def test_noise_of_several_pairs_is_about_the_sum(model: Model) -> None:

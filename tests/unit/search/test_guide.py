@@ -177,3 +177,18 @@ def test_other_strategies_build_nothing_that_is_expected_below_the_limit(make: t
     built = [t for t in trials if t.placement.sites and t.phase not in NOT_CANDIDATES]
     assert built
     assert all(t.sqnr_db is not None and t.sqnr_db >= 37.9 for t in built)
+
+
+@pytest.mark.parametrize("least", [30.0, 36.0, 42.0])
+def test_units_are_left_out_with_few_predictions(least: float) -> None:
+    space = small_space()
+    oracle = Additive(space)
+    everything = space.everything()
+    spent = dict.fromkeys(everything, 1.0)
+    kept = Guide(oracle).thinned(space, everything, least, spent)
+    assert oracle.asked <= 7
+    assert oracle.truth(space.resolve(kept)) >= least
+    ranked = sorted(everything, key=lambda unit: oracle.truth(space.resolve({unit: everything[unit]})))
+    without = ({unit: everything[unit] for unit in ranked[count:]} for count in range(len(ranked) + 1))
+    largest = next(labels for labels in without if oracle.truth(space.resolve(labels)) >= least + 0.1)
+    assert len(kept) >= len(largest) - 1
