@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
 
+# Workers side by side: the threads of OpenBLAS wait for each other, and would take the other workers' processors.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 ROOT = Path(__file__).parent
 MODELS = ROOT / "specs" / "models"
 

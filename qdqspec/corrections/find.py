@@ -25,6 +25,7 @@ LEAST_DB = 0.1  # smallest mean gain over placements on held-out samples
 MOST_LOSS_DB = 0.05  # largest loss of any of these placements
 USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
 RANGES_SHARE = 0.7  # of the time that is left
+JUDGEMENTS = 20  # time limit, in times of the first judgement: a small model needs less than a large one
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
 
 _Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
@@ -77,8 +78,9 @@ class _Search:
         self.question = question
         self.taken = question.numbers.corrections
         self.gains: list[CorrectionGain] = []
-        self.until = question.clock() + question.seconds
+        started = question.clock()
         self.errors = question.judge.errors(question.numbers)
+        self.until = started + min(question.seconds, JUDGEMENTS * (question.clock() - started))
         self.layers = find_layers(question.model, question.sites)
 
     @property

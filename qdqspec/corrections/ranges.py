@@ -32,7 +32,6 @@ Floats = npt.NDArray[np.float64]
 
 LEAST_DB = 0.02  # smallest gain of one choice over all samples
 FIT_SAMPLES = 6  # samples on which single choices are tried
-FIRST = 2  # of these; a choice with a larger error on them is not tried on the others
 
 
 def chosen_ranges(
@@ -59,8 +58,8 @@ def chosen_ranges(
                 if time.monotonic() > until:
                     return first, current
                 tried = current | {tensor: option[tensor] for tensor in group if tensor in option}
-                errors = model.smaller_errors(numbers(tried), best)
-                if errors is not None:
+                errors = model.errors(numbers(tried))
+                if errors.gain_db(best) >= LEAST_DB and errors.sure_gain_db(best) >= 0:
                     current, best = tried, errors
     return first, current
 
@@ -130,24 +129,14 @@ class _Adjustable:
 
     def errors(self, numbers: Quantizer) -> Errors:
         """The error with these numbers."""
-        return Errors(np.array(list(self._powers(numbers))))
-
-    def smaller_errors(self, numbers: Quantizer, best: Errors) -> Errors | None:
-        """The error with these numbers if it is smaller; those that lose on the first samples are run on no others."""
-        found: list[Floats] = []
-        for row in self._powers(numbers):
-            found.append(row)
-            if len(found) == FIRST and Errors(np.array(found)).gain_db(Errors(best.powers[:FIRST])) < 0:
-                return None
-        errors = Errors(np.array(found))
-        return errors if errors.gain_db(best) >= LEAST_DB and errors.sure_gain_db(best) >= 0 else None
-
-    def _powers(self, numbers: Quantizer) -> Iterator[Floats]:
         values = _values(self.rehearsal, self.constants, numbers)
         given = {name: value for name, value in values if not np.array_equal(value, self.defaults[name])}
+        rows = []
         for feed, reference in self.feeds:
             found = self.engine.run({**feed, **given, self.switch_input: self.setting})
-            yield powers([(reference[e], found[self.names[e]]) for e in self.rehearsal.guiding_edges])
+            edges = self.rehearsal.guiding_edges
+            rows.append(powers([(reference[e], found[self.names[e]]) for e in edges]))
+        return Errors(np.array(rows))
 
 
 def _values(

@@ -57,9 +57,22 @@ def _factor(moments: Floats) -> Floats:
     power, every = _diagonal(moments), range(moments.shape[-1])
     damped = moments.astype(np.float64, copy=True)
     damped[..., every, every] += DAMPING * power.mean(axis=-1, keepdims=True) + np.where(power > 0, 0, 1e-12)
-    inverse = np.linalg.inv(damped)
-    factor = np.linalg.cholesky((inverse + inverse.swapaxes(-1, -2)) / 2)
-    return np.asarray(factor.swapaxes(-1, -2), np.float64)
+    upper = np.linalg.cholesky(damped[..., ::-1, ::-1])[
+        ..., ::-1, ::-1
+    ]  # its product with its transpose is damped
+    return _inverse_of_upper(upper.astype(np.float64, copy=False))
+
+
+def _inverse_of_upper(matrix: Floats) -> Floats:
+    """The inverse of an upper triangular matrix, by blocks: a sixth of the operations of a general inverse."""
+    if matrix.shape[-1] <= _BLOCK:
+        return np.asarray(np.linalg.inv(matrix), np.float64)
+    half = matrix.shape[-1] // 2
+    found = np.zeros_like(matrix)
+    first = found[..., :half, :half] = _inverse_of_upper(matrix[..., :half, :half])
+    second = found[..., half:, half:] = _inverse_of_upper(matrix[..., half:, half:])
+    found[..., :half, half:] = -first @ (matrix[..., :half, half:] @ second)
+    return found
 
 
 def _diagonal(matrices: Floats) -> Floats:

@@ -80,6 +80,13 @@ def test_a_list_of_corrections_with_too_few_samples_is_noted(
     assert "corrections need 4 calibration samples, and there are 3: none is applied" in work.warnings
 
 
+def test_the_time_is_bounded_by_that_of_the_first_evaluation(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qdqspec.corrections.find.JUDGEMENTS", 1)
+    assert prepared(session, models, tmp_path, "auto").corrections.gains == ()
+
+
 def test_ranges_of_activations_come_from_several_methods(
     session: Session, models: Path, tmp_path: Path
 ) -> None:
