@@ -46,9 +46,12 @@ class _Waiting:
         self._lock = FileLock(path, thread_local=False)
         self._report = report
 
-    def acquire(self, what: str, patience: float) -> None:
-        """Wait for the lock; after ``patience`` seconds report the wait for ``what``, and the owner."""
-        seconds = patience
+    def acquire(self, what: str, patience: float) -> float:
+        """Wait for the lock; after ``patience`` seconds report the wait for ``what``, and the owner.
+
+        Returns the seconds spent.
+        """
+        seconds, started = patience, time.monotonic()
         while True:
             try:
                 self._lock.acquire(timeout=seconds)
@@ -61,6 +64,7 @@ class _Waiting:
             own = {"pid": os.getpid(), "since": f"{since:{_SINCE}}", "run": os.environ.get(_RUN, "")}
             with contextlib.suppress(OSError):  # a full disk is reported by the next write
                 self._note.write_text(json.dumps(own), encoding="utf-8")
+        return time.monotonic() - started
 
     def release(self) -> None:
         """Release the lock."""
@@ -133,21 +137,28 @@ class DeviceLock:
     """Allows timing on a device to one process of this user at a time; the others wait, and report that.
 
     Runs that share a processor would disturb each other's measurements. The lock is reentrant. Its file is in the
-    user's own temporary folder, so that users of one machine do not share it.
+    user's own temporary folder, so that users of one machine do not share it. ``waited`` is called with the seconds of
+    each wait.
     """
 
     def __init__(
-        self, device_key: str, *, folder: Path | None = None, report: Callable[[str], None] = log_wait
+        self,
+        device_key: str,
+        *,
+        folder: Path | None = None,
+        report: Callable[[str], None] = log_wait,
+        waited: Callable[[float], None] = lambda seconds: None,  # noqa: ARG005 - ignored by default
     ) -> None:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", device_key)[:100]
         self._key = device_key
+        self._waited = waited
         self._lock = _Waiting((folder or shared_folder("locks")) / f"{name}.lock", report)
 
     def __enter__(self) -> Self:
         path = self._lock.path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire(f"a measurement of another run on {self._key}", patience=_POLL)
+            self._waited(self._lock.acquire(f"a measurement of another run on {self._key}", patience=_POLL))
         except OSError as error:
             self._lock.release()
             raise OutputError(

@@ -34,20 +34,26 @@ class TrialLog(Protocol):
 
 @dataclass(slots=True)
 class Budget:
-    """The limits of a search: builds and seconds, whichever is reached first."""
+    """The limits of a search: builds and seconds, whichever is reached first.
+
+    ``waited`` are the seconds that this process has waited for other runs on the device, which do not count.
+    ``run_left`` are the seconds left of the time limit of the whole run, in which they do.
+    """
 
     trials: int
     seconds: float | None = None
     clock: Callable[[], float] = time.monotonic
+    waited: Callable[[], float] = lambda: 0.0
+    run_left: Callable[[], float | None] = lambda: None
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started = self.clock()
+        self.started = self.clock() - self.waited()
 
     @property
     def spent_seconds(self) -> float:
-        """Seconds since the search began."""
-        return self.clock() - self.started
+        """Seconds since the search began, without those spent waiting."""
+        return self.clock() - self.waited() - self.started
 
     def reached(self, done: int) -> str:
         """The limit that is reached after ``done`` builds, as text; empty if another build is allowed."""
@@ -55,7 +61,7 @@ class Budget:
             return f"its limit of {count_text(self.trials, 'build')}"
         if self.seconds is not None and self.spent_seconds >= self.seconds:
             return f"its limit of {seconds_text(self.seconds)}"
-        return ""
+        return "the time limit of the run" if self.run_left() == 0 else ""
 
 
 class Search:
@@ -256,6 +262,8 @@ def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) 
     done = _candidates(trials)
     by_trials = spent / len(trials) * (budget.trials - done)
     by_clock = budget.seconds - spent if budget.seconds is not None else by_trials
+    run_left = budget.run_left()
+    by_run = by_clock if run_left is None else run_left
     verdicts = [_fate(t, t.race) for t in trials if t.race and not t.subgraph]
     return Progress(
         case=case,
@@ -268,5 +276,5 @@ def _progress(case: str, trials: Sequence[Trial], budget: Budget, bench: Bench) 
         undecided=verdicts.count("no difference") + verdicts.count("same graph"),
         failed=sum(not t.ok for t in trials),
         seconds=spent,
-        seconds_left=max(0.0, min(by_trials, by_clock)),
+        seconds_left=max(0.0, min(by_trials, by_clock, by_run)),
     )

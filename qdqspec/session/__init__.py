@@ -94,6 +94,7 @@ class Session:
         self._options = BuildOptions.of(self.settings)
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
+        self._waits: list[float] = []  # seconds of each wait for other runs on the device
         self._results: dict[_Key, dict[str, CheckResult]] = {}
         self._raised: dict[_Key, set[str]] = {}  # checks whose result is an error
         self._needs: dict[_Key, set[EvidenceKind]] = {}  # kinds of evidence requested for a case
@@ -366,7 +367,10 @@ class Session:
             backend=self.backend,
             options=self._options,
             settings=self.settings,
-            exclusive=lambda: DeviceLock(f"{self.settings.device}-{self._device.key}", report=report),
+            exclusive=lambda: DeviceLock(
+                f"{self.settings.device}-{self._device.key}", report=report, waited=self._waits.append
+            ),
+            waited=lambda: sum(self._waits),
             report_wait=report,
             watch=self._tell,
             seconds_left=self._seconds_left,

@@ -116,7 +116,12 @@ class Tuning:
             self.search = Search(
                 make(setup, lots),
                 self._bench,
-                Budget(trials=trials, seconds=_seconds(rules, work.seconds_left())),
+                Budget(
+                    trials=trials,
+                    seconds=None if rules.minutes is None else 60 * rules.minutes,
+                    waited=work.waited,
+                    run_left=work.seconds_left,
+                ),
                 journal,
                 case=prepared.case.name,
                 replay=journal.trials(),

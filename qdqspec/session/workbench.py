@@ -22,6 +22,7 @@ class Workbench:
     exclusive: Callable[[], AbstractContextManager[object]]
     watch: Watch | None
     seconds_left: Callable[[], float | None] = lambda: None  # of the run's time limit
+    waited: Callable[[], float] = lambda: 0.0  # seconds spent waiting for other runs on the device
     report_wait: Callable[[str], None] = log_wait
 
     @property

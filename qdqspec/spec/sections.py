@@ -227,7 +227,10 @@ class TuneSection(Section):
     strategy: Strategy = Field(default="attribution", description="Search strategy.")
     preset: Preset = Field(default="default", description="How thorough the search is.")
     trials: Count | None = Field(default=None, description="Search builds at most.")
-    minutes: Minutes | None = Field(default=None, description="Time at most: minutes, or 90s, 10m, 1h.")
+    minutes: Minutes | None = Field(
+        default=None,
+        description="Time at most: minutes, or 90s, 10m, 1h; waiting for other runs does not count.",
+    )
     objective: Literal["latency", "pareto"] = Field(
         default="latency", description="The fastest, or the front of latency and accuracy."
     )

@@ -79,12 +79,14 @@ def test_a_second_run_waits_and_reports_for_which_process(tmp_path: Path) -> Non
 
 def test_a_wait_for_a_device_is_reported(tmp_path: Path) -> None:
     reports: list[str] = []
-    with (
-        held_elsewhere(DEVICE_HOLDER, tmp_path) as holder,
-        DeviceLock("a cpu", folder=tmp_path, report=end_of(holder, reports)),
-    ):
-        pass
+    waits: list[float] = []
+    with held_elsewhere(DEVICE_HOLDER, tmp_path) as holder:
+        own = DeviceLock("a cpu", folder=tmp_path, report=end_of(holder, reports), waited=waits.append)
+        with own, own:
+            pass
     assert len(reports) == 1
+    first, second = waits
+    assert first >= 0.5 > second
     assert reports[0].startswith(
         f"waits for a measurement of another run on a cpu (process {holder.pid}, since "
     )

@@ -200,6 +200,24 @@ def test_it_knows_which_limit_ended_it_before_the_strategy_was_done(budget: dict
     assert search.ended_by == limit
 
 
+def test_waiting_for_another_run_does_not_count() -> None:
+    clock, log = iter(range(10_000)), Log()
+    waited = [0.0]
+
+    def now() -> float:  # waits for 40 seconds once the reference is built
+        waited[0] = 40.0 * bool(log.trials)
+        return next(clock) + waited[0]
+
+    budget = Budget(trials=60, seconds=5.0, clock=now, waited=lambda: waited[0])
+    assert 1 < len(search(Script(NAMES), Bench(), budget, log, case="case")) < 6
+
+
+def test_the_time_limit_of_the_run_ends_it() -> None:
+    ended = Search(Script(NAMES), Bench(), Budget(trials=60, run_left=lambda: 0.0), Log(), case="case")
+    assert len(ended.run()) == 1
+    assert ended.ended_by == "the time limit of the run"
+
+
 # ---- resume -------------------------------------------------------------------------------------
 
 
