@@ -34,7 +34,7 @@ from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.errors import QdqspecError
-from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.carry import resolve_schemes, schemes_of
@@ -77,7 +77,7 @@ class Audit:
         self.given = load_model(path)
         self.is_quantized = any(node.op_type == "DequantizeLinear" for node in self.given.nodes)
         floating = Model(strip_qdq(self.given).proto, path=path) if self.is_quantized else self.given
-        self.model = fold_batchnorm(floating).model  # as a search has it
+        self.model = fold_weights(floating).model  # as a search has it
         self.regions = find_regions(self.model)
         self.space = SchemeSpace(self.model, OnnxRuntime().capabilities(), regions=self.regions)
         ranges = tie_ranges(self.model, ranges_for(self.model))

@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tabulate import tabulate
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
-from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import load_model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
@@ -86,7 +86,7 @@ def measure(path: Path, folder: Path) -> None:
     """All steps, in a process of their own."""
     meter = Meter()
     given = meter("load", lambda: load_model(path))
-    model = meter("fold BatchNormalization", lambda: fold_batchnorm(given)).model
+    model = meter("fold BatchNormalization", lambda: fold_weights(given)).model
     meter("infer types", lambda: model.types)
     space = meter("find units", lambda: SchemeSpace(model, OnnxRuntime().capabilities()))
     observer = meter("make the observer", lambda: observe(model, space.tensors).parts)

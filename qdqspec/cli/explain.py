@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _GRAPH = ".graph.json"
 _MOST_BYTES = 256 << 20  # of a file that is read whole
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _RESULT, _JOURNAL = "result.json", "trials.jsonl"
 
 
@@ -197,6 +198,8 @@ def _from_folder(folder: Path, inputs: Inputs, settings: Settings) -> list[Engin
             cure="correct that, and run it again",
         )
     reference, tuned = _two_engines(result, folder, inputs, settings)
+    settings = replace(settings, backend=str(result.get("backend", settings.backend)))
+    notes = (*notes, *_recurrent(folder / "reference.onnx", settings))
     return [reference, replace(tuned, notes=(*tuned.notes, *notes), corrections=corrections)]
 
 
@@ -272,7 +275,8 @@ def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Se
     tuned = _file_of(model)
     if reference is not None:
         original = model_given(reference, inputs.values)
-        return _profiled({"reference": _file_of(original), "tuned": tuned}, inputs, settings)
+        first, second = _profiled({"reference": _file_of(original), "tuned": tuned}, inputs, settings)
+        return [first, replace(second, notes=(*second.notes, *_recurrent(_file_of(original), settings)))]
     if not any(node.op_type in QDQ_OPS for node in with_pairs(model).nodes):
         given = model_given(path, inputs.values)
         return _profiled({path.stem: _file_of(given)}, inputs, settings)
@@ -281,7 +285,22 @@ def _from_model(path: Path, reference: Path | None, inputs: Inputs, settings: Se
         stripped = folder / "reference.onnx"
         save_model(strip_qdq(model).proto, stripped, inputs=model.user_files, base=tuned.parent)
         first, second = _profiled({"reference": stripped, "tuned": tuned}, inputs, settings)
-        return [first, replace(second, notes=(*second.notes, *notes))]
+        return [first, replace(second, notes=(*second.notes, *notes, *_recurrent(stripped, settings)))]
+
+
+def _recurrent(reference: Path, settings: Settings) -> tuple[str, ...]:
+    """Why recurrent operators of a float model have no integer kernel, a note for each that has none."""
+    from qdqspec.cli.models import judged
+    from qdqspec.graph.model import load_model
+
+    if not reference.is_file():
+        return ()
+    model = load_model(reference)
+    nodes = [node for node in model.nodes if node.op_type in _RECURRENT]
+    if not nodes:
+        return ()
+    reasons = judged(model, settings).reasons
+    return tuple(f"{node.name} has no label: {why}" for node in nodes if (why := reasons.get(node.name)))
 
 
 def _file_of(model: Model) -> Path:

@@ -6,7 +6,7 @@ BatchNormalization.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -48,18 +48,21 @@ class FoldedConstants:
     notes: tuple[str, ...] = ()
 
 
-def fold_constants(model: Model, *, limit_bytes: int = LIMIT_BYTES) -> FoldedConstants:
+def fold_constants(
+    model: Model, *, limit_bytes: int = LIMIT_BYTES, only: Collection[str] | None = None
+) -> FoldedConstants:
     """Compute nodes that depend on constants only, and remove unused nodes and initializers.
 
     QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and each operator outside ONNX's own domain stay,
     even with constant inputs, and so do all nodes that depend on them. So do random operators, If, Loop and
     Scan, nodes that make an output of a graph, and results that are larger than ``limit_bytes`` and than
     their inputs. Tensors keep their names. If nothing changes, the same model object is returned. Folding is
-    idempotent.
+    idempotent. With ``only`` these tensors are computed, and nodes and initializers that nothing else reads are
+    removed; the rest of the model is unchanged.
     """
     now, folded, dead = model, list[str](), list[str]()
     while True:  # new constants may determine further shapes
-        work = _Folding(now, limit_bytes)
+        work = _Folding(now, limit_bytes, within=None if only is None else _ancestors(now, only))
         work.fold()
         gone = work.sweep()
         if not gone and not work.unread():
@@ -70,6 +73,18 @@ def fold_constants(model: Model, *, limit_bytes: int = LIMIT_BYTES) -> FoldedCon
         folded += [_name_in(model, node) for node in work.folded]
         dead += [_name_in(model, node) for node in now.nodes if node.index in gone - computed]
         now = Model(work.build(gone), path=model.path)
+
+
+def _ancestors(model: Model, tensors: Collection[str]) -> frozenset[int]:
+    """The indexes of the nodes that these tensors are computed from, Constant nodes included."""
+    found: set[int] = set()
+    left = [*tensors]
+    while left:
+        maker = model.producer.get(left.pop())
+        if maker is not None and maker.index not in found:
+            found.add(maker.index)
+            left.extend(name for name in maker.inputs if name)
+    return frozenset(found)
 
 
 def _name_in(model: Model, node: Node) -> str:
@@ -87,6 +102,9 @@ class _Folding:
     folded: list[Node] = field(default_factory=list)
     too_large: list[str] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
+    within: frozenset[int] | None = (
+        None  # indexes of the nodes that may be computed or removed; all for ``None``
+    )
     _fixed: frozenset[str] = frozenset()
 
     def fold(self) -> None:
@@ -105,7 +123,8 @@ class _Folding:
     def _may(self, node: Node) -> bool:
         """Whether a node may become a constant: plain ONNX, deterministic, inside the graph, on constants."""
         return (
-            node.domain in _STANDARD
+            (self.within is None or node.index in self.within)
+            and node.domain in _STANDARD
             and node.op_type not in QUANTIZING | _RANDOM
             and node.outputs[0] not in self.model.constants  # a Constant node already is a constant
             and not any(True for _ in graphs_inside(node.proto))
@@ -164,7 +183,8 @@ class _Folding:
         return self.gone
 
     def _may_die(self, node: Node) -> bool:
-        return node.domain in _STANDARD and node.op_type not in QUANTIZING
+        inside = self.within is None or node.index in self.within
+        return inside and node.domain in _STANDARD and node.op_type not in QUANTIZING
 
     def _release(self, node: Node, readers: dict[str, int]) -> None:
         for name in node.inputs:
@@ -173,6 +193,8 @@ class _Folding:
 
     def unread(self) -> set[str]:
         """Initializers that become unused when these nodes are removed; those that a caller may feed stay."""
+        if self.within is not None and not self.gone:
+            return set()
         read = {name for node in self.model.nodes if node.index not in self.gone for name in node.inputs}
         read |= {*self.model.outputs, *self.model.subgraph_reads}
         return {name for name in self._fixed & self.model.initializers.keys() if name not in read}

@@ -1,5 +1,6 @@
 """Folding that prepares a model for quantization without changing any Q or DQ.
 
+The weights of an LSTM that are computed from constants, as exporters write them, become constants.
 BatchNormalization is folded into the convolution before it. Runtimes do that themselves for float weights,
 but not for an integer weight with a DequantizeLinear, so it must be done before pairs are inserted.
 """
@@ -14,20 +15,61 @@ import numpy.typing as npt
 import onnx
 from onnx import numpy_helper
 
+from qdqspec.graph.constants import FoldedConstants, fold_constants
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.protos import copy_model
 
 Array = npt.NDArray[np.generic]
 
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+_LSTM_WEIGHTS = (1, 2)  # inputs W and R
+_MOST_BYTES = 1 << 30  # of a computed weight
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """The prepared model, and the names of the nodes that were folded into their producer."""
+    """The prepared model; the names of the nodes folded into their producer, and of those that computed weights."""
 
     model: Model
     removed: tuple[str, ...]
+    computed: tuple[str, ...] = ()
+
+    @property
+    def gone(self) -> tuple[str, ...]:
+        """The names of all nodes that the prepared model lacks."""
+        return (*self.removed, *self.computed)
+
+    @property
+    def note(self) -> str:
+        """What was folded."""
+        found = []
+        if self.removed:
+            found.append(f"{len(self.removed)} BatchNormalization folded")
+        if self.computed:
+            found.append(f"weights of LSTM computed, {len(self.computed)} nodes less")
+        return f"{', '.join(found)}, as tuning does" if found else ""
+
+
+def fold_weights(model: Model) -> Folded:
+    """Compute the weights of LSTM nodes that depend on constants only, and fold BatchNormalization."""
+    needed = {
+        node.inputs[index]
+        for node in model.nodes
+        if node.op_type == "LSTM" and node.domain in _DEFAULT_DOMAINS
+        for index in _LSTM_WEIGHTS
+        if node.inputs[index] not in model.constants
+    }
+    weights = (
+        fold_constants(model, only=needed, limit_bytes=_MOST_BYTES)
+        if needed
+        else FoldedConstants(model=model)
+    )
+    folded = fold_batchnorm(weights.model)
+    if weights.model is model:
+        return folded
+    nodes = weights.model.by_name
+    removed = tuple(model.producer[nodes[name].outputs[0]].name for name in folded.removed)
+    return Folded(folded.model, removed, (*weights.folded, *weights.dead))
 
 
 def fold_batchnorm(model: Model) -> Folded:

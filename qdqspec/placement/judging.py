@@ -13,7 +13,7 @@ from functools import cached_property
 import onnx
 
 from qdqspec.backends.base import Capabilities
-from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import (
     CONTROL,
@@ -26,7 +26,7 @@ from qdqspec.graph.ops import (
     reads_data,
 )
 from qdqspec.placement.forms import format_choices
-from qdqspec.placement.ops import weight_input
+from qdqspec.placement.ops import is_dynamic_linear, weight_input, weight_inputs
 from qdqspec.placement.rules import left_out
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.units import NEEDS_WEIGHT, UnitFinder
@@ -36,6 +36,8 @@ from qdqspec.types import QuantizeRules
 
 _UNKNOWN = "an unknown type"
 _FLOATS = frozenset(onnx.TensorProto.DataType.Name(kind) for kind in FLOATS)
+_RECURRENT_FLOAT = frozenset({"GRU", "RNN"})
+COMPUTED = "computed from shapes or constants alone"
 NOT_ASKED = "the spec has to ask for it: quantize: {outputs: true}"
 
 
@@ -49,18 +51,22 @@ def judge(
 ) -> Judged:
     """The nodes of a model that a backend's search may quantize, and the reasons against the others.
 
-    BatchNormalization is folded first, as in tuning. ``note`` is passed on: a remark about the backend.
+    BatchNormalization and computed weights are folded first, as in tuning. ``note``, a remark about the backend, is
+    passed on.
     """
     rules = rules or QuantizeRules()
-    folded = fold_batchnorm(model)
-    gone = frozenset(folded.removed)
+    folded = fold_weights(model)
+    gone = frozenset(folded.gone)
     carried = flow_of(folded.model).carried
     words = _Words(folded.model, capabilities, rules, carried)
     asked = _Words(folded.model, capabilities, replace(rules, outputs=True), carried)
     # Folding renumbers nodes without a name: they are matched by their order.
     left = zip((node for node in model.nodes if node.name not in gone), folded.model.nodes, strict=True)
     reasons = {ours.name: words.reason(theirs) for ours, theirs in left if not ours.is_marker}
-    reasons |= {name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in gone}
+    reasons |= {
+        name: f"{model.by_name[name].op_type}: folded into the operator before it" for name in folded.removed
+    }
+    reasons |= dict.fromkeys(folded.computed, COMPUTED)
     offered = {name for name, why in words.outputs() if not why}
     outputs = {name: "" if name in offered else why or NOT_ASKED for name, why in asked.outputs()}
     return Judged(backend=backend, note=note, reasons=reasons, outputs=outputs)
@@ -105,7 +111,7 @@ class _Words:
     def _reasons(self, node: Node) -> Iterator[str]:
         op_type = node.op_type
         if node.index in self._carried or not self._of_shapes.isdisjoint(node.outputs):
-            yield "computed from shapes or constants alone"
+            yield COMPUTED
         if op_type in CONTROL:
             yield f"{op_type}: control flow; the nodes of its bodies count by themselves"
         if not is_default(node):
@@ -119,6 +125,10 @@ class _Words:
         types = {self._type(node.inputs[index]) for index in data_inputs(node)}
         if types and types.isdisjoint({*_FLOATS, _UNKNOWN}):
             yield f"{op_type}: no floating point input of 16 or 32 bits"
+        if op_type in _RECURRENT_FLOAT and any("LSTM" in ops for ops in self._can.dynamic.values()):
+            yield f"{op_type}: there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"
+        if op_type == "LSTM" and any("LSTM" in ops for ops in self._can.dynamic.values()):
+            yield from (f"{op_type}: {why}" for why in self._of_lstm(node))
         if not self._runs(op_type):
             yield f"{op_type}: the backend runs it in floating point only"
         yield from (f"{op_type}: {why}" for why in self._operands(node))
@@ -149,6 +159,15 @@ class _Words:
             yield "all that it reads is constant"
         elif not all(self._finder.has_range(node, index) for index in constants):
             yield "a constant that it reads is empty, infinite or no number, so it has no scale"
+
+    def _of_lstm(self, node: Node) -> Iterator[str]:
+        """Why DynamicQuantizeLSTM does not compute an LSTM."""
+        if not weight_inputs(self._model, node):
+            yield "its weights W and R are computed from inputs, and DynamicQuantizeLSTM wants constant ones"
+        elif node.attributes.get("layout", 0):
+            yield "it has attribute layout 1, which DynamicQuantizeLSTM lacks"
+        elif not is_dynamic_linear(self._model, node):
+            yield "DynamicQuantizeLSTM takes float32 only"
 
     def _unseen(self, tensor: str, head: Node) -> str:
         """Why a tensor cannot be integer for all its readers; empty if it can."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qdqspec.errors import ConfigError, PlacementError, StateError
-from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
 from qdqspec.placement.insert import Inserted, insert_qdq
@@ -179,14 +179,10 @@ def prepared_for(
     model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None = None
 ) -> tuple[Model, list[str]]:
     """The model that the sites were made for, and notes: folding replaces two tensors by one."""
-    folded = fold_batchnorm(model)
-    if (
-        not pairs
-        or not folded.removed
-        or _fit(model, pairs, positions) > _fit(folded.model, pairs, positions)
-    ):
+    folded = fold_weights(model)
+    if not pairs or not folded.gone or _fit(model, pairs, positions) > _fit(folded.model, pairs, positions):
         return model, []
-    return folded.model, [f"{len(folded.removed)} BatchNormalization folded, as tuning does"]
+    return folded.model, [folded.note]
 
 
 def _fit(model: Model, pairs: Sequence[PlacedPair], positions: Mapping[str, str] | None) -> tuple[int, int]:

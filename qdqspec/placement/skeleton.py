@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, Node
 from qdqspec.types import Consumer
 
@@ -66,13 +66,11 @@ def compare_skeletons(a: Model, b: Model, steps_a: HalfSteps, steps_b: HalfSteps
 
 
 def _folded_alike(a: Model, b: Model) -> tuple[Model, Model, tuple[str, ...]]:
-    """The models, with BatchNormalization folded in one if it is folded in the other."""
+    """The models, with BatchNormalization and computed weights folded in one if they are in the other."""
     for one, other in ((a, b), (b, a)):
-        folded = fold_batchnorm(one)
-        if folded.removed and not any(name in other.by_name for name in folded.removed):
-            return (
-                (folded.model, other, folded.removed) if one is a else (other, folded.model, folded.removed)
-            )
+        folded = fold_weights(one)
+        if folded.gone and not any(name in other.by_name for name in folded.gone):
+            return (folded.model, other, folded.gone) if one is a else (other, folded.model, folded.gone)
     return a, b, ()
 
 

@@ -14,7 +14,7 @@ from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
 from qdqspec.corrections.find import Found
 from qdqspec.errors import BackendError, ModelError
 from qdqspec.graph.cautions import cautions
-from qdqspec.graph.fold import fold_batchnorm
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
@@ -62,7 +62,7 @@ class Prepared:
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
                 "specialized to that value, and its outputs are compared with those of the file given"
             )
-        folded = fold_batchnorm(given)
+        folded = fold_weights(given)
         self.model = folded.model
 
     @cached_property

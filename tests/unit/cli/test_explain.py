@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization import quantize_dynamic
 
 from qdqspec.report.record import case_to_json
 from qdqspec.testing.records import faster_case
@@ -148,6 +149,20 @@ def test_a_case_is_told_beside_its_baseline(verb, tmp_path, spec):
     told = verb("explain", folder).out
     assert "note: regression: +0.4 % (95 %: -1.6 % to +2.4 %) against the baseline of 2026-01-08" in told
     assert "note: onnxruntime: was 1.31.0, is 1.31.1" in told
+
+
+def test_why_a_recurrent_operator_stays_float(verb, tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 17]> net (float[3,1,8] x) => (float[3,1,1,4] y) {
+      f = MatMul(x, v)  [cell] y = GRU<hidden_size = 4>(f, w, r) }"""
+    proto, random = onnx.parser.parse_model(text), np.random.default_rng(0)
+    for name, shape in {"v": (8, 8), "w": (1, 12, 8), "r": (1, 12, 4)}.items():
+        proto.graph.initializer.append(
+            onnx.numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name)
+        )
+    onnx.save(proto, tmp_path / "net.onnx")
+    quantize_dynamic(tmp_path / "net.onnx", tmp_path / "tuned.onnx", op_types_to_quantize=["MatMul"])
+    told = verb("explain", "tuned.onnx", "--reference", "net.onnx").out
+    assert "note: cell has no label: GRU: there is no integer kernel of it" in told
 
 
 def test_what_each_correction_of_a_case_gained(verb, tmp_path, spec):

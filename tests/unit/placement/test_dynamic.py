@@ -18,10 +18,12 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.graph.dynamic_pairs import with_pairs
+from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.diff import diff_models
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.judging import judge
 from qdqspec.placement.project import labels_of
 from qdqspec.placement.scheme import apply_scheme, write_scheme
 from qdqspec.placement.space import SchemeSpace
@@ -88,6 +90,26 @@ def _lstm(directions: int) -> Model:
     return _model(nodes, weights)
 
 
+def _full_lstm() -> Model:
+    """An LSTM with every optional input: bias, sequence lengths, initial states, peepholes."""
+    rows = 4 * _HIDDEN
+    inputs = ["x", "W", "R", "B", "lengths", "state", "cell", "P"]
+    nodes = [
+        helper.make_node("LSTM", inputs, ["h", "last"], "lstm", hidden_size=_HIDDEN),
+        helper.make_node("Relu", ["h"], ["y"], "relu"),
+    ]
+    weights = [
+        _tensor("W", 1, rows, _WIDTH),
+        _tensor("R", 1, rows, _HIDDEN),
+        _tensor("B", 1, 2 * rows),
+        numpy_helper.from_array(np.array([2], np.int32), "lengths"),
+        _tensor("state", 1, 1, _HIDDEN),
+        _tensor("cell", 1, 1, _HIDDEN),
+        _tensor("P", 1, 3 * _HIDDEN),
+    ]
+    return _model(nodes, weights)
+
+
 def _in_body() -> Model:
     """A product in each branch of an If."""
     branches = {
@@ -117,6 +139,7 @@ MODELS = {
     "gemm without bias": lambda: _gemm(True, False),
     "lstm": lambda: _lstm(1),
     "lstm of two directions": lambda: _lstm(2),
+    "lstm with all inputs": _full_lstm,
     "bodies": _in_body,
 }
 
@@ -298,6 +321,99 @@ def test_what_no_kernel_computes_has_no_dynamic_label() -> None:
     computed = _model([helper.make_node("MatMul", ["x", "x"], ["y"], "product")], [])
     assert not _space(computed).uniform("dynamic")
     assert _space(computed).labels == ("fp", "in+out", "in-only")
+
+
+def _computed_lstm() -> Model:
+    """An LSTM in a body whose weights exporters compute: gates reordered by Slice and Concat, then Unsqueeze."""
+    rows = 4 * _HIDDEN
+    bounds = [numpy_helper.from_array(np.array([i * rows // 4]), f"at{i}") for i in range(5)]
+    axes = numpy_helper.from_array(np.array([0]), "axes")
+    nodes = []
+    for name in ("W", "R"):
+        nodes += [
+            helper.make_node("Slice", [f"raw{name}", f"at{i}", f"at{i + 1}", "axes"], [f"{name}{i}"])
+            for i in range(4)
+        ]
+        nodes.append(helper.make_node("Concat", [f"{name}{i}" for i in (0, 3, 1, 2)], [f"all{name}"], axis=0))
+        nodes.append(helper.make_node("Unsqueeze", [f"all{name}", "axes"], [name]))
+    inputs = ["x", "W", "R", "B", "", "state", "state"]
+    nodes.append(helper.make_node("LSTM", inputs, ["h", "last"], "lstm", hidden_size=_HIDDEN))
+    weights = [_tensor("rawW", rows, _WIDTH), _tensor("rawR", rows, _HIDDEN), _tensor("B", 1, 2 * rows)]
+    body = helper.make_graph(
+        nodes,
+        "then",
+        [],
+        [helper.make_tensor_value_info("h", TensorProto.FLOAT, None)],
+        [*weights, _tensor("state", 1, 1, _HIDDEN), axes, *bounds],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Identity", ["zeros"], ["z"])],
+        "else",
+        [],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.zeros((3, 1, 1, _HIDDEN), np.float32), "zeros")],
+    )
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], "most", keepdims=0),
+        helper.make_node("Less", ["most", "limit"], ["small"], "less"),
+        helper.make_node("If", ["small"], ["y"], "if", then_branch=body, else_branch=other),
+    ]
+    return _model(nodes, [numpy_helper.from_array(np.float32(100), "limit")])
+
+
+def test_weights_that_are_computed_from_constants_are_computed_first(tmp_path: Path) -> None:
+    given = _computed_lstm()
+    folded = fold_weights(given)
+    assert len(folded.computed) == 12  # four Slice, a Concat and an Unsqueeze of each weight
+    np.testing.assert_array_equal(_run(folded.model.proto), _run(given.proto))
+    quantized = _inserted(folded.model)
+    assert _kernels(quantized, tmp_path)["DynamicQuantizeLSTM"] == 1
+    error = np.abs(_run(quantized) - _run(given.proto)).max()
+    assert 0 < error < 0.05 * np.abs(_run(given.proto)).max()
+    space = _space(folded.model)
+    placement = space.resolve(space.uniform("dynamic"))
+    pairs = Quantizer(folded.model, {}, reduce_range=True).placed(placement)
+    write_scheme(tmp_path / "scheme.json", placement, pairs, "onnxruntime-cpu")
+    applied = apply_scheme(given, tmp_path / "scheme.json")
+    assert applied.notes == ("weights of LSTM computed, 12 nodes less, as tuning does",)
+    np.testing.assert_array_equal(_run(applied.proto), _run(quantized))
+
+
+def test_onnx_runtime_has_no_kernel_of_a_dynamic_gru() -> None:
+    """If this fails, the installed version has one, and GRU may take the label."""
+    model = _lstm(1).proto
+    node = model.graph.node[0]
+    node.op_type, node.domain = "DynamicQuantizeGRU", "com.microsoft"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    with pytest.raises(Exception, match="DynamicQuantizeGRU"):
+        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def _recurrent(op_type: str, gates: int, weights: bool = True, **attributes: int) -> Model:
+    node = helper.make_node(op_type, ["x", "W", "R"], ["h"], "cell", hidden_size=_HIDDEN, **attributes)
+    given = [_tensor("W", 1, gates * _HIDDEN, _WIDTH), _tensor("R", 1, gates * _HIDDEN, _HIDDEN)]
+    model = _model([node, helper.make_node("Neg", ["h"], ["y"], "end")], given if weights else []).proto
+    if not weights:
+        model.graph.input.extend(
+            helper.make_tensor_value_info(t.name, TensorProto.FLOAT, list(t.dims)) for t in given
+        )
+    return Model(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (_recurrent("GRU", 3), "GRU: there is no integer kernel of it, as DynamicQuantizeLSTM is of LSTM"),
+        (_recurrent("LSTM", 4, layout=1), "LSTM: it has attribute layout 1, which DynamicQuantizeLSTM lacks"),
+        (
+            _recurrent("LSTM", 4, weights=False),
+            "LSTM: its weights W and R are computed from inputs, and DynamicQuantizeLSTM wants constant ones",
+        ),
+        (_recurrent("LSTM", 4), ""),
+    ],
+)
+def test_the_reason_of_a_recurrent_operator_without_label(model: Model, reason: str) -> None:
+    assert judge(model, OnnxRuntime().capabilities(), backend="onnxruntime").reasons["cell"] == reason
 
 
 def test_rules_name_the_labels_that_are_offered() -> None:
