@@ -1,6 +1,6 @@
 """What corrections give at one placement: SQNR on evaluation data without, with each alone, and with all of them.
 
-    python benchmarks/corrections.py FOLDER [FOLDER ...] [--names NAME ...] [--corrections auto ranges bits rounding]
+    python benchmarks/corrections.py FOLDER [FOLDER ...] [--names NAME ...] [--corrections auto bits bias ...]
 
 For each trained model of the folders that has data (`real_data.py`): everything quantized, and the linear operators
 alone with float outputs. Both are rehearsed on evaluation samples that corrections were neither found nor judged with.
@@ -48,7 +48,7 @@ def main() -> int:
     )
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--names", nargs="*", default=[])
-    parser.add_argument("--corrections", nargs="*", default=["auto", "bits", "rounding", "ranges"])
+    parser.add_argument("--corrections", nargs="*", default=["auto", "bits", "bias", "rounding", "ranges"])
     arguments = parser.parse_args()
     rows, gains = [], []
     with tempfile.TemporaryDirectory() as scratch:

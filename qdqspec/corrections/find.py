@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
+from qdqspec.corrections.biases import bias_shift
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
 from qdqspec.corrections.judge import Errors, Judge
 from qdqspec.corrections.layers import Layer, find_layers
 from qdqspec.corrections.ranges import Ranges, chosen_ranges
 from qdqspec.corrections.rounding import is_better, rounded_weight
-from qdqspec.corrections.statistics import Observe, observed_statistics
+from qdqspec.corrections.statistics import Observe, observed_means, observed_statistics
 from qdqspec.graph.model import Model
+from qdqspec.placement.biases import biased_layer
 from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, WeightNumbers, weight_key
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.quantizer import Quantizer
@@ -173,6 +175,32 @@ def _with_bits(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
     return replace(taken, weights=weights), len(weights)
 
 
+def _with_bias(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
+    """Biases without the mean shift of the layers' outputs that their quantized weights cause."""
+    question, numbers = search.question, search.numbers(taken)
+    placed = {site.tensor for site in question.sites}
+    of_layer: dict[str, list[Site]] = {}
+    for site, layer in search.weights():
+        biased = biased_layer(question.model, site)
+        if (
+            biased is not None and biased.bias not in placed
+        ):  # a bias that is quantized itself keeps its value
+            of_layer.setdefault(layer.weight, []).append(site)
+    layers = [layer for name, layer in search.layers.items() if name in of_layer]
+    samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
+    biases = dict(taken.biases)
+    for layer, fit, held_out in observed_means(
+        layers, lambda: islice(question.judge.feeds(), samples), samples, question.observe
+    ):
+        weight = question.model.array(layer.weight)
+        for site in of_layer[layer.weight]:
+            integers = numbers.integer_weight(site)
+            shift = bias_shift(layer, weight, numbers.params(site), integers, fit, held_out)
+            if shift is not None:
+                biases[weight_key(site)] = shift
+    return replace(taken, biases=biases), len(biases)
+
+
 def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
     """Weights rounded by the second moments of their layers' inputs."""
     question, numbers = search.question, search.numbers(taken)
@@ -180,7 +208,7 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
     for site, layer in search.weights():
         of_layer.setdefault(layer.weight, []).append(site)
     layers = [layer for name, layer in search.layers.items() if name in of_layer]
-    weights, changed = dict(taken.weights), 0
+    weights, biases, changed = dict(taken.weights), dict(taken.biases), 0
     samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
     for layer, fit, held_out in observed_statistics(
         layers, lambda: islice(question.judge.feeds(), samples), samples, question.observe
@@ -194,9 +222,17 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
             if is_better(layer, weight, params, integers, held_out):
                 weights[weight_key(site)] = WeightNumbers(scale=params.scale, integers=integers)
                 changed += 1
+                if biases.pop(weight_key(site), None) is not None:  # other integers, another shift
+                    shift = bias_shift(layer, weight, params, integers, fit.means, held_out.means)
+                    biases |= {} if shift is None else {weight_key(site): shift}
         if search.is_over:
             break
-    return replace(taken, weights=weights), changed
+    return replace(taken, weights=weights, biases=biases), changed
 
 
-_STEPS: Mapping[str, _Step] = {"ranges": _with_ranges, "bits": _with_bits, "rounding": _with_rounding}
+_STEPS: Mapping[str, _Step] = {
+    "ranges": _with_ranges,
+    "bits": _with_bits,
+    "bias": _with_bias,
+    "rounding": _with_rounding,
+}

@@ -63,6 +63,28 @@ def observed_statistics(
                 yield layer, found[0][layer.weight], found[1][layer.weight]
 
 
+def observed_means(
+    layers: Sequence[Layer], feeds: Callable[[], Iterable[Feed]], samples: int, observe: Observe
+) -> Iterator[tuple[Layer, Moments, Moments]]:
+    """The means of the columns of each layer's input, (group, column), over even and over odd samples."""
+    sums: tuple[dict[str, Moments], ...] = {}, {}
+    counts: tuple[dict[str, int], ...] = {}, {}
+    sources = list(dict.fromkeys(layer.source for layer in layers))
+    for index, values in enumerate(observe(sources, feeds())):
+        part, count = sums[index % 2], counts[index % 2]
+        for layer in layers:
+            value = values.get(layer.source)
+            rows = None if value is None or not value.size else layer.rows(value, _rows(layer, samples))
+            if rows is not None and np.isfinite(rows).all():
+                part[layer.weight] = part.get(layer.weight, np.zeros((), np.float32)) + rows.sum(axis=1)
+                count[layer.weight] = count.get(layer.weight, 0) + rows.shape[1]
+    for layer in layers:
+        if all(layer.weight in part for part in sums):
+            parts = zip(sums, counts, strict=True)
+            fit, held_out = (np.asarray(p[layer.weight] / c[layer.weight], np.float32) for p, c in parts)
+            yield layer, fit, held_out
+
+
 def _rows(layer: Layer, samples: int) -> int:
     """The number of rows of each sample."""
     wanted = max(ROWS, ROWS_A_COLUMN * layer.columns)

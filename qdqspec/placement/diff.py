@@ -36,7 +36,7 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change in a pair: ``kind`` is format, scale, zero point, axis, storage or integers.
+    """One change in a pair: ``kind`` is format, scale, zero point, axis, storage, integers or bias.
 
     ``low`` and ``high`` bound the relative change of a scale over its channels, such as -0.02 and 0.05.
     """
@@ -191,6 +191,11 @@ def _changes(sides: tuple[_Side, ...], before: FoundPair, after: FoundPair) -> I
     if before.stored != after.stored and before.weight and after.weight:
         words = ("float behind Q and DQ", "stored as integers")
         yield Change(kind="storage", text=f"{words[before.stored]} > {words[after.stored]}")
+    if before.bias != after.bias:
+        words = ("as in the float model", "corrected")
+        same = " in another way" if before.bias and after.bias else ""
+        text = f"bias of its layer {words[bool(before.bias)]} > {words[bool(after.bias)]}{same}"
+        yield Change(kind="bias", text=text)
     if before.stored and after.stored and before.numbers.same(after.numbers):
         yield from _integer_changes(sides[0].integers(before), sides[1].integers(after))
 

@@ -17,6 +17,7 @@ from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import FLOATS
 from qdqspec.graph.trt import FP4_DYNAMIC, is_pair_op
+from qdqspec.placement.biases import bias_record
 from qdqspec.placement.recognize import is_op
 from qdqspec.placement.restore import blocks_of, found_scales, is_constant, is_dynamic, makes_scale, scale_of
 from qdqspec.placement.strip import TakenApart
@@ -90,6 +91,7 @@ class FoundPair:
     stored: bool
     numbers: Numbers | None
     problem: str = ""
+    bias: str = ""  # what is added to the bias of the layer that reads this weight
 
     @property
     def unread(self) -> bool:
@@ -135,6 +137,7 @@ def _pair(apart: TakenApart, node: Node) -> FoundPair:
     stored = quantize is None or not is_op(quantize, "QuantizeLinear")
     tensor = after if node.index in apart.found.revival.relus else apart.found.now(after)
     numbers, problem = _numbers_of(model, node, None if stored else quantize)
+    record = bias_record(node) or {}
     return FoundPair(
         tensor=tensor,
         ends=tuple(sorted(_ends(apart, after))),
@@ -145,6 +148,7 @@ def _pair(apart: TakenApart, node: Node) -> FoundPair:
         stored=stored,
         numbers=numbers,
         problem=problem,
+        bias=str(record.get("shift", "")),
     )
 
 

@@ -159,6 +159,7 @@ def _placed(pair: FoundPair) -> PlacedPair:
         zero_point=tuple(int(z) for z in numbers.zero_point.reshape(-1).tolist()),
         stored=pair.stored or not pair.weight,
         outer=None if numbers.outer is None else numbers.outer.item(),
+        bias=pair.bias,
     )
 
 

@@ -28,6 +28,7 @@ from qdqspec.graph.trt import (
     as_e8m0,
 )
 from qdqspec.graph.weights import WeightStore
+from qdqspec.placement.biases import BIAS, CorrectedBias, biased_layer, corrected_bias
 from qdqspec.placement.ops import dynamic_misfit
 from qdqspec.quantize.formats import BIAS_FORMAT, NumberFormat, QuantParams, number_format
 from qdqspec.quantize.scales import REALS, in_type_of
@@ -53,13 +54,18 @@ class QuantSource(Protocol):
         """The integers of a weight site, in the shape of the weight."""
         ...
 
+    def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
+        """What is added to the bias of the layer that reads this weight; ``None`` if its bias stays as it is."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """The nodes and constants of one site. Consumers read ``output``; ``nodes`` are in topological order.
 
     ``integer`` is the stored weight if there is one; it then has a DequantizeLinear only. ``opset`` is the
-    first version of the default operator set that supports the pair.
+    first version of the default operator set that supports the pair. ``bias`` is the corrected bias of the layer
+    that reads the weight.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -67,6 +73,7 @@ class Pair:
     integer: onnx.TensorProto | None
     output: str
     opset: int
+    bias: CorrectedBias | None = None
 
 
 def misfit(model: Model, site: Site) -> str | None:
@@ -175,13 +182,24 @@ class PairMaker:
             nodes.append(self._node(quantize, site, attributes, read, quantized))
         attributes = _dequantize_attributes(params, elem_type)
         nodes.append(self._node(dequantize, site, attributes, [quantized, *names], output))
+        bias = self._bias(whole)
+        if bias is not None:
+            nodes[-1].metadata_props.add(key=BIAS, value=bias.record)
         return Pair(
             nodes=tuple(nodes),
             constants=constants,
             integer=integer if integer is None or self._store is None else self._store.externalize(integer),
             output=output,
             opset=max(_REAL_OPSET[elem_type], params.format.opset),
+            bias=bias,
         )
+
+    def _bias(self, site: Site) -> CorrectedBias | None:
+        shift = self._numbers.bias_shift(site) if site.weight else None
+        layer = None if shift is None else biased_layer(self._model, site)
+        if shift is None or layer is None:
+            return None
+        return corrected_bias(self._model, layer, shift, self._name(site, "_bias"))
 
     def _at_run_time(self, site: Site, params: QuantParams, elem_type: int, source: str) -> Pair:
         """An activation whose one scale and zero point are found when the model runs."""

@@ -21,12 +21,13 @@ from qdqspec.errors import ConfigError, PlacementError, StateError
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
+from qdqspec.placement.biases import biased_layer
 from qdqspec.placement.insert import Inserted, insert_qdq
 from qdqspec.placement.match import Matcher
 from qdqspec.placement.pairs import misfit
 from qdqspec.placement.strip import listed
 from qdqspec.plain_json import TooLargeError, content_sum, read_json
-from qdqspec.quantize.corrections import rounded, rounding_steps, weight_key
+from qdqspec.quantize.corrections import rounded, rounding_steps, shift_of, weight_key
 from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
@@ -199,6 +200,7 @@ class SchemeNumbers:
         known = tuple(pairs)
         self._params = {pair.site: params_of(pair, _shape(model, pair.site)) for pair in known}
         self._rounding = {weight_key(pair.site): pair.rounding for pair in known if pair.rounding}
+        self._biases = {weight_key(pair.site): pair.bias for pair in known if pair.bias}
 
     def params(self, site: Site) -> QuantParams:
         """Scale and zero point of a site, or of the site with more consumers that it is part of."""
@@ -212,6 +214,12 @@ class SchemeNumbers:
         nearest = quantize(values, self.params(site))
         text = self._rounding.get(weight_key(site))
         return nearest if text is None else rounded(nearest, text)
+
+    def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
+        """What is added to the bias of the layer that reads this weight."""
+        text = self._biases.get(weight_key(site), "") if site.weight else ""
+        layer = biased_layer(self._model, site) if text else None
+        return None if layer is None else shift_of(text, layer.channels)
 
     def _whole(self, part: Site) -> Site:
         alike = (known for known in self._params if replace(known, consumers=part.consumers) == part)
@@ -233,7 +241,7 @@ def params_of(pair: PlacedPair, shape: Sequence[int] = ()) -> QuantParams:
 
 
 def _misfit(model: Model, pair: PlacedPair) -> str | None:
-    reason = misfit(model, pair.site) or _misfit_of_rounding(model, pair)
+    reason = misfit(model, pair.site) or _misfit_of_rounding(model, pair) or _misfit_of_bias(model, pair)
     found_later = number_format(pair.site.format).dynamic and not pair.site.weight
     if reason is not None or pair.site.axis is None or found_later:
         return reason
@@ -253,7 +261,20 @@ def _misfit_of_rounding(model: Model, pair: PlacedPair) -> str | None:
     try:
         rounding_steps(pair.rounding, prod(_shape(model, pair.site)))
     except ValueError as error:
-        return str(error)
+        return f"its rounding does not fit: {error}"
+    return None
+
+
+def _misfit_of_bias(model: Model, pair: PlacedPair) -> str | None:
+    if not pair.bias:
+        return None
+    layer = biased_layer(model, pair.site)
+    if layer is None:
+        return "the scheme corrects the bias of its layer, which has none of its own"
+    try:
+        shift_of(pair.bias, layer.channels)
+    except ValueError as error:
+        return f"the bias of its layer does not fit: {error}"
     return None
 
 
@@ -275,6 +296,7 @@ def _record(pair: PlacedPair, positions: Mapping[str, str]) -> dict[str, object]
     }
     record |= {} if pair.outer is None else {"outer": pair.outer}
     record |= {"rounding": pair.rounding} if pair.rounding else {}
+    record |= {"bias": pair.bias} if pair.bias else {}
     return record if pair.stored else {**record, "stored": False}
 
 
@@ -309,6 +331,7 @@ class _Site(BaseModel):
     stored: bool = True  # of a weight: stored as integers behind a DQ, or float behind Q and DQ
     outer: float | None = None  # factor of all scales, if a format quantizes scales too
     rounding: str = ""  # of a weight: how its integers differ from the nearest ones
+    bias: str = ""  # of a weight: what is added to the bias of its layer
 
     @model_validator(mode="after")
     def _numbers_make_sense(self) -> _Site:
@@ -345,6 +368,7 @@ class _Site(BaseModel):
             stored=self.stored,
             outer=self.outer,
             rounding=self.rounding,
+            bias=self.bias,
         )
 
 

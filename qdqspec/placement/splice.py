@@ -32,6 +32,7 @@ from qdqspec.graph.wire import (
     node_input,
     wire_field,
 )  # fmt: skip
+from qdqspec.placement.biases import BIAS_INPUT, CorrectedBias
 from qdqspec.placement.pairs import Pair, makes_output
 from qdqspec.placement.spots import Change, Insert, Numbers, Partial, Spots
 from qdqspec.types import Site
@@ -46,10 +47,12 @@ _INLINE = 4096  # bytes: smaller initializers are kept serialized, larger ones a
 
 def insert_of(site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
     """A pair as bytes."""
+    added = pair.bias is not None and pair.bias.is_added
+    constants = (*pair.constants, *([pair.bias.value] if added and pair.bias is not None else []))
     return Insert(
         site=site,
         nodes=b"".join(wire_field(NODE, _bytes(node)) for node in pair.nodes),
-        constants=b"".join(wire_field(INITIALIZER, _bytes(tensor)) for tensor in pair.constants),
+        constants=b"".join(wire_field(INITIALIZER, _bytes(tensor)) for tensor in constants),
         integer=pair.integer,
         stored=b"" if pair.integer is None else _piece(pair.integer),
         output=pair.output,
@@ -58,6 +61,7 @@ def insert_of(site: Site, pair: Pair, *, covered: int, readers: int) -> Insert:
         readers=readers,
         makes_output=makes_output(site),
         foreign=any(is_pair_op(node) for node in pair.nodes),
+        bias=pair.bias,
     )
 
 
@@ -101,6 +105,8 @@ class Template:
         changes = [
             self._reading(node, i, text) for node, i in ends if is_new or self._cuts[node][0][i] != text
         ]
+        if insert.bias is not None:
+            changes += self._with_bias(insert.bias, ends[0][0])
         stored = self._kept(insert.stored) if insert.stored else -1
         instead = tuple(self._instead(insert, stored)) if insert.stored else ()
         number = self._spots.add(
@@ -114,6 +120,18 @@ class Template:
         if insert.stored and insert.covered < insert.readers:
             self._spots.add_partial(number, Partial(insert, stored, instead))
         return number
+
+    def _with_bias(self, bias: CorrectedBias, node: int) -> Iterator[Change]:
+        """The change that gives a layer its corrected bias: another value of the constant, or one more input."""
+        name = bias.value.name
+        if bias.is_added:
+            yield self._reading(node, BIAS_INPUT, node_input(name))
+        elif name in self._initializers:
+            yield Change(self._initializers[name], self._kept(_piece(bias.value)))
+        else:
+            constant = self._constants[name]
+            changed = wire_field(NODE, _constant(self._protos[constant], bias.value))
+            yield Change(constant, self._kept(changed))
 
     def _reading(self, node: int, i: int, text: bytes) -> Change:
         return Change(node, self._kept(_written(self._cuts[node], [(i, text)])), i, text)
@@ -203,7 +221,7 @@ def _written(cut: Cut, texts: Iterable[tuple[int, bytes]] = ()) -> bytes:
     """A node with some of its inputs replaced."""
     inputs = cut[0].copy()
     for i, text in texts:
-        inputs[i] = text
+        inputs[i : i + 1] = [text]  # one more input, if it is the first missing one
     return wire_field(NODE, b"".join([*inputs, cut[1]]))
 
 

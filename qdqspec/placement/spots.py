@@ -17,6 +17,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from qdqspec.graph.wire import Piece
+from qdqspec.placement.biases import CorrectedBias
 from qdqspec.types import Site
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -41,6 +42,7 @@ class Insert:
     readers: int
     makes_output: bool  # of the graph
     foreign: bool  # whether operators of TensorRT's domain are among the nodes
+    bias: CorrectedBias | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Pairs are recognized by structure, never by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -25,6 +25,7 @@ from qdqspec.graph.protos import (
 )
 from qdqspec.graph.trt import DOMAIN, is_pair_op
 from qdqspec.graph.weights import tensor_bytes
+from qdqspec.placement.biases import BIAS_INPUT, biases_before, with_value
 from qdqspec.placement.insert import RAISED_FROM, raised
 from qdqspec.placement.recognize import Recognition, recognize
 from qdqspec.placement.restore import within_reach
@@ -52,7 +53,7 @@ def strip_qdq(model: Model, reference: Model | None = None) -> Stripped:
     and may be outside it if it is the reference's: `save_model` includes it.
     """
     expected = None if reference is None else _at_opset_of(model, reference)
-    work = _Stripping(recognize(model, expected))
+    work = _Stripping.of(recognize(model, expected))
     proto = work.proto()
     notes = [*work.notes()]
     if reference is not None and expected is not None:
@@ -84,7 +85,7 @@ def take_apart(
     found = recognize(
         model, None if reference is None else _at_opset_of(model, reference), activations=activations
     )
-    work = _Stripping(found)
+    work = _Stripping.of(found)
     stripped = Model(work.build(), path=model.path)
     origins = (origin for origin, _ in work.nodes())
     pairs = zip(origins, stripped.nodes, strict=True)
@@ -104,6 +105,12 @@ class _Stripping:
     """Builds the model without the pairs found, and the notes."""
 
     found: Recognition
+    biases: Mapping[str, TensorProto | None]  # before correction, by name; None if the layer had none
+
+    @classmethod
+    def of(cls, found: Recognition) -> _Stripping:
+        """With the biases that the removed pairs corrected."""
+        return cls(found, biases_before(found.model, found.gone))
 
     def proto(self) -> onnx.ModelProto:
         """The model without the pairs. Weights in bodies are where their integers were."""
@@ -161,17 +168,28 @@ class _Stripping:
 
     def _node(self, node: Node) -> onnx.NodeProto:
         restored = self._restored_constant(node)
+        bias = self.biases.get(node.outputs[0]) if node.op_type == "Constant" else None
+        if bias is not None:
+            return with_value(node.proto, bias)
         touched = any(name in self.found.alias for name in (*node.inputs, *node.outputs, *node.body_reads))
+        touched = touched or self._gained_bias(node)
         if restored is None and not touched:
             return node.proto
         changed = onnx.NodeProto()
         changed.CopyFrom(node.proto)
         rename_tensors(changed, self.found.now)
+        if self._gained_bias(node):
+            del changed.input[BIAS_INPUT:]
         if restored is not None:
             changed.output[0] = restored
             weight = self.found.float_weight(restored)
             next(a for a in changed.attribute if a.name == "value").t.CopyFrom(weight)
         return changed
+
+    def _gained_bias(self, node: Node) -> bool:
+        """Whether a correction added the bias of this layer."""
+        name = node.inputs[BIAS_INPUT] if len(node.inputs) > BIAS_INPUT else ""
+        return name in self.biases and self.biases[name] is None
 
     def _restored_constant(self, node: Node) -> str | None:
         """The weight to restore in place of this Constant node."""
@@ -182,7 +200,10 @@ class _Stripping:
     def _initializers(self) -> Iterator[TensorProto]:
         placed = {self.found.place[name] for name in self.found.dropped if name in self.found.place}
         for tensor in self.found.model.flat.graph.initializer:
-            if tensor.name not in self.found.dropped:
+            if tensor.name in self.biases:
+                before = self.biases[tensor.name]
+                yield from () if before is None else (before,)
+            elif tensor.name not in self.found.dropped:
                 yield tensor
             elif tensor.name in self.found.place:
                 yield self._float(self.found.place[tensor.name])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -11,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from qdqspec.quantize.codec import packed, unpacked
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.types import Site
 
@@ -28,10 +27,14 @@ class WeightNumbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Corrections:
-    """Ranges of activations by tensor, and scales and integers of weights, that replace those of calibration."""
+    """Ranges of activations by tensor, and scales and integers of weights, that replace those of calibration.
+
+    ``biases`` are added to the biases of the layers whose weights are quantized, one number for each output channel.
+    """
 
     ranges: Mapping[str, TensorRange] = field(default_factory=dict)
     weights: Mapping[WeightKey, WeightNumbers] = field(default_factory=dict)
+    biases: Mapping[WeightKey, npt.NDArray[np.float32]] = field(default_factory=dict)
 
 
 NO_CORRECTIONS = Corrections()
@@ -43,31 +46,31 @@ def weight_key(site: Site) -> WeightKey:
 
 
 def rounding_text(integers: Array, nearest: Array) -> str:
-    """The differences of integers from the nearest ones, as text; empty if there are none.
-
-    The differences are bytes in the order of memory, compressed with zlib, in base64.
-    """
+    """The differences of integers from the nearest ones, one byte each, as text; empty if there are none."""
     steps = integers.astype(np.int64) - nearest.astype(np.int64)
     if not steps.any():
         return ""
     if np.abs(steps).max() > np.iinfo(np.int8).max:
         raise ValueError("integers differ from the nearest ones by more than a byte holds")
-    return base64.b64encode(zlib.compress(steps.astype(np.int8).tobytes(), 9)).decode("ascii")
+    return packed(steps.astype(np.int8))
 
 
 def rounding_steps(text: str, size: int) -> npt.NDArray[np.int8]:
     """The differences in a text of `rounding_text`; raises `ValueError` if damaged or not of ``size`` integers."""
-    try:
-        unpacker = zlib.decompressobj()
-        data = unpacker.decompress(base64.b64decode(text, validate=True), size + 1)
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-    if len(data) != size or not unpacker.eof:
-        raise ValueError(f"the rounding is not that of {size} weights")
-    return np.frombuffer(data, np.int8)
+    return np.asarray(unpacked(text, np.dtype(np.int8), size), np.int8)
 
 
 def rounded(nearest: Array, text: str) -> Array:
     """The integers that a text describes, given the nearest ones. Raises `ValueError` if they do not fit."""
     steps = rounding_steps(text, nearest.size).reshape(nearest.shape)
     return np.asarray((nearest.astype(np.int64) + steps).astype(nearest.dtype))
+
+
+def shift_text(shift: npt.NDArray[np.float32] | None) -> str:
+    """What is added to a bias, as text; empty if there is nothing."""
+    return "" if shift is None else packed(shift.astype("<f4"))
+
+
+def shift_of(text: str, channels: int) -> npt.NDArray[np.float32] | None:
+    """The shift in a text of `shift_text`; raises `ValueError` if damaged or not of so many channels."""
+    return np.asarray(unpacked(text, np.dtype("<f4"), channels), np.float32) if text else None

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from qdqspec.errors import ModelError, PlacementError
 from qdqspec.graph.model import Model
-from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, rounding_text, weight_key
+from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, rounding_text, shift_text, weight_key
 from qdqspec.quantize.formats import BIAS_FORMAT, QuantParams, number_format
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import (
@@ -75,6 +75,10 @@ class Quantizer:
             return own.integers
         return quantize(self._floats(site), self.params(site))
 
+    def bias_shift(self, site: Site) -> npt.NDArray[np.float32] | None:
+        """What is added to the bias of the layer that reads this weight; ``None`` if its bias stays as it is."""
+        return self._corrections.biases.get(weight_key(site)) if site.weight else None
+
     @property
     def corrections(self) -> Corrections:
         """The corrections in use."""
@@ -104,6 +108,7 @@ class Quantizer:
             zero_point=tuple(params.zero_point.astype(np.int64).reshape(-1).tolist()),
             outer=None if params.outer is None else float(params.outer),
             rounding=self._rounding(site),
+            bias=shift_text(self.bias_shift(site)),
         )
 
     def _rounding(self, site: Site) -> str:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import PlacementError
 from qdqspec.graph.flat import closed, flat_form, scopes_of
@@ -23,6 +23,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.opset import IR_WITH_FREE_INITIALIZERS, opset_of, raise_opset
 from qdqspec.graph.protos import copy_model, map_tensors, names_read_inside
 from qdqspec.graph.weights import WeightStore
+from qdqspec.placement.biases import BIAS_INPUT
 from qdqspec.placement.pairs import Pair, PairMaker
 from qdqspec.rehearsal.switches import Edge, Switches
 from qdqspec.types import Consumer
@@ -171,9 +172,13 @@ class SwitchGraph:
             by_place.setdefault(self._at[edge], []).append(edge)
             for index, number in self._inputs[edge]:
                 instead.setdefault(index, {})[number] = self._value(edge)
+                if any(self._pairs[n].bias is not None for n in self._edges[edge]):
+                    instead[index][BIAS_INPUT] = self._name(self._edges[edge][0], "bias")
         yield from (node for node in self.nodes[: nodes.start] if not _computes(node))
         for index in nodes:
-            yield from map(self._switch, by_place.pop(index, ()))
+            own = by_place.pop(index, ())
+            yield from map(self._switch, own)
+            yield from (node for edge in own for node in self._biases(edge))
             yield _reading(self.nodes[index], instead.get(index, {}))
         for left in by_place.values():  # switches before graph outputs
             yield from map(self._switch, left)
@@ -183,6 +188,40 @@ class SwitchGraph:
         tensor, _ = edge
         number, *others = self._edges[edge]
         return self._if(tensor, number, others, self._value(edge))
+
+    def _biases(self, edge: Edge) -> Iterable[onnx.NodeProto]:
+        """An If for each corrected bias of the layer that reads a weight; the last one has its own bias, or zeros."""
+        numbers = [number for number in self._edges[edge] if self._pairs[number].bias is not None]
+        value = ""
+        for number in reversed(numbers):
+            bias = self._pairs[number].bias
+            assert bias is not None  # chosen above
+            value = value or (self._name(number, "bias:off") if bias.is_added else bias.value.name)
+            branches = [
+                helper.make_graph(
+                    [helper.make_node("Identity", [source], [out], name=out)],
+                    out,
+                    [],
+                    [self._info(out, of=edge[0])],
+                )
+                for source, out in (
+                    (self._name(number, "bias:on"), self._name(number, "bias:then")),
+                    (value, self._name(number, "bias:else")),
+                )
+            ]
+            output = self._name(number, "bias" if number == self._edges[edge][0] else "bias:value")
+            yield helper.make_node(
+                "If",
+                [self._condition(number)],
+                [output],
+                name=self._name(number, "bias:if"),
+                then_branch=branches[0],
+                else_branch=branches[1],
+            )
+            value = output
+        if numbers and numbers[0] != self._edges[edge][0]:
+            first = self._name(self._edges[edge][0], "bias")
+            yield helper.make_node("Identity", [value], [first], name=first)
 
     def _if(self, tensor: str, number: int, others: Sequence[int], output: str) -> onnx.NodeProto:
         then = self._branch(number, tensor)
@@ -224,6 +263,11 @@ class SwitchGraph:
             tensor.CopyFrom(made)
             tensor.name = self._name(number, made.name)
             yield tensor
+        if pair.bias is not None:
+            value = numpy_helper.to_array(pair.bias.value)
+            yield numpy_helper.from_array(value, self._name(number, "bias:on"))
+            if pair.bias.is_added:
+                yield numpy_helper.from_array(np.zeros_like(value), self._name(number, "bias:off"))
 
     def _split(self, numbers: Sequence[int]) -> Iterable[onnx.NodeProto]:
         """A Split of the switch input into one condition for each switch."""
@@ -301,8 +345,11 @@ def _reading(node: onnx.NodeProto, instead: Mapping[int, str]) -> onnx.NodeProto
         return node
     changed = onnx.NodeProto()
     changed.CopyFrom(node)
-    for index, name in instead.items():
-        changed.input[index] = name
+    for index, name in sorted(instead.items()):
+        if index == len(changed.input):
+            changed.input.append(name)
+        else:
+            changed.input[index] = name
     return changed
 
 

@@ -123,7 +123,7 @@ class PlacedPair:
 
     ``outer`` multiplies them all if a format quantizes its scales too. A weight is ``stored`` as integers
     behind a DequantizeLinear, or else stays float behind both. ``rounding`` is how its integers differ from the nearest
-    ones: see `qdqspec.quantize.corrections`.
+    ones, ``bias`` what is added to the bias of its layer: see `qdqspec.quantize.corrections`.
     """
 
     site: Site
@@ -132,6 +132,7 @@ class PlacedPair:
     stored: bool = True
     outer: float | None = None
     rounding: str = ""
+    bias: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

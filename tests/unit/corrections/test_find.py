@@ -44,10 +44,13 @@ def prepared(
     return session.work(case).bench.prepared
 
 
-def test_corrections_are_applied_written_and_repeated(session: Session, models: Path, tmp_path: Path) -> None:
-    work = prepared(session, models, tmp_path, ("rounding",))
+@pytest.mark.parametrize("name", ["rounding", "bias"])
+def test_corrections_are_applied_written_and_repeated(
+    session: Session, models: Path, tmp_path: Path, name: str
+) -> None:
+    work = prepared(session, models, tmp_path, (name,))
     (gain,) = work.corrections.gains
-    assert (gain.name, gain.taken) == ("rounding", True)
+    assert (gain.name, gain.taken) == (name, True)
     assert gain.changed > 4
     assert gain.after_db - gain.before_db >= 0.1
     placement = work.space.resolve(work.space.everything())
@@ -69,7 +72,7 @@ def test_without_corrections_weights_are_the_nearest(
     work = prepared(session, models, tmp_path, corrections, samples)
     assert work.corrections.gains == ()
     placement = work.space.resolve(work.space.everything())
-    assert not any(pair.rounding for pair in work.numbers.placed(placement))
+    assert not any(pair.rounding or pair.bias for pair in work.numbers.placed(placement))
 
 
 def test_a_list_of_corrections_with_too_few_samples_is_noted(

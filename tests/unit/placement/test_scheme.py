@@ -284,4 +284,4 @@ def test_rounding_of_another_size_is_left_out(model: Model, placement: Placement
     site = next(site for site in content["sites"] if site["weight"])
     site["rounding"] = rounding_text(np.ones(3, np.int8), np.zeros(3, np.int8))
     notes = apply_scheme(model, content).notes
-    assert any("the rounding is not that of" in note for note in notes)
+    assert any("its rounding does not fit" in note for note in notes)

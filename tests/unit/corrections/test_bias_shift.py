@@ -1,0 +1,45 @@
+"""The mean shift of a layer with a quantized weight, and its correction."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from linear_models import layer_of, linear_model
+
+from qdqspec.corrections.biases import bias_shift, mean_shift
+from qdqspec.corrections.statistics import observed_means
+from qdqspec.quantize.formats import number_format
+from qdqspec.quantize.scales import dequantize, quantize, weight_params
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_the_shift_is_the_mean_difference_of_the_outputs(groups: int) -> None:
+    random = np.random.default_rng(groups)
+    weight = random.standard_normal((8, 4 // groups, 1, 1)).astype(np.float32)
+    layer = layer_of(linear_model("Conv", weight, 4, group=groups))
+    params = weight_params(weight, number_format("int4"), 0)
+    integers = quantize(weight, params)
+    samples = [{"x": random.uniform(0, 3, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
+    ((_, fit, held_out),) = observed_means(
+        [layer], lambda: samples, len(samples), lambda tensors, feeds: iter(feeds)
+    )
+    values = np.concatenate([sample["x"] for sample in samples[::2]])
+    x = values.transpose(0, 2, 3, 1).reshape(-1, groups, 4 // groups)
+    wrong = (dequantize(integers, params) - weight).reshape(groups, 8 // groups, -1)
+    expected = np.einsum("rgc,goc->rgo", x, wrong).mean(axis=0).reshape(-1)
+    np.testing.assert_allclose(
+        mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-6
+    )
+    found = bias_shift(layer, weight, params, integers, fit, held_out)
+    assert found is not None
+    np.testing.assert_allclose(found, -expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_shift_that_does_not_hold_on_other_samples_is_not_taken() -> None:
+    weight = np.array([[0.3, -0.7]], np.float32).reshape(1, 2, 1, 1)
+    layer = layer_of(linear_model("Conv", weight, 4))
+    params = weight_params(weight, number_format("int8"), 0)
+    integers = quantize(weight, params)
+    fit = np.array([[1.0, 0.0]], np.float32)
+    assert bias_shift(layer, weight, params, integers, fit, fit) is not None
+    assert bias_shift(layer, weight, params, integers, fit, -fit) is None
