@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, TypeAlias
 
 from qdqspec.errors import ConfigError
@@ -47,19 +48,28 @@ def names(kind: Kind) -> tuple[str, ...]:
     return tuple(sorted({*_built_in(kind), *_entry_points(kind)}))
 
 
+def module_of(kind: Kind, name: str) -> ModuleType:
+    """The module of a name: the built-in one, or that of an installed package's entry point.
+
+    Raises `ConfigError` if there is none, with the nearest known name.
+    """
+    if name in _built_in(kind):
+        return importlib.import_module(f"qdqspec.{_ROOMS[kind][0]}.{name}")
+    if name in _entry_points(kind):
+        return importlib.import_module(_entry_points(kind)[name].module)
+    near = did_you_mean(name, names(kind))
+    raise ConfigError(f"unknown {kind} '{name}'{near}", cure=f"known: {', '.join(names(kind))}")
+
+
 def resolve(kind: Kind, name: str) -> object:
     """The object of a name. Raises `ConfigError` with the nearest known name if there is none.
 
     A built-in file ``x.py`` defines it as an attribute named after its package (``backend``, ``strategy``,
     ``check``, ``report_format``): a class or an instance with the protocol of its kind.
     """
-    room, _, attribute = _ROOMS[kind]
-    if name in _built_in(kind):
-        return getattr(importlib.import_module(f"qdqspec.{room}.{name}"), attribute)
-    if name in _entry_points(kind):
+    if name not in _built_in(kind) and name in _entry_points(kind):
         return _entry_points(kind)[name].load()
-    near = did_you_mean(name, names(kind))
-    raise ConfigError(f"unknown {kind} '{name}'{near}", cure=f"known: {', '.join(names(kind))}")
+    return getattr(module_of(kind, name), _ROOMS[kind][2])
 
 
 def did_you_mean(word: str, known: tuple[str, ...] | list[str]) -> str:

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 from qdqspec.checks._params import Switch
 from qdqspec.checks._verdicts import WIDTH, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
+from qdqspec.spec.kinds import LintTargetName
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
 from qdqspec.units import count_text, plain
 
@@ -20,8 +21,8 @@ def _listed(value: Any) -> Any:
 
 
 Targets = Annotated[
-    tuple[LintTarget, ...],
-    BeforeValidator(_listed, json_schema_input_type=LintTarget | list[LintTarget]),
+    tuple[LintTargetName, ...],
+    BeforeValidator(_listed, json_schema_input_type=LintTargetName | list[LintTargetName]),
     Field(min_length=1),
 ]
 
@@ -30,9 +31,7 @@ class LintParams(CheckParams):
     """Which targets the tuned model is looked at for, and how strictly."""
 
     kind: Literal["lint"]
-    target: Targets = Field(
-        description="tensorrt-10, tensorrt-10.13 and the like, or onnxruntime-cpu; one or several."
-    )
+    target: Targets = Field(description="Targets that a backend has rules for; one or several.")
     strict: Switch = Field(
         False, description="Fail on what a target runs slowly too, not on what it refuses alone."
     )

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from qdqspec.checks._verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
+from qdqspec.spec.kinds import OptimizerName
 from qdqspec.types import Evidence, EvidenceKind, Optimizer, Section, SurvivalEvidence, Verdict
 from qdqspec.units import count_text, plain
 
@@ -18,7 +19,7 @@ class SurvivalParams(CheckParams):
     """The optimizers that every Q/DQ pair has to outlive, or be turned into integer kernels by."""
 
     kind: Literal["survival"]
-    through: tuple[Optimizer, ...] = Field(  # min_length would count a misspelt name as missing
+    through: tuple[OptimizerName, ...] = Field(  # min_length would count a misspelt name as missing
         description="Optimizers to run, each on the tuned model; onnxslim and onnxscript where they are installed.",
         json_schema_extra={"minItems": 1},
     )

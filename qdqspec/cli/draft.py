@@ -10,11 +10,12 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
-from qdqspec.types import LintTarget
+from qdqspec.config.hooks import declaration_of, declares
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.units import plain
 
+_DEFAULT_LINT = declaration_of(DEFAULT_BACKEND).lint_targets[0]
 _SAFE = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})  # not text for some YAML
 _TAIL = """\
@@ -64,7 +65,7 @@ class Draft:
         for sentence in (*self.facts, *(f"Note: {caution}" for caution in self.cautions)):
             head += textwrap.wrap(plain(sentence), 110, initial_indent="# ", subsequent_indent="#   ")
         body = ["qdqspec: 1", f"model: {quoted(self.model)}", "", *_inputs(self.inputs), ""]
-        lint = self.target if self.target in get_args(LintTarget) else "onnxruntime-cpu"
+        lint = self.target if declares("lint_targets", self.target) else _DEFAULT_LINT
         tail = _TAIL.format(formats=", ".join(self.formats), target=self.target, lint=lint)
         return "\n".join([*head, *body]) + "\n" + tail
 

@@ -29,7 +29,7 @@ def add_verbs(verbs: Verbs) -> None:
         action="append",
         required=True,
         metavar="T",
-        help="tensorrt-10, tensorrt-11, one release such as tensorrt-10.13, or onnxruntime-cpu; may be repeated.",
+        help="A target that a backend has rules for; an unknown one lists them all. May be repeated.",
     )
     parser.add_argument("--strict", action="store_true", help="Exit 1 on what is slow, too.")
     parser.add_argument(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qdqspec.config import values
-from qdqspec.config.settings import BASELINE_POLICIES, MODES, REQUIREMENTS, UPDATES
+from qdqspec.config.settings import BASELINE_POLICIES, DEFAULT_BACKEND, MODES, REQUIREMENTS, UPDATES
 
 ENVIRONMENT_PREFIX = "QDQSPEC_"
 
@@ -45,7 +45,7 @@ OPTIONS: tuple[Option, ...] = (
         name="backend",
         parse=values.backend,
         metavar="NAME",
-        help="Inference backend (default: onnxruntime).",
+        help=f"Inference backend (default: {DEFAULT_BACKEND}).",
     ),
     Option(
         name="mode",

@@ -12,6 +12,7 @@ Mode = Literal["run", "measure", "verify", "plan"]
 BaselinePolicy = Literal["require", "warn", "off"]
 Update = Literal["new", "changed", "all"]
 
+DEFAULT_BACKEND = "onnxruntime"  # which is also the reference: it computes a model as ONNX defines it
 MODES: tuple[Mode, ...] = ("run", "measure", "verify", "plan")
 REQUIREMENTS = ("device", "conclusive")
 BASELINE_POLICIES: tuple[BaselinePolicy, ...] = ("require", "warn", "off")
@@ -30,7 +31,7 @@ class Settings:
     """
 
     root: Path = field(default_factory=Path.cwd)
-    backend: str = "onnxruntime"
+    backend: str = DEFAULT_BACKEND
     mode: Mode = "run"
     cache_dir: Path = Path(".qdqspec/cache")
     no_cache: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, get_args
+from typing import NamedTuple, TypeAlias
 
 from packaging.version import Version
 
@@ -13,7 +13,6 @@ from qdqspec.types import FindingSeverity, LintTarget
 
 TENSORRT: tuple[LintTarget, ...] = ("tensorrt-10", "tensorrt-11")
 ONNXRUNTIME: tuple[LintTarget, ...] = ("onnxruntime-cpu",)
-TARGETS: tuple[LintTarget, ...] = get_args(LintTarget)
 # Headers and parser were read up to 11.1: whether later versions refuse the same is not known.
 _NOT_READ = ("11.2", "")
 

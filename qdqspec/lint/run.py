@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
 
@@ -20,7 +21,7 @@ from qdqspec.lint import (
     tensorrt_scales,  # noqa: F401 - registers its rules
     tensorrt_sizes,  # noqa: F401 - registers its rules
 )
-from qdqspec.lint.rules import TARGETS, rules_for
+from qdqspec.lint.rules import rules_for
 from qdqspec.lint.view import View
 from qdqspec.registry import did_you_mean
 from qdqspec.types import Finding, LintTarget
@@ -40,10 +41,10 @@ def lint_model(
     local functions as in ONNX's inliner: ``conv__1``, ``conv__2`` for the first and second call. Raises
     `ConfigError` for an unknown target.
     """
-    if target not in TARGETS:
+    if not hooks.declares("lint_targets", target):
+        known = hooks.all_names("lint_targets")
         raise ConfigError(
-            f"unknown lint target '{target}'{did_you_mean(target, TARGETS)}",
-            cure=f"known: {', '.join(TARGETS)}",
+            f"unknown lint target '{target}'{did_you_mean(target, known)}", cure=f"known: {', '.join(known)}"
         )
     found = _findings(View(_without_functions(model), target, compute_capability))
     return tuple(sorted(found, key=lambda finding: (_ORDER.index(finding.severity), finding.id)))

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 from onnx import TensorProto
 from packaging.version import Version
 
+from qdqspec.config.hooks import declaration_of, owner_of
 from qdqspec.graph.dynamic_kernels import QUANTIZE
 from qdqspec.graph.model import QDQ_OPS, Model, Node
 from qdqspec.graph.ops import data_inputs, is_default
@@ -65,15 +65,16 @@ class Numbers:
 def versions_of(target: LintTarget) -> tuple[Version, ...]:
     """The versions of a target that are judged: the one that it names, or all that are known of a major one.
 
-    Of ONNX Runtime it is the installed one; none where that is not known.
+    Of a target without a version it is that of the installed package; none where that is not known.
     """
     name, _, named = target.rpartition("-")
-    if name == "tensorrt":
-        minors = [t.removeprefix("tensorrt-") for t in get_args(LintTarget) if t.startswith(f"{target}.")]
+    declared = declaration_of(owner_of(target))
+    if named[:1].isdecimal():
+        minors = [t.removeprefix(f"{name}-") for t in declared.lint_targets if t.startswith(f"{target}.")]
         return tuple(map(Version, minors or [named]))
     try:
-        return (Version(version("onnxruntime")),)
-    except PackageNotFoundError:  # another package of ONNX Runtime, such as that for GPUs
+        return (Version(version(declared.lint_package)),)
+    except (PackageNotFoundError, ValueError):  # another package of the runtime, or none is declared
         return ()
 
 

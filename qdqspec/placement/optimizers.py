@@ -1,6 +1,6 @@
-"""Runs optimizers that may process a quantized model: our folding, ONNX Runtime's, onnxslim and onnxscript.
+"""Runs optimizers that may process a quantized model: our folding, onnxslim, onnxscript, and those of backends.
 
-The last two are optional, and imported when they are run.
+onnxslim and onnxscript are optional, and imported when they are run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from qdqspec.backends.onnxruntime import optimize
+from qdqspec.config import hooks
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.constants import fold_constants
 from qdqspec.graph.model import load_model
@@ -29,7 +29,8 @@ def run_optimizer(name: Optimizer, model: Path, folder: Path) -> Path:
     Raises `BackendUnavailableError` with installation advice if it is not installed, `BackendError` if it
     fails.
     """
-    return _RUNS[name](model, folder)
+    run: Run = _RUNS.get(name) or hooks.load(hooks.declaration_of(hooks.owner_of(name)).optimizers[name])
+    return run(model, folder)
 
 
 def _fold(model: Path, folder: Path) -> Path:
@@ -80,9 +81,6 @@ def _failures(tool: str, model: Path) -> Iterator[None]:
 
 _RUNS: dict[Optimizer, Run] = {
     "constant-folding": _fold,
-    "onnxruntime-basic": lambda model, folder: optimize.optimize(model, "basic", folder),
-    "onnxruntime-extended": lambda model, folder: optimize.optimize(model, "extended", folder),
-    "onnxruntime-all": lambda model, folder: optimize.optimize(model, "all", folder),
     "onnxslim": _slim,
     "onnxscript": _script,
 }

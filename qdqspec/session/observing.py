@@ -17,9 +17,9 @@ from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measure.isolate import Isolated
 from qdqspec.quantize.calibrate import Feed
+from qdqspec.session.runtimes import ARITHMETIC
 from qdqspec.temporary import TemporaryFolder
 
-_OTHER = "onnxruntime"
 _CURE = (
     "give the library of its operators with --qdq-plugin (--plugin on the command line), or a scale for each "
     "activation in a calibration cache: inputs.scales"
@@ -65,7 +65,7 @@ class Observing:
         if self._alone:
             with self._explained(path):
                 return self._backend.build(path, self._options)
-        other = observers.enter_context(Isolated(_OTHER))
+        other = observers.enter_context(Isolated(ARITHMETIC))
         try:
             with self._explained(path):
                 return other.build(path, self._options)
@@ -80,12 +80,12 @@ class Observing:
                 engine = self._backend.build(path, self._options)
         except BackendError as error:
             raise BackendError(
-                f"no range can be found for its activations: {_OTHER} cannot run it ({refusal.what}), nor can {name} "
-                f"with activations for outputs ({error.what})",
+                f"no range can be found for its activations: {ARITHMETIC} cannot run it ({refusal.what}), nor can "
+                f"{name} with activations for outputs ({error.what})",
                 where=self._given.where,
                 cure=_CURE,
             ) from None
-        self._note(f"calibrated on {name} itself, since {_OTHER} cannot run the model: {refusal.what}")
+        self._note(f"calibrated on {name} itself, since {ARITHMETIC} cannot run the model: {refusal.what}")
         return engine
 
     @contextmanager

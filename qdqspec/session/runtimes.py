@@ -8,10 +8,11 @@ from functools import partial
 
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.onnxruntime.options import AS_DEFINED, FULL, OPTIMIZATION
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.measure.isolate import Isolated
 from qdqspec.rehearsal import Runtime
 
-ARITHMETIC = "onnxruntime"  # the backend that computes a model as ONNX defines it
+ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it
 
 
 def unfused(options: BuildOptions) -> BuildOptions:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import StateError
 from qdqspec.files import copy_whole, explained
 from qdqspec.graph.save import write_text
@@ -248,7 +249,7 @@ class _Settings(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    backend: str = "onnxruntime"
+    backend: str = DEFAULT_BACKEND
     device: Annotated[int, Field(ge=0)] = 0
     threads: Annotated[int, Field(ge=1)] = 1
     seed: Annotated[int, Field(ge=0)] = 0

@@ -15,7 +15,9 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError, core_schema
 
 from qdqspec import registry
-from qdqspec.spec.vocabulary import BACKENDS, TARGETS, is_id, slug
+from qdqspec.config import hooks
+from qdqspec.spec.vocabulary import is_id, slug
+from qdqspec.types.words import OPTIMIZERS
 
 
 def params_of(kind: str) -> type[BaseModel]:
@@ -132,15 +134,16 @@ def _strategy(name: str) -> str:
 
 
 def _backend(name: str) -> str:
-    """A backend or one of its targets: ``onnxruntime``, ``onnxruntime-cpu``.
+    """A backend or one of its targets; a backend that declares none defines them when it runs.
 
-    Installed backends define their own targets.
+    It is valid even if this machine lacks the backend: such a case is skipped.
     """
-    installed = [backend for backend in registry.names("backend") if backend not in BACKENDS]
-    known = tuple(sorted({*BACKENDS, *TARGETS, *installed}))
-    if name not in known and not any(name.startswith(f"{backend}-") for backend in installed):
-        raise unknown_name("backend", name, known)
-    return name
+    owner = hooks.owner_of(name)
+    if owner and (name == owner or name in (targets := hooks.declaration_of(owner).targets) or not targets):
+        return name
+    raise unknown_name(
+        "backend", name, tuple(sorted({*registry.names("backend"), *hooks.all_names("targets")}))
+    )
 
 
 class _Registered:
@@ -156,6 +159,35 @@ class _Registered:
         return {**handler(schema), "enum": list(registry.names(self.kind))}
 
 
+class _Declared:
+    """Accepts the names that backends declare, and ``others``; imports the backend that a name belongs to alone."""
+
+    def __init__(self, names: hooks.Names, what: str, *others: str) -> None:
+        self.names, self.what, self.others = names, what, others
+
+    def known(self) -> tuple[str, ...]:
+        """All valid names."""
+        return (*self.others, *hooks.all_names(self.names))
+
+    def check(self, name: str) -> str:
+        """The name, if it is valid."""
+        if name in self.others or hooks.declares(self.names, name):
+            return name
+        raise unknown_name(self.what, name, self.known())
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Text that `check` accepts."""
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The names as an enumeration."""
+        return {**handler(schema), "enum": list(self.known())}
+
+
 Strategy: TypeAlias = Annotated[str, AfterValidator(_strategy), _Registered("strategy")]
 Target: TypeAlias = Annotated[str, AfterValidator(_backend)]
+LintTargetName: TypeAlias = Annotated[str, _Declared("lint_targets", "lint target")]
+OptimizerName: TypeAlias = Annotated[str, _Declared("optimizers", "optimizer", *OPTIMIZERS)]
 Checks: TypeAlias = Annotated[tuple[CheckEntry, ...], AfterValidator(_named_apart)]

@@ -1,4 +1,4 @@
-"""Closed sets of words in a spec: formats, axes, backends, and the grammar of ids.
+"""Closed sets of words in a spec: formats and axes, and the grammar of ids.
 
 Number formats and calibration methods are repeated here, because the packages that compute with them import
 numpy, which collection must not. A test compares both lists.
@@ -22,10 +22,6 @@ Preset: TypeAlias = Literal["quick", "default", "extensive"]
 
 # The order of an id's parts, independent of the order in the file: a reordered matrix keeps its baselines.
 AXES = ("quant", "batch", "calibration", "weights", "activations", "strategy", "preset")
-
-# Names that are valid even if this version or this machine lacks the backend: such a case is skipped.
-BACKENDS = ("onnxruntime", "tensorrt", "trtexec", "fake")
-TARGETS = ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-10", "tensorrt-11")  # of these backends
 
 MAX_CASES = 256  # of one spec
 MAX_COMBINATIONS = 4096  # before exclude, so that expansion is fast

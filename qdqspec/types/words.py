@@ -13,22 +13,12 @@ Severity: TypeAlias = Literal["error", "warn"]
 EvidenceKind: TypeAlias = Literal[
     "latency", "parity", "accuracy", "placement", "size", "survival", "regression", "lint"
 ]
-LintTarget: TypeAlias = Literal[
-    "tensorrt-10", "tensorrt-10.9", "tensorrt-10.10", "tensorrt-10.11", "tensorrt-10.12", "tensorrt-10.13",
-    "tensorrt-10.14", "tensorrt-10.15", "tensorrt-10.16", "tensorrt-11", "tensorrt-11.0", "tensorrt-11.1",
-    "tensorrt-11.2", "tensorrt-11.3", "tensorrt-11.4", "onnxruntime-cpu",
-]  # fmt: skip
+LintTarget: TypeAlias = str  # a lint target that a backend declares, see `qdqspec.config.hooks`
 FindingSeverity: TypeAlias = Literal["refused", "slow", "note"]
-Optimizer: TypeAlias = Literal[
-    "constant-folding",
-    "onnxruntime-basic",
-    "onnxruntime-extended",
-    "onnxruntime-all",
-    "onnxslim",
-    "onnxscript",
-]
+Optimizer: TypeAlias = str  # one of `OPTIMIZERS`, or one that a backend declares
 RegionType: TypeAlias = Literal["LEAF", "COMPOSITE", "ROOT"]
 
+OPTIMIZERS = ("constant-folding", "onnxslim", "onnxscript")  # that belong to no backend
 LABELS: tuple[Kind, ...] = ("fp", "in+out", "in-only", "dynamic")
 HALVES: tuple[Kind, ...] = (
     "weight-only",

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from qdqspec import registry
+
 
 def third_party_after(code: str) -> list[str]:
     """Top-level modules outside the standard library that a fresh interpreter has after ``code``."""
@@ -36,6 +38,12 @@ def test_help_loads_nothing_of_others(words):
 
 def test_settings_load_nothing_of_others():
     assert third_party_after("from qdqspec.cli import main; main(['config'])") == []
+
+
+@pytest.mark.parametrize("backend", registry.names("backend"))
+def test_declarations_of_backends_load_nothing_of_others(backend):
+    """Specs are validated against them when pytest collects."""
+    assert third_party_after(f"from qdqspec.config import hooks; hooks.declaration_of({backend!r})") == []
 
 
 def test_a_session_loads_no_hypothesis():

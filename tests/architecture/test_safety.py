@@ -70,8 +70,8 @@ MAKES_TEMPORARY = {
     "measure/_child.py",  # inside the launcher's folder
     "measure/worker.py",  # tells a child where its folder is
     "report/private.py",  # knows its name, to keep it out of reports
-    "backends/onnxruntime/__init__.py",  # in a child: inside the child's folder
-    "backends/trtexec/__init__.py",
+    "backends/onnxruntime/engine.py",  # in a child: inside the child's folder
+    "backends/trtexec/engine.py",
     "backends/trtexec/process.py",
 }
 

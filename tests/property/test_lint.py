@@ -9,15 +9,17 @@ import onnx
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from qdqspec.config.hooks import all_names
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
-from qdqspec.lint.rules import TARGETS
 from qdqspec.lint.text import render_findings
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import onnx_models, placements, ranges_for
 from qdqspec.types import Placement
+
+TARGETS = all_names("lint_targets")
 
 STORED = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.at_run_time]
 HELD = [name for name, fmt in FORMATS.items() if name != BIAS_FORMAT and not fmt.block]

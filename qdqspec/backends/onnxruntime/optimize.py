@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -16,7 +17,7 @@ _LEVELS: dict[Level, str] = {
 }
 
 
-def optimize(model: Path, level: Level, folder: Path) -> Path:
+def optimize(model: Path, folder: Path, *, level: Level) -> Path:
     """Write the optimized model of the CPU provider into ``folder``, and return the file.
 
     Raises `BackendError` with ONNX Runtime's reason, `BackendUnavailableError` if it is not installed.
@@ -42,3 +43,8 @@ def optimize(model: Path, level: Level, folder: Path) -> Path:
         why = " ".join(str(error).split()).removeprefix("[ONNXRuntimeError] : ")[:300]
         raise BackendError(f"ONNX Runtime could not optimize the model: {why}", where=model) from None
     return out
+
+
+basic = partial(optimize, level="basic")
+extended = partial(optimize, level="extended")
+everything = partial(optimize, level="all")

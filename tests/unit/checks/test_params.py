@@ -72,7 +72,7 @@ from qdqspec.testing.records import params_of
         ("survival", {"through": ["onnxslim", "onnxslim"]}, "onnxslim: named twice"),
         ("lint", {}, "Field required"),
         ("lint", {"target": []}, "at least 1 item"),
-        ("lint", {"target": ["tensorrt-9"]}, "tensorrt-10"),
+        ("lint", {"target": ["tensorrt-9"]}, "unknown lint target 'tensorrt-9'"),
         ("lint", {"target": "tensorrt-11", "ignore": ["zero points"]}, "should match pattern"),
         ("size", {}, "nothing to check"),
         ("size", {"max_bytes": "0KiB"}, "greater than 0"),

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from qdqspec.config.hooks import all_names
 from qdqspec.graph.model import load_model
 from qdqspec.lint import lint_model
-from qdqspec.lint.rules import TARGETS
+
+TARGETS = all_names("lint_targets")
 
 DATA = Path(__file__).parents[2] / "data"
 

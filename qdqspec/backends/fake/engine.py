@@ -1,0 +1,284 @@
+"""A simulated device: seeded, without delays, with configurable noise and faults.
+
+For tests of searches and statistics, and for dry runs of a spec. Times are simulated (see
+`qdqspec.backends.fake.cost`); outputs are real, from the ONNX reference implementation. Its options, all
+with defaults in brackets:
+
+- ``fake.seed``: selects the device (0).
+- ``fake.run_noise``, ``fake.wall_noise``: log standard deviation of single runs on the CPU and the wall
+  clock (0.03 and 0.12: a shared machine). ``fake.build_noise``: the same between builds (0.012).
+- ``fake.drift``, ``fake.drift_period``: amplitude and period in simulated seconds of a slow variation (0, 30).
+- ``fake.scale``: slows everything by this factor (1). ``fake.integer``: slows integer kernels only;
+  with 2 about half of them are slower than float.
+- ``fake.fail_rate``: share of candidates whose build fails, always the same ones (0). A model without
+  Q/DQ is not a candidate.
+- ``fake.raise``, ``fake.crash``, ``fake.hang``, ``fake.oom``: the stage ``build``, ``run``, ``bind``, ``time`` or
+  ``layers`` at which the device raises, ends by a segmentation fault, sleeps for ever or runs out of memory. Meant
+  for child processes: the crash is a real one. ``fake.fault_rate``: share of candidates with that fault (1).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.config.declared import NUMBER, BackendOption, BackendOptions, one_of, whole
+from qdqspec.errors import BackendError
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+_BUILD_MS = 200.0  # simulated time that passes while building
+_MEMORY_ROOM = 64 << 20  # bytes a process may still allocate when running out of memory is simulated
+_STAGES = ("", "build", "run", "bind", "time", "layers")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeOptions:
+    """The options after ``fake.`` in the configuration; the module's docstring describes them."""
+
+    seed: int = 0
+    run_noise: float = 0.03
+    wall_noise: float = 0.12
+    build_noise: float = 0.012
+    drift: float = 0.0
+    drift_period: float = 30.0
+    scale: float = 1.0
+    integer: float = 1.0
+    fail_rate: float = 0.0
+    fault_rate: float = 1.0
+    raise_: str = ""
+    crash: str = ""
+    hang: str = ""
+    oom: str = ""
+
+
+def _declared() -> Iterator[BackendOption]:
+    """A number for each number of `FakeOptions`, a stage for each other option. No option names a file."""
+    kinds = {int: whole(0), float: NUMBER, str: one_of(*_STAGES[1:])}
+    for each in fields(FakeOptions):
+        word, default = each.name.rstrip("_"), each.default
+        yield BackendOption(
+            word=word,
+            type=kinds[type(default)],
+            in_files=True,
+            help="See qdqspec.backends.fake.engine.",
+            default=str(default),
+        )
+
+
+OPTIONS = BackendOptions(backend="fake", options=tuple(_declared()))
+
+
+class FakeDevice:
+    """One simulated device. Deterministic for a seed and a sequence of calls."""
+
+    name = "fake"
+    target = "fake"
+    options = OPTIONS
+
+    def __init__(self) -> None:
+        self._builds = 0
+        self._now_ms = 0.0  # simulated time, which determines the drift
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
+        """Always usable."""
+        return Availability(usable=True, facts={"device": "simulated"})
+
+    def device(self, options: BuildOptions) -> DeviceKey:  # noqa: ARG002 - simulated threads are all alike
+        """One key for all simulated devices: their results are comparable only within one seed."""
+        return DeviceKey(key="fake", details={"note": "simulated times, not measured ones"})
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
+        """Those of ONNX Runtime, on a few more operators, and TensorRT's float formats."""
+        from qdqspec.backends.fake.cost import (
+            BLOCKED_AXES,
+            FP8,
+            FUSED,
+            INT4,
+            INT8,
+            LABELS,
+            MXFP8,
+            NVFP4,
+        )
+
+        return Capabilities(
+            formats=(INT8, FP8, INT4, NVFP4, MXFP8),
+            labels=LABELS,
+            activations={INT8: "uint8", FP8: FP8, NVFP4: NVFP4, MXFP8: MXFP8},
+            weights={name: name for name in (INT8, FP8, INT4, NVFP4, MXFP8)},
+            absorbs=FUSED,
+            blocked_axes=BLOCKED_AXES,
+            computes=False,
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> FakeEngine:
+        """Read the model and compute its cost; fail or crash if that is configured."""
+        from qdqspec.backends.fake.cost import cost_of, fraction
+        from qdqspec.graph.model import QDQ_OPS, load_model
+
+        words = options_from(options.extra)
+        loaded = load_model(model)
+        cost = cost_of(loaded, words.seed, words.scale, words.integer)
+        if fraction(words.seed, "faulty", cost.structure) >= words.fault_rate:
+            words = replace(words, raise_="", crash="", hang="", oom="")
+        break_down(words, "build")
+        is_candidate = any(node.op_type in QDQ_OPS for node in loaded.nodes)
+        if is_candidate and fraction(words.seed, "refused", cost.structure) < words.fail_rate:
+            raise BackendError("the simulated device refuses this placement", where=model)
+        random = np.random.default_rng([words.seed, int(cost.structure, 16), options.serial + self._builds])
+        self._builds += 1
+        self.pass_time(_BUILD_MS)
+        return FakeEngine(self, model, words, cost.layers, cost.structure, loaded.inputs, random)
+
+    def pass_time(self, milliseconds: float) -> None:
+        """Advance the simulated time."""
+        self._now_ms += milliseconds
+
+    def drift(self, words: FakeOptions) -> float:
+        """The factor on all times at the current simulated time."""
+        return math.exp(words.drift * math.sin(2 * math.pi * self._now_ms / 1e3 / words.drift_period))
+
+
+class FakeEngine:
+    """A model on the simulated device."""
+
+    def __init__(
+        self,
+        device: FakeDevice,
+        model: Path,
+        words: FakeOptions,
+        layers: tuple[LayerTime, ...],
+        graph_hash: str,
+        inputs: tuple[str, ...],
+        random: np.random.Generator,
+    ) -> None:
+        self.graph_hash = graph_hash
+        self._device = device
+        self._model = model
+        self._words = words
+        self._inputs = inputs
+        self._random = random
+        factor = math.exp(words.build_noise * random.standard_normal())
+        self._layers = tuple(replace(layer, milliseconds=layer.milliseconds * factor) for layer in layers)
+        self._sizes: dict[int, int] = {}  # elements of the inputs, by profile
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute the outputs with the ONNX reference implementation."""
+        from qdqspec.graph.reference import reference_outputs
+
+        break_down(self._words, "run")
+        self._check(feeds)
+        return reference_outputs(self._model, feeds)
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Check the names of the inputs; of the values only their number affects a simulated time."""
+        break_down(self._words, "bind")
+        self._check(feeds)
+        self._sizes[profile] = sum(value.size for value in feeds.values())
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Draw the times of ``runs`` runs; at another profile work scales with the inputs, launches do not."""
+        break_down(self._words, "time")
+        steady = math.fsum(layer.milliseconds for layer in self._layers_at(profile))
+        self._device.pass_time(warmup * steady)
+        cpu, wall = zip(*(self._one_run(steady) for _ in range(runs)), strict=True) if runs else ((), ())
+        return Samples(wall_ms=wall, cpu_ms=cpu)
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
+        """Times per kernel, with the noise of a mean of ``runs`` runs."""
+        break_down(self._words, "layers")
+        layers = self._layers_at(profile)
+        noise = self._words.run_noise / math.sqrt(max(runs, 1))
+        factors = np.exp(noise * self._random.standard_normal(len(self._layers))) * self._device.drift(
+            self._words
+        )
+        return tuple(
+            replace(layer, milliseconds=layer.milliseconds * float(factor))
+            for layer, factor in zip(layers, factors, strict=True)
+        )
+
+    def close(self) -> None:
+        """No resources are held."""
+
+    def _one_run(self, milliseconds: float) -> tuple[float, float]:
+        steady = milliseconds * self._device.drift(self._words)
+        cpu = steady * math.exp(self._words.run_noise * self._random.standard_normal())
+        wall = cpu * math.exp(self._words.wall_noise * abs(self._random.standard_normal()))
+        self._device.pass_time(wall)
+        return cpu, wall
+
+    def _check(self, feeds: Mapping[str, Array]) -> None:
+        if missing := sorted(set(self._inputs) - set(feeds)):
+            raise BackendError(f"no value is given for input {', '.join(missing)}", where=self._model)
+
+    def _layers_at(self, profile: int) -> tuple[LayerTime, ...]:
+        if profile not in self._sizes:
+            raise BackendError("no inputs are bound", where=self._model, cure="call bind(feeds) first")
+        if not profile:
+            return self._layers
+        from qdqspec.backends.fake.cost import LAUNCH_MS
+
+        grown = self._sizes[profile] / max(self._sizes.get(0, 0), 1)
+        launch = LAUNCH_MS * self._words.scale
+        return tuple(
+            replace(layer, milliseconds=launch + max(layer.milliseconds - launch, 0.0) * grown)
+            for layer in self._layers
+        )
+
+
+def true_ms(model: Path, options: Mapping[str, str] | None = None) -> float:
+    """The time of a run of ``model`` without noise, in milliseconds."""
+    from qdqspec.backends.fake.cost import cost_of
+    from qdqspec.graph.model import load_model
+
+    words = options_from(options or {})
+    return cost_of(load_model(model), words.seed, words.scale, words.integer).milliseconds
+
+
+def options_from(extra: Mapping[str, str]) -> FakeOptions:
+    """Read the options that begin with ``fake.``; raise `ConfigError` for an unknown or invalid one."""
+    return FakeOptions(
+        **{f"{key}_" if key == "raise" else key: value for key, value in OPTIONS.read(extra).items()}
+    )
+
+
+def break_down(words: FakeOptions, stage: str) -> None:
+    """Raise, crash, hang or run out of memory, if that is configured for this stage."""
+    if words.raise_ == stage:
+        raise RuntimeError(f"simulated failure in {stage}")
+    if words.crash == stage:
+        _crash()
+    if words.hang == stage:
+        while True:
+            time.sleep(3600)
+    if words.oom == stage:
+        _exhaust_memory()
+
+
+def _crash() -> NoReturn:
+    sys.stderr.write("simulated device: about to crash\n")
+    sys.stderr.flush()
+    ctypes.string_at(0)
+    raise SystemError("reading address 0 did not crash this process")
+
+
+def _exhaust_memory() -> None:
+    """Exceed a limit set for this process alone, so that the machine's memory is not used up."""
+    if sys.platform == "win32":
+        raise MemoryError("simulated")
+    import resource
+
+    used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_ROOM, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    bytearray(4 * _MEMORY_ROOM)
+
+
+backend = FakeDevice

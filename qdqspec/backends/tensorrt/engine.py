@@ -1,0 +1,308 @@
+"""TensorRT 10.9 to 11.4 through its Python API.
+
+Neither the constructor nor `capabilities` imports TensorRT or initializes CUDA in this
+process: see `qdqspec.backends.tensorrt.device`. Options begin with ``tensorrt.``: see
+`qdqspec.backends.tensorrt.options`. ``docs/tensorrt.md`` lists what has been tested and what has not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec.backends._nvidia import cuda
+from qdqspec.backends._nvidia.state import GpuWatch
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.tensorrt.api import installed_version, parts, require_tensorrt
+from qdqspec.backends.tensorrt.build import Build, Built
+from qdqspec.backends.tensorrt.cache import Shared
+from qdqspec.backends.tensorrt.device import Found, look
+from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.backends.tensorrt.log import open_log, refusals
+from qdqspec.backends.tensorrt.ops import (
+    ABSORBED,
+    BLOCKED_AXES,
+    LABELS,
+    RULES,
+    WEIGHT_ONLY,
+    formats_for,
+    lacking,
+)
+from qdqspec.backends.tensorrt.options import OPTIONS, options_from
+from qdqspec.backends.tensorrt.profiles import Shape
+from qdqspec.backends.tensorrt.run import Bound, Session, check_feeds, ports_of
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.model import Model
+from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+_PROFILE_WARMUP = 5
+_ENQUEUE_BOUND = 0.8  # launch over device time above which trtexec reports an enqueue-bound run
+_LAUNCHES = 256  # number of last runs used for that, and the smallest sufficient number
+_FEWEST_LAUNCHES = 8
+_STOOD_STILL = 1.0  # seconds without a run after which a GPU has lowered its clocks
+_OPAQUE = "{ForeignNode["  # a region that went to Myelin, TensorRT's other compiler, as a whole
+# TensorRT numbers regions and kernels anew in every build: __mye123, _myl4_1.
+_NUMBERED = re.compile(r"(?<=_my[le])\d+(_\d+)*")
+
+
+class TensorRt:
+    """NVIDIA TensorRT on one GPU; every network strongly typed."""
+
+    name = "tensorrt"
+    options = OPTIONS
+
+    @property
+    def target(self) -> str:
+        """``tensorrt-10`` or ``tensorrt-11``, by the installed package; otherwise the name without a version."""
+        version = installed_version()
+        return self.name if version is None else f"{self.name}-{parts(version)[0]}"
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """Report whether TensorRT and the selected GPU are available. A separate process determines it, once."""
+        found = look(options.device)
+        return Availability(
+            usable=not found.why,
+            why=found.why,
+            install=found.install,
+            facts=found.facts or _version_of(found),
+        )
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """GPU product, compute capability, TensorRT major.minor. Raises if there is no GPU."""
+        found = look(options.device)
+        if found.why:
+            raise BackendUnavailableError(found.why, cure=found.install)
+        asked = {word: text for word, text in options.extra.items() if word.startswith("tensorrt.")}
+        return DeviceKey(key=found.key, details={**found.facts, **asked})
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
+        """The formats of this GPU and version according to TensorRT's documents; only int8 if there is no GPU."""
+        found = look(options.device)
+        version = parts(found.tensorrt)
+        formats = formats_for(found.capability, version)
+        return Capabilities(
+            formats=formats,
+            labels=LABELS,
+            activations={name: name for name in formats if name not in WEIGHT_ONLY},
+            weights={name: name for name in formats},
+            absorbs=ABSORBED,
+            symmetric_activations=True,
+            blocked_axes=BLOCKED_AXES,
+            rules=RULES,
+            fuses_in_half=True,
+            computes_in_half=True,
+            lacking=lacking(found.capability, version),
+            observes=False,  # with every tensor an output nothing fuses, and one more engine must be built
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> TensorRtEngine:
+        """Build a model file; raise `BackendError` with TensorRT's reasons on one line.
+
+        This initializes CUDA: the process cannot be forked afterwards.
+        """
+        options_from(options.extra)  # an invalid option is reported before anything is loaded
+        require_tensorrt()
+        if not model.is_file():
+            raise BackendError("there is no such model file", where=model, cure="check the path")
+        cuda.select(options.device)
+        return TensorRtEngine(model, options)
+
+
+class TensorRtEngine:
+    """An engine on one GPU. The model file must exist as long as `layers` is used."""
+
+    def __init__(self, model: Path, options: BuildOptions) -> None:
+        import tensorrt as trt
+
+        self.model = model
+        self._words = options_from(options.extra)
+        self._log, logger = open_log()
+        self._log.verbose = self._words.verbose
+        self._log.clear()
+        gpu = cuda.describe(options.device)
+        found = Found(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
+        key = f"{found.slug}-tensorrt-{trt.__version__}"
+        self._shared = Shared(options.state, key, fresh=options.fresh, cache=self._words.timing_cache)
+        build = Build(model, self._words, self._shared, self._log, logger)
+        self._built: Built | None = build.run(options.profiles)
+        with refusals(self._log, "the engine could not be read", model):
+            self._ports = ports_of(self._built.engine)
+            self.graph_hash = graph_hash(self._information(self._built.engine, None), model)
+        self._shared.record({**self._built.facts, "graph_hash": self.graph_hash})
+        self._stream = cuda.Stream()
+        self._bound: dict[int, Bound] = {}  # by profile
+        self._watch = GpuWatch(cuda.bus_id(options.device))
+        self._launches: deque[float] = deque(
+            maxlen=_LAUNCHES
+        )  # time to launch a run over its time on the device
+        self._last_run = -math.inf  # on the clock of `time.perf_counter`
+        self._runner: tuple[dict[str, Shape], Session] | None = None
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        check_feeds(self._ports, feeds, self.model)
+        shapes = {port.name: feeds[port.name].shape for port in self._ports if port.is_input}
+        if self._runner is None or self._runner[0] != shapes:
+            self._drop_runner()
+            self._runner = (shapes, self._open(feeds))
+            return self._runner[1].fetch()
+        self._runner[1].feed(feeds)
+        return self._runner[1].fetch()
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs that `time` and `layers` use at a profile; they are copied to the GPU once.
+
+        With several optimization profiles the run uses the kernels of that one, even if another accepts these shapes.
+        It is captured as a CUDA graph if that is possible, with a second attempt; if not, ``builds.jsonl`` and
+        a note on the samples state the reason: times may then include the host's launch time.
+        """
+        session = self._open(feeds, profile)
+        self._unbind(profile)
+        bound = self._bound[profile] = Bound(session=session, feeds=dict(feeds))
+        session.settle()
+        why = "switched off by tensorrt.cuda-graph"
+        if self._words.cuda_graph:
+            bound.graph, why = session.capture()
+            if bound.graph is None and not session.shapes_from_data:
+                session.settle()
+                bound.graph, why = session.capture()
+            if bound.graph is None:
+                bound.note = f"{NOT_CAPTURED}: {why}"
+        done = {"cuda_graph": bound.graph is not None, "why_not": why}
+        self._shared.record({"model": self.model.name, "profile": profile, **done})
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Time single runs between two events on the GPU, in milliseconds: compute only, without copies.
+
+        They are returned as wall times; there is no CPU time.
+        """
+        bound, stream = self._require_bound(profile), self._stream
+        graph = bound.graph
+        launch = bound.session.enqueue if graph is None else lambda: graph.launch(stream)
+        with refusals(self._log, "the model could not be timed", self.model):
+            cuda.warm_up(stream, launch, warmup, self._warmup_ms())
+            timed = cuda.time_runs(stream, launch, runs)
+        self._last_run = time.perf_counter()
+        self._launches.extend(h / max(d, 1e-6) for h, d in zip(timed.host_ms, timed.device_ms, strict=True))
+        self._watch.observe()
+        return Samples(wall_ms=timed.device_ms, notes=self._notes(bound))
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
+        """Time per layer, in names of the model without Q/DQ, from a profiling context.
+
+        Their sum exceeds the latency by 18 to 35 % in recorded runs: it shows relative, not absolute times.
+        """
+        feeds = self._require_bound(profile).feeds
+        engine = self._require_built().engine
+        with closing(self._open(feeds, profile)) as session:
+            times = session.profile(_PROFILE_WARMUP, runs)
+            information = self._information(engine, session.context)
+        return parse_layers(information, times, model=_read_model(self.model))
+
+    def close(self) -> None:
+        """Free everything on the GPU; closing twice has no effect."""
+        if self._built is not None:
+            if self._watch.states:
+                self._shared.record({"model": self.model.name, "gpu": self._watch.record()})
+            for profile in tuple(self._bound):
+                self._unbind(profile)
+            self._drop_runner()
+            self._built = None
+            self._stream.close()
+
+    # ---- inside ---------------------------------------------------------------------------------
+
+    def _notes(self, bound: Bound) -> tuple[str, ...]:
+        """Notes on conditions that make samples unreliable: of the build, the binding, the GPU and the host."""
+        found = [*self._require_built().notes, bound.note, *self._watch.notes]
+        if len(self._launches) >= _FEWEST_LAUNCHES:
+            share = statistics.median(self._launches)
+            if share > _ENQUEUE_BOUND:
+                found.append(
+                    f"enqueue-bound: the host takes {share:.1f} times as long to launch a run as the GPU to compute it"
+                )
+        return tuple(note for note in found if note)
+
+    def _open(self, feeds: Mapping[str, Array], profile: int | None = None) -> Session:
+        engine = self._require_built().engine
+        check_feeds(self._ports, feeds, self.model)
+        return Session(engine, self._ports, feeds, self._stream, self._log, self.model, profile=profile)
+
+    def _unbind(self, profile: int) -> None:
+        bound = self._bound.pop(profile, None)
+        if bound is not None:
+            bound.close()
+
+    def _drop_runner(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner[1].close()
+
+    def _warmup_ms(self) -> float:
+        """The duration of the warm-up before timing: only after the GPU was idle, since turns of a race are short."""
+        return self._words.warmup_ms if time.perf_counter() - self._last_run > _STOOD_STILL else 0.0
+
+    def _information(self, engine: trt.ICudaEngine, context: trt.IExecutionContext | None) -> str:
+        """The inspector's information on the layers; with a context, for the shapes set there."""
+        import tensorrt as trt
+
+        inspector = engine.create_engine_inspector()
+        if context is not None:
+            inspector.execution_context = context
+        return str(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+
+    def _require_built(self) -> Built:
+        if self._built is None:
+            raise BackendError("the engine is closed", where=self.model, cure="build it again")
+        return self._built
+
+    def _require_bound(self, profile: int) -> Bound:
+        self._require_built()
+        if profile not in self._bound:
+            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
+        return self._bound[profile]
+
+
+def graph_hash(information: str, model: Path) -> str:
+    """Hash the layers of an engine: kernels, types, formats and origins, without what each build numbers anew.
+
+    Values of weights and scales are not in the layer information, so engines with equal hashes run the same
+    kernels, on values that may differ. A part of the model reported as one opaque layer, by the names of its
+    first and last node, may contain anything: then the model itself is hashed too.
+    """
+    try:
+        told: Any = json.loads(information, strict=False)
+    except ValueError:
+        told = information
+    text = _NUMBERED.sub("", json.dumps(told, sort_keys=True))
+    digest = hashlib.sha256(text.encode())
+    if _OPAQUE in text:
+        with model.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _read_model(path: Path) -> Model:
+    """The given model, without its external weights. It was built, so it is not checked again."""
+    import onnx
+
+    return Model(onnx.load(str(path), load_external_data=False), path=path)
+
+
+def _version_of(found: Found) -> dict[str, str]:
+    return {"tensorrt": found.tensorrt} if found.tensorrt else {}
+
+
+backend = TensorRt

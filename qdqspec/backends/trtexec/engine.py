@@ -1,0 +1,330 @@
+"""TensorRT through its command-line tool, versions 10 and 11.
+
+For machines with trtexec and no Python bindings, and for measurements comparable with published ones. Every call
+starts a process that loads the engine again, which takes one or two seconds, so a search takes longer than with
+``tensorrt``; `run` passes values as text and is meant for a few samples. Both major versions get the same flags, with
+the same meaning: strongly typed, CUDA graph, spin wait, no transfers, profile in a separate run. Its options,
+the first three on the command line only:
+
+- ``trtexec.args``: more arguments, in shell syntax: ``--builderOptimizationLevel=4``.
+- ``trtexec.plugins``: plugin libraries, separated as in PATH.
+- ``trtexec.timing-cache``: the file that builds of a run share; by default one in the folder of the run. Fresh
+  builds, which measure the variation between builds, use none.
+- ``trtexec.warmup-ms``: duration of the warm-up before timing (500).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from qdqspec.backends._cpu import slug_from_text
+from qdqspec.backends._nvidia.smi import capability_of, gpu_facts
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.tensorrt import ops as trt_ops
+from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
+from qdqspec.backends.tensorrt.layer_json import read_times
+from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.backends.tensorrt.plugins import trtexec_option
+from qdqspec.backends.trtexec.files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
+from qdqspec.backends.trtexec.log import Report
+from qdqspec.backends.trtexec.process import (
+    CALL_SECONDS,
+    INSTALL,
+    Tool,
+    find_trtexec,
+    require_tool,
+)
+from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH, BackendOption, BackendOptions, whole
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+_OLDEST = 10  # major: earlier ones have no strongly typed networks
+# Accepted by 10 and 11 and the same in both; in 11 they are the defaults.
+_MEASURING = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")
+_STRONG = "--stronglyTyped"
+# With one of these, which exist in 10 only, TensorRT chooses the types.
+_WEAK = frozenset({"--fp16", "--bf16", "--int8", "--fp8", "--int4", "--best"})
+_FORMATS = ("int8", "fp8")  # per-tensor activations; blocked formats go through backend tensorrt
+_PROFILED_RUNS = 50  # at least: single runs are short, and each layer is timed to half a microsecond
+_DEVICE = "--device="
+_PATIENCE = 0.95  # of a build's limit: slightly less than the caller's, so that the reason is reported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrtexecOptions:
+    """The options after ``trtexec.`` in the configuration; the module's docstring describes them."""
+
+    args: tuple[str, ...] = ()
+    timing_cache: Path | None = None
+    warmup_ms: int = 500
+    plugins: tuple[Path, ...] = ()
+
+
+OPTIONS = BackendOptions(
+    backend="trtexec",
+    options=(
+        BackendOption(
+            word="args",
+            type=ARGUMENTS,
+            in_files=False,
+            help="More arguments for trtexec.",
+            flag="trtexec-args",
+        ),
+        BackendOption(
+            word="plugins", type=LIBRARIES, in_files=False, help="Plugin libraries.", flag="plugin"
+        ),
+        BackendOption(
+            word="timing-cache",
+            type=PATH,
+            in_files=False,
+            help="The file that builds of a run share.",
+            default="one in the run's folder",
+        ),
+        BackendOption(
+            word="warmup-ms",
+            type=whole(0),
+            in_files=True,
+            help="How long an engine runs before it is timed.",
+            default="500",
+        ),
+    ),
+)
+
+
+def options_from(extra: Mapping[str, str]) -> TrtexecOptions:
+    """Read the options that begin with ``trtexec.``; raise `ConfigError` for an unknown or invalid one."""
+    return TrtexecOptions(**OPTIONS.read(extra))
+
+
+class Trtexec:
+    """The trtexec executable on PATH, or in the folders where packages install it."""
+
+    name = "trtexec"
+    target = "trtexec"
+    options = OPTIONS
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """Report whether a working trtexec is available, its version, and the GPU it will use."""
+        try:
+            tool = require_tool()
+        except BackendUnavailableError as error:
+            return Availability(usable=False, why=error.what, install=error.cure or INSTALL)
+        facts = {"trtexec": tool.path, "TensorRT": _version_text(tool), **gpu_facts(_gpu_index(options))}
+        if tool.major < _OLDEST:
+            why = f"TensorRT {_version_text(tool)} is too old: networks cannot be strongly typed before 10"
+            return Availability(usable=False, why=why, install=INSTALL, facts=facts)
+        return Availability(usable=True, facts=facts)
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """GPU, compute capability and TensorRT's major.minor; host threads do not matter."""
+        facts = gpu_facts(_gpu_index(options))
+        version = "unknown"
+        if find_trtexec() is not None:
+            version = _version_text(require_tool())
+        gpu = slug_from_text(facts.get("GPU", "unknown-gpu"))
+        capability = facts.get("compute capability", "").replace(".", "")
+        product = f"{gpu}-sm{capability}" if capability else gpu
+        major_minor = ".".join(version.split(".")[:2])
+        return DeviceKey(key=f"{product}-trtexec-{major_minor}", details={**facts, "TensorRT": version})
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
+        """Those of TensorRT: symmetric, biases in float, by compute capability."""
+        capability, version = capability_of(gpu_facts(_gpu_index(options))), _version()
+        here = trt_ops.formats_for(capability, version)
+        formats = tuple(name for name in here if name in _FORMATS)
+        return Capabilities(
+            formats=formats,
+            labels=trt_ops.LABELS,
+            activations={name: name for name in formats if name not in trt_ops.WEIGHT_ONLY},
+            weights={name: name for name in formats},
+            absorbs=trt_ops.ABSORBED,
+            symmetric_activations=True,
+            blocked_axes=trt_ops.BLOCKED_AXES,
+            rules=trt_ops.RULES,
+            fuses_in_half=True,
+            computes_in_half=True,
+            lacking=trt_ops.lacking(capability, version)
+            | {name: f"{name} goes through backend tensorrt" for name in here if name not in _FORMATS},
+            observes=False,
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> TrtexecEngine:
+        """Build an engine file in a temporary folder."""
+        tool = require_tool()
+        loaded = load_model(model)
+        folder = Path(tempfile.mkdtemp(prefix="qdqspec-trtexec-"))
+        try:
+            return TrtexecEngine(tool, loaded, folder, options)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+class TrtexecEngine:
+    """An engine file, its layers, and the inputs it is timed with."""
+
+    def __init__(self, tool: Tool, model: Model, folder: Path, options: BuildOptions) -> None:
+        # By content: two builds of one model may take different kernels, and are still the same graph.
+        self.graph_hash = model.sha256
+        self._tool = tool
+        self._model = model
+        self._folder = folder
+        self._words = options_from(options.extra)
+        self._device = options.device
+        self._feeds: dict[int, dict[str, Array]] = {}  # by profile
+        self._open = True
+        self._notes = self._build(options).notes
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and read the outputs, with the six digits that trtexec writes."""
+        self._check_open()
+        check_feeds(self._model, feeds)
+        for option in ("--loadInputs", "--exportOutput"):
+            if not self._tool.knows(option):
+                raise BackendError(
+                    f"this trtexec has no {option}, so outputs cannot be read",
+                    where=self._model.where,
+                    cure="use backend tensorrt, or a newer trtexec",
+                )
+        outputs = self._folder / "outputs.json"
+        outputs.unlink(missing_ok=True)
+        words = ["--iterations=1", "--duration=0", "--warmUp=0", f"--exportOutput={outputs}"]
+        # Outputs stay on the GPU unless they are transferred: by default up to 10, with this option from 11 on.
+        self._call([*words, *self._inputs(feeds)], ["--includeDataTransfers"])
+        return read_outputs(self._text(outputs), self._model)
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs that `time` and `layers` use at a profile."""
+        self._check_open()
+        check_feeds(self._model, feeds)
+        self._feeds[profile] = dict(feeds)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:  # noqa: ARG002 - warms up by time, not by runs
+        """GPU compute time of the last ``runs`` runs of one process, without transfers."""
+        times = self._folder / "times.json"
+        times.unlink(missing_ok=True)
+        words = [f"--iterations={runs}", "--duration=0", f"--warmUp={self._words.warmup_ms}"]
+        report = self._call([*words, *self._bound(profile)], [*_MEASURING, f"--exportTimes={times}"])
+        notes = tuple(dict.fromkeys((*self._notes, *report.notes)))
+        if times.is_file():
+            found = read_times(self._text(times))[-runs:]
+        elif report.median_ms is not None:
+            found = (report.median_ms,)
+        else:
+            raise BackendError("trtexec printed no GPU compute time", where=self._model.where)
+        if not found:
+            raise BackendError("trtexec wrote no times", where=self._model.where)
+        return Samples(wall_ms=found, notes=notes)
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
+        """Time per layer, from a run with TensorRT's profiler: the sum exceeds the time of a run without it."""
+        bound, graph, times = (
+            self._bound(profile),
+            self._folder / "layers.json",
+            self._folder / "profile.json",
+        )
+        if not graph.is_file():
+            return ()
+        times.unlink(missing_ok=True)
+        words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
+        wanted = ["--dumpProfile", f"--exportProfile={times}", *_MEASURING]
+        report = self._call([*words, *bound], wanted)
+        told = self._text(times) if times.is_file() else [_entry(row) for row in report.profile]
+        return parse_layers(self._text(graph), told, model=self._model) if told else ()
+
+    def close(self) -> None:
+        """Remove the engine; closing twice has no effect."""
+        self._open = False
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _build(self, options: BuildOptions) -> Report:
+        plan, where = self._folder / "engine.plan", Path(self._model.where)
+        shapes = shape_words(self._model, options.profiles)
+        words = [f"--onnx={where}", f"--saveEngine={plan}", "--skipInference", *shapes]
+        wanted = ["--profilingVerbosity=detailed", f"--exportLayerInfo={self._folder / 'layers.json'}"]
+        if not _WEAK.intersection(self._words.args):
+            wanted.append(_STRONG)
+        own = None if options.fresh or not options.state else options.state / "trtexec.timing-cache"
+        cache = self._words.timing_cache or own
+        if cache and not options.fresh:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            wanted.append(f"--timingCacheFile={cache}")
+            if cache == own and (damage := set_aside_damaged(cache)) is not None:
+                sys.stderr.write(f"{damage}\n")  # into the log of this process
+        report = self._run(words, wanted, _PATIENCE * options.build_seconds)
+        if not plan.is_file():
+            raise BackendError("trtexec passed and wrote no engine", where=where)
+        if cache and cache == own and cache.is_file():
+            seal(cache)
+        return report
+
+    def _call(self, words: list[str], wanted: list[str]) -> Report:
+        self._check_open()
+        return self._run([f"--loadEngine={self._folder / 'engine.plan'}", *words], wanted, CALL_SECONDS)
+
+    def _run(self, words: list[str], wanted: list[str], seconds: float) -> Report:
+        """Run trtexec. The user's arguments replace the default ones: of an option given twice trtexec uses either."""
+        own = {word.partition("=")[0] for word in self._words.args}
+        words = [*words, f"{_DEVICE}{self._device}"] if self._device else words
+        words = [*words, *map(trtexec_option, self._words.plugins)]
+        words, wanted = ([w for w in ours if w.partition("=")[0] not in own] for ours in (words, wanted))
+        return self._tool.run(
+            [*words, *self._words.args], model=Path(self._model.where), seconds=seconds, wanted=wanted
+        )
+
+    def _bound(self, profile: int) -> list[str]:
+        self._check_open()
+        if profile not in self._feeds:
+            raise BackendError(
+                "no inputs are bound", where=self._model.where, cure="call bind() before timing"
+            )
+        chosen = [f"--useProfile={profile}"] if profile else []
+        return [*chosen, *self._inputs(self._feeds[profile])]
+
+    def _inputs(self, feeds: Mapping[str, Array]) -> list[str]:
+        shapes = fed_shapes(self._model, feeds)
+        if not feeds or not self._tool.knows("--loadInputs"):
+            return shapes
+        return [*shapes, f"--loadInputs={write_inputs(self._model, feeds, self._folder)}"]
+
+    def _text(self, path: Path) -> str:
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise BackendError(
+                f"trtexec passed and wrote no {path.name}: {error.strerror}", where=self._model.where
+            ) from None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise BackendError("the engine is closed", where=self._model.where, cure="build it again")
+
+
+def _entry(row: tuple[str, float]) -> dict[str, object]:
+    return {"name": row[0], "averageMs": row[1]}
+
+
+def _version() -> tuple[int, int]:
+    tool = require_tool() if find_trtexec() else None
+    return tool.version[:2] if tool and tool.version else (0, 0)
+
+
+def _version_text(tool: Tool) -> str:
+    return ".".join(map(str, tool.version)) if tool.version else f"{tool.major} or so"
+
+
+def _gpu_index(options: BuildOptions) -> int:
+    """The GPU selected by the user's arguments, else that of the run."""
+    chosen = [
+        word.removeprefix(_DEVICE) for word in options_from(options.extra).args if word.startswith(_DEVICE)
+    ]
+    return int(chosen[-1]) if chosen and chosen[-1].isdecimal() else options.device
+
+
+backend = Trtexec

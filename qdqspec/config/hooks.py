@@ -1,0 +1,81 @@
+"""What a backend declares in its package: names that specs use, and where its functions for other packages are.
+
+A backend's package assigns a `Declaration` to ``declaration``; importing the package must load neither the runtime nor
+numpy, because specs are validated against it. An installed backend declares in the module that its entry point names.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from qdqspec import registry
+
+Names: TypeAlias = Literal["targets", "lint_targets", "optimizers"]  # fields of `Declaration`
+Hook: TypeAlias = str  # "module:attribute", imported when it is used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """Names and hooks of one backend. Each name is the backend's name and a word, joined by a hyphen.
+
+    ``targets`` are the backend and variants that budgets may name; of a backend that declares none all are valid.
+    ``lint_targets`` are the targets that lint has rules for: one for each version, or of the installed
+    ``lint_package``, the distribution whose version the rules apply to.
+    ``optimizers`` are those of the check ``survival``.
+    """
+
+    targets: tuple[str, ...] = ()
+    lint_targets: tuple[str, ...] = ()
+    lint_package: str = ""
+    optimizers: Mapping[str, Hook] = field(default_factory=dict)
+
+
+def declaration_of(backend: str) -> Declaration:
+    """What a backend declares; an empty declaration if it declares nothing, or its package cannot be imported.
+
+    Raises `ConfigError` for an unknown name.
+    """
+    try:
+        found = getattr(registry.module_of("backend", backend), "declaration", None)
+    except ImportError:  # reported when the backend is used
+        return Declaration()
+    return found if isinstance(found, Declaration) else Declaration()
+
+
+def owner_of(name: str) -> str:
+    """The backend that a target, lint target or optimizer belongs to by its name; empty if there is none."""
+    owners = [one for one in registry.names("backend") if name == one or name.startswith(f"{one}-")]
+    return max(owners, key=len, default="")
+
+
+def declares(names: Names, name: str) -> bool:
+    """Whether the backend that a name belongs to declares it. Imports the package of that backend alone."""
+    owner = owner_of(name)
+    return bool(owner) and name in getattr(declaration_of(owner), names)
+
+
+def all_names(names: Names) -> tuple[str, ...]:
+    """The names that all backends declare. Imports the packages of all."""
+    found = map(declaration_of, registry.names("backend"))
+    return tuple(name for declaration in found for name in getattr(declaration, names))
+
+
+def load(hook: Hook) -> Any:
+    """Import the object of a hook."""
+    module, _, attribute = hook.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def attributes_of(module: str, *names: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package (PEP 562) that takes these attributes from a module when they are first read."""
+    package = module.rpartition(".")[0]
+
+    def attribute(name: str) -> Any:
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+        raise AttributeError(f"module '{package}' has no attribute '{name}'")
+
+    return attribute

@@ -1,0 +1,105 @@
+"""Names and hooks that backends declare: built-in ones, and one of an installed package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from qdqspec import registry
+from qdqspec.config import hooks
+from qdqspec.errors import ConfigError
+from qdqspec.placement.optimizers import run_optimizer
+from qdqspec.spec import kinds
+
+PACKAGE = """
+from qdqspec.config.hooks import Declaration
+
+declaration = Declaration(
+    targets=("qdq_mine", "qdq_mine-small"),
+    lint_targets=("qdq_mine-1", "qdq_mine-1.2"),
+    optimizers={"qdq_mine-fast": "qdq_mine_backend:optimize"},
+)
+
+def optimize(model, folder):
+    return folder / "fast.onnx"
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with a backend ``qdq_mine``, and one that cannot be imported."""
+    (tmp_path / "qdq_mine_backend.py").write_text(PACKAGE)
+    (tmp_path / "qdq_mine_broken.py").write_text("import qdq_no_such_module")
+    folder = tmp_path / "qdq_mine-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: qdq-mine\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[qdqspec.backends]\nqdq_mine = qdq_mine_backend:backend\nqdq_broken = qdq_mine_broken:backend\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._entry_points.cache_clear()
+    yield
+    registry._entry_points.cache_clear()
+    for name in ("qdq_mine_backend", "qdq_mine_broken"):
+        sys.modules.pop(name, None)
+
+
+def params(kind: str, **words: object):
+    return kinds.params_of(kind)(kind=kind, **words)
+
+
+def test_each_name_leads_to_the_backend_that_declares_it():
+    for backend in registry.names("backend"):
+        declared = hooks.declaration_of(backend)
+        for name in (*declared.targets, *declared.lint_targets, *declared.optimizers):
+            assert hooks.owner_of(name) == backend
+
+
+def test_names_of_an_installed_backend_are_valid_in_a_spec(install: None):
+    assert kinds._backend("qdq_mine-small") == "qdq_mine-small"
+    assert params("lint", target="qdq_mine-1.2").target == ("qdq_mine-1.2",)
+    assert params("survival", through=["qdq_mine-fast"]).through == ("qdq_mine-fast",)
+    assert "qdq_mine-1" in hooks.all_names("lint_targets")
+
+
+def test_names_of_a_backend_that_is_not_installed_are_not_valid():
+    with pytest.raises(ValidationError, match=r"unknown lint target 'qdq_mine-1\.2'"):
+        params("lint", target="qdq_mine-1.2")
+    with pytest.raises(ValidationError, match="unknown optimizer 'qdq_mine-fast'"):
+        params("survival", through=["qdq_mine-fast"])
+
+
+def test_a_name_that_an_installed_backend_does_not_declare_is_not_valid(install: None):
+    with pytest.raises(ValidationError):
+        params("lint", target="qdq_mine-2")
+    with pytest.raises(Exception, match="unknown backend 'qdq_mine-large'"):
+        kinds._backend("qdq_mine-large")
+
+
+def test_names_of_built_in_backends_import_no_installed_one(install: None):
+    assert hooks.declares("optimizers", "onnxruntime-basic")
+    assert "qdq_mine_backend" not in sys.modules
+
+
+def test_an_optimizer_of_an_installed_backend_runs(install: None, tmp_path: Path):
+    assert run_optimizer("qdq_mine-fast", tmp_path / "model.onnx", tmp_path) == tmp_path / "fast.onnx"
+
+
+def test_a_backend_that_cannot_be_imported_declares_nothing(install: None):
+    assert hooks.declaration_of("qdq_broken") == hooks.Declaration()
+    assert kinds._backend("qdq_broken-any") == "qdq_broken-any"  # reported when the case runs
+
+
+def test_an_unknown_backend_declares_nothing():
+    with pytest.raises(ConfigError, match="did you mean 'onnxruntime'"):
+        hooks.declaration_of("onnxruntim")
+
+
+def test_a_package_has_only_the_attributes_that_it_names():
+    with pytest.raises(ImportError, match="cannot import name 'NoSuchName'"):
+        from qdqspec.backends.onnxruntime import NoSuchName  # noqa: F401
+    assert registry.resolve("backend", "fake").name == "fake"  # type: ignore[attr-defined]
