@@ -23,13 +23,15 @@ class Declaration:
 
     ``targets`` are the backend and variants that budgets may name; of a backend that declares none all are valid.
     ``lint_targets`` are the targets that lint has rules for: one for each version, or of the installed
-    ``lint_package``, the distribution whose version the rules apply to.
+    ``lint_package``, the distribution whose version the rules apply to. ``lint_rules`` is the module that
+    registers the rules (`qdqspec.lint.rules.rule`).
     ``optimizers`` are those of the check ``survival``.
     """
 
     targets: tuple[str, ...] = ()
     lint_targets: tuple[str, ...] = ()
     lint_package: str = ""
+    lint_rules: str = ""
     optimizers: Mapping[str, Hook] = field(default_factory=dict)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from packaging.version import Version
 
+from qdqspec import registry
+from qdqspec.config import hooks
 from qdqspec.lint.view import View
 from qdqspec.types import FindingSeverity, LintTarget
-
-TENSORRT: tuple[LintTarget, ...] = ("tensorrt-10", "tensorrt-11")
-ONNXRUNTIME: tuple[LintTarget, ...] = ("onnxruntime-cpu",)
-# Headers and parser were read up to 11.1: whether later versions refuse the same is not known.
-_NOT_READ = ("11.2", "")
 
 
 class Hit(NamedTuple):
@@ -84,28 +82,30 @@ def rule(
     *,
     cure: str,
     source: str,
+    targets: Iterable[LintTarget],
     since: str = "",
     until: str = "",
     unknown: tuple[str, str] | None = None,
 ) -> Callable[[Find], Find]:
-    """Register a function as the rule of that id; ``TRT`` ones are for TensorRT, ``ORT`` ones for ONNX Runtime."""
+    """Register a function as the rule of that id, three capital letters and three digits.
+
+    A target of a major version is one of all its versions: a rule for ``x-10`` is one for ``x-10.1``.
+    """
 
     def register(find: Find) -> Find:
         if name in _RULES:
             raise ValueError(f"two lint rules are called {name}")
-        is_tensorrt = name.startswith("TRT")
-        unread = _NOT_READ if is_tensorrt and severity == "refused" and not until else None
         _RULES[name] = Rule(
             id=name,
             severity=severity,
             title=title,
             cure=cure,
             source=source,
-            targets=TENSORRT if is_tensorrt else ONNXRUNTIME,
+            targets=tuple(targets),
             find=find,
             since=since,
             until=until,
-            unknown=unknown or unread,
+            unknown=unknown,
         )
         return find
 
@@ -113,6 +113,9 @@ def rule(
 
 
 def rules_for(target: LintTarget | None = None) -> tuple[Rule, ...]:
-    """The rules of a target, or all, by id. Their modules must be imported first (`qdqspec.lint.run`)."""
+    """The rules of a target, or of all backends, by id. Imports the rules of the backend that the target belongs to."""
+    for backend in registry.names("backend") if target is None else [hooks.owner_of(target)]:
+        if module := hooks.declaration_of(backend).lint_rules:
+            importlib.import_module(module)
     known = sorted(_RULES.values(), key=lambda each: each.id)
     return tuple(each for each in known if target is None or each.is_for(target))

@@ -7,20 +7,6 @@ from collections.abc import Iterator
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model
-
-# Imported for their rules.
-from qdqspec.lint import (
-    onnxruntime_numbers,  # noqa: F401 - registers its rules
-    onnxruntime_placement,  # noqa: F401 - registers its rules
-    tensorrt_blocks,  # noqa: F401 - registers its rules
-    tensorrt_fusion,  # noqa: F401 - registers its rules
-    tensorrt_hardware,  # noqa: F401 - registers its rules
-    tensorrt_importers,  # noqa: F401 - registers its rules
-    tensorrt_numbers,  # noqa: F401 - registers its rules
-    tensorrt_placement,  # noqa: F401 - registers its rules
-    tensorrt_scales,  # noqa: F401 - registers its rules
-    tensorrt_sizes,  # noqa: F401 - registers its rules
-)
 from qdqspec.lint.rules import rules_for
 from qdqspec.lint.view import View
 from qdqspec.registry import did_you_mean

@@ -20,6 +20,7 @@ declaration = Declaration(
     targets=("onnxruntime-cpu", "onnxruntime-cuda"),
     lint_targets=("onnxruntime-cpu",),
     lint_package="onnxruntime",
+    lint_rules=f"{__name__}.lint",
     optimizers={
         "onnxruntime-basic": f"{_OPTIMIZE}:basic",
         "onnxruntime-extended": f"{_OPTIMIZE}:extended",

@@ -17,6 +17,7 @@ declaration = Declaration(
         "tensorrt-10", *(f"tensorrt-10.{minor}" for minor in range(9, 17)),
         "tensorrt-11", *(f"tensorrt-11.{minor}" for minor in range(5)),
     ),
+    lint_rules=f"{__name__}.lint",
 )  # fmt: skip
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend", "TensorRt", "TensorRtEngine", "graph_hash")

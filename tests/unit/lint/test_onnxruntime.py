@@ -14,9 +14,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from packaging.version import Version
 
+from qdqspec.backends.onnxruntime.lint.rule import TARGETS
 from qdqspec.graph.model import Model
 from qdqspec.lint import lint_model, rules_for
-from qdqspec.lint.rules import ONNXRUNTIME
 
 F32 = np.float32
 IMAGE = "float[1,16,8,8] x"
@@ -304,4 +304,4 @@ def test_saturation_is_said_once_and_only_of_eight_bits(parsed: Callable[..., Mo
 def test_every_rule_is_tried() -> None:
     elsewhere = {"ORT013", "ORT015", "ORT026"}  # of several layers; in test_dynamic.py
     tried = {"ORT014"} | REFUSED.keys() | MISFITS.keys() | SLOW.keys() | EXTRA.keys() | elsewhere
-    assert {rule.id for rule in rules_for() if rule.targets == ONNXRUNTIME} == tried
+    assert {rule.id for rule in rules_for() if rule.targets == TARGETS} == tried

@@ -12,10 +12,11 @@ import numpy as np
 from onnx import TensorProto
 from packaging.version import Version
 
+from qdqspec.backends.onnxruntime.lint.rule import rule
 from qdqspec.backends.onnxruntime.ops import BLOCKED_AXES, LABELS
 from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
-from qdqspec.lint.rules import Hit, rule
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View, type_name
 
 _MEASURED = "measured, ONNX Runtime 1.31.1 and 1.32.0"

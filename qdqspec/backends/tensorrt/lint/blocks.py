@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qdqspec.backends.tensorrt.lint.rule import rule
 from qdqspec.graph.trt import FP4_DYNAMIC
-from qdqspec.lint.rules import Hit, rule
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View
 from qdqspec.placement.ops import dynamic_misfit
 from qdqspec.quantize.formats import number_format

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.sources import HEADER, HEADER_BEFORE, HEADER_SINCE, OPERATORS, PARSER
+from qdqspec.backends.tensorrt.lint.rule import rule
+from qdqspec.backends.tensorrt.lint.sources import HEADER, HEADER_BEFORE, HEADER_SINCE, OPERATORS, PARSER
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View, type_name
 from qdqspec.placement.restore import is_constant
 

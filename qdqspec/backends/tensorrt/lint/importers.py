@@ -10,11 +10,12 @@ from collections.abc import Collection, Iterator
 
 import onnx.defs
 
+from qdqspec.backends.tensorrt.lint.rule import rule
+from qdqspec.backends.tensorrt.lint.sources import TABLES
 from qdqspec.graph.flat import MARKERS
 from qdqspec.graph.model import QDQ_OPS, Node
 from qdqspec.graph.ops import is_default
-from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.sources import TABLES
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View
 
 # "N" in the tables of all three versions. Integer operators are reported by TRT011.

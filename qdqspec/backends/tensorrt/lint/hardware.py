@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from onnx import TensorProto
 
+from qdqspec.backends.tensorrt.lint.rule import rule
 from qdqspec.backends.tensorrt.ops import FORMATS, formats_for
-from qdqspec.lint.rules import Hit, rule
+from qdqspec.lint.rules import Hit
 
 if TYPE_CHECKING:
     from qdqspec.lint.view import Numbers, View

@@ -9,10 +9,18 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
+from qdqspec.backends.tensorrt.lint.rule import rule
+from qdqspec.backends.tensorrt.lint.sources import (
+    HEADER,
+    HEADER_BEFORE,
+    HEADER_SINCE,
+    MODEL_OPTIMIZER,
+    NEW_PARSER,
+    PARSER,
+)
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import FLOATS
-from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.sources import HEADER, HEADER_BEFORE, HEADER_SINCE, MODEL_OPTIMIZER, NEW_PARSER, PARSER
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View, type_name
 from qdqspec.placement.ops import WEIGHT_AXES
 

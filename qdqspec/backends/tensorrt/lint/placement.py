@@ -1,7 +1,7 @@
 """Rules for pairs that cost time in TensorRT because they do not fuse.
 
 In TensorRT a Q or DQ that does not fuse is a kernel of its own. Pairs that prevent the fusion of two other
-operators are in `tensorrt_fusion`. Each rule names its source; recorded times are from public logs, none was
+operators are in module `fusion`. Each rule names its source; recorded times are from public logs, none was
 measured by this project.
 """
 
@@ -11,11 +11,12 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
+from qdqspec.backends.tensorrt.lint.rule import rule
+from qdqspec.backends.tensorrt.lint.sources import GUIDE, ISSUE, MODEL_OPTIMIZER
 from qdqspec.backends.tensorrt.ops import ABSORBED, POOLING, WEIGHTED
 from qdqspec.graph.model import Node
 from qdqspec.graph.ops import NEVER, copies_values, data_inputs, is_float, is_nearest
-from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.sources import GUIDE, ISSUE, MODEL_OPTIMIZER
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import LAYOUT, View
 
 # They always run in float; TRT044 reports them.

@@ -11,9 +11,10 @@ from math import prod
 
 from onnx import TensorProto
 
+from qdqspec.backends.tensorrt.lint.rule import rule
+from qdqspec.backends.tensorrt.lint.sources import MODEL_OPTIMIZER
 from qdqspec.graph.model import Node
-from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.sources import MODEL_OPTIMIZER
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View
 from qdqspec.placement.sizes import (
     is_one_line,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qdqspec.backends.tensorrt.lint.rule import rule
+from qdqspec.backends.tensorrt.lint.sources import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER
 from qdqspec.backends.tensorrt.ops import ABSORBED
 from qdqspec.graph.model import Node
-from qdqspec.lint.rules import Hit, rule
-from qdqspec.lint.sources import FUSIONS, GUIDE, ISSUE, MODEL_OPTIMIZER
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import LAYOUT, View
 
 _CONVOLUTIONS = ("Conv", "ConvTranspose")

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import TensorProto
 
+from qdqspec.backends.onnxruntime.lint.rule import rule
 from qdqspec.backends.onnxruntime.ops import ABSORBED, LABELS, MOVING
 from qdqspec.graph.model import Node
-from qdqspec.lint.rules import Hit, rule
+from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View
 
 _MEASURED = "measured, ONNX Runtime 1.31.1"

@@ -1,0 +1,14 @@
+"""Lint rules for TensorRT; importing the package registers them."""
+
+from qdqspec.backends.tensorrt.lint import (
+    blocks,
+    fusion,
+    hardware,
+    importers,
+    numbers,
+    placement,
+    scales,
+    sizes,
+)
+
+__all__ = ["blocks", "fusion", "hardware", "importers", "numbers", "placement", "scales", "sizes"]
