@@ -19,6 +19,7 @@ from qdqspec.types import EXACT_DB
 
 SAMPLES = 8
 HELD_BYTES = 64 << 20  # of the reference's outputs on all data
+FEW, FAR_DB = 2, 6.0  # samples that show whether an SQNR is far from a limit
 MOST_DB = EXACT_DB  # finite value for equal outputs: JSON has no infinity
 
 
@@ -48,6 +49,18 @@ class OutputGate:
     def by_output(self, engine: Runs) -> dict[str, float]:
         """The SQNR of each float output."""
         return _by_output((expected, engine.run(feed)) for feed, expected in self._pairs)
+
+    def near(self, engine: Runs, limit_db: float) -> tuple[float, int]:
+        """The SQNR of the worst output, and the number of samples that it is of.
+
+        Those are the first `FEW` if it is farther than `FAR_DB` from the limit on them, else all.
+        """
+        found = _Powers()
+        for number, (feed, expected) in enumerate(self._pairs, 1):
+            found.add(expected, engine.run(feed))
+            if number == FEW < self.samples and abs(found.worst_db - limit_db) > FAR_DB:
+                return found.worst_db, FEW
+        return found.worst_db, self.samples
 
 
 class AllData:
@@ -92,15 +105,39 @@ class _Kept:
 
 def _by_output(runs: Iterable[tuple[Mapping[str, Array], Mapping[str, Array]]]) -> dict[str, float]:
     """The SQNR of each float output, over all (reference, candidate) outputs."""
-    signal: dict[str, float] = {}
-    noise: dict[str, float] = {}
+    found = _Powers()
     for expected, seen in runs:
+        found.add(expected, seen)
+    return found.by_output
+
+
+class _Powers:
+    """Signal and noise power of each float output, summed over samples."""
+
+    def __init__(self) -> None:
+        self._signal: dict[str, float] = {}
+        self._noise: dict[str, float] = {}
+
+    def add(self, expected: Mapping[str, Array], seen: Mapping[str, Array]) -> None:
+        """Add the outputs of one sample. Changes this object."""
         for name, values in expected.items():
             if np.issubdtype(values.dtype, np.floating):
                 power, error = _powers(values, seen.get(name))
-                signal[name] = signal.get(name, 0.0) + power
-                noise[name] = noise.get(name, 0.0) + error
-    return {name: float(np.clip(sqnr_db(signal[name], noise[name]), -MOST_DB, MOST_DB)) for name in signal}
+                self._signal[name] = self._signal.get(name, 0.0) + power
+                self._noise[name] = self._noise.get(name, 0.0) + error
+
+    @property
+    def by_output(self) -> dict[str, float]:
+        """The SQNR of each float output."""
+        return {
+            name: float(np.clip(sqnr_db(signal, self._noise[name]), -MOST_DB, MOST_DB))
+            for name, signal in self._signal.items()
+        }
+
+    @property
+    def worst_db(self) -> float:
+        """The SQNR of the worst output."""
+        return min(self.by_output.values(), default=MOST_DB)
 
 
 def _powers(expected: Array, seen: Array | None) -> tuple[float, float]:

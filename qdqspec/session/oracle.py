@@ -34,7 +34,7 @@ class RehearsalOracle:
 
     The rehearsal is opened on first use. If the model cannot be rehearsed, every answer is ``None`` and ``note``
     receives the reason. ``seconds`` is the search's time, which bounds the cost of the sensitivity analysis: it uses
-    fewer samples or is skipped.
+    fewer samples or is skipped. Placements far from the limit ``least_db`` are rehearsed on fewer samples.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class RehearsalOracle:
         note: Callable[[str], None],
         seconds: float | None = None,
         metric: RehearsedMetric | None = None,
+        least_db: float | None = None,
     ) -> None:
         self._rehearser = rehearser
         self._space = space
@@ -51,6 +52,7 @@ class RehearsalOracle:
         self._gate: OutputGate | None = None
         self._noise: Mapping[tuple[str, Label], float] | None = None
         self._known: dict[str, float | None] = {}  # rehearsed SQNR by digest
+        self._partial: set[str] = set()  # digests of those rehearsed on the first samples only
         self._measured: dict[str, tuple[float, float]] = {}  # rehearsed and measured SQNR of built candidates
         self._differences: list[float] = []  # SQNR on all data minus SQNR on the first samples
         self._refused = False
@@ -58,6 +60,7 @@ class RehearsalOracle:
         self._seconds = seconds
         self._run_seconds = 0.0  # per sample
         self._metric = metric
+        self._least_db = least_db
 
     def noise(self) -> Mapping[tuple[str, Label], float] | None:
         """Noise power over signal power of each (unit, label) alone."""
@@ -160,7 +163,9 @@ class RehearsalOracle:
         if self._metric is not None:
             self._metric.learn(trial)
         known = self._known.get(trial.placement.digest)
-        if known is not None and trial.ok and trial.sqnr_db is not None and not trial.subgraph:
+        if known is None or trial.placement.digest in self._partial:
+            return
+        if trial.ok and trial.sqnr_db is not None and not trial.subgraph:
             self._measured[trial.placement.digest] = known, trial.sqnr_db
 
     def text(self, placement: Placement) -> str:
@@ -207,8 +212,13 @@ class RehearsalOracle:
             if self._gate is None:
                 self._gate = OutputGate(RehearsedEngine(rehearsal, _FLOAT), rehearsal.feeds())
             started = time.monotonic()
-            found = self._gate(RehearsedEngine(rehearsal, placement))
-            self._run_seconds = (time.monotonic() - started) / max(1, self._gate.samples)
+            engine, limit = RehearsedEngine(rehearsal, placement), self._least_db
+            found, samples = (
+                (self._gate(engine), self._gate.samples) if limit is None else self._gate.near(engine, limit)
+            )
+            self._run_seconds = (time.monotonic() - started) / max(1, samples)
+            if samples < self._gate.samples:
+                self._partial.add(placement.digest)
             return found
         except RehearsalRefusedError as error:
             self._refuse(error.what)

@@ -262,7 +262,7 @@ def _oracle(prepared: Prepared, work: Workbench, held: Held, opened: ExitStack) 
         reference = held.score(NO_PLACEMENT)
         assert reference is not None  # it was computed for the limit
         metric = RehearsedMetric(prepared.scores, held.rules, reference, held.min_accuracy, seconds)
-    return RehearsalOracle(rehearser, prepared.space, prepared.note_once, seconds, metric)
+    return RehearsalOracle(rehearser, prepared.space, prepared.note_once, seconds, metric, held.min_sqnr_db)
 
 
 def _setup(

@@ -83,6 +83,29 @@ def test_the_offset_of_builds_and_the_difference_of_all_data_are_added(
     assert "measured" in oracle.text(everything)
 
 
+def test_far_from_the_limit_few_samples_decide_and_teach_nothing(session: Session, case: Case) -> None:
+    bench = session.work(case).bench
+    with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
+        space = bench.prepared.space
+        everything = space.resolve(space.everything())
+        whole = RehearsalOracle(rehearser, space, lambda _: None)
+        known = whole.predicted_db(everything)
+        assert known is not None
+        runs = rehearser.rehearsal
+        counted: list[int] = []
+        outputs = runs.outputs
+        runs.outputs = lambda placement, feed: counted.append(1) or outputs(placement, feed)  # type: ignore[method-assign,func-returns-value] # counts
+        for limit, samples in ((known, 4), (known - 20, 2), (known + 20, 2)):
+            oracle = RehearsalOracle(rehearser, space, lambda _: None, least_db=limit)
+            oracle.predicted_db(space.resolve({}))
+            counted.clear()
+            predicted = oracle.predicted_db(everything)
+            assert predicted == pytest.approx(known, abs=4)
+            assert len(counted) - 4 == samples  # four of the reference
+            oracle.learn(trial(everything, known - 3))
+            assert oracle.offset_db(known) == pytest.approx(-3 if samples == 4 else 0)
+
+
 def test_what_was_not_rehearsed_teaches_nothing(opened: tuple[RehearsalOracle, SchemeSpace]) -> None:
     oracle, space = opened
     first, second = (space.resolve({unit.id: unit.full}) for unit in space.units[:2])
