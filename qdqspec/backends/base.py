@@ -56,7 +56,8 @@ class Capabilities:
     ``one_processor`` is true if an engine of one thread computes on the processor of the thread that runs it, so
     that compared engines can be pinned to the same core;
     ``fuses_in_half`` is true if quantized kernels fuse like those of float16, so that fusion is read from a float16
-    build; ``computes_in_half`` if it has native float16 kernels, so that a float16 model is timed for comparison.
+    build; ``computes_in_half`` if it has native float16 kernels, so that a float16 model is timed for comparison;
+    ``enforces_output_shapes`` if a run fails where an output has another shape than the model declares.
     """
 
     formats: tuple[str, ...]
@@ -72,13 +73,13 @@ class Capabilities:
     blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rules: frozenset[str] = frozenset()
     per_layer_profile: bool = True
-    dynamic_shapes: bool = True
     observes: bool = True
     computes: bool = True
     builds_side_by_side: bool = False
     one_processor: bool = False
     fuses_in_half: bool = False
     computes_in_half: bool = False
+    enforces_output_shapes: bool = False
     lacking: Mapping[str, str] = field(default_factory=dict)
     dynamic: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -86,6 +87,16 @@ class Capabilities:
         """The kinds of labels under which an op runs in a format without blocks."""
         kinds = self.labels_of.get(number_format, self.labels).get(op_type, ())
         return (*kinds, "dynamic") if op_type in self.dynamic.get(number_format, ()) else kinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """An engine as the runtime's own tools export it to files (`qdqspec.config.hooks.Declaration.exported`)."""
+
+    layers: tuple[LayerTime, ...]
+    has_times: bool  # whether the layers have measured times
+    end_to_end_ms: float | None = None
+    advice: str = ""  # how to export an engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,54 +110,31 @@ def _engines(arguments: argparse.Namespace) -> Sequence[Engine]:
     return _from_files([what])
 
 
-# ---- TensorRT's files ---------------------------------------------------------------------------
+# ---- exported engines ---------------------------------------------------------------------------
 
 
 def _from_files(what: Sequence[str]) -> list[Engine]:
     paths = [[Path(part) for part in word.split(",") if part] or [Path(word)] for word in what]
     names = _short_names([parts[0] for parts in paths])
-    return [_from_graph(name, *parts[:3]) for name, parts in zip(names, paths, strict=True)]
+    return [_from_exported(name, parts[:3]) for name, parts in zip(names, paths, strict=True)]
 
 
-def _from_graph(name: str, graph: Path, profile: Path | None = None, times: Path | None = None) -> Engine:
-    from qdqspec.backends.tensorrt.layers import parse_layers
+def _from_exported(name: str, files: Sequence[Path]) -> Engine:
+    """The engine in files of a runtime's tool; of the first backend that can read them."""
+    from qdqspec.config import hooks
     from qdqspec.report.explain import Engine
 
-    profile = profile or _beside(graph, ".profile.json")
-    told = _read(profile) if profile is not None else None
-    try:
-        layers = parse_layers(_read(graph), told)
-    except BackendError as error:
-        raise BackendError(error.what, where=graph, cure=error.cure) from None
-    notes = () if told is not None else (f"{name} has no profile: give one with GRAPH,PROFILE",)
-    return Engine(name=name, layers=layers, end_to_end_ms=_end_to_end(graph, times), notes=notes)
-
-
-def _end_to_end(graph: Path, times: Path | None) -> float | None:
-    """The median GPU compute time, from exported times or from the summary kept by engine-explorer."""
-    import statistics
-
-    from qdqspec.backends.tensorrt.layer_json import read_times
-
-    times = times or _beside(graph, ".times.json")
-    if times is not None:
-        found = read_times(_read(times))
-        return statistics.median(found) if found else None
-    kept = _beside(graph, ".profile.metadata.json")
-    if kept is None:
-        return None
-    try:
-        median = _json(kept)["performance_summary"]["GPU Compute Time"][3]  # min, max, mean, median, 99 %
-        return float(median)
-    except (KeyError, IndexError, TypeError, ValueError):
-        return None
-
-
-def _beside(graph: Path, suffix: str) -> Path | None:
-    if not graph.name.endswith(_GRAPH):
-        return None
-    path = graph.with_name(graph.name.removesuffix(_GRAPH) + suffix)
-    return path if path.is_file() else None
+    refusal: BackendError | None = None
+    for read in hooks.readers():
+        try:
+            found = read(files)
+        except BackendError as error:
+            refusal = refusal or error
+            continue
+        notes = () if found.has_times else (f"{name} has no profile: give one with GRAPH,PROFILE",)
+        return Engine(name=name, layers=found.layers, end_to_end_ms=found.end_to_end_ms, notes=notes)
+    assert refusal is not None, "some backend reads exported engines"
+    raise refusal
 
 
 def _short_names(graphs: Sequence[Path]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from qdqspec import registry
+from qdqspec.config.settings import DEFAULT_BACKEND
 
 Names: TypeAlias = Literal["targets", "lint_targets", "optimizers"]  # fields of `Declaration`
 Hook: TypeAlias = str  # "module:attribute", imported when it is used
@@ -25,7 +26,14 @@ class Declaration:
     ``lint_targets`` are the targets that lint has rules for: one for each version, or of the installed
     ``lint_package``, the distribution whose version the rules apply to. ``lint_rules`` is the module that
     registers the rules (`qdqspec.lint.rules.rule`).
-    ``optimizers`` are those of the check ``survival``.
+    ``optimizers`` are those of the check ``survival``: each writes the model that it makes of a file into a folder and
+    returns the path, ``(model, folder)``. ``kernel_origins`` maps nodes of an optimized graph back to those of the
+    model, ``(graph, model)``.
+    ``exported`` reads an engine from files that the runtime's tools export, ``(files, model)``: a
+    `qdqspec.backends.base.Exported`.
+    ``float16`` converts a model, ``(model, path, *, keep_io)``: an ``onnx.ModelProto``.
+    ``as_defined`` are the options of a build that computes each operator as ONNX defines it and fuses nothing, and
+    ``optimized`` those of one with all optimizations; the default backend has both.
     """
 
     targets: tuple[str, ...] = ()
@@ -33,6 +41,11 @@ class Declaration:
     lint_package: str = ""
     lint_rules: str = ""
     optimizers: Mapping[str, Hook] = field(default_factory=dict)
+    kernel_origins: Hook = ""
+    exported: Hook = ""
+    float16: Hook = ""
+    as_defined: Mapping[str, str] = field(default_factory=dict)
+    optimized: Mapping[str, str] = field(default_factory=dict)
 
 
 def declaration_of(backend: str) -> Declaration:
@@ -63,6 +76,17 @@ def all_names(names: Names) -> tuple[str, ...]:
     """The names that all backends declare. Imports the packages of all."""
     found = map(declaration_of, registry.names("backend"))
     return tuple(name for declaration in found for name in getattr(declaration, names))
+
+
+def default() -> Declaration:
+    """What the default backend declares."""
+    return declaration_of(DEFAULT_BACKEND)
+
+
+def readers() -> tuple[Any, ...]:
+    """The functions that read exported engines, of all backends."""
+    found = (declaration_of(backend).exported for backend in registry.names("backend"))
+    return tuple(load(hook) for hook in dict.fromkeys(found) if hook)
 
 
 def load(hook: Hook) -> Any:

@@ -11,6 +11,7 @@ meaning changed, the functions below take the opset.
 from __future__ import annotations
 
 import onnx
+from onnx import TensorProto
 
 from qdqspec.graph.model import Model, Node
 from qdqspec.types import Consumer
@@ -126,6 +127,12 @@ def data_inputs(node: Node) -> tuple[int, ...]:
     """Indexes of the present inputs that carry activations or weights."""
     wanted = DATA_INPUTS.get(node.op_type, tuple(range(len(node.inputs))))
     return tuple(i for i in wanted if i < len(node.inputs) and node.inputs[i])
+
+
+def has_floats(model: Model) -> bool:
+    """Whether any tensor of it is stored or fed in float32."""
+    kinds = {tensor.data_type for tensor in model.initializers.values()}
+    return TensorProto.FLOAT in kinds | {model.elem_type(name) for name in model.inputs}
 
 
 def is_float(model: Model, tensor: str) -> bool:

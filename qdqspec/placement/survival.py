@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from qdqspec.backends.onnxruntime.layers import map_kernels
+from qdqspec.config import hooks
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import SHAPE_SOURCES
@@ -80,7 +80,10 @@ def _through(
             out = run_optimizer(name, path, folder)
         except BackendError as error:
             return SurvivalEvidence(optimizer=name, error=error.what, cure=error.cure or "")
-        after = _After(source, Model(onnx.load(str(out), load_external_data=False), path=out))
+        owner = hooks.owner_of(name)
+        mapping = owner and hooks.declaration_of(owner).kernel_origins
+        optimized = Model(onnx.load(str(out), load_external_data=False), path=out)
+        after = _After(source, optimized, mapping or hooks.default().kernel_origins)
         fates = [(pair, *after.fate(pair, here)) for pair, here in pairs]
     return SurvivalEvidence(
         optimizer=name,
@@ -96,6 +99,7 @@ class _After:
 
     source: Model
     model: Model
+    mapping: hooks.Hook  # of the runtime whose optimizer made the graph, or of the default one
     integers: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -118,7 +122,7 @@ class _After:
     def likely(self) -> dict[str, Node]:
         """The kernel that a node was probably fused into."""
         found: dict[str, Node] = {}
-        origins = map_kernels(self.model.flat.graph, self.source)
+        origins = hooks.load(self.mapping)(self.model.flat.graph, self.source)
         for kernel, origin in zip(self.model.nodes, origins, strict=True):
             for name in origin.nodes:
                 found.setdefault(name, kernel)

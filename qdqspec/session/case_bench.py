@@ -28,10 +28,6 @@ from qdqspec.session.workbench import Workbench
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
 
-_DECLARES = (
-    "onnxruntime"  # the backend that enforces declared shapes if it is given the memory of the outputs
-)
-
 
 class CaseBench:
     """Inputs of all work on a case. Each attribute is computed once, on first access."""
@@ -47,7 +43,9 @@ class CaseBench:
     def given(self) -> Model:
         """The model to tune: the user's, or a copy with fixed inputs or corrected output declarations."""
         model = given_model(self.case.model, self.case.inputs.values)
-        if self.settings.mode == "plan" or self.backend.name != _DECLARES or not unconfirmed_outputs(model):
+        if self.settings.mode == "plan" or not unconfirmed_outputs(model):
+            return model
+        if not self.backend.capabilities(self._given_bench.options).enforces_output_shapes:
             return model
         try:
             return with_true_outputs(model, self._run_once(model))

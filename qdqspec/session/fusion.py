@@ -1,7 +1,6 @@
 """The kernel fusions of a runtime, determined before a search: read from a file, or from one build.
 
-Groups of nodes are saved in TensorRT's layer information format, with node names where TensorRT writes them, so that
-one parser reads both the output of ``trtexec --exportLayerInfo`` and the result of an earlier run.
+Files are read by the backend whose runtime's tool exported them; the result of a build is kept for later runs.
 """
 
 from __future__ import annotations
@@ -15,25 +14,29 @@ from typing import TypeAlias
 
 import numpy as np
 import onnx
+from pydantic import BaseModel
 
 from qdqspec.backends.base import Array, Backend, BuildOptions
-from qdqspec.backends.onnxruntime.half import half_model, has_floats
-from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.config import hooks
 from qdqspec.errors import BackendError, ModelError, StateError
 from qdqspec.files import write_whole
 from qdqspec.graph.model import Model
-from qdqspec.plain_json import parse_json
+from qdqspec.graph.ops import has_floats
+from qdqspec.plain_json import read_json
 from qdqspec.regions.fusion import groups_of
+from qdqspec.session.runtimes import half_model
 from qdqspec.temporary import TemporaryFolder
 
-FILE = "fusion.graph.json"
+FILE = "fusion.json"
 _MOST_BYTES = 256 << 20
-_EXPORT = (
-    "export it from an engine of this model: trtexec --profilingVerbosity=detailed --exportLayerInfo=FILE"
-)
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 Feeds: TypeAlias = Mapping[str, Array]
+
+
+class _Kept(BaseModel):
+    of: dict[str, object]
+    groups: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,11 @@ class FusionBuild:
         try:
             with TemporaryFolder() as folder:
                 path = folder / "half.onnx"
-                onnx.save(half_model(self.model, self.path), path, save_as_external_data=True)
+                onnx.save(
+                    half_model(self.model, self.path, backend=self.backend.name),
+                    path,
+                    save_as_external_data=True,
+                )
                 return self._built(path, halves)
         except (ModelError, BackendError) as error:
             self.note(f"what fuses was looked up in the model as it is, not in float16: {error.what}")
@@ -89,45 +96,35 @@ class FusionBuild:
         if self._file is None or not self._file.is_file():
             return None
         try:
-            told = parse_json(_text_of(self._file).encode())
-            if told.get("of") != self._of:
-                return None
-            return groups_of(parse_layers(told, model=self.model))
-        except (BackendError, StateError, ValueError, AttributeError):
+            kept = _Kept.model_validate(read_json(self._file, most_bytes=_MOST_BYTES))
+        except (OSError, ValueError):
             return None  # damaged: it is determined again
+        return kept.groups if kept.of == self._of else None
 
     def _keep(self, groups: Groups) -> None:
         if self._file is None or not groups:
             return
-        layers = [
-            {"Name": " + ".join(group), "Metadata": "\x1e".join(f"[ONNX Layer: {node}]" for node in group)}
-            for group in groups
-        ]
-        text = json.dumps({"of": self._of, "Layers": layers}, indent=1)
+        text = json.dumps({"of": self._of, "groups": groups}, indent=1)
         write_whole(self._file, text, what="what fuses", make_folder=True)
 
 
 def told_groups(path: Path, model: Model) -> Groups:
-    """The nodes of each kernel in a layer information file of the user.
+    """The nodes of each kernel in a file of the user that a runtime's tool exported.
 
     Raises `StateError` if it cannot be read or belongs to another model.
     """
-    try:
-        groups = groups_of(parse_layers(_text_of(path), model=model))
-    except BackendError as error:
-        raise StateError(error.what, where=path, cure=_EXPORT) from None
-    known = tuple(group for group in groups if any(node in model.by_name for node in group))
-    if not known:
-        raise StateError(f"no layer in it names a node of {model.where}", where=path, cure=_EXPORT)
-    return known
-
-
-def _text_of(path: Path) -> str:
-    try:
-        if path.exists() and not path.is_file():  # reading a pipe would block
-            raise StateError("it is no file", where=path, cure=_EXPORT)
-        if path.stat().st_size > _MOST_BYTES:
-            raise StateError(f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure=_EXPORT)
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise StateError(f"it cannot be read: {error.strerror}", where=path, cure=_EXPORT) from None
+    refusal, advice = None, ""
+    for read in hooks.readers():
+        try:
+            found = read([path], model)
+        except BackendError as error:
+            refusal = refusal or error
+            continue
+        advice = advice or found.advice
+        if known := tuple(
+            group for group in groups_of(found.layers) if any(node in model.by_name for node in group)
+        ):
+            return known
+    if refusal is not None and not advice:
+        raise StateError(refusal.what, where=path, cure=refusal.cure)
+    raise StateError(f"no layer in it names a node of {model.where}", where=path, cure=advice or None)

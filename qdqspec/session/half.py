@@ -1,8 +1,8 @@
 """The reference in float16, timed for comparison: the alternative to quantization.
 
-The conversion is that of ``onnxruntime.transformers``. Inputs and outputs keep their types, so that all roles have the
-same inputs, and casts are inserted at the graph's borders. Outputs are not compared: a model whose values exceed the
-range of float16 has to be converted with data (AutoCast of Model-Optimizer does so).
+The conversion is a hook of the backend, or of the default one. Inputs and outputs keep their types, so that all roles
+have the same inputs, and casts are inserted at the graph's borders. Outputs are not compared: a model whose values
+exceed the range of float16 has to be converted with data (AutoCast of Model-Optimizer does so).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import onnx
 
-from qdqspec.backends.onnxruntime.half import half_model, has_floats
 from qdqspec.errors import ModelError
+from qdqspec.graph.ops import has_floats
 from qdqspec.session.prepare import Prepared, require_path
+from qdqspec.session.runtimes import half_model
 from qdqspec.types import Consumer, LatencyEvidence, Placement, Site
 
 ROLE = "float16"
@@ -34,7 +35,9 @@ def half_reference(prepared: Prepared, folder: Path) -> Path | None:
         )
     path = folder / FILE
     try:
-        proto = half_model(prepared.given, require_path(prepared.given), keep_io=True)
+        proto = half_model(
+            prepared.given, require_path(prepared.given), backend=prepared.backend_name, keep_io=True
+        )
     except ModelError as error:
         prepared.note_once(f"no float16 reference: {error.what}")
         return None

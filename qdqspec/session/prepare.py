@@ -80,6 +80,11 @@ class Prepared:
         """The regions of the model, by the rules of the case."""
         return find_regions(self.model, self.case.regions, groups=self.fused)
 
+    @property
+    def backend_name(self) -> str:
+        """The backend that builds are made for."""
+        return self._backend.name
+
     @cached_property
     def fused(self) -> Groups:
         """Nodes of each kernel of the float model, if regions follow fusions: from a file or the backend."""

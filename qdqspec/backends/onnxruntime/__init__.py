@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # Read when onnxruntime is first imported: without it, 1.31 starts a telemetry thread on Linux too.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_OPTIMIZE = "qdqspec.backends.onnxruntime.optimize"
+_OPTIMIZE = f"{__name__}.optimize"
+_OPTIMIZATION = "onnxruntime.optimization"
 
 declaration = Declaration(
     targets=("onnxruntime-cpu", "onnxruntime-cuda"),
@@ -26,6 +27,10 @@ declaration = Declaration(
         "onnxruntime-extended": f"{_OPTIMIZE}:extended",
         "onnxruntime-all": f"{_OPTIMIZE}:everything",
     },
+    kernel_origins=f"{__name__}.layers:map_kernels",
+    float16=f"{__name__}.half:half_model",
+    as_defined={_OPTIMIZATION: "off"},
+    optimized={_OPTIMIZATION: "all"},
 )
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend", "OnnxRuntime", "OnnxRuntimeEngine")

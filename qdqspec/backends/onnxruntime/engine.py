@@ -100,6 +100,7 @@ class OnnxRuntime:
             dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
             builds_side_by_side=True,
             one_processor=True,
+            enforces_output_shapes=True,  # if it is given the memory of the outputs
         )
 
     def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeEngine:

@@ -10,19 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto
 
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model
 from qdqspec.graph.scopes import unique_node_names
 
 _CONVERTER = "onnxruntime.transformers.float16"
-
-
-def has_floats(model: Model) -> bool:
-    """Whether any tensor of it is stored or fed in float32."""
-    kinds = {tensor.data_type for tensor in model.initializers.values()}
-    return TensorProto.FLOAT in kinds | {model.elem_type(name) for name in model.inputs}
 
 
 def half_model(model: Model, path: Path, *, keep_io: bool = False) -> onnx.ModelProto:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from qdqspec.config.declared import LIBRARIES, BackendOption, BackendOptions, one_of
 
-OPTIMIZATION = "onnxruntime.optimization"
-AS_DEFINED = "off"  # of `OPTIMIZATION`
+AS_DEFINED = "off"
 FULL = "all"
 
 LEVELS = {

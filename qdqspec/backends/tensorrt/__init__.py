@@ -18,6 +18,7 @@ declaration = Declaration(
         "tensorrt-11", *(f"tensorrt-11.{minor}" for minor in range(5)),
     ),
     lint_rules=f"{__name__}.lint",
+    exported=f"{__name__}.exported:read_exported",
 )  # fmt: skip
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend", "TensorRt", "TensorRtEngine", "graph_hash")

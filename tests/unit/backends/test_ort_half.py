@@ -9,9 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from qdqspec.backends.onnxruntime.half import half_model, has_floats
+from qdqspec.backends.onnxruntime.half import half_model
 from qdqspec.errors import ModelError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.ops import has_floats
 
 
 @pytest.mark.parametrize("name", ["digits_resnet", "squeezenet10", "ultraface_rfb320"])

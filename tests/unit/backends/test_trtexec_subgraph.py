@@ -131,8 +131,8 @@ def test_without_a_file_one_float16_build_tells_what_fuses(
     assert [words["--optShapes"] for words in halves] == ["x:2x16x24x24"]
     parts = [tuple(line["subgraph"]) for line in journal(project) if line["phase"] == "isolated"]
     assert set(parts) == {tuple(group) for group in GROUPS}
-    (kept,) = (project / "out").rglob("fusion.graph.json")
-    assert json.loads(kept.read_text())["Layers"]
+    (kept,) = (project / "out").rglob("fusion.json")
+    assert json.loads(kept.read_text())["groups"]
     assert (
         main(["tune", "net.qdq.yaml", "--backend", "trtexec", "-o", "out", "--no-cache", "--mode", "plan"])
         == 0

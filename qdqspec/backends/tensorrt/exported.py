@@ -1,0 +1,84 @@
+"""Files that ``trtexec`` exports of an engine: ``--exportLayerInfo``, ``--exportProfile`` and ``--exportTimes``.
+
+Beside NAME.graph.json, the files NAME.profile.json, NAME.times.json and NAME.profile.metadata.json are found, the names
+that TensorRT's engine explorer gives them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from qdqspec.backends.base import Exported
+from qdqspec.backends.tensorrt.layer_json import read_times
+from qdqspec.backends.tensorrt.layers import parse_layers
+from qdqspec.errors import BackendError, StateError
+from qdqspec.graph.model import Model
+from qdqspec.plain_json import parse_json
+
+_GRAPH = ".graph.json"
+_MOST_BYTES = 256 << 20  # of a file that is read whole
+_EXPORT = (
+    "export it from an engine of this model: trtexec --profilingVerbosity=detailed --exportLayerInfo=FILE"
+)
+
+
+def read_exported(files: Sequence[Path], model: Model | None = None) -> Exported:
+    """Layers and times of an engine from its layer information, and optionally its profile and its times.
+
+    With ``model``, layers are named after its nodes. Raises `StateError` for a file that cannot be read, and
+    `BackendError` for one in another format.
+    """
+    graph, rest = files[0], [*files[1:], None, None]
+    profile, times = rest[0], rest[1]
+    text = _text_of(graph)
+    profile = profile or _beside(graph, ".profile.json")
+    timed = _text_of(profile) if profile is not None else None
+    try:
+        layers = parse_layers(text, timed, model=model)
+    except BackendError as error:
+        raise BackendError(error.what, where=graph, cure=error.cure or _EXPORT) from None
+    return Exported(
+        layers=layers,
+        has_times=timed is not None,
+        end_to_end_ms=_end_to_end(graph, times),
+        advice=_EXPORT,
+    )
+
+
+def _end_to_end(graph: Path, times: Path | None) -> float | None:
+    """The median GPU compute time, from exported times or from the summary kept by engine-explorer."""
+    times = times or _beside(graph, ".times.json")
+    if times is not None:
+        found = read_times(_text_of(times))
+        return statistics.median(found) if found else None
+    kept = _beside(graph, ".profile.metadata.json")
+    if kept is None:
+        return None
+    try:
+        summary = parse_json(_text_of(kept).encode())
+    except ValueError as error:
+        raise StateError(f"this is not JSON: {error}", where=kept, cure="write it anew") from None
+    try:
+        return float(summary["performance_summary"]["GPU Compute Time"][3])  # min, max, mean, median, 99 %
+    except (KeyError, IndexError, TypeError, ValueError):
+        return None
+
+
+def _beside(graph: Path, suffix: str) -> Path | None:
+    if not graph.name.endswith(_GRAPH):
+        return None
+    path = graph.with_name(graph.name.removesuffix(_GRAPH) + suffix)
+    return path if path.is_file() else None
+
+
+def _text_of(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():  # reading a pipe would block
+            raise StateError("it is no file", where=path, cure=_EXPORT)
+        if path.stat().st_size > _MOST_BYTES:
+            raise StateError(f"it is larger than {_MOST_BYTES >> 20} MiB", where=path, cure=_EXPORT)
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise StateError(f"it cannot be read: {error.strerror}", where=path, cure=_EXPORT) from None
