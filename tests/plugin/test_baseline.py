@@ -32,10 +32,21 @@ def real(pytester, models, monkeypatch):
     return pytester
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Where the project with a baseline is kept once it was measured."""
+    return tmp_path_factory.mktemp("measured") / "project"
+
+
 @pytest.fixture
-def kept(real):
-    """The same with a committed baseline."""
-    real.runpytest_inprocess("specs", "--qdq-update=new").assert_outcomes(passed=1)
+def kept(real, measured):
+    """The same with a committed baseline, measured once for all tests."""
+    if measured.exists():
+        shutil.copytree(measured, real.path, dirs_exist_ok=True)
+    else:
+        real.runpytest_inprocess("specs", "--qdq-update=new").assert_outcomes(passed=1)
+        shutil.copytree(real.path, measured)
+    assert real.file.is_file()
     return real
 
 

@@ -17,7 +17,7 @@ from qdqspec.search.loop import Budget, Search
 from qdqspec.testing.strategies import Oracle, small_space
 from qdqspec.types import Placement, Samples, Trial
 
-MOST = 24
+MOST = {"optuna": 12}  # trials, where an answer takes tens of milliseconds
 
 
 class Device:
@@ -73,9 +73,10 @@ def searched(
     strategy: str, replay: Sequence[Trial] = (), *, at_once: bool = False
 ) -> tuple[Search, Device, Log]:
     device, log = Device(), Log()
-    setup = SearchSetup(space=device.space, clock="cpu", trials=MOST)
+    trials = MOST.get(strategy, 24)
+    setup = SearchSetup(space=device.space, clock="cpu", trials=trials)
     made = resolve("strategy", strategy)(setup, np.random.default_rng(5))
-    search = Search(made, device, Budget(trials=MOST), log, case="case", replay=replay)  # type: ignore[arg-type] # the bench's part in a search
+    search = Search(made, device, Budget(trials=trials), log, case="case", replay=replay)  # type: ignore[arg-type] # the bench's part in a search
     if at_once:
         search.resume()
     search.run()
