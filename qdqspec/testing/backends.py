@@ -5,12 +5,16 @@
         def backend(self):
             return MyBackend()
 
-It builds one small model (Conv, Relu, pooling, Gemm) without and with Q/DQ pairs; no test depends on timing.
+It builds one small model (Conv, Relu, pooling, Gemm) without and with Q/DQ pairs, and calls each hook that the
+backend's package declares (`qdqspec.config.hooks`); no test depends on timing.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +25,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from qdqspec import registry
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.config import hooks
 from qdqspec.config.declared import ARGUMENTS, LIBRARIES, PATH
-from qdqspec.errors import BackendError, ConfigError, ModelError
+from qdqspec.config.settings import DEFAULT_BACKEND
+from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.lint import lint_model, rules_for
+from qdqspec.placement.rules import RULES
 from qdqspec.quantize.formats import FORMATS
 from qdqspec.types import LABELS
 
@@ -105,6 +115,11 @@ def _quantization_constants(activations: Literal["uint8", "int8"]) -> list[onnx.
     return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
 
+def _environment() -> dict[str, str]:
+    """The environment of a child that finds the same packages."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
 class BackendContract:
     """The contract of `qdqspec.backends.base` for each backend. Override the fixture ``backend``."""
 
@@ -181,6 +196,8 @@ class BackendContract:
 
     def test_device_key_is_a_stable_file_name(self, backend: Backend, options: BuildOptions) -> None:
         """The key is usable as a file name: baselines are named after it."""
+        if not backend.probe(options).usable:
+            pytest.skip(f"{backend.name} is not usable here")
         key = backend.device(options).key
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*", key)
         assert backend.device(options).key == key
@@ -288,3 +305,113 @@ class BackendContract:
         engine = build(small_model())
         engine.close()
         engine.close()
+
+    # ---- the declaration ------------------------------------------------------------------------------
+
+    @pytest.fixture
+    def declared(self, backend: Backend) -> hooks.Declaration:
+        """What the backend declares in its package; skips if it is not registered."""
+        if backend.name not in registry.names("backend"):
+            pytest.skip(f"{backend.name} is not registered: nothing can find what it declares")
+        return hooks.declaration_of(backend.name)
+
+    def test_declares_names_of_its_own(self, backend: Backend, declared: hooks.Declaration) -> None:
+        """Each declared name leads to this backend, once; its target is declared if it declares any."""
+        for names in (declared.targets, declared.lint_targets, tuple(declared.optimizers)):
+            assert len(set(names)) == len(names)
+            assert {hooks.owner_of(name) for name in names} <= {backend.name}
+        assert not declared.targets or backend.target in (backend.name, *declared.targets)
+
+    def test_declares_without_loading_a_runtime(self, backend: Backend, declared: hooks.Declaration) -> None:
+        """Specs are validated against the declaration when pytest collects: it loads neither numpy nor onnx."""
+        program = (
+            "import sys; from qdqspec.config import hooks; "
+            f"hooks.declaration_of({backend.name!r}); "
+            "print(*({'numpy', 'onnx'} & set(sys.modules)))"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=_environment()
+        )
+        assert found.stdout.split() == []
+        assert hooks.declaration_of(backend.name) == declared
+
+    def test_hooks_exist(self, declared: hooks.Declaration) -> None:
+        """Each hook is a function that can be imported."""
+        single = (declared.kernel_origins, declared.exported, declared.float16)
+        for hook in (*declared.optimizers.values(), *filter(None, single)):
+            assert callable(hooks.load(hook))
+
+    def test_placement_rules_exist(self, backend: Backend, options: BuildOptions) -> None:
+        """`Capabilities.rules` are names of `qdqspec.placement.rules`."""
+        assert backend.capabilities(options).rules <= set(RULES)
+
+    def test_lint_targets_have_rules(self, declared: hooks.Declaration) -> None:
+        """Each target has rules with ids of three capital letters and three digits, and a model is judged."""
+        assert bool(declared.lint_rules) == bool(declared.lint_targets)
+        for target in declared.lint_targets:
+            rules = {rule.id for rule in rules_for(target)}
+            assert rules
+            assert all(re.fullmatch(r"[A-Z]{3}\d{3}", name) for name in rules)
+            assert {finding.id for finding in lint_model(Model(small_model(quantized=True)), target)} <= rules
+
+    def test_optimizers_write_a_model(self, declared: hooks.Declaration, tmp_path: Path) -> None:
+        """Each writes a model with the same outputs; kernels are mapped back to nodes of the model without pairs."""
+        path = tmp_path / "model.onnx"
+        onnx.save(small_model(quantized=True), path)
+        for name, hook in declared.optimizers.items():
+            folder = tmp_path / name
+            folder.mkdir()
+            try:
+                written = hooks.load(hook)(path, folder)
+            except BackendUnavailableError:
+                continue
+            assert written.parent == folder
+            optimized = Model(onnx.load(str(written)), path=written)
+            assert [output.name for output in optimized.proto.graph.output] == ["y"]
+            if declared.kernel_origins:
+                origins = hooks.load(declared.kernel_origins)(optimized.proto.graph, load_model(path))
+                assert len(origins) == len(optimized.proto.graph.node)
+                assert {node for origin in origins for node in origin.nodes} <= set(NODES)
+
+    def test_an_optimizer_names_a_file_that_it_cannot_read(
+        self, declared: hooks.Declaration, tmp_path: Path
+    ) -> None:
+        """Garbage raises `BackendError` of one line."""
+        path = tmp_path / "garbage.onnx"
+        path.write_bytes(b"not a model")
+        for hook in declared.optimizers.values():
+            with pytest.raises(BackendError) as caught:
+                hooks.load(hook)(path, tmp_path)
+            assert "\n" not in caught.value.what
+
+    def test_converts_to_float16(self, declared: hooks.Declaration, tmp_path: Path) -> None:
+        """No weight stays float32; nodes keep their names; inputs and outputs keep their types if asked."""
+        if not declared.float16:
+            pytest.skip("no conversion to float16 is declared")
+        path = tmp_path / "model.onnx"
+        onnx.save(small_model(), path)
+        convert, model = hooks.load(declared.float16), load_model(path)
+        for keep_io, elem_type in ((False, TensorProto.FLOAT16), (True, TensorProto.FLOAT)):
+            half = convert(model, path, keep_io=keep_io)
+            assert TensorProto.FLOAT not in {tensor.data_type for tensor in half.graph.initializer}
+            assert set(NODES) <= {node.name for node in half.graph.node}
+            assert half.graph.input[0].type.tensor_type.elem_type == elem_type
+
+    def test_options_of_the_reference_are_declared(
+        self, backend: Backend, declared: hooks.Declaration
+    ) -> None:
+        """`as_defined` and `optimized` are valid options; the default backend has both."""
+        for extra in (declared.as_defined, declared.optimized):
+            assert len(backend.options.read(extra)) == len(extra)
+            assert extra or backend.name != DEFAULT_BACKEND
+
+    def test_exported_engines_are_read_or_refused(self, declared: hooks.Declaration, tmp_path: Path) -> None:
+        """A missing file and one in another format raise a `QdqspecError` that names it."""
+        if not declared.exported:
+            pytest.skip("no exported engines are read")
+        garbage = tmp_path / "engine.json"
+        garbage.write_text("{")
+        for path in (garbage, tmp_path / "missing.json"):
+            with pytest.raises(QdqspecError) as caught:
+                hooks.load(declared.exported)([path], None)
+            assert caught.value.where == str(path)

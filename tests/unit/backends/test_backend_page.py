@@ -1,0 +1,61 @@
+"""The page on backends: its package is installed, passes the contract suite, and tunes a model."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "how-to" / "backend.md"
+ENTRY_POINTS = "[qdqspec.backends]\nbasic = qdqspec_basic:backend\n"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the page, and the metadata that an installer writes for its entry point."""
+    folder = tmp_path_factory.mktemp("page")
+    found = re.findall(r"`([\w/.]+)`:\n\n```\w+\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    for name, text in found:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    assert {name for name, _ in found} == {
+        "qdqspec_basic/__init__.py", "qdqspec_basic/engine.py", "pyproject.toml", "test_basic.py"
+    }  # fmt: skip
+    assert 'basic = "qdqspec_basic:backend"' in (folder / "pyproject.toml").read_text()
+    metadata = folder / "qdqspec_basic-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: qdqspec-basic\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_it_passes_the_contract(installed: Path):
+    done = run(installed, "pytest", "-q", "-p", "no:cacheprovider", "test_basic.py")
+    assert done.returncode == 0, done.stdout
+
+
+def test_its_first_model_is_tuned(installed: Path, models: Path):
+    told = run(installed, "qdqspec", "doctor", "--backend", "basic")
+    assert "basic: works (chosen)" in told.stdout
+    model = str(models / "digits_resnet.onnx")
+    words = ("--backend", "basic", "--trials", "2", "-o", "tuned", "--no-cache")
+    done = run(installed, "qdqspec", "tune", model, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (installed / "tuned" / "tuned.onnx").is_file()
