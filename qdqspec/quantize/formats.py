@@ -82,6 +82,7 @@ def _blocked(
 _Type = onnx.TensorProto
 _FLOATING = frozenset({_Type.FLOAT8E4M3FN, _Type.FLOAT4E2M1})
 
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # of 8-bit weights: those of ONNX Runtime's MatMulNBits
 RUN_TIME = "uint8_dynamic"  # for activations after a DynamicQuantizeLinear
 BIAS_FORMAT = "int32"  # not produced by QuantizeLinear: such a constant is always stored as integers
 
@@ -99,6 +100,7 @@ FORMATS: dict[str, NumberFormat] = {
         _entry("int16", _Type.INT16, -32768, 32767, 21),
         _entry("uint16", _Type.UINT16, 0, 65535, 21),
         _entry("fp8", _Type.FLOAT8E4M3FN, -448.0, 448.0, 19),
+        *(_blocked(f"int8_b{size}", _Type.INT8, -128, 127, 21, block=size) for size in BLOCK_SIZES),
         _blocked("int4", _Type.INT4, -8, 7, 21, block=64),
         _blocked("uint4", _Type.UINT4, 0, 15, 21, block=64),
         _blocked("nvfp4", _Type.FLOAT4E2M1, -6.0, 6.0, 23, block=16, scale_type=_Type.FLOAT8E4M3FN),

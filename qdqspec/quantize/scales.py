@@ -72,12 +72,12 @@ def weight_params(
     """Symmetric scales, zero point 0 (the middle for unsigned formats); per channel if ``axis`` is set.
 
     A blocked format has one scale per block along ``axis``. ``reduce_range`` uses one bit less of an 8-bit integer
-    format, for processors whose 8-bit products saturate.
+    format, for processors whose 8-bit products saturate; not of one in blocks, whose kernels do not.
     """
     axis = None if axis is None else axis % weight.ndim
     largest = _largest(weight, axis, fmt.block)
     steps = (fmt.high - fmt.low) // 2
-    if reduce_range and fmt.elem_type in _BYTES:
+    if reduce_range and fmt.elem_type in _BYTES and not fmt.block:
         steps //= 2
     scale = _usable(np.maximum(largest, largest.max(initial=0.0) * _LEAST_SHARE) / steps)
     middle = 0 if fmt.signed else int(fmt.high + 1) // 2

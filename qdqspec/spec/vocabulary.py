@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 
 # Formats of Q/DQ pairs. A format is added to `quantize.formats` and to this line.
 Format: TypeAlias = Literal[
-    "int8", "uint8", "int16", "uint16", "fp8", "int4", "uint4", "nvfp4", "mxfp8"
+    "int8", "uint8", "int16", "uint16", "fp8", "int8_b16", "int8_b32", "int8_b64", "int8_b128", "int8_b256",
+    "int4", "uint4", "nvfp4", "mxfp8",
 ]  # fmt: skip
 Activations: TypeAlias = Literal["auto", "int8", "uint8", "int16", "uint16", "fp8"]
 Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]

@@ -16,7 +16,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.reference import evaluator_of
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.strip import strip_qdq
-from qdqspec.quantize.formats import BIAS_FORMAT, FORMATS, NumberFormat
+from qdqspec.quantize.formats import BIAS_FORMAT, BLOCK_SIZES, FORMATS, NumberFormat
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
 from qdqspec.quantize.scales import REALS, dequantize, quantize, weight_params
@@ -33,6 +33,7 @@ weights = hnp.arrays(
 # What the largest error is, as a share of the largest value that shares the scale.
 COARSENESS = {
     "int8": 1 / 254, "uint8": 1 / 254, "int16": 1 / 65534, "uint16": 1 / 65534, "int4": 1 / 14, "uint4": 1 / 14,
+    **{f"int8_b{size}": 1 / 254 for size in BLOCK_SIZES},
     "fp8": 1 / 28, "mxfp8": 1 / 14,  # half a step of 3 mantissa bits; a power of two above may waste one bit
     "nvfp4": 1 / 6 + 1 / 16,  # half of the step from 4 to 6, and the rounding of the 8-bit scale
 }  # fmt: skip

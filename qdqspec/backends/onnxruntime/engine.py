@@ -22,7 +22,16 @@ from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capa
 from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph, read_source
 from qdqspec.backends.onnxruntime.layers import map_kernels
 from qdqspec.backends.onnxruntime.messages import cure_for, plainly
-from qdqspec.backends.onnxruntime.ops import ABSORBED, BLOCKED, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
+from qdqspec.backends.onnxruntime.ops import (
+    ABSORBED,
+    BLOCKED_4,
+    BLOCKED_8,
+    BLOCKED_8_SINCE,
+    BLOCKED_AXES,
+    DYNAMIC,
+    LABELS,
+    LINEAR,
+)
 from qdqspec.backends.onnxruntime.options import FULL, LEVELS, OPTIONS, level_from, libraries_from
 from qdqspec.backends.onnxruntime.overflow import describe, overflows
 from qdqspec.backends.onnxruntime.profile import layer_times, read_profile
@@ -87,11 +96,12 @@ class OnnxRuntime:
 
     def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
         """The operators that run in integers; the table is verified against the installed version by tests."""
+        blocked = _blocked_formats()
         return Capabilities(
-            formats=("int8", "uint8", *BLOCKED),
+            formats=("int8", "uint8", *blocked),
             labels=LABELS,
             activations={"int8": "uint8", "uint8": "uint8"},
-            weights={"int8": "int8", "uint8": "int8"} | {name: name for name in BLOCKED},
+            weights={"int8": "int8", "uint8": "int8"} | {name: name for name in blocked},
             absorbs=ABSORBED,
             reduce_range=overflows(_cpu.detect()),
             integer_bias=frozenset(LINEAR),
@@ -195,6 +205,15 @@ class OnnxRuntimeEngine:
         for name in self._outputs:
             binding.bind_output(name)
         return binding
+
+
+def _blocked_formats() -> tuple[str, ...]:
+    """The formats of weights in blocks that the installed version has kernels for."""
+    try:
+        version = tuple(int(part) for part in _installed_version().split(".")[:2])
+    except ImportError:  # without the package the table of operators is still shown
+        return BLOCKED_4
+    return (*BLOCKED_4, *(BLOCKED_8 if version >= BLOCKED_8_SINCE else ()))
 
 
 def _installed_version() -> str:

@@ -19,6 +19,7 @@ activations, int8 weights) and verified entry by entry against the installed ver
 
 from __future__ import annotations
 
+from qdqspec.quantize.formats import BLOCK_SIZES
 from qdqspec.types import Kind
 
 _BOTH: tuple[Kind, ...] = ("in+out", "in-only")
@@ -50,5 +51,9 @@ ABSORBED = frozenset({"Clip", "Dropout", "Identity", "Relu"})
 # one row of input, 1.3 times for 128. A transposed Gemm dequantizes its weight in every run instead, which takes
 # ten times as long. No kernel takes 8-bit floats (MatMul fails to build, in 16 bits all is done in float), 4-bit
 # floats or scales of powers of two ("could not find an implementation for DequantizeLinear").
-BLOCKED = ("int4", "uint4")
+# So do weights in 8 bits, measured with 1.32, which gain with one or few rows only:
+# docs/decisions/0082-dynamic-labels.md.
+BLOCKED_4 = ("int4", "uint4")
+BLOCKED_8 = tuple(f"int8_b{size}" for size in BLOCK_SIZES)
+BLOCKED_8_SINCE = (1, 32)
 BLOCKED_AXES: dict[str, tuple[int, ...]] = {"MatMul": (0,), "Gemm": (0,)}

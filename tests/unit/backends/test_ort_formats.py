@@ -12,18 +12,23 @@ from onnx.reference import ReferenceEvaluator
 
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.onnxruntime import OnnxRuntime
-from qdqspec.backends.onnxruntime.ops import BLOCKED, BLOCKED_AXES
+from qdqspec.backends.onnxruntime.ops import BLOCKED_4, BLOCKED_8, BLOCKED_AXES
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
+from qdqspec.placement.diff import diff_models
+from qdqspec.placement.import_qdq import import_placement
 from qdqspec.placement.insert import insert_qdq
+from qdqspec.placement.scheme import apply_scheme, write_scheme
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange
+from qdqspec.session import Session
 from qdqspec.types import Consumer, Placement, QuantizeRules, Site
 
 RANDOM = np.random.default_rng(0)
-WEIGHT = RANDOM.normal(size=(128, 64)).astype(np.float32)
-X = RANDOM.normal(size=(2, 128)).astype(np.float32)
+WEIGHT = RANDOM.normal(size=(256, 64)).astype(np.float32)
+X = RANDOM.normal(size=(2, 256)).astype(np.float32)
 
 
 def linear(op_type: str, axis: int, weight: np.ndarray = WEIGHT) -> Model:
@@ -34,7 +39,7 @@ def linear(op_type: str, axis: int, weight: np.ndarray = WEIGHT) -> Model:
     constants = [numpy_helper.from_array(stored, "w")]
     constants += [numpy_helper.from_array(np.arange(64, dtype=np.float32), "b")] if op_type == "Gemm" else []
     ends = [
-        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 128]), ("y", [2, 64]))
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 256]), ("y", [2, 64]))
     ]
     imports = [helper.make_opsetid("", 21)]
     proto = helper.make_model(
@@ -61,7 +66,7 @@ def kernels(engine: Engine) -> set[str]:
     return {layer.op_type for layer in engine.layers(runs=1)}
 
 
-@pytest.mark.parametrize("fmt", BLOCKED)
+@pytest.mark.parametrize("fmt", [*BLOCKED_4, *BLOCKED_8])
 @pytest.mark.parametrize("op_type", BLOCKED_AXES)
 def test_blocks_along_the_first_axis_become_one_kernel(tmp_path: Path, op_type: str, fmt: str) -> None:
     proto = weight_only(linear(op_type, 0), fmt, 0)
@@ -70,6 +75,35 @@ def test_blocks_along_the_first_axis_become_one_kernel(tmp_path: Path, op_type: 
     # Its own arithmetic quantizes rows of the input to 8 bits.
     np.testing.assert_allclose(engine.run({"x": X})["y"], expected, atol=0.02 * np.abs(expected).max())
     assert kernels(engine) == {"MatMulNBits"}
+
+
+@pytest.mark.parametrize("fmt", BLOCKED_8)
+def test_eight_bits_in_blocks_do_not_saturate(tmp_path: Path, fmt: str) -> None:
+    """Weights and inputs that are all at the end of their range: sums of two products exceed 16 bits."""
+    model = linear("MatMul", 0, np.where(WEIGHT > 0, 1, 0.99).astype(np.float32))
+    proto, x = weight_only(model, fmt, 0), np.ones_like(X)
+    (expected,) = ReferenceEvaluator(proto).run(None, {"x": x})
+    np.testing.assert_allclose(built(proto, tmp_path).run({"x": x})["y"], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("fmt", BLOCKED_8)
+def test_eight_bits_in_blocks_come_back(tmp_path: Path, fmt: str) -> None:
+    """Strip, import, apply and diff of a weight in blocks."""
+    model = linear("MatMul", 0)
+    quantized = Model(weight_only(model, fmt, 0))
+    assert strip_qdq(quantized, model).notes[-1] == "equal to the reference"
+    imported = import_placement(quantized, model)
+    (pair,) = imported.pairs
+    assert (pair.site.tensor, pair.site.format, pair.site.axis) == ("w", fmt, 0)
+    path = tmp_path / "scheme.json"
+    placement = Placement(sites=frozenset({pair.site}))
+    write_scheme(path, placement, imported.pairs, "onnxruntime-cpu")
+    applied = Model(apply_scheme(model, path).proto)
+    same = diff_models(quantized, applied)
+    assert (same.added, same.removed, same.changed, same.equal) == ((), (), (), 1)
+    other = Model(weight_only(model, "int4", 0))
+    (changed,) = diff_models(quantized, other).changed
+    assert "int4" in str(changed)
 
 
 def test_a_transposed_weight_is_dequantized_in_every_run(tmp_path: Path) -> None:
@@ -81,6 +115,30 @@ def test_what_is_not_offered_does_not_build(tmp_path: Path, fmt: str) -> None:
     assert fmt not in OnnxRuntime().capabilities().formats
     with pytest.raises(BackendError, match=r"Could not find an implementation|is not a registered function"):
         built(weight_only(linear("MatMul", 0), fmt, 0), tmp_path)
+
+
+def test_eight_bits_in_blocks_are_offered_from_the_version_that_fuses_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for version, offered in (("1.31.1", ()), ("1.32.0", BLOCKED_8), ("1.40.0.dev1", BLOCKED_8)):
+        monkeypatch.setattr(
+            "qdqspec.backends.onnxruntime.engine._installed_version", lambda version=version: version
+        )
+        formats = OnnxRuntime().capabilities().formats
+        assert tuple(name for name in formats if name in BLOCKED_8) == offered
+
+
+def test_a_search_times_them_like_other_labels(tmp_path: Path) -> None:
+    """One row of input, where the kernel is faster than float by far."""
+    weight = RANDOM.normal(size=(1024, 4096)).astype(np.float32)
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[1,1024] x) => (float[1,4096] y) { y = MatMul(x, w) }"""
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(weight, "w"))
+    onnx.save(proto, tmp_path / "net.onnx")
+    with Session(output=tmp_path / "out", no_cache=True) as session:
+        found = session.tune(tmp_path / "net.onnx", quant="int8_b64", trials=4, min_sqnr_db=30).search
+    assert [site.format for site in found.winner.sites] == ["int8_b64"]
 
 
 def test_only_weights_that_become_a_kernel_are_offered() -> None:
@@ -106,10 +164,10 @@ def test_the_whole_choice_is_one_dequantized_weight() -> None:
 
 def test_two_formats_run_in_their_own_kernels_side_by_side(tmp_path: Path) -> None:
     """The first product takes 8-bit integers and gives floats, which the second one wants beside 4-bit weights."""
-    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,128] x) => (float[2,64] y) {
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,256] x) => (float[2,64] y) {
       a = MatMul(x, u)  b = Tanh(a)  y = MatMul(b, w) }"""
     proto = onnx.parser.parse_model(text)
-    for name, shape in (("u", (128, 128)), ("w", (128, 64))):
+    for name, shape in (("u", (256, 256)), ("w", (256, 64))):
         weight = RANDOM.normal(size=shape).astype(np.float32)
         proto.graph.initializer.append(numpy_helper.from_array(weight, name))
     model = Model(proto)
@@ -128,7 +186,7 @@ def test_two_formats_run_in_their_own_kernels_side_by_side(tmp_path: Path) -> No
 
 def test_weights_alone_fuse_only_where_they_read_floats(tmp_path: Path) -> None:
     """Why a maker that can give floats gives them to a reader of which the weight alone is quantized."""
-    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2,128] x) => (float[2,64] y) {
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[2,256] x) => (float[2,64] y) {
       q = QuantizeLinear(x, s, z)  d = DequantizeLinear(q, s, z)  y = MatMul(d, w) }"""
     proto = onnx.parser.parse_model(text)
     for name, values in (("s", np.float32(0.04)), ("z", np.uint8(128)), ("w", WEIGHT)):

@@ -17,7 +17,7 @@ from qdqspec.placement.import_qdq import import_placement
 from qdqspec.placement.pairs import misfit
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.placement.strip import strip_qdq
-from qdqspec.quantize.formats import FORMATS
+from qdqspec.quantize.formats import BLOCK_SIZES, FORMATS
 from qdqspec.types import Consumer, QuantizeRules, Site
 
 RANDOM = np.random.default_rng(0)
@@ -174,4 +174,6 @@ def test_what_cannot_come_in_blocks_is_not_offered(text: str) -> None:
 
 def test_formats_say_which_have_dynamic_activations() -> None:
     assert {name for name, fmt in FORMATS.items() if fmt.dynamic} == {"nvfp4", "mxfp8", "uint8_dynamic"}
-    assert {name for name, fmt in FORMATS.items() if fmt.weight_only} == {"int4", "uint4"}
+    assert {name for name, fmt in FORMATS.items() if fmt.weight_only} == {
+        "int4", "uint4", *(f"int8_b{size}" for size in BLOCK_SIZES),
+    }  # fmt: skip

@@ -27,8 +27,10 @@ TARGETS: tuple[LintTarget, ...] = ("tensorrt-11", "onnxruntime-cpu")
 
 def layer(fmt: NumberFormat) -> Model:
     """A linear layer in a format: both sides of it, or the weight alone."""
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [32, 64]) for n in ("x", "y")]
-    weight = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    ends = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, [32, 256 if n == "x" else 64]) for n in ("x", "y")
+    ]
+    weight = np.random.default_rng(0).normal(size=(256, 64)).astype(np.float32)
     node = helper.make_node("MatMul", ["x", "w"], ["y"], "linear")
     graph = helper.make_graph([node], "g", ends[:1], ends[1:], [numpy_helper.from_array(weight, "w")])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)

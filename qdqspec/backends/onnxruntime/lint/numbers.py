@@ -18,6 +18,7 @@ from qdqspec.graph.dynamic_pairs import with_pairs
 from qdqspec.graph.model import Node
 from qdqspec.lint.rules import Hit
 from qdqspec.lint.view import View, type_name
+from qdqspec.quantize.formats import BLOCK_SIZES
 
 _MEASURED = "measured, ONNX Runtime 1.31.1 and 1.32.0"
 _MEASURED_BEFORE = "measured, ONNX Runtime 1.31.1"
@@ -250,11 +251,11 @@ def sixteen_bits(view: View) -> Iterator[Hit]:
     "ORT012",
     "slow",
     "A weight in blocks is dequantized in every run",
-    cure="let blocks of 16, 32, 64, 128 or 256 run along the first axis of a MatMul's weight, of int4 or uint4",
-    source=f"{_MEASURED}: only then it becomes a MatMulNBits",
+    cure="let blocks of 16, 32, 64, 128 or 256 run along the first axis of a MatMul's weight, of int4, uint4 or int8",
+    source=f"{_MEASURED}: only then it becomes a MatMulNBits; int8 with 1.32.0",
 )
 def unfused_blocks(view: View) -> Iterator[Hit]:
-    """A weight in blocks, except 4-bit ones of a MatMul or of a Gemm that is not transposed."""
+    """A weight in blocks, except 4-bit and int8 ones of a MatMul or of a Gemm that is not transposed."""
     for dequantizer in view.dequantizers:
         numbers = view.numbers(dequantizer)
         if not numbers.block or view.stored_weight(dequantizer) is None:
@@ -275,8 +276,8 @@ def _takes_blocks(node: Node, axis: int) -> bool:
 
 def _known_block(view: View, dequantizer: Node) -> bool:
     numbers = view.numbers(dequantizer)
-    four_bits = numbers.elem_type in (TensorProto.INT4, TensorProto.UINT4)
-    return four_bits and numbers.block in (16, 32, 64, 128, 256)
+    stored = numbers.elem_type in (TensorProto.INT4, TensorProto.UINT4, TensorProto.INT8)
+    return stored and numbers.block in BLOCK_SIZES
 
 
 @rule(
