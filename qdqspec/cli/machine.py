@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from qdqspec import registry
 from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, backend_named, say, say_json, settings_from
 from qdqspec.config import OPTIONS, list_settings, options_of
+from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.units import without_passwords
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def add_verbs(verbs: Verbs) -> None:
         "doctor",
         doctor,
         does="Tell which backends work here, and how to get the others. Exits 0 when the chosen one works.",
-        example="qdqspec doctor --backend onnxruntime",
+        example=f"qdqspec doctor --backend {DEFAULT_BACKEND}",
         options=["backend", "device", "backend-option"],
     )
     add_verb(

@@ -14,7 +14,9 @@ from typing import Any, Literal, TypeAlias
 from qdqspec import registry
 from qdqspec.config.settings import DEFAULT_BACKEND
 
-Names: TypeAlias = Literal["targets", "lint_targets", "optimizers"]  # fields of `Declaration`
+Names: TypeAlias = Literal[
+    "targets", "lint_targets", "optimizers", "placement_rules"
+]  # fields of `Declaration`
 Hook: TypeAlias = str  # "module:attribute", imported when it is used
 
 
@@ -29,6 +31,7 @@ class Declaration:
     ``optimizers`` are those of the check ``survival``: each writes the model that it makes of a file into a folder and
     returns the path, ``(model, folder)``. ``kernel_origins`` maps nodes of an optimized graph back to those of the
     model, ``(graph, model)``.
+    ``placement_rules`` are rules of its own beside those of `qdqspec.placement.rules`, for `Capabilities.rules`.
     ``exported`` reads an engine from files that the runtime's tools export, ``(files, model)``: a
     `qdqspec.backends.base.Exported`.
     ``float16`` converts a model, ``(model, path, *, keep_io)``: an ``onnx.ModelProto``.
@@ -42,6 +45,7 @@ class Declaration:
     lint_rules: str = ""
     optimizers: Mapping[str, Hook] = field(default_factory=dict)
     kernel_origins: Hook = ""
+    placement_rules: Mapping[str, Hook] = field(default_factory=dict)
     exported: Hook = ""
     float16: Hook = ""
     as_defined: Mapping[str, str] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """Placement rules: constraints of some compilers on pairs beyond single operators, one function per rule.
 
 A rule takes the units of a model and returns them with pairs moved or removed. The backend selects the rules
-(`Capabilities.rules`): ONNX Runtime needs both sides of a residual Add quantized, TensorRT the skip side
-only. All inputs of a weighted operator are quantized together for each backend, by construction of units in
-`qdqspec.placement.units`; tensors that are copied, pooled or joined share their scales by
-`qdqspec.quantize.ranges.tie_ranges`.
+(`Capabilities.rules`), and may declare rules of its own (`qdqspec.config.hooks`): some runtimes need both sides of a
+residual Add quantized, others the skip side only. All inputs of a weighted operator are quantized together for each
+backend, by construction of units in `qdqspec.placement.units`; tensors that are copied, pooled or joined share their
+scales by `qdqspec.quantize.ranges.tie_ranges`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
+from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
 from qdqspec.graph.model import Model, Node
 from qdqspec.graph.ops import WEIGHT_INPUT, is_default
@@ -127,10 +128,23 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
-    """Apply rules by name, in the order of the table. Units without any label left are dropped.
+def rule_named(name: str) -> Rule:
+    """A rule of the table, or one that a backend declares. Raises `ConfigError` for an unknown name."""
+    if name in RULES:
+        return RULES[name]
+    if hooks.declares("placement_rules", name):
+        rule: Rule = hooks.load(hooks.declaration_of(hooks.owner_of(name)).placement_rules[name])
+        return rule
+    known = (*RULES, *hooks.all_names("placement_rules"))
+    raise ConfigError(
+        f"unknown placement rule '{name}'{did_you_mean(name, known)}", cure=f"known: {', '.join(known)}"
+    )
 
-    Raises `ConfigError` for an unknown name.
+
+def apply_rules(model: Model, units: Units, names: Iterable[str]) -> Units:
+    """Apply rules by name: in the order of the table, then those that backends declare, sorted by name.
+
+    Units without any label left are dropped. Raises `ConfigError` for an unknown name.
     """
     *_, (_, units) = (("", units), *_steps(model, units, names))
     return tuple(unit for unit in units if unit.forms)
@@ -147,12 +161,10 @@ def left_out(model: Model, units: Units, names: Iterable[str]) -> dict[str, str]
 
 
 def _steps(model: Model, units: Units, names: Iterable[str]) -> Iterator[tuple[str, Units]]:
-    """The units after each of these rules, in the order of the table."""
+    """The units after each of these rules, in the order in which `apply_rules` applies them."""
     wanted = set(names)
-    for name in sorted(wanted - RULES.keys()):
-        near = did_you_mean(name, tuple(RULES))
-        raise ConfigError(f"unknown placement rule '{name}'{near}", cure=f"known: {', '.join(RULES)}")
-    for name, rule in RULES.items():
+    declared = {name: rule_named(name) for name in sorted(wanted - RULES.keys())}
+    for name, rule in {**RULES, **declared}.items():
         if name in wanted:
             units = rule(model, units)
             yield name, units

@@ -1,7 +1,7 @@
 """Runs a model with inner tensors as outputs, for calibration.
 
-It runs on the backend itself if that returns outputs fast enough; else on ONNX Runtime, with the backend as fallback
-for models that ONNX Runtime cannot run, such as those with TensorRT plugins.
+It runs on the backend itself if that returns outputs fast enough; else on the reference runtime, with the backend as
+fallback for models that this cannot run, such as those with plugins.
 """
 
 from __future__ import annotations

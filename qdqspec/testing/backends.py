@@ -33,7 +33,7 @@ from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError, ModelError, QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model, rules_for
-from qdqspec.placement.rules import RULES
+from qdqspec.placement.rules import rule_named
 from qdqspec.quantize.formats import FORMATS
 from qdqspec.types import LABELS
 
@@ -317,7 +317,8 @@ class BackendContract:
 
     def test_declares_names_of_its_own(self, backend: Backend, declared: hooks.Declaration) -> None:
         """Each declared name leads to this backend, once; its target is declared if it declares any."""
-        for names in (declared.targets, declared.lint_targets, tuple(declared.optimizers)):
+        tables = (declared.optimizers, declared.placement_rules)
+        for names in (declared.targets, declared.lint_targets, *map(tuple, tables)):
             assert len(set(names)) == len(names)
             assert {hooks.owner_of(name) for name in names} <= {backend.name}
         assert not declared.targets or backend.target in (backend.name, *declared.targets)
@@ -338,12 +339,13 @@ class BackendContract:
     def test_hooks_exist(self, declared: hooks.Declaration) -> None:
         """Each hook is a function that can be imported."""
         single = (declared.kernel_origins, declared.exported, declared.float16)
-        for hook in (*declared.optimizers.values(), *filter(None, single)):
+        tables = (*declared.optimizers.values(), *declared.placement_rules.values())
+        for hook in (*tables, *filter(None, single)):
             assert callable(hooks.load(hook))
 
     def test_placement_rules_exist(self, backend: Backend, options: BuildOptions) -> None:
-        """`Capabilities.rules` are names of `qdqspec.placement.rules`."""
-        assert backend.capabilities(options).rules <= set(RULES)
+        """`Capabilities.rules` are names of `qdqspec.placement.rules`, or declared."""
+        assert all(callable(rule_named(name)) for name in backend.capabilities(options).rules)
 
     def test_lint_targets_have_rules(self, declared: hooks.Declaration) -> None:
         """Each target has rules with ids of three capital letters and three digits, and a model is judged."""

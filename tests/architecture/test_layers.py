@@ -120,6 +120,18 @@ def test_lower_layers_never_import_higher_ones(path):
             assert imported <= LAYERS[package], f"layer {LAYERS[package]} imports {name}"
 
 
+def test_only_backends_import_modules_of_a_backend():
+    """Others find what a backend owns through the registry and its declaration, and so also find an installed one."""
+    folders = [f"qdqspec.backends.{path.parent.name}" for path in PACKAGE.glob("backends/[!_]*/__init__.py")]
+    assert len(folders) >= 4
+    for path in files():
+        if path.relative_to(PACKAGE).parts[0] != "backends":
+            for name in imports(path):
+                assert not any(name == one or name.startswith(f"{one}.") for one in folders), (
+                    f"{path}: {name}; declare a hook (config/hooks.py)"
+                )
+
+
 @pytest.mark.parametrize(("package", "banned", "why"), BANS, ids=[ban[0] for ban in BANS])
 def test_what_a_package_must_not_import(package, banned, why):
     for path in files():

@@ -6,13 +6,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 from pydantic import ValidationError
 
 from qdqspec import registry
 from qdqspec.config import hooks
 from qdqspec.errors import ConfigError
+from qdqspec.graph.model import Model
 from qdqspec.placement.optimizers import run_optimizer
+from qdqspec.placement.rules import apply_rules
 from qdqspec.spec import kinds
 
 PACKAGE = """
@@ -22,7 +25,11 @@ declaration = Declaration(
     targets=("qdq_mine", "qdq_mine-small"),
     lint_targets=("qdq_mine-1", "qdq_mine-1.2"),
     optimizers={"qdq_mine-fast": "qdq_mine_backend:optimize"},
+    placement_rules={"qdq_mine-none": "qdq_mine_backend:no_units"},
 )
+
+def no_units(model, units):
+    return ()
 
 def optimize(model, folder):
     return folder / "fast.onnx"
@@ -87,6 +94,13 @@ def test_names_of_built_in_backends_import_no_installed_one(install: None):
 
 def test_an_optimizer_of_an_installed_backend_runs(install: None, tmp_path: Path):
     assert run_optimizer("qdq_mine-fast", tmp_path / "model.onnx", tmp_path) == tmp_path / "fast.onnx"
+
+
+def test_a_placement_rule_of_an_installed_backend_is_applied(install: None):
+    model, units = Model(onnx.ModelProto()), (object(),)
+    assert apply_rules(model, units, ["qdq_mine-none"]) == ()  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"unknown placement rule .* \(did you mean 'qdq_mine-none'"):
+        apply_rules(model, units, ["qdq_mine-non"])  # type: ignore[arg-type]
 
 
 def test_a_backend_that_cannot_be_imported_declares_nothing(install: None):
