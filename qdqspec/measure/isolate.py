@@ -26,12 +26,13 @@ from qdqspec.backends.base import (
     BuildOptions,
     Capabilities,
 )
+from qdqspec.codec import from_data
 from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.graph.weights import WEIGHTS
 from qdqspec.measure._child import Child
 from qdqspec.measure._processes import Interpreters, Zygote, can_fork, open_launcher
-from qdqspec.measure._records import layer_from_json, options_to_json, samples_from_json
+from qdqspec.measure._records import options_to_json
 from qdqspec.measure._wire import Header, WireClosedError
 from qdqspec.measure.worker import backend_by_name
 from qdqspec.quantize.scales import as_real
@@ -157,7 +158,7 @@ class IsolatedEngine:
     def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
         """Time single runs on both clocks, in the child, in milliseconds."""
         request = {"do": "time", "runs": runs, "warmup": warmup, "profile": profile}
-        samples = samples_from_json(self.ask(request, timeout=self._patience(runs + warmup))[0]["samples"])
+        samples = from_data(Samples, self.ask(request, timeout=self._patience(runs + warmup))[0]["samples"])
         self._slowest_run = max(self._slowest_run, max(samples.wall_ms, default=0.0) / 1e3)
         return samples
 
@@ -165,7 +166,7 @@ class IsolatedEngine:
         """Time per executed kernel; empty if unknown."""
         request = {"do": "layers", "runs": runs, "profile": profile}
         answer, _ = self.ask(request, timeout=self._patience(runs))
-        return tuple(layer_from_json(layer) for layer in answer["layers"])
+        return tuple(from_data(LayerTime, layer) for layer in answer["layers"])
 
     def log(self) -> str:
         """The log of the child so far; empty once it is closed."""

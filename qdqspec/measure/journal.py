@@ -20,20 +20,18 @@ from typing import Any, Self
 
 from qdqspec.errors import OutputError, StateError
 from qdqspec.files import unwritable, write_whole
-from qdqspec.measure._records import placement_from_json, placement_to_json, trial_from_json, trial_to_json
+from qdqspec.measure._records import trial_from_json, trial_to_json
 from qdqspec.types import Trial
 
 __all__ = [
     "SCHEMA_VERSION",
     "Journal",
-    "placement_from_json",
-    "placement_to_json",
     "read_journal",
     "trial_from_json",
     "trial_to_json",
 ]
 
-SCHEMA_VERSION = 2  # 2: lines end with a checksum
+SCHEMA_VERSION = 3  # 2: lines end with a checksum; 3: all fields of a trial by name
 _SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
 _SUM_BYTES = 26  # bytes of a line that `_SUM` matches, without the line end
 MOST_BYTES = 1 << 30  # a build takes a few hundred kilobytes at most

@@ -32,9 +32,10 @@ from typing import Any
 
 from qdqspec import registry
 from qdqspec.backends.base import Array, Backend, Engine
+from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.measure._processor import one_processor
-from qdqspec.measure._records import layer_to_json, options_from_json, samples_to_json
+from qdqspec.measure._records import options_from_json
 from qdqspec.measure._wire import Header, Stream, WireClosedError, travels
 
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
@@ -99,12 +100,12 @@ class Service:
     def _do_time(self, header: Header, _: Mapping[str, Array]) -> Answer:
         with self.where():
             samples = self._built().time(header["runs"], header["warmup"], **_profile(header))
-        return {"samples": samples_to_json(samples)}, {}
+        return {"samples": to_data(samples)}, {}
 
     def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Answer:
         with self.where():
             layers = self._built().layers(header["runs"], **_profile(header))
-        return {"layers": [layer_to_json(layer) for layer in layers]}, {}
+        return {"layers": to_data(layers)}, {}
 
     def _built(self) -> Engine:
         if self.engine is None:

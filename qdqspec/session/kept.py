@@ -6,45 +6,24 @@ always timed again.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from qdqspec.measure.journal import placement_from_json, placement_to_json, trial_from_json, trial_to_json
+from qdqspec.codec import from_data, to_data
+from qdqspec.measure.journal import trial_from_json, trial_to_json
 from qdqspec.measure.store import Store, cache_key
 from qdqspec.types import (
-    AccuracyBound,
-    BlockError,
     Case,
-    CorrectionGain,
-    FrontPoint,
-    Interval,
     Placement,
     Provenance,
-    SearchLimits,
     SearchResult,
 )
 
-STATE_VERSION = 8  # raised when the meaning of an entry changes, which invalidates older entries
-_CONCLUSIONS = (
-    "unchanged",
-    "reason",
-    "strategy",
-    "seconds",
-    "cpu_seconds",
-    "float_runs",
-    "eps",
-    "blocks",
-    "regions",
-    "patterns",
-    "errors_missing",
-)
-
+STATE_VERSION = 9  # raised when the meaning of an entry changes, which invalidates older entries
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
 FRONT, FRONT_TABLE = (
     "front",
@@ -70,9 +49,9 @@ class Kept:
 
 def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: int) -> str:
     """The cache key of a finished search: model, data, rules, device and seed, but not the checks."""
-    asked = {name: _plain(getattr(case, name)) for name in ("patterns", "quantize", "tune")}
-    regions = {**_plain(case.regions), "graph": data_digest(case.regions.graph)}
-    shapes = _plain(case.inputs.profiles)
+    asked = {name: to_data(getattr(case, name)) for name in ("patterns", "quantize", "tune")}
+    regions = {**to_data(case.regions), "graph": data_digest(case.regions.graph)}
+    shapes = to_data(case.inputs.profiles)
     return cache_key(
         state=STATE_VERSION,
         model=model_sha256,
@@ -114,14 +93,9 @@ def keep(
     def fill(folder: Path) -> None:
         lines = [json.dumps(trial_to_json(trial)) for trial in result.trials]
         (folder / "trials.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        conclusions = {name: getattr(result, name) for name in _CONCLUSIONS}
         # In full: the placement of everything may be confirmed and selected without a trial of the search.
-        conclusions |= {"winner": placement_to_json(result.winner), "raw_winner": raw_winner.digest}
-        conclusions |= {
-            name: _plain(getattr(result, name))
-            for name in ("front", "accuracy", "limits", "errors", "corrections")
-        }
-        conclusions["about"] = dict(about)
+        conclusions = to_data(replace(result, trials=()))
+        conclusions |= {"raw_winner": raw_winner.digest, "about": dict(about)}
         (folder / _CONCLUDED).write_text(json.dumps(conclusions, indent=1), encoding="utf-8")
         for name in _FILES:
             if (files / name).is_file():
@@ -151,17 +125,8 @@ def _recalled(store: Store, folder: Path) -> Kept:
     trials = tuple(trial_from_json(json.loads(line)) for line in lines)
     said = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
     placements = {trial.placement.digest: trial.placement for trial in trials}
-    result = SearchResult(
-        winner=placement_from_json(said["winner"]),
-        trials=trials,
-        provenance=Provenance(source="cached", age_seconds=store.age_seconds(folder)),
-        front=tuple(FrontPoint(**{**point, "ratio": Interval(**point["ratio"])}) for point in said["front"]),
-        accuracy=None if said["accuracy"] is None else AccuracyBound(**said["accuracy"]),
-        limits=SearchLimits(**said["limits"]),
-        errors=tuple(BlockError(**error) for error in said["errors"]),
-        corrections=tuple(CorrectionGain(**gain) for gain in said["corrections"]),
-        **{name: said[name] for name in _CONCLUSIONS},
-    )
+    cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
+    result = replace(from_data(SearchResult, said), trials=trials, provenance=cached)
     return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])
 
 
@@ -172,14 +137,3 @@ def about(entry: Path) -> dict[str, str]:
         return {str(name): str(value) for name, value in said.items()}
     except (OSError, ValueError, AttributeError):
         return {}
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses, tuples and paths as JSON values."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
-    return str(value) if isinstance(value, Path) else value

@@ -51,7 +51,7 @@ def test_an_empty_journal_is_begun_with_its_header(path: Path) -> None:
         assert journal.trials() == ()
     assert path.read_bytes() == b""
     header = json.loads((path.parent / "trials.header.json").read_text())
-    assert header == {"schema_version": 2, **HEADER}
+    assert header == {"schema_version": 3, **HEADER}
 
 
 def test_a_journal_of_another_device_is_refused_with_what_differs(path: Path) -> None:

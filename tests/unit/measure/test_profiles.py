@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.codec import from_data, to_data
 from qdqspec.errors import BackendError
-from qdqspec.measure._records import samples_from_json, samples_to_json
 from qdqspec.measure.bench import Bench
 from qdqspec.measure.profiles import AllProfiles, Load, as_one, attach, merged
 from qdqspec.measure.race import median_sample
@@ -70,7 +70,7 @@ def test_samples_of_each_profile_stay_through_sums_medians_and_files():
     assert len(total.wall_ms) == 2
     both = replace(total, first=turn + turn)
     for samples in (total, both):
-        assert samples_from_json(json.loads(json.dumps(samples_to_json(samples)))) == samples
+        assert from_data(Samples, json.loads(json.dumps(to_data(samples)))) == samples
     assert (both + both).first == turn + turn + turn + turn
 
 

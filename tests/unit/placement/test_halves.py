@@ -12,14 +12,14 @@ from onnx import numpy_helper
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeDevice
 from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.codec import from_data, to_data
 from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
-from qdqspec.measure._records import placement_from_json, placement_to_json
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import ranges_for
-from qdqspec.types import HALVES, QuantizeRules, kind_of
+from qdqspec.types import HALVES, Placement, QuantizeRules, kind_of
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_half_quantized_model_is_valid_runs_and_is_close(
     space: SchemeSpace, tmp_path: Path, half: str
 ) -> None:
     placement = space.resolve({unit.id: half for unit in space.units if half in unit.halves})
-    assert placement_from_json(placement_to_json(placement)) == placement
+    assert from_data(Placement, to_data(placement)) == placement
     numbers = Quantizer(space.model, ranges_for(space.model), biases=space.bias_sources)
     proto = insert_qdq(space.model, placement, numbers).proto
     onnx.checker.check_model(proto, full_check=True)

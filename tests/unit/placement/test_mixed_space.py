@@ -11,7 +11,7 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.backends.fake import FakeDevice
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.graph.model import Model
-from qdqspec.measure._records import placement_from_json, placement_to_json
+from qdqspec.measure.journal import trial_from_json, trial_to_json
 from qdqspec.placement.cache import gather, warm_starts
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.project import labels_of, project
@@ -187,10 +187,12 @@ def test_a_pattern_cache_keeps_the_format_of_each_place() -> None:
 
 def test_a_journal_keeps_labels_with_their_formats() -> None:
     placement = space_of("int8+fp8").resolve({"m0": "in+out", "m1": "fp8:in+out"})
-    again = placement_from_json(placement_to_json(placement))
+    line = trial_to_json(Trial(number=1, phase="pure", placement=placement))
+    again = trial_from_json(line).placement
     assert (again, again.labels) == (placement, placement.labels)
+    line["scheme"]["labels"] = [["m0", "fp8:both"]]
     with pytest.raises(ValueError, match="unknown label 'fp8:both'"):
-        placement_from_json({"sites": [], "labels": [["m0", "fp8:both"]]})
+        trial_from_json(line)
 
 
 def test_a_label_is_a_kind_and_maybe_a_format() -> None:

@@ -1,0 +1,62 @@
+"""Converts records to JSON data and back, without loss: one codec for the journal, the cache and messages of children.
+
+A record is a dataclass whose fields are records, numbers, texts, paths, or tuples, sets and mappings of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+_Record = TypeVar("_Record")
+
+
+def to_data(value: object) -> Any:
+    """JSON data: a dataclass becomes an object with its fields, a set a list in a fixed order."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: to_data(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+    if isinstance(value, tuple | list):
+        return [to_data(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(to_data, value), key=json.dumps)
+    if isinstance(value, Mapping):
+        return {str(name): to_data(item) for name, item in value.items()}
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_data(kind: type[_Record], data: object) -> _Record:
+    """The record of JSON data from `to_data`; absent fields get their defaults, unknown ones are ignored.
+
+    Raises ``ValueError`` naming the first field that is missing or has a value of another type.
+    """
+    from pydantic import ValidationError
+
+    try:
+        record: _Record = _adapter(kind).validate_json(json.dumps(data), strict=True)
+        return record
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ValueError(f"{where}: {problem['msg']}" if where else problem["msg"]) from None
+
+
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def _adapter(kind: type[_Record]) -> TypeAdapter[_Record]:
+    """The validator of a kind of record, made once."""
+    from pydantic import TypeAdapter
+
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]

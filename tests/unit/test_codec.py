@@ -1,0 +1,71 @@
+"""Records become JSON data and come back, with nothing lost and nothing of another type accepted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from qdqspec.codec import from_data, to_data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    name: str
+    ends: tuple[tuple[str, int], ...] = ()
+    length: int = field(default=0, init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    parts: frozenset[Part]
+    by_name: dict[str, Part] = field(default_factory=dict)
+    where: Path | None = None
+    share: float = 0.0
+    inner: Whole | None = None
+
+
+WHOLE = Whole(
+    parts=frozenset({Part(name="a", ends=(("x", 1),)), Part(name="b")}),
+    by_name={"a": Part(name="a")},
+    where=Path("some/folder"),
+    share=float("inf"),
+    inner=Whole(parts=frozenset()),
+)
+
+
+def test_a_record_comes_back_through_text() -> None:
+    data = json.loads(json.dumps(to_data(WHOLE)))
+    assert "length" not in data["by_name"]["a"]
+    assert from_data(Whole, data) == WHOLE
+
+
+def test_a_set_has_one_order() -> None:
+    parts = [Part(name=str(number)) for number in range(50)]
+    assert to_data(frozenset(parts)) == to_data(frozenset(reversed(parts)))
+
+
+def test_an_absent_field_has_its_default_and_an_unknown_one_is_ignored() -> None:
+    assert from_data(Part, {"name": "a", "later": 1}) == Part(name="a")
+
+
+@pytest.mark.parametrize(
+    ("changed", "where"),
+    [
+        ({"name": 1}, "name: "),
+        ({"ends": [["x", "1"]]}, "ends.0.1: "),
+        ({"ends": [["x", True]]}, "ends.0.1: "),
+        ({"ends": "x"}, "ends: "),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(changed: dict, where: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{where}"):
+        from_data(Part, {"name": "a", **changed})
+
+
+def test_no_object_is_no_record() -> None:
+    for data in ([], "text", None, 3):
+        with pytest.raises(ValueError, match=r"object|dictionary"):
+            from_data(Part, data)
