@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from openvino_installed import require_openvino
 
 from qdqspec.backends.base import Backend
 from qdqspec.measure.isolate import Isolated
@@ -23,6 +24,13 @@ def started() -> Iterator[Backend]:
         yield backend
 
 
+@pytest.fixture(scope="module")
+def openvino() -> Iterator[Backend]:
+    require_openvino()
+    with Isolated("openvino") as backend:
+        yield backend
+
+
 class TestIsolatedOnnxRuntime(BackendContract):
     @pytest.fixture
     def backend(self, forked: Backend) -> Backend:
@@ -33,3 +41,9 @@ class TestIsolatedFake(BackendContract):
     @pytest.fixture
     def backend(self, started: Backend) -> Backend:
         return started
+
+
+class TestIsolatedOpenVino(BackendContract):
+    @pytest.fixture
+    def backend(self, openvino: Backend) -> Backend:
+        return openvino

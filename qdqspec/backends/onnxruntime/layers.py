@@ -43,7 +43,7 @@ class Origin:
 
 def map_kernels(graph: onnx.GraphProto, model: Model) -> tuple[Origin, ...]:
     """The origin of every node of an optimized graph, in its order."""
-    return tuple(_Mapping(graph, _Source(with_pairs(model))).origins())
+    return tuple(_Mapping(graph, Source(with_pairs(model))).origins())
 
 
 def plain_name(name: str) -> str:
@@ -51,7 +51,7 @@ def plain_name(name: str) -> str:
     return _TOKEN.sub("", name)
 
 
-class _Source:
+class Source:
     """The model given to the optimizer, with its Q/DQ pairs skipped."""
 
     def __init__(self, model: Model) -> None:
@@ -131,7 +131,7 @@ class _Mapping:
     Tensors connected by a conversion node hold the same values and form one class.
     """
 
-    def __init__(self, graph: onnx.GraphProto, source: _Source) -> None:
+    def __init__(self, graph: onnx.GraphProto, source: Source) -> None:
         self._graph = graph
         self._source = source
         self._parent: dict[str, str] = {}

@@ -1,0 +1,235 @@
+"""Maps the kernels of OpenVINO's runtime graph to the nodes of the ONNX model, with their times.
+
+A kernel lists the operators that it computes by name. Properties of these names (2026.4.1): the last operation of a
+converted ONNX node has the node's name, earlier ones have it with ``/`` and a suffix, or a generated name; a graph
+output has the name of its tensor; copies made for quantization end in ``_original``, ``.N`` or ``_N``. An operator that
+the quantization after it replaces (Relu, Clip) or that is folded (BatchNormalization) is not listed: it belongs to the
+kernel that makes the next listed tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from qdqspec.backends.onnxruntime.layers import Source
+from qdqspec.backends.openvino.graph import Kernel
+from qdqspec.graph.model import QDQ_OPS, Model
+from qdqspec.types import LayerTime
+
+# These may do nothing but convert. Other kernels compute, whatever they are named after.
+_MAY_CONVERT = frozenset({"Convert", "Eltwise", "FakeQuantize", "Reorder", "Subgraph"})
+_ENDING = re.compile(r"(_original|\.\d+|_\d+|/[^/,]*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The ONNX nodes that a kernel computes, or the tensors that it converts."""
+
+    nodes: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What a kernel's list of operators names: nodes of the float model, and tensors that it quantizes."""
+
+    nodes: tuple[str, ...]
+    quantized: tuple[str, ...]
+    tensors: tuple[str, ...]  # of any pair
+
+
+def named_nodes(kernels: Sequence[Kernel], model: Model) -> tuple[tuple[str, ...], ...]:
+    """The nodes, pairs excluded, that each kernel's list names."""
+    names = _Names(model)
+    return tuple(names.read(kernel.sources).nodes for kernel in kernels)
+
+
+def find_origins(kernels: Sequence[Kernel], model: Model) -> tuple[Origin, ...]:
+    """The origin of each kernel. Without nodes and tensors for those that run no operator of the model."""
+    return tuple(_Mapping(kernels, _Names(model)).origins())
+
+
+def layer_times(
+    kernels: Sequence[Kernel], origins: Sequence[Origin], times: dict[str, float], total_ms: float
+) -> tuple[LayerTime, ...]:
+    """The kernels of an inference, with ``times`` by kernel name scaled to a sum of ``total_ms``.
+
+    A conversion that took no time was not executed: OpenVINO makes it in place.
+    """
+    found = [
+        (k, o) for k, o in zip(kernels, origins, strict=True) if k.is_computed and (o.nodes or o.tensors)
+    ]
+    ran = [(k, o) for k, o in found if o.nodes or times.get(k.name)]
+    spent = sum(times.get(kernel.name, 0.0) for kernel, _ in ran)
+    scale = total_ms / spent if spent else 0.0
+    return tuple(
+        LayerTime(
+            name=kernel.name,
+            op_type=kernel.layer_type if origin.nodes else _conversion(kernel),
+            milliseconds=times.get(kernel.name, 0.0) * scale,
+            nodes=origin.nodes,
+            tensors=() if origin.nodes else origin.tensors,
+            boundary=not origin.nodes,
+            integer=bool(origin.nodes) and kernel.integer,
+            precision=kernel.precision,
+        )
+        for kernel, origin in ran
+    )
+
+
+def _conversion(kernel: Kernel) -> str:
+    if kernel.quantizes:
+        return "QuantizeLinear"
+    return "DequantizeLinear" if kernel.integer and kernel.made.startswith("f") else kernel.layer_type
+
+
+class _Names:
+    """Finds nodes of the ONNX model by OpenVINO's names."""
+
+    def __init__(self, model: Model) -> None:
+        self.source = Source(model)
+        self._known = {tensor: node for node in model.nodes for tensor in node.outputs if tensor}
+        self._known |= {node.name: node for node in model.nodes}
+        # a graph output has its tensor's name, even if a node is called the same
+        self._known |= {t: model.producer[t] for t in model.outputs if t in model.producer}
+
+    def read(self, text: str) -> _Named:
+        """The nodes in a comma-separated list of names, which may contain commas themselves."""
+        found = {name: self._known[name] for name in self._matches(text.split(","))}
+        markers = [node for node in found.values() if node.op_type in QDQ_OPS]
+        others = (node.name for node in found.values() if node.name in self.source.nodes)
+        base = self.source.base
+        return _Named(
+            nodes=self.source.in_order(dict.fromkeys(others)),
+            quantized=tuple(
+                dict.fromkeys(base(n.inputs[0]) for n in markers if n.op_type == "QuantizeLinear")
+            ),
+            tensors=tuple(dict.fromkeys(base(n.inputs[0]) for n in markers)),
+        )
+
+    def _matches(self, parts: list[str]) -> Iterator[str]:
+        start = 0
+        while start < len(parts):
+            for end in range(len(parts), start, -1):
+                name = self._find(",".join(parts[start:end]), whole=end > start + 1)
+                if name is not None:
+                    yield name
+                    start = end
+                    break
+            else:
+                start += 1
+
+    def _find(self, name: str, *, whole: bool) -> str | None:
+        """The known name, or the longest one that it begins with and whose remainder OpenVINO appends."""
+        while name and name not in self._known:
+            shorter = _ENDING.sub("", name)
+            if whole or shorter == name:
+                return None
+            name = shorter
+        return name or None
+
+
+class _Mapping:
+    """Divides the nodes of the model between the kernels."""
+
+    def __init__(self, kernels: Sequence[Kernel], names: _Names) -> None:
+        self._kernels = kernels
+        self._source = names.source
+        self._named = [
+            names.read(kernel.sources) if kernel.is_computed else _Named((), (), ()) for kernel in kernels
+        ]
+        self._readers: dict[int, list[int]] = {}
+        for index, kernel in enumerate(kernels):
+            for maker in kernel.inputs:
+                self._readers.setdefault(maker, []).append(index)
+        self._owner: dict[
+            str, int
+        ] = {}  # of a node: the first kernel that names it, and is no mere conversion
+        for index in sorted(range(len(kernels)), key=lambda i: (kernels[i].layer_type in _MAY_CONVERT, i)):
+            for node in self._named[index].nodes:
+                self._owner.setdefault(node, index)
+        self._ends = [tuple(self._made_by(i)) for i in range(len(kernels))]
+        self._made = {tensor for ends in self._ends for tensor in ends}
+        for index in range(len(kernels)):
+            self._ends[index] = self._ends[index] or self._made_before_pair(index)
+            self._made.update(self._ends[index])
+
+    def origins(self) -> Iterator[Origin]:
+        """The origins of all kernels."""
+        taken = dict(self._owner)
+        for index, kernel in enumerate(self._kernels):
+            if not kernel.is_computed:
+                yield Origin((), ())
+                continue
+            nodes = self._nodes(index)
+            own = [node for node in nodes if taken.setdefault(node, index) == index]
+            if not own and kernel.layer_type not in _MAY_CONVERT:
+                own = [*nodes] or [*self._part_of(index)]
+            yield Origin(self._source.in_order(own), self._tensors(index))
+
+    def _made_by(self, index: int) -> Iterator[str]:
+        """The tensors that a kernel computes: outputs of its nodes, and the tensor that it quantizes after them."""
+        named, converts = self._named[index], self._kernels[index].layer_type in _MAY_CONVERT
+        own = [node for node in named.nodes if self._owner[node] == index]
+        others = {t for node, i in self._owner.items() if i != index for t in self._outputs(node)}
+        for tensor in named.quantized:
+            reached = self._source.slice([tensor], others)
+            if set(reached) & set(own) if own else reached and not converts:
+                yield tensor
+        for node in own:
+            yield from self._outputs(node)
+
+    def _made_before_pair(self, index: int) -> tuple[str, ...]:
+        """The tensor of a computing kernel that is named after the pair behind it only."""
+        if self._kernels[index].layer_type in _MAY_CONVERT:
+            return ()
+        tensors = (tensor for tensor in self._named[index].tensors if tensor not in self._made)
+        return tuple(tensor for tensor in tensors if self._source.slice([tensor], self._made))[:1]
+
+    def _nodes(self, index: int) -> tuple[str, ...]:
+        """The nodes that lead to the tensors of a kernel, back to tensors of others."""
+        ends = self._ends[index]
+        return self._source.slice(ends, self._made - {*ends}) or self._named[index].nodes
+
+    def _part_of(self, index: int) -> tuple[str, ...]:
+        """The node that an unnamed computing kernel is a part of: that of the next kernel that has one."""
+        for reader in self._following(index):
+            if self._ends[reader]:
+                return self._named[reader].nodes[:1]
+        return ()
+
+    def _tensors(self, index: int) -> tuple[str, ...]:
+        """The tensors that a kernel converts: of pairs in its list, else those of the nearest kernels around it."""
+        if self._named[index].tensors:
+            return self._named[index].tensors
+        for maker in self._preceding(index):
+            if self._ends[maker]:
+                return self._ends[maker][-1:]
+            if self._named[maker].tensors:
+                return self._named[maker].tensors
+            if not self._kernels[maker].inputs and not self._kernels[maker].static:
+                return (self._kernels[maker].name,)  # a graph input
+        return ()
+
+    def _following(self, index: int) -> Iterable[int]:
+        return _reached(index, lambda i: self._readers.get(i, ()))
+
+    def _preceding(self, index: int) -> Iterable[int]:
+        return _reached(index, lambda i: self._kernels[i].inputs)
+
+    def _outputs(self, node: str) -> tuple[str, ...]:
+        return tuple(tensor for tensor in self._source.nodes[node].outputs if tensor)
+
+
+def _reached(start: int, following: Callable[[int], Iterable[int]]) -> Iterator[int]:
+    """The indexes that can be reached, nearest first, without ``start``."""
+    waiting, seen = deque(following(start)), {start}
+    while waiting:
+        index = waiting.popleft()
+        if index not in seen:
+            seen.add(index)
+            yield index
+            waiting.extend(following(index))

@@ -1,0 +1,188 @@
+"""Verifies the operator table against the installed OpenVINO: one small model an entry, its kernels read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+from openvino_installed import require_openvino
+from operator_models import IMAGE, MATRIX, ONE, RANDOM, Graph, conv, indices
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.openvino import OpenVino
+from qdqspec.backends.openvino import ops as table
+from qdqspec.types import LayerTime
+
+Maker = Callable[[Graph, str], str]
+
+# op type -> the operator on quantized inputs, for those that the table of ONNX Runtime does not have
+MORE: dict[str, Maker] = {
+    "GlobalMaxPool": lambda g, x: g.node("GlobalMaxPool", x),
+    "ReduceMax": lambda g, x: g.node("ReduceMax", x, indices(g, 2, 3)),
+    "ReduceMean": lambda g, x: g.node("ReduceMean", x, indices(g, 2, 3)),
+    "ReduceSum": lambda g, x: g.node("ReduceSum", x, indices(g, 2, 3)),
+}
+# those that are computed in the kernel of a convolution, or of operands of its own kind
+JOINED: dict[str, Maker] = {
+    "Add": lambda g, x: g.node("Add", g.pair(conv(g, x)), g.pair(conv(g, x))),
+    "Mul": lambda g, x: squeeze_and_excitation(g, x),
+    "Sub": lambda g, x: g.node("Sub", g.pair(conv(g, x)), g.pair(conv(g, x))),
+}
+ABSORBED: dict[str, Maker] = {
+    **{op: (lambda g, x, op=op: g.node(op, x)) for op in table.ABSORBED},
+    "BatchNormalization": lambda g, x: g.node(
+        "BatchNormalization", x, *(g.const(np.full(8, v), np.float32) for v in (1.1, 0.2, 0.1, 1.3))
+    ),
+    "Clip": lambda g, x: g.node("Clip", x, g.const(0, np.float32), g.const(6, np.float32)),
+    "PRelu": lambda g, x: g.node("PRelu", x, g.const(np.full((8, 1, 1), 0.1), np.float32)),
+}
+
+
+def squeeze_and_excitation(g: Graph, x: str) -> str:
+    y = g.pair(conv(g, x))
+    gate = g.node("Sigmoid", g.node("GlobalAveragePool", y))
+    return g.node("Mul", y, g.pair(gate, zero=0, scale=1 / 255))
+
+
+def maker_of(op: str) -> Maker:
+    return {**ONE, **MORE, **JOINED}[op]
+
+
+@pytest.fixture
+def layers_of(tmp_path: Path) -> Callable[[onnx.ModelProto], tuple[LayerTime, ...]]:
+    """The kernels of a model, found by running it."""
+    require_openvino()
+
+    def run(model: onnx.ModelProto) -> tuple[LayerTime, ...]:
+        path = tmp_path / "one.onnx"
+        onnx.save(model, path)
+        engine = OpenVino().build(path, BuildOptions())
+        engine.bind(feeds_of(model))
+        layers = engine.layers(1)
+        engine.close()
+        return layers
+
+    return run
+
+
+@pytest.fixture
+def integer(
+    layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]],
+) -> Callable[[onnx.ModelProto, str], bool]:
+    """Whether all kernels that compute operators of a type read integers."""
+
+    def check(model: onnx.ModelProto, op: str) -> bool:
+        wanted = {node.name for node in model.graph.node if node.op_type == op}
+        own = [layer for layer in layers_of(model) if wanted & {*layer.nodes}]
+        assert own, f"no kernel computes {op}"
+        return all(layer.integer for layer in own)
+
+    return check
+
+
+def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    shapes = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input}
+    return {name: RANDOM.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def build_one(op: str, make: Maker, *, out: bool) -> onnx.ModelProto:
+    g = Graph()
+    outputs = [make(g, g.input(MATRIX if op in ("Gemm", "MatMul") else IMAGE)), *g.others]
+    return g.model(*(g.pair(y) if out else y for y in outputs))
+
+
+@pytest.mark.parametrize(
+    ("op", "out"), [(op, kind == "in+out") for op in sorted(table.LABELS) for kind in table.LABELS[op]]
+)
+def test_runs_in_integers_under_each_label(
+    integer: Callable[[onnx.ModelProto, str], bool], op: str, out: bool
+) -> None:
+    assert integer(build_one(op, maker_of(op), out=out), op)
+
+
+@pytest.mark.parametrize("op", ["GatherElements", "Softmax", "Tile"])
+def test_operators_not_offered_run_in_float(integer: Callable[[onnx.ModelProto, str], bool], op: str) -> None:
+    assert op not in table.LABELS
+    assert not integer(build_one(op, ONE[op], out=True), op)
+
+
+@pytest.mark.parametrize(
+    ("op", "make"),
+    [
+        ("ConvTranspose", lambda g, x: g.node("ConvTranspose", x, g.weight(8, 8, 3, 3, axis=1))),
+        ("Pad", lambda g, x: g.node("Pad", x, indices(g, 0, 0, 1, 1, 0, 0, 1, 1))),
+        (
+            "Resize",
+            lambda g, x: g.node("Resize", x, "", g.const([1, 1, 2, 2], np.float32), mode="linear"),
+        ),
+        ("Mul", lambda g, x: g.node("Mul", g.pair(conv(g, x)), g.pair(conv(g, x)))),
+        ("Add", lambda g, x: g.node("Add", conv(g, x), g.input(IMAGE))),
+    ],
+    ids=["ConvTranspose", "Pad", "Resize linear", "Mul of equal shapes", "Add of one pair"],
+)
+def test_conditions_that_the_table_cannot_express(
+    integer: Callable[[onnx.ModelProto, str], bool], op: str, make: Maker
+) -> None:
+    assert not integer(build_one(op, make, out=True), op)
+
+
+def test_a_product_of_two_activations_runs_in_float(
+    integer: Callable[[onnx.ModelProto, str], bool],
+) -> None:
+    g = Graph()
+    y = g.node("MatMul", g.input(MATRIX), g.input((32, 16)))
+    assert not integer(g.model(g.pair(y)), "MatMul")
+
+
+@pytest.mark.parametrize("op", sorted(table.ABSORBED))
+def test_what_is_computed_with_the_convolution_before_it(
+    layers_of: Callable[[onnx.ModelProto], tuple[LayerTime, ...]], op: str
+) -> None:
+    """The convolution writes integers after it, and no other kernel computes."""
+    g = Graph()
+    y = ABSORBED[op](g, conv(g, g.input(IMAGE)))
+    model = g.model(conv(g, g.pair(y, zero=100)), opset=20)
+    computing = [layer for layer in layers_of(model) if not layer.boundary]
+    assert [layer.op_type for layer in computing] == ["Convolution", "Convolution"]
+    first = computing[0]
+    assert first.precision == "uint8"
+    assert {node.op_type for node in model.graph.node if node.name in first.nodes} == {"Conv", op}
+
+
+@pytest.mark.parametrize("bias", ["float", "int32"])
+@pytest.mark.parametrize("op", ["Conv", "Gemm"])
+def test_any_bias_is_added_in_integers(
+    integer: Callable[[onnx.ModelProto, str], bool], op: str, bias: str
+) -> None:
+    g = Graph()
+    channels = 8 if op == "Conv" else 16
+    rest = g.const(RANDOM.uniform(-1, 1, channels), np.float32) if bias == "float" else g.bias(channels)
+    if op == "Conv":
+        y = conv(g, g.input(IMAGE), rest)
+    else:
+        y = g.node("Gemm", g.input(MATRIX), g.weight(32, 16, axis=1), rest)
+    assert integer(g.model(y), op)
+
+
+@pytest.mark.parametrize("zero", [0, 128])
+@pytest.mark.parametrize("op", ["Conv", "Gemm", "MatMul"])
+def test_products_are_exact_with_the_weights_that_are_offered(tmp_path: Path, op: str, zero: int) -> None:
+    """With the largest activations, and 7-bit weights where the processor needs them: no sum saturates."""
+    require_openvino()
+    bound = 63 if OpenVino().capabilities().reduce_range else 127
+    g = Graph()
+    shape, kernel = ((1, 64, 4, 4), (8, 64, 3, 3)) if op == "Conv" else ((4, 256), (256, 16))
+    axis = 0 if op == "Conv" else 1
+    x = g.input(shape, zero=zero)
+    scales = g.const(np.full(kernel[axis], 0.01), np.float32), g.const(np.zeros(kernel[axis]), np.int8)
+    weight = g.node("DequantizeLinear", g.const(np.full(kernel, bound), np.int8), *scales, axis=axis)
+    model = g.model(g.node(op, x, weight), opset=19)
+    feeds = {"x0": np.full(shape, 9, np.float32)}
+    onnx.save(model, tmp_path / "m.onnx")
+    (result,) = OpenVino().build(tmp_path / "m.onnx", BuildOptions()).run(feeds).values()
+    (expected,) = ReferenceEvaluator(model).run(None, dict(feeds))
+    np.testing.assert_allclose(result, expected, rtol=1e-4)
