@@ -1,0 +1,316 @@
+"""The OpenVINO backend: no telemetry, failures with reasons, pinned settings, kernels in ONNX names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from openvino_installed import require_openvino
+
+from qdqspec import tune
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.openvino import OpenVino, OpenVinoEngine
+from qdqspec.backends.openvino.messages import plainly
+from qdqspec.cli import main
+from qdqspec.config.declared import check_option
+from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
+from qdqspec.graph.model import load_model
+from qdqspec.measure import bench
+from qdqspec.regions.fusion import groups_of
+from qdqspec.testing.backends import small_model
+
+FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
+
+# Run in an interpreter of its own: what the import starts is visible only there.
+IMPORTED = """
+import json, os, sys, threading
+from pathlib import Path
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.openvino import OpenVino
+OpenVino().probe()
+OpenVino().build(Path(sys.argv[1]), BuildOptions()).close()
+from openvino.tools.ovc import telemetry_utils
+children = Path(f"/proc/self/task/{os.getpid()}/children")
+print(json.dumps({
+    "loaded": [name for name in sys.modules if name.startswith("openvino_telemetry")],
+    "used": telemetry_utils.tm.__name__,
+    "threads": threading.active_count(),
+    "children": children.read_text() if children.exists() else "",
+}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed(request: pytest.FixtureRequest) -> None:
+    if "without" not in request.node.name:
+        require_openvino()
+
+
+def build(path: Path, model: onnx.ModelProto, **options: object) -> OpenVinoEngine:
+    onnx.save(model, path)
+    return OpenVino().build(path, BuildOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> OpenVinoEngine:
+    engine = build(tmp_path / "small.onnx", small_model())
+    engine.bind(FEEDS)
+    return engine
+
+
+def test_no_telemetry_is_started(tmp_path: Path) -> None:
+    """Package openvino_telemetry would start a thread and a process, which send over the network."""
+    onnx.save(small_model(), tmp_path / "m.onnx")
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, str(tmp_path / "m.onnx")], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {
+        "loaded": [],
+        "used": "openvino.tools.ovc.telemetry_stub",
+        "threads": 1,
+        "children": "",
+    }
+
+
+def test_without_openvino_it_reports_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    availability = OpenVino().probe()
+    assert not availability.usable
+    assert "openvino cannot be imported" in availability.why
+    assert "qdqspec[openvino]" in availability.install
+    assert availability.facts["cpu"]
+    with pytest.raises(BackendUnavailableError, match="openvino"):
+        build(tmp_path / "m.onnx", small_model())
+
+
+def test_a_missing_device_is_named() -> None:
+    availability = OpenVino().probe(BuildOptions(extra={"openvino.device": "npu"}))
+    if availability.usable:
+        pytest.skip("this machine has an NPU")
+    assert "no device NPU" in availability.why
+
+
+def test_nothing_reaches_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = build(tmp_path / "small.onnx", small_model())
+    with pytest.raises(BackendError):
+        engine.run({"x": np.ones((2, 3), np.float32)})
+    (tmp_path / "broken.onnx").write_bytes(b"\x08\x07broken")
+    with pytest.raises(BackendError):
+        OpenVino().build(tmp_path / "broken.onnx", BuildOptions())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_refusal_is_one_line_with_the_reason_the_file_and_a_cure(tmp_path: Path) -> None:
+    model = small_model()
+    model.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(BackendError, match="NoSuchOperator") as caught:
+        build(tmp_path / "odd.onnx", model)
+    assert caught.value.where == str(tmp_path / "odd.onnx")
+    assert "\n" not in caught.value.what
+    assert "src/" not in caught.value.what
+    assert "--plugin" in str(caught.value.cure)
+
+
+@pytest.mark.parametrize("kind", ["shape", "name", "dtype"])
+def test_wrong_inputs_are_refused(engine: OpenVinoEngine, kind: str) -> None:
+    wrong = {
+        "shape": {"x": np.ones((3, 8), np.float32)},
+        "name": {"image": FEEDS["x"]},
+        "dtype": {"x": FEEDS["x"].astype(np.float64)},
+    }[kind]
+    with pytest.raises(BackendError):
+        engine.run(wrong)
+    with pytest.raises(BackendError):
+        engine.bind(wrong)
+
+
+def test_bound_inputs_are_copies(tmp_path: Path) -> None:
+    engine = build(tmp_path / "small.onnx", small_model())
+    mine = np.ones((1, 3, 8, 8), np.float32)
+    engine.bind({"x": mine})
+    mine[:] = np.nan
+    np.testing.assert_array_equal(engine._bound[0][0].get_input_tensor(0).data, FEEDS["x"])
+
+
+def test_a_closed_engine_reports_it(engine: OpenVinoEngine) -> None:
+    engine.close()
+    for call in (lambda: engine.run(FEEDS), lambda: engine.time(1)):
+        with pytest.raises(BackendError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_arithmetic_and_threads_are_pinned(tmp_path: Path, threads: int) -> None:
+    engine = build(tmp_path / "small.onnx", small_model(), threads=threads)
+    engine.bind(FEEDS)
+    wanted = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "NUM_STREAMS": "1",
+        "INFERENCE_NUM_THREADS": str(threads),
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+    }
+    found = {name: engine._compiled.get_property(name) for name in wanted}
+    found["INFERENCE_PRECISION_HINT"] = (
+        found["INFERENCE_PRECISION_HINT"].to_string().replace("float32", "f32")
+    )
+    assert {name: str(value) for name, value in found.items()} == wanted
+    assert len(engine.time(3).cpu_ms) == (3 if threads == 1 else 0)
+
+
+def test_one_thread_computes_in_the_thread_that_calls(tmp_path: Path) -> None:
+    """So that its processor time is that of the model."""
+    import time
+
+    engine = build(tmp_path / "big.onnx", convolutions())
+    engine.bind({"x": np.ones((1, 64, 64, 64), np.float32)})
+    engine.time(2)
+    before = time.process_time()
+    cpu_ms = sum(engine.time(10).cpu_ms)
+    assert cpu_ms >= 0.7 * (time.process_time() - before) * 1e3
+
+
+def convolutions() -> onnx.ModelProto:
+    weight = helper.make_tensor("w", 1, (64, 64, 3, 3), np.full(64 * 64 * 9, 0.01).tolist())
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])
+    value = [helper.make_tensor_value_info(name, 1, (1, 64, 64, 64)) for name in ("x", "y")]
+    graph = helper.make_graph([node], "big", value[:1], value[1:], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_the_device_key_names_processor_version_and_threads() -> None:
+    key = OpenVino().device(BuildOptions(threads=4)).key
+    assert "-openvino-" in key
+    assert key.endswith("-t4")
+
+
+@pytest.mark.parametrize(
+    "word", ["cache-dir", "num-streams", "inference-precision-hint", "CACHE_DIR", "config"]
+)
+def test_properties_of_openvino_are_not_options(word: str) -> None:
+    with pytest.raises(ConfigError):
+        check_option(f"openvino.{word}=x", "qdqspec.toml", command_line=True)
+
+
+def test_extension_libraries_are_named_on_the_command_line_only(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    library.write_bytes(b"no library")
+    text = f"openvino.plugins={library}"
+    check_option(text, "the command line", command_line=True)
+    with pytest.raises(ConfigError, match="command line only"):
+        check_option(text, "qdqspec.toml", command_line=False)
+    with pytest.raises(BackendError, match="extension library could not be loaded") as caught:
+        build(tmp_path / "m.onnx", small_model(), extra={"openvino.plugins": str(library)})
+    assert caught.value.where == str(library)
+
+
+def test_fused_operators_belong_to_one_kernel(engine: OpenVinoEngine) -> None:
+    assert groups_of(engine.layers())[0] == ("conv", "relu")
+
+
+def test_a_relu_that_the_quantization_replaces_belongs_to_its_convolution(tmp_path: Path) -> None:
+    engine = build(tmp_path / "small.onnx", small_model(quantized=True))
+    engine.bind(FEEDS)
+    layers = engine.layers()
+    (convolution,) = [layer for layer in layers if "conv" in layer.nodes]
+    assert convolution.nodes == ("conv", "relu")
+    assert convolution.integer
+    assert convolution.precision == "uint8"
+    assert [(layer.op_type, layer.tensors) for layer in layers if layer.boundary][:1] == [
+        ("QuantizeLinear", ("x",))
+    ]
+    assert not next(layer for layer in layers if "gemm" in layer.nodes).integer
+
+
+def test_names_with_commas_and_slashes_are_found(tmp_path: Path) -> None:
+    model = small_model(quantized=True)
+    for node in model.graph.node:
+        node.name = f"/net/block,{node.name}/{node.op_type}"
+    engine = build(tmp_path / "small.onnx", model)
+    engine.bind(FEEDS)
+    named = {node for layer in engine.layers() for node in layer.nodes}
+    assert {"/net/block,conv/Conv", "/net/block,relu/Relu", "/net/block,gemm/Gemm"} <= named
+
+
+def test_names_of_pairs_do_not_change_the_hash(tmp_path: Path) -> None:
+    model = small_model(quantized=True)
+    original = build(tmp_path / "a.onnx", model).graph_hash
+    for node in model.graph.node:
+        if node.op_type.endswith("Linear"):
+            node.name = f"other_{node.name}"
+    assert build(tmp_path / "b.onnx", model).graph_hash == original
+
+
+@pytest.mark.parametrize("name", ["squeezenet10", "digits_resnet"])
+def test_kernels_of_a_real_model_name_its_operators(models: Path, name: str) -> None:
+    path = models / f"{name}.onnx"
+    engine = OpenVino().build(path, BuildOptions())
+    shape = engine._compiled.inputs[0].partial_shape.get_min_shape()
+    engine.bind({engine._inputs[0]: np.zeros([size or 1 for size in shape], np.float32)})
+    named = [node for layer in engine.layers(2) for node in layer.nodes]
+    heavy = {n.name for n in load_model(path).nodes if n.op_type in ("Conv", "Gemm", "MaxPool", "Relu")}
+    assert heavy <= {*named}
+
+
+ASSERTION = (
+    "Exception from src/inference/a.cpp:84:\nCheck 'a == b' failed at src/plugins/b.cpp:7:\nWhy it\nfailed\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (ASSERTION, "Why it failed"),
+        ("Check 'x' failed at src/b.cpp:7:\n", "Check 'x' failed at src/b.cpp:7:"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_messages_have_no_source_files(text: str, plain: str) -> None:
+    assert plainly(RuntimeError(text)) == plain
+
+
+SPEC = """qdqspec: 1
+model: digits_resnet.onnx
+inputs: {shapes: {input: [2, 1, 16, 16]}}
+regions: {by: fusion}
+tune: {trials: 2, min_sqnr_db: none}
+checks:
+  - {kind: size, max_ratio: 1.0}
+"""
+
+
+def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "NOISE_BUILDS", 2)
+    monkeypatch.setattr(bench, "NOISE_ROUNDS", 4)
+    monkeypatch.setattr(bench.Bench.compare, "__kwdefaults__", {"builds": 2, "rounds": 6})
+
+
+@pytest.mark.parametrize("asked", ["python", "spec"])
+def test_a_search_on_a_real_model(
+    tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Regions follow what OpenVINO fuses; candidates are built and timed in processes of their own."""
+    hasten(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(models / "digits_resnet.onnx", tmp_path)
+    (tmp_path / "net.qdq.yaml").write_text(SPEC)
+    if asked == "spec":
+        assert main(["tune", "net.qdq.yaml", "--backend", "openvino", "-o", "out", "--no-cache"]) == 0
+    else:
+        shapes = {"input": [2, 1, 16, 16]}
+        tune("digits_resnet.onnx", backend="openvino", trials=2, shapes=shapes, output="out", no_cache=True)
+    (journal,) = (tmp_path / "out").rglob("trials.jsonl")
+    trials = [json.loads(line) for line in journal.read_text().splitlines()]
+    built = [trial for trial in trials if "status" in trial]
+    assert {trial["status"] for trial in built} == {"ok"}
+    integer = {layer["op_type"] for trial in built for layer in trial.get("layers", ()) if layer["integer"]}
+    assert "Convolution" in integer
