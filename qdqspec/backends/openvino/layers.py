@@ -21,6 +21,7 @@ from qdqspec.types import LayerTime
 
 # These may do nothing but convert. Other kernels compute, whatever they are named after.
 _MAY_CONVERT = frozenset({"Convert", "Eltwise", "FakeQuantize", "Reorder", "Subgraph"})
+_IN_PLACE = "Reorder"
 _ENDING = re.compile(r"(_original|\.\d+|_\d+|/[^/,]*)$")
 
 
@@ -57,12 +58,12 @@ def layer_times(
 ) -> tuple[LayerTime, ...]:
     """The kernels of an inference, with ``times`` by kernel name scaled to a sum of ``total_ms``.
 
-    A conversion that took no time was not executed: OpenVINO makes it in place.
+    A change of layout that took no time was not executed: OpenVINO makes it in place where it can.
     """
     found = [
         (k, o) for k, o in zip(kernels, origins, strict=True) if k.is_computed and (o.nodes or o.tensors)
     ]
-    ran = [(k, o) for k, o in found if o.nodes or times.get(k.name)]
+    ran = [(k, o) for k, o in found if o.nodes or k.layer_type != _IN_PLACE or times.get(k.name)]
     spent = sum(times.get(kernel.name, 0.0) for kernel, _ in ran)
     scale = total_ms / spent if spent else 0.0
     return tuple(

@@ -1,0 +1,284 @@
+"""The backend `openvino`, and its engine.
+
+``openvino`` is imported inside functions, so that importing this module is fast. The operator table and the choice of
+formats hold for the CPU, where they were measured; no GPU or NPU has been available.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qdqspec.backends import _cpu
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.onnxruntime.graph import read_source
+from qdqspec.backends.openvino.graph import graph_hash, read_kernels
+from qdqspec.backends.openvino.layers import find_origins, layer_times, named_nodes
+from qdqspec.backends.openvino.library import (
+    INSTALL,
+    core_with_extensions,
+    device_name,
+    import_openvino,
+    installed_version,
+    properties,
+)
+from qdqspec.backends.openvino.messages import cure_for, plainly
+from qdqspec.backends.openvino.ops import ABSORBED, LABELS
+from qdqspec.backends.openvino.options import CPU, OPTIONS, device_from
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.model import Model
+from qdqspec.types import Clock, DeviceKey, LayerTime, Samples
+
+_CHECK_INPUTS = "check the names, types and shapes of the inputs"
+_PROFILE_WARMUP = 5  # largest number of warm-up runs
+
+
+class OpenVino:
+    """OpenVINO with one stream, its arithmetic pinned: see `library.properties`."""
+
+    name = "openvino"
+    target = "openvino-cpu"
+    options = OPTIONS
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """Report whether OpenVINO can be imported and has the selected device."""
+        cpu = _cpu.detect()
+        facts = {"cpu": cpu.product, "int8 path": _describe(cpu), "cores": str(cpu.cores)}
+        try:
+            openvino = import_openvino()
+            devices = list(openvino.Core().available_devices)
+            facts = {"openvino": str(openvino.__version__), "devices": ", ".join(devices)} | facts
+            wanted = device_name(options)
+        except BackendUnavailableError as error:
+            return Availability(usable=False, why=error.what, install=INSTALL, facts=facts)
+        except Exception as error:  # noqa: BLE001 - a broken plugin or driver raises anything
+            return Availability(usable=False, why=plainly(error), install=INSTALL, facts=facts)
+        if not any(device == wanted or device.startswith(f"{wanted}.") for device in devices):
+            why = f"OpenVINO finds no device {wanted}: it has {', '.join(devices) or 'none'}"
+            return Availability(usable=False, why=why, install="install the device's driver", facts=facts)
+        return Availability(usable=True, facts=facts)
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """Processor or other device, integer instruction set, OpenVINO major.minor and threads."""
+        cpu, version, kind = _cpu.detect(), installed_version(), device_from(options.extra)
+        major_minor = ".".join(version.split(".")[:2])
+        details = {
+            "cpu": cpu.product,
+            "int8_path": _describe(cpu),
+            "cores": str(cpu.cores),
+            "threads": str(options.threads),
+            "openvino": version,
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        }
+        if kind == CPU:
+            return DeviceKey(key=f"{cpu.slug}-openvino-{major_minor}-t{options.threads}", details=details)
+        product = _product(device_name(options))
+        key = f"{_cpu.slug_from_text(f'{kind} {product}')}-openvino-{major_minor}"
+        return DeviceKey(key=key, details={kind: product, **details})
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
+        """The operators that run in integers; the table is verified against the installed version by tests."""
+        on_cpu = device_from(options.extra) == CPU
+        return Capabilities(
+            formats=("int8", "uint8"),
+            labels=LABELS,
+            activations={"int8": "uint8", "uint8": "uint8"},
+            weights={"int8": "int8", "uint8": "int8"},
+            absorbs=ABSORBED,
+            reduce_range=on_cpu and _overflows(_cpu.detect()),
+            builds_side_by_side=on_cpu,
+            one_processor=on_cpu,
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> OpenVinoEngine:
+        """Read and compile a model file; raise `BackendError` with OpenVINO's reason on one line."""
+        return OpenVinoEngine(model, options)
+
+
+class OpenVinoEngine:
+    """A compiled model. The model file must exist as long as `layers` is used."""
+
+    def __init__(self, model: Path, options: BuildOptions) -> None:
+        self.model = model
+        self._options = options
+        source = _source(model)
+        self._inputs, self._outputs = source.inputs, source.outputs
+        compiled = _compiled(model, options)
+        with _refusals("OpenVINO could not build the model", model, cure=None):
+            kernels = read_kernels(compiled.get_runtime_model())
+            self.graph_hash = graph_hash(kernels, named_nodes(kernels, source))
+        self._compiled: Any = compiled
+        self._bound: dict[int, tuple[Any, dict[str, Array]]] = {}  # by profile: the request and its inputs
+        self._latest: dict[int, Samples] = {}  # of these inputs, by profile
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        compiled = self._open()
+        with _refusals("the model could not be run", self.model):
+            request = _request(compiled, self._complete(feeds))
+            request.infer(share_outputs=True)
+            values = [np.array(request.get_output_tensor(i).data) for i in range(len(self._outputs))]
+        return dict(zip(self._outputs, values, strict=True))
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs that `time` and `layers` use; they are copied once."""
+        compiled = self._open()
+        with _refusals("the inputs could not be bound", self.model):
+            values = self._complete(feeds)
+            self._bound[profile] = _request(compiled, values), values
+        self._latest.pop(profile, None)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Time single runs, in milliseconds. Thread CPU time only if the calling thread does all the work."""
+        request = self._require_bound(profile)[0]
+        with _refusals("the model could not be run", self.model):
+            for _ in range(warmup):
+                request.infer(share_outputs=True)
+            wall, cpu = _time_runs(request, runs)
+        alone = self._options.threads == 1 and device_from(self._options.extra) == CPU
+        taken = Samples(wall_ms=wall, cpu_ms=cpu if alone else ())
+        self._latest[profile] = taken
+        return taken
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
+        """Time per kernel, from a second build with counters; its sum is scaled to the latency without them.
+
+        The latency is that of the last call of `time`; without one it is measured.
+        """
+        warmup = min(_PROFILE_WARMUP, (runs + 1) // 2)
+        values = self._require_bound(profile)[1]
+        profiled = _compiled(self.model, self._options, profile=True)
+        with _refusals("the model could not be run", self.model):
+            times = _kernel_times(_request(profiled, values), runs=runs, warmup=warmup)
+            kernels = read_kernels(profiled.get_runtime_model())
+        latency = self._latest.get(profile) or self.time(runs, warmup=warmup, profile=profile)
+        clock: Clock = "cpu" if latency.cpu_ms else "wall"
+        origins = find_origins(kernels, _source(self.model))
+        return layer_times(kernels, origins, times, latency.median_ms(clock))
+
+    def close(self) -> None:
+        """Free the compiled model; closing twice has no effect."""
+        self._bound = {}
+        self._compiled = None
+
+    def _open(self) -> Any:
+        if self._compiled is None:
+            raise BackendError("the engine is closed", where=self.model, cure="build it again")
+        return self._compiled
+
+    def _require_bound(self, profile: int) -> tuple[Any, dict[str, Array]]:
+        self._open()
+        if profile not in self._bound:
+            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
+        return self._bound[profile]
+
+    def _complete(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Copies of the inputs in the model's order. Raises `BackendError` if their names are not the model's."""
+        missing, unknown = set(self._inputs) - set(feeds), set(feeds) - set(self._inputs)
+        if missing or unknown:
+            texts = [f"without {', '.join(sorted(missing))}"] if missing else []
+            texts += [f"with unknown {', '.join(sorted(unknown))}"] if unknown else []
+            raise BackendError(
+                f"the inputs do not fit the model: {' and '.join(texts)}",
+                where=self.model,
+                cure=_CHECK_INPUTS,
+            )
+        return {name: np.array(feeds[name], order="C") for name in self._inputs}
+
+
+def _overflows(cpu: _cpu.Cpu) -> bool:
+    """Whether sums with 8-bit weights overflow, by the processor's flags; unknown ones count as yes."""
+    return cpu.saturates is not False
+
+
+def _describe(cpu: _cpu.Cpu) -> str:
+    remark = "u8 x s8 saturates: 7-bit weights" if _overflows(cpu) else "8-bit weights are exact"
+    return f"{cpu.int8_path} ({remark})"
+
+
+def _product(device: str) -> str:
+    """The product name of a device, such as an Intel GPU."""
+    with _refusals(f"OpenVINO cannot use device {device}", None, cure="see: qdqspec doctor"):
+        return str(import_openvino().Core().get_property(device, "FULL_DEVICE_NAME"))
+
+
+def _source(model: Path) -> Model:
+    """The model file without its external weights. OpenVINO itself would try parsers of other formats too."""
+    if not model.is_file():
+        raise BackendError("there is no such model file", where=model, cure="check the path")
+    with _refusals("the file is no ONNX model", model, cure="check the path"):
+        return read_source(model)
+
+
+def _compiled(model: Path, options: BuildOptions, *, profile: bool = False) -> Any:
+    core = core_with_extensions(options)
+    with _refusals("OpenVINO could not build the model", model, cure=None):
+        return core.compile_model(
+            core.read_model(model), device_name(options), properties(options, profile=profile)
+        )
+
+
+def _request(compiled: Any, values: Mapping[str, Array]) -> Any:
+    """An inference request with these inputs, which are in the model's order. Raises on other types and shapes."""
+    tensor_of = import_openvino().Tensor
+    request = compiled.create_infer_request()
+    for index, value in enumerate(values.values()):
+        request.set_input_tensor(index, tensor_of(value))
+    return request
+
+
+def _time_runs(request: Any, runs: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Wall and thread CPU milliseconds of each run, without garbage collection in between."""
+    wall, cpu = [], []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(runs):
+            start_cpu, start = time.thread_time_ns(), time.perf_counter_ns()
+            request.infer(share_outputs=True)
+            stop, stop_cpu = time.perf_counter_ns(), time.thread_time_ns()
+            wall.append((stop - start) / 1e6)
+            cpu.append((stop_cpu - start_cpu) / 1e6)
+    finally:
+        if collecting:
+            gc.enable()
+    return tuple(wall), tuple(cpu)
+
+
+def _kernel_times(request: Any, *, runs: int, warmup: int) -> dict[str, float]:
+    """Mean microseconds of each kernel by name, without the warm-up: counters are means since the build."""
+    before = _counters(request, warmup)
+    after = _counters(request, runs)
+    total = warmup + runs
+    return {
+        name: max(0.0, (mean * total - before.get(name, 0.0) * warmup) / runs) for name, mean in after.items()
+    }
+
+
+def _counters(request: Any, runs: int) -> dict[str, float]:
+    for _ in range(runs):
+        request.infer(share_outputs=True)
+    return {info.node_name: info.real_time.total_seconds() * 1e6 for info in request.get_profiling_info()}
+
+
+@contextmanager
+def _refusals(what: str, model: Path | None, cure: str | None = _CHECK_INPUTS) -> Iterator[None]:
+    """Convert OpenVINO's exceptions to `BackendError`, with its reason on one line."""
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:  # noqa: BLE001 - OpenVINO raises RuntimeError, TypeError and others
+        why = plainly(error)
+        raise BackendError(f"{what}: {why}", where=model, cure=cure_for(why) or cure) from None
+
+
+backend = OpenVino
