@@ -70,6 +70,8 @@ def find_corrections(question: Question) -> Found:
     for name in CORRECTIONS:
         if name in question.allowed and name in _STEPS and not search.is_over:
             search.attempt(name, _STEPS[name])
+    if {"bits", "rounding"} <= {*question.allowed} and search.rejected("bits") and not search.is_over:
+        search.attempt("bits", _with_rounded_bits)
     return Found(corrections=search.taken, gains=tuple(search.gains))
 
 
@@ -102,6 +104,7 @@ class _Search:
             return
         after = self.question.judge.errors(self.numbers(tried))
         taken = self.accepts(after)
+        self.gains = [gain for gain in self.gains if gain.name != name]
         self.gains.append(
             CorrectionGain(
                 name=name,
@@ -113,6 +116,10 @@ class _Search:
         )
         if taken:
             self.taken, self.errors = tried, after
+
+    def rejected(self, name: str) -> bool:
+        """Whether a correction was tried and not accepted."""
+        return any(gain.name == name and not gain.taken for gain in self.gains)
 
     def accepts(self, after: tuple[Errors, ...]) -> bool:
         """Whether held-out errors are smaller than those so far, for placements whose outputs are usable."""
@@ -228,6 +235,14 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
         if search.is_over:
             break
     return replace(taken, weights=weights, biases=biases), changed
+
+
+def _with_rounded_bits(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
+    """Smaller scales together with biases and rounding for these, where the scales alone were no gain."""
+    tried, changed = _with_bits(search, replace(taken, biases={}))
+    if changed and taken.biases:
+        tried, _ = _with_bias(search, tried)
+    return (_with_rounding(search, tried)[0], changed) if changed else (taken, 0)
 
 
 _STEPS: Mapping[str, _Step] = {

@@ -48,6 +48,8 @@ from qdqspec.types import (
     TuneRules,
 )
 
+ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
+
 MakeStrategy: TypeAlias = Callable[[SearchSetup, np.random.Generator], Strategy]
 
 
@@ -180,14 +182,15 @@ class Tuning:
     def _block_errors(self) -> tuple[tuple[BlockError, ...], str]:
         """The error of each block alone, or why it is missing; measured now if the search did not need it.
 
-        As for a correction, the time is limited by the preset and the search's own limit.
+        The time is limited by a share of the search's, by the preset, and by the search's own limit.
         """
         if self._oracle is None:
             return (), self._no_oracle()
         rules = self._prepared.case.tune
-        left = [SECONDS[rules.preset], self._work.seconds_left()]
+        spent = time.monotonic() - self._started[0]
+        left = [ERRORS_SHARE * spent, SECONDS[rules.preset], self._work.seconds_left()]
         if rules.minutes is not None:
-            left.append(60 * rules.minutes - (time.monotonic() - self._started[0]))
+            left.append(60 * rules.minutes - spent)
         return self._oracle.block_errors(min(seconds for seconds in left if seconds is not None))
 
     def _no_oracle(self) -> str:
