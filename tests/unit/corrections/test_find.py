@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ import onnx
 import pytest
 from arrays import arrays_of
 
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.corrections import find
+from qdqspec.corrections.judge import Errors, Judge
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
@@ -101,3 +105,31 @@ def test_ranges_of_activations_come_from_several_methods(
             assert (work.numbers.params(site).scale > 0).all()
     assert all(gain.name == "ranges" for gain in work.corrections.gains)
     assert isinstance(work.given.proto, onnx.ModelProto)
+
+
+@pytest.mark.parametrize(("together", "taken"), [(33.0, True), (30.5, False)])
+def test_finer_steps_that_are_no_gain_alone_are_tried_with_rounding(
+    session: Session,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    together: float,
+    taken: bool,
+) -> None:
+    totals = iter([30.0, 29.9, 31.0, together])  # without corrections, with bits, with rounding, with both
+
+    def errors(judge: Judge, numbers: object) -> tuple[Errors, ...]:
+        noise = 10 ** (-next(totals) / 10)
+        return (Errors(np.tile([1.0, noise], (4, 1, 1))),) * len(judge.placements)
+
+    monkeypatch.setattr(Judge, "errors", errors)
+    monkeypatch.setattr(find, "JUDGEMENTS", 1e9)  # these evaluations take no time
+    own = OnnxRuntime.capabilities
+    monkeypatch.setattr(
+        OnnxRuntime, "capabilities", lambda *given, **more: replace(own(*given, **more), reduce_range=True)
+    )
+    found = prepared(session, models, tmp_path, ("bits", "rounding")).corrections
+    assert {gain.name: gain.taken for gain in found.gains} == {"rounding": True, "bits": taken}
+    assert [gain.after_db for gain in found.gains] == pytest.approx([31.0, together])
+    assert len(found.corrections.weights) > 4
+    assert next(totals, None) is None
