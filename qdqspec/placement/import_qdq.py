@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,12 +18,21 @@ from qdqspec.placement.found import FoundPair, Numbers, find_pairs
 from qdqspec.placement.match import Matcher, positions
 from qdqspec.placement.scheme import params_of
 from qdqspec.placement.strip import NOT_REMOVED, RELU_INSERTED, TakenApart, listed, take_apart
-from qdqspec.quantize.formats import NumberFormat, format_stored_as
+from qdqspec.quantize.corrections import rounding_text
+from qdqspec.quantize.formats import NumberFormat, format_stored_as, number_format
 from qdqspec.quantize.scales import quantize
 from qdqspec.types import Consumer, PlacedPair, Placement, Site
 
 _TINY = float(np.finfo(np.float32).tiny)
+_MOST_STEPS = 127  # of a rounding, which takes a byte
 _SUPERSEDED = "is quantized again at once, with other numbers: only the last pair is kept"
+
+
+class _Kept(NamedTuple):
+    """A pair of a scheme, and by how many steps its integers come back changed."""
+
+    pair: PlacedPair
+    steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +67,14 @@ def import_placement(model: Model, reference: Model | None = None) -> Imported:
     found = find_pairs(apart)
     reasons = {id(pair): why for pair in found if (why := _unsayable(pair))}
     placed = [_placed(pair) for pair in found if id(pair) not in reasons and not pair.unread]
+    kept = list(_kept(apart, found, placed))
     notes = [*_grouped((pair.tensor, reasons[id(pair)]) for pair in found if id(pair) in reasons)]
-    notes += [*_grouped(_half_said(found)), *_losses(apart, found, placed), *_left(apart)]
+    notes += [*_grouped(_half_said(found)), *_losses(apart, kept), *_left(apart)]
     return Imported(
         placement=Placement(sites=frozenset(pair.site for pair in placed)),
-        pairs=tuple(sorted(placed, key=lambda pair: (pair.site.tensor, pair.site.consumers))),
+        pairs=tuple(
+            sorted((pair for pair, _ in kept), key=lambda pair: (pair.site.tensor, pair.site.consumers))
+        ),
         notes=tuple(notes),
         positions=positions(apart.stripped),
     )
@@ -163,17 +176,31 @@ def _placed(pair: FoundPair) -> PlacedPair:
     )
 
 
-def _losses(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[str]:
-    """Stored integers that quantizing the restored float weight does not reproduce."""
+def _kept(apart: TakenApart, found: Iterable[FoundPair], placed: Iterable[PlacedPair]) -> Iterator[_Kept]:
+    """Each pair with the rounding of its stored integers, which may differ from the nearest of the float weight.
+
+    The steps are the largest difference that a scheme does not hold.
+    """
     sources = {(pair.tensor, _consumers(pair)): pair.quantized for pair in found if pair.stored}
     for pair in placed:
         source = sources.get((pair.site.tensor, pair.site.consumers))
         if source is None:
+            yield _Kept(pair)
             continue
-        stored = apart.found.model.array(source).astype(np.float64)
+        stored = apart.found.model.array(source)
         weight = apart.stripped.array(pair.site.tensor).astype(np.float32, copy=False)
-        again = quantize(weight, params_of(pair, weight.shape)).astype(np.float64)
-        steps = math.ceil(np.abs(again - stored).max(initial=0))
+        nearest = quantize(weight, params_of(pair, weight.shape))
+        steps = math.ceil(np.abs(nearest.astype(np.float64) - stored.astype(np.float64)).max(initial=0))
+        fmt = number_format(pair.site.format)
+        if 0 < steps <= _MOST_STEPS and not (fmt.floating or fmt.block) and fmt.high <= 255:
+            yield _Kept(replace(pair, rounding=rounding_text(stored, nearest)))
+        else:
+            yield _Kept(pair, steps)
+
+
+def _losses(apart: TakenApart, kept: Iterable[_Kept]) -> Iterator[str]:
+    """Stored integers that quantizing the restored float weight does not reproduce."""
+    for pair, steps in kept:
         if steps:
             known = apart.found.weights.reference is not None
             why = "the reference quantizes otherwise" if known else "float32 cannot hold its integers"

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.import_qdq import Imported, import_placement, placement_for
 from qdqspec.placement.insert import insert_qdq
-from qdqspec.placement.scheme import apply_scheme, write_scheme
+from qdqspec.placement.scheme import SchemeNumbers, apply_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.testing.graphs import ranges_for
@@ -402,3 +402,23 @@ def test_nameless_nodes_are_called_as_in_the_reference_whatever_raising_the_opse
     site = Site(tensor="a", consumers=(Consumer("MatMul#1", 0),), format="uint8")
     inserted = insert_qdq(model, Placement(sites=frozenset([site])), Quantizer(model, ranges_for(model)))
     assert import_placement(Model(inserted.proto), model).placement.sites == {site}
+
+
+def test_integers_that_are_not_the_nearest_of_the_reference_are_kept() -> None:
+    lots = np.random.default_rng(3)
+    weight = lots.normal(size=(4, 3)).astype(F32)
+    scale = np.array(0.02, F32)
+    nearest = np.clip(np.round(weight / scale), -128, 127)
+    stored = np.clip(nearest + lots.integers(-2, 3, (4, 3)), -128, 127).astype(np.int8)
+    body = "g (float[2,4] x) => (float[2,3] y) {{ {} y = MatMul(x, w) }}"
+    quantized = parsed(
+        body.format("w = DequantizeLinear(i, s, z) "), i=stored, s=scale, z=np.array(0, np.int8)
+    )
+    reference = parsed(body.format(""), w=weight)
+    imported = import_placement(quantized, reference)
+    assert imported.notes == ()
+    (pair,) = imported.pairs
+    assert pair.rounding
+    again = SchemeNumbers(reference, imported.pairs).integer_weight(pair.site)
+    assert np.array_equal(again, stored)
+    assert not import_placement(quantized).pairs[0].rounding
