@@ -1,11 +1,11 @@
-"""How often the regression gate is right: ``python benchmarks/gate.py [SEEDS] [--sparing]``, on a simulated device.
+"""How often the gate is right, on a simulated device: ``python benchmarks/gate.py [SEEDS] [--two-at-a-time]``.
 
 A baseline is taken, then the tuned model is made slower by a known amount and gated as in a real run: three
 fresh builds, and where these do not pass, six in twice the rounds. Bars, at an allowance of 5 %: at most 1 %
 of unchanged models fail over 1,000 seeds, at least 95 % of those made 10 % slower do. The noise is what we
 found on real machines: 3 % between runs, 1.2 % between builds, and a drift that swings by 5 %.
-``--sparing``: as where memory has no room for all builds at once. ``benchmarks/gate_real.py`` does the same once on
-the real runtime.
+``--two-at-a-time``: as where memory does not hold all builds at once. ``benchmarks/gate_real.py`` does the same once
+on the real runtime.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qdqspec.baseline.compare import Conditions
 from qdqspec.baseline.store import Entry
 from qdqspec.checks.regression import is_stale, judge_change
 from qdqspec.measure.bench import Bench
-from qdqspec.measure.room import HasRoom, has_room
+from qdqspec.measure.memory import HasMemory, has_memory
 from qdqspec.session.gate import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,
@@ -75,7 +75,7 @@ def layers_of(model: Path) -> tuple:
     return FakeDevice().build(model, BuildOptions(extra={"fake.build_noise": "0"}))._layers  # noqa: SLF001
 
 
-def no_room(_engines: Sequence[Engine], _more: int) -> bool:
+def no_memory(_engines: Sequence[Engine], _more: int) -> bool:
     """For no two builds beside each other."""
     return False
 
@@ -86,7 +86,7 @@ def gate(
     slowdown: float,
     noise: Mapping[str, str],
     allowed: float,
-    room: HasRoom = has_room,
+    memory: HasMemory = has_memory,
 ) -> tuple[str, int]:
     """The outcome and how many looks it took."""
     files = {placement.digest: folder / f"{role}.onnx" for role, placement in ROLES.items()}
@@ -98,7 +98,7 @@ def gate(
         clock="cpu",
         random=np.random.default_rng(seed),
         options=BuildOptions(extra={**noise, "fake.seed": str(seed)}),
-        room=room,
+        memory=memory,
     )
     device.factors[folder / "tuned.onnx"] = 0.6
     known = baseline_of(bench)
@@ -152,13 +152,13 @@ def rates(
     slowdown: float,
     noise: Mapping[str, str] = NOISE,
     allowed: float = 0.05,
-    room: HasRoom = has_room,
+    memory: HasMemory = has_memory,
 ) -> tuple[Counter[str], float]:
     """How often each outcome came, and the share of runs that looked twice."""
     outcomes: Counter[str] = Counter()
     twice = 0
     for seed in range(seeds):
-        outcome, looks = gate(folder, seed, slowdown, noise, allowed, room)
+        outcome, looks = gate(folder, seed, slowdown, noise, allowed, memory)
         outcomes[outcome] += 1
         twice += looks > 1
     return outcomes, twice / seeds
@@ -167,9 +167,9 @@ def rates(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("seeds", nargs="?", type=int, default=1000)
-    parser.add_argument("--sparing", action="store_true")
+    parser.add_argument("--two-at-a-time", action="store_true")
     asked = parser.parse_args()
-    seeds, room = asked.seeds, no_room if asked.sparing else has_room
+    seeds, memory = asked.seeds, no_memory if asked.two_at_a_time else has_memory
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_models(folder)
@@ -178,7 +178,7 @@ def main() -> None:
             print("| change | pass | pass, stale | inconclusive | fail | looked twice |")
             print("|---|---|---|---|---|---|")
             for slowdown in SLOWDOWNS:
-                found, twice = rates(folder, seeds, slowdown, noise, room=room)
+                found, twice = rates(folder, seeds, slowdown, noise, memory=memory)
                 shares = " | ".join(f"{100 * found[outcome] / seeds:.1f} %" for outcome in OUTCOMES)
                 print(f"| {100 * slowdown:+.0f} % | {shares} | {100 * twice:.0f} % |", flush=True)
 

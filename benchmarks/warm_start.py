@@ -34,8 +34,8 @@ from qdqspec.config import Settings
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.session import Session
+from qdqspec.session.cached import PATTERNS
 from qdqspec.session.files import write_patterns
-from qdqspec.session.kept import PATTERNS
 from qdqspec.session.timing import time_files
 from qdqspec.session.work import CaseWork
 from qdqspec.types import NOT_CANDIDATES, Case, SearchResult, Trial

@@ -21,10 +21,10 @@ from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
 from qdqspec.measure.admission import Admission
 from qdqspec.measure.fresh import FreshBuilds
+from qdqspec.measure.memory import HasMemory, has_memory
 from qdqspec.measure.parts import FLOAT, PartBench
 from qdqspec.measure.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
 from qdqspec.measure.race import Entrant, Turn, both_of, profiled, race, warmed
-from qdqspec.measure.room import HasRoom, has_room
 from qdqspec.measure.stats import build_deviation, drift, inverse
 from qdqspec.measure.together import Take, Together, joined
 from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
@@ -74,8 +74,8 @@ class Bench:
     With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win. ``feeds`` are inputs
     of one shape profile, or loads of several. ``extract`` writes only the named nodes with their pairs, and gives
     inputs for them. ``folder`` holds the candidates' files, and is removed from recorded messages. ``jobs`` is the
-    number of parallel builds while no measurement is pending; if ``room`` reports that memory does not hold all of them
-    at once, they are opened one after the other.
+    number of parallel builds while no measurement is pending; if ``memory`` reports that not all of them fit at once,
+    they are opened one after the other.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Bench:
         extract: Extract | None = None,
         folder: Path | None = None,
         jobs: int = 1,
-        room: HasRoom = has_room,
+        memory: HasMemory = has_memory,
     ) -> None:
         self.clock: Clock = clock
         self.eps = FLOOR_EPS
@@ -105,7 +105,7 @@ class Bench:
         self._admission = admission
         self._extract = extract
         self._folder = folder
-        self._fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive, jobs=jobs, room=room)
+        self._fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory)
         self._writing = Lock()
         self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
         self._incumbent: _Incumbent | None = None

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from qdqspec.backends.base import Engine
+from qdqspec.measure.memory import HasMemory, MemoryShortError, has_memory
 from qdqspec.measure.race import Turn
-from qdqspec.measure.room import HasRoom, NoRoomError, has_room
-from qdqspec.measure.sparing import time_sparingly
 from qdqspec.measure.together import Opener, Take, Together, time_together
+from qdqspec.measure.two_at_a_time import time_two_at_a_time
 from qdqspec.types import Clock
 
 
@@ -25,13 +25,13 @@ class FreshBuilds:
         random: np.random.Generator,
         exclusive: Callable[[], AbstractContextManager[object]],
         jobs: int = 1,
-        room: HasRoom = has_room,
+        memory: HasMemory = has_memory,
     ) -> None:
         self._clock: Clock = clock
         self._random = random
         self._exclusive = exclusive
         self._jobs = jobs
-        self._room = room
+        self._memory = memory
         self._is_short = False
 
     def time(
@@ -54,11 +54,11 @@ class FreshBuilds:
                     random=random,
                     exclusive=exclusive,
                     jobs=self._jobs,
-                    room=self._room,
+                    memory=self._memory,
                     beside=beside,
                     take=take,
                 )
-            except NoRoomError:
+            except MemoryShortError:
                 self._is_short = True
         make_room()
-        return time_sparingly(groups, rounds, clock=clock, random=random, exclusive=exclusive, take=take)
+        return time_two_at_a_time(groups, rounds, clock=clock, random=random, exclusive=exclusive, take=take)

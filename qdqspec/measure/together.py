@@ -17,8 +17,8 @@ import numpy as np
 
 from qdqspec.backends.base import Engine
 from qdqspec.errors import BackendError, PlacementError, QdqspecError
+from qdqspec.measure.memory import HasMemory, MemoryShortError, has_memory, is_memory_error
 from qdqspec.measure.race import Turn, settle
-from qdqspec.measure.room import HasRoom, NoRoomError, has_room, is_want_of_room
 from qdqspec.measure.stats import enclosed_ratios, trimmed_error
 from qdqspec.types import Clock, Interval, Samples
 
@@ -62,19 +62,20 @@ def time_together(
     random: np.random.Generator,
     exclusive: Callable[[], AbstractContextManager[object]],
     jobs: int = 1,
-    room: HasRoom = has_room,
+    memory: HasMemory = has_memory,
     beside: Sequence[Engine] = (),
     take: Take = Turn.both,
 ) -> Together:
     """Open all engines, ``jobs`` at a time, warm them up, take ``rounds`` samples of each, and close them.
 
     From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
-    Timing, and not building, happens inside ``exclusive``, and begins when all are built. Raises `NoRoomError` as soon
-    as ``room`` reports that the remaining ones do not fit ``beside`` the open ones, or if one fails for lack of memory.
+    Timing, and not building, happens inside ``exclusive``, and begins when all are built. Raises `MemoryShortError` as
+    soon as ``memory`` reports that the remaining ones do not fit ``beside`` the open ones, or if one fails for lack of
+    memory.
     """
     result = Together()
     to_come = Counter({name: len(openers) for name, openers in groups.items()})
-    _look_ahead(room, beside, to_come)
+    _look_ahead(memory, beside, to_come)
     with ExitStack() as opened:
         engines: list[tuple[str, int, Engine]] = []
         for name, openers in groups.items():
@@ -82,7 +83,7 @@ def time_together(
                 for index, engine in enumerate(_opened(openers, jobs, opened)):
                     engines.append((name, index, engine))
                     to_come[name] -= 1
-                    _look_ahead(room, [*beside, *(each for _, _, each in engines)], to_come)
+                    _look_ahead(memory, [*beside, *(each for _, _, each in engines)], to_come)
             except (BackendError, PlacementError) as error:
                 _fail(result, name, error)
                 del to_come[name]
@@ -93,16 +94,16 @@ def time_together(
     return result
 
 
-def _look_ahead(room: HasRoom, engines: Sequence[Engine], to_come: Counter[str]) -> None:
+def _look_ahead(memory: HasMemory, engines: Sequence[Engine], to_come: Counter[str]) -> None:
     more = to_come.total()
-    if more and not room(engines, more):
-        raise NoRoomError
+    if more and not memory(engines, more):
+        raise MemoryShortError
 
 
 def _fail(result: Together, name: str, error: QdqspecError) -> None:
     """Omit a group, unless it may have failed because too many engines are open."""
-    if is_want_of_room(error):
-        raise NoRoomError from error
+    if is_memory_error(error):
+        raise MemoryShortError from error
     result.failures[name] = error
 
 

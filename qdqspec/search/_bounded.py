@@ -7,7 +7,7 @@ import numpy as np
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import NoiseModel, power
 from qdqspec.search._guide import CLOSE_DB, Guide
-from qdqspec.search._knapsack import least_time, noise_of, quieted
+from qdqspec.search._knapsack import least_time, noise_of, with_less_noise
 from qdqspec.search.blocks import CostModel, unit_labels
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.types import Placement
@@ -54,7 +54,7 @@ class Bounded:
 
     def reduced(self, codes: Codes, least_db: float) -> Codes:
         """The labelling without the blocks with the most noise for their time, as many as the limit requires."""
-        return quieted(self._costs, self.noise.powers, codes, self._allowed(least_db))
+        return with_less_noise(self._costs, self.noise.powers, codes, self._allowed(least_db))
 
     def admits(self, codes: Codes, least_db: float) -> bool:
         """Whether a labelling is worth a build: by the noise of blocks first, then by the guide."""

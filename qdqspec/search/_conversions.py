@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qdqspec.search.crossings import FLOAT, Codes, Edge, Floats, Worlds
+from qdqspec.search.crossings import FLOAT, Codes, Domains, Edge, Floats
 
 
 class Conversions:
     """Milliseconds of each edge's conversions: one row for each edge, one column for each pair of domains."""
 
-    def __init__(self, edges: Sequence[Edge], worlds: Worlds) -> None:
+    def __init__(self, edges: Sequence[Edge], domains: Domains) -> None:
         self._edges = edges
-        self._worlds = worlds
+        self._domains = domains
         self._by_tensor = {edge.tensor: number for number, edge in enumerate(edges)}
         self._seen: dict[tuple[int, int], list[float]] = {}  # by edge and kind
 
@@ -28,7 +28,7 @@ class Conversions:
         number = self._by_tensor.get(tensor)
         if number is None:
             return
-        kinds = self._edges[number].converted(codes, self._worlds) or [
+        kinds = self._edges[number].converted(codes, self._domains) or [
             0
         ]  # labels that imply no conversion: the first kind
         for kind in kinds:
@@ -36,18 +36,18 @@ class Conversions:
 
     def costs(self) -> Floats:
         """The costs estimated so far."""
-        worlds = self._worlds.ordered
-        costs = np.zeros((len(self._edges), len(worlds)))
+        domains = self._domains.ordered
+        costs = np.zeros((len(self._edges), len(domains)))
         rates = self._per_element()
         for number, edge in enumerate(self._edges):
-            for kind, (one, other) in enumerate(worlds):
+            for kind, (one, other) in enumerate(domains):
                 own = self._seen.get((number, kind))
                 if own:
                     costs[number, kind] = np.mean(own)
                 elif one == FLOAT or kind in rates:
                     costs[number, kind] = rates.get(kind, _any(rates)) * edge.elements
                 else:
-                    through = self._worlds.pairs[FLOAT]
+                    through = self._domains.pairs[FLOAT]
                     costs[number, kind] = costs[number, through[one]] + costs[number, through[other]]
         return costs
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qdqspec.search.crossings import Codes, Edge, Floats, Worlds
+from qdqspec.search.crossings import Codes, Domains, Edge, Floats
 
 SWEEPS = 20  # an upper bound; it converges in a few
 _MOST_ENDS = 8  # ends of an edge whose conversions are cached: with more there are too many labellings
@@ -26,13 +26,13 @@ class Descent:
         self,
         offered: Sequence[tuple[int, ...]],
         edges: Sequence[Edge],
-        worlds: Worlds,
+        domains: Domains,
         groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """``offered`` has the codes of each of the ``groups`` of blocks; without groups each block is one."""
         self._offered = offered
         self._groups = [(index,) for index in range(len(offered))] if groups is None else groups
-        self._conversions = [_Conversion(edge, worlds) for edge in edges]
+        self._conversions = [_Conversion(edge, domains) for edge in edges]
         group_of = {block: number for number, blocks in enumerate(self._groups) for block in blocks}
         around: list[dict[int, None]] = [{} for _ in self._groups]  # edges by group, each once
         for number, edge in enumerate(edges):
@@ -99,8 +99,8 @@ class Descent:
 class _Conversion:
     """The conversions of one edge under a labelling."""
 
-    def __init__(self, edge: Edge, worlds: Worlds) -> None:
-        self._edge, self._worlds = edge, worlds
+    def __init__(self, edge: Edge, domains: Domains) -> None:
+        self._edge, self._domains = edge, domains
         self._ends: Callable[[Any], object] | None = (
             itemgetter(*edge.blocks) if len(edge.blocks) <= _MOST_ENDS else None
         )
@@ -108,9 +108,9 @@ class _Conversion:
 
     def kinds(self, codes: Codes | Sequence[int]) -> list[int]:
         if self._ends is None:
-            return self._edge.converted(codes, self._worlds)
+            return self._edge.converted(codes, self._domains)
         ends = self._ends(codes)
         found = self._known.get(ends)
         if found is None:
-            found = self._known[ends] = self._edge.converted(codes, self._worlds)
+            found = self._known[ends] = self._edge.converted(codes, self._domains)
         return found

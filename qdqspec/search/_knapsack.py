@@ -25,7 +25,7 @@ def least_time(costs: CostModel, powers: Floats, most: float, share: float = 1.0
     """The labelling of least predicted time found among those whose noise is at most ``most``.
 
     ``powers`` is the noise of each block under each code, which is additive. ``share`` scales the cost of crossings.
-    The predicted time is never longer than that of `quieted` from the fastest labelling.
+    The predicted time is never longer than that of `with_less_noise` from the fastest labelling.
     """
     quickest = costs.compose(share)
     if noise_of(powers, quickest) <= most:
@@ -40,7 +40,11 @@ def least_time(costs: CostModel, powers: Floats, most: float, share: float = 1.0
             high, feasible = middle, codes
         else:
             low, infeasible = middle, codes
-    starts = [feasible, quieted(costs, powers, infeasible, most), quieted(costs, powers, quickest, most)]
+    starts = [
+        feasible,
+        with_less_noise(costs, powers, infeasible, most),
+        with_less_noise(costs, powers, quickest, most),
+    ]
     options = [*starts, *(_filled(costs, powers, codes, most, share) for codes in starts)]
     return min(options, key=lambda codes: costs.predict(codes, share))
 
@@ -50,7 +54,7 @@ def noise_of(powers: Floats, codes: Codes) -> float:
     return float(powers[np.arange(len(codes)), codes].sum())
 
 
-def quieted(costs: CostModel, powers: Floats, start: Codes, most: float) -> Codes:
+def with_less_noise(costs: CostModel, powers: Floats, start: Codes, most: float) -> Codes:
     """Greedily change blocks to labels with less noise, best ratio of noise to time first, until ``most`` holds."""
     codes, rows = start.copy(), np.arange(len(start))
     offered = _offered(costs)

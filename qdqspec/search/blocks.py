@@ -13,7 +13,7 @@ import numpy as np
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._conversions import Conversions
 from qdqspec.search._descent import Descent
-from qdqspec.search.crossings import FP, Codes, Crossings, Floats, edges_between, worlds_of
+from qdqspec.search.crossings import FP, Codes, Crossings, Floats, domains_of, edges_between
 from qdqspec.types import Label, LayerTime, Trial, format_of, kind_of
 
 TIME_DOUBT, CROSSING_DOUBT = 0.15, 0.5  # standard deviations of logarithms when a model is drawn
@@ -98,13 +98,13 @@ class CostModel:
         self.reference_ms = 0.0  # sum of all kernels of the float model
         self._block_of = {node: b.index for b in blocks for u in b.units for node in space.by_id[u].nodes}
         self._edges = edges_between(space, self._block_of)
-        worlds = worlds_of(space)
-        self._crossings = Crossings(self._edges, worlds)
-        self._conversions = Conversions(self._edges, worlds)
+        domains = domains_of(space)
+        self._crossings = Crossings(self._edges, domains)
+        self._conversions = Conversions(self._edges, domains)
         self._seen_times: list[dict[int, list[float]]] = [{} for _ in blocks]
         self.times = np.zeros((len(blocks), len(space.labels)))  # by block and code
         self.converting = self._conversions.costs()  # by edge and pair of domains
-        self._worlds = worlds
+        self._domains = domains
         self._descent = self.descent([block.codes for block in self.blocks])
 
     def learn(self, trials: Iterable[Trial]) -> None:
@@ -118,7 +118,7 @@ class CostModel:
         self, offered: Sequence[tuple[int, ...]], groups: Sequence[Sequence[int]] | None = None
     ) -> Descent:
         """A descent over these blocks, or over groups of them that share a code."""
-        return Descent(offered, self._edges, self._worlds, groups)
+        return Descent(offered, self._edges, self._domains, groups)
 
     def compose(self, share: float, penalty: Floats | None = None) -> Codes:
         """The labelling of least predicted time, with crossings weighted by ``share``.

@@ -23,7 +23,7 @@ FLOAT = 0  # the domain of floats
 
 
 @dataclass(frozen=True, slots=True)
-class Worlds:
+class Domains:
     """The domains that each code reads and produces, and a number for each unordered pair of domains."""
 
     reads: tuple[int, ...] = (FLOAT, 1, 1)
@@ -47,17 +47,17 @@ class Worlds:
         return [(one, other) for one in range(self.count) for other in range(one + 1, self.count)]
 
 
-def worlds_of(space: SchemeSpace) -> Worlds:
+def domains_of(space: SchemeSpace) -> Domains:
     """The domains of a space: float, and each format of activations; ranges found at run time have their own."""
     numbers: dict[str, int] = {}
     reads, makes = [FLOAT], [FLOAT]
     choices = {choice.name: choice for choice in space.choices}
     for label in space.labels[1:]:
         fmt = choices[format_of(label)].reads(kind_of(label))
-        world = FLOAT if fmt is None else numbers.setdefault(fmt, len(numbers) + 1)
-        reads.append(world)
-        makes.append(world if kind_of(label) == "in+out" else FLOAT)
-    return Worlds(tuple(reads), tuple(makes))
+        domain = FLOAT if fmt is None else numbers.setdefault(fmt, len(numbers) + 1)
+        reads.append(domain)
+        makes.append(domain if kind_of(label) == "in+out" else FLOAT)
+    return Domains(tuple(reads), tuple(makes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class Edge:
         """Indexes of the blocks at its ends."""
         return self.consumers if self.producer < 0 else (self.producer, *self.consumers)
 
-    def converted(self, codes: Codes | Sequence[int], worlds: Worlds) -> list[int]:
+    def converted(self, codes: Codes | Sequence[int], domains: Domains) -> list[int]:
         """The conversions it takes, each once for all its readers, as numbers of pairs of domains."""
-        made = worlds.makes[codes[self.producer]] if self.producer >= 0 else FLOAT
-        wanted = {worlds.reads[codes[index]] for index in self.consumers}
+        made = domains.makes[codes[self.producer]] if self.producer >= 0 else FLOAT
+        wanted = {domains.reads[codes[index]] for index in self.consumers}
         if self.outside:
             wanted.add(FLOAT)
         wanted.discard(made)
-        return [worlds.pairs[made][world] for world in wanted]
+        return [domains.pairs[made][domain] for domain in wanted]
 
 
 def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge, ...]:
@@ -103,15 +103,15 @@ def edges_between(space: SchemeSpace, block_of: Mapping[str, int]) -> tuple[Edge
 class Crossings:
     """All edges as arrays: the conversions of a labelling are computed in one vectorized pass."""
 
-    def __init__(self, edges: Sequence[Edge], worlds: Worlds) -> None:
+    def __init__(self, edges: Sequence[Edge], domains: Domains) -> None:
         self._producer = np.array([edge.producer for edge in edges], dtype=np.int64)
         self._outside = np.array([edge.outside for edge in edges], dtype=bool)
         self._reader = np.array([c for edge in edges for c in edge.consumers], dtype=np.int64)
         self._edge = np.repeat(np.arange(len(edges)), [len(edge.consumers) for edge in edges])
-        self._reads, self._makes = np.array(worlds.reads), np.array(worlds.makes)
-        self._pairs = np.array(worlds.pairs)
-        self._shape = len(edges), worlds.count
-        self._kinds = len(worlds.ordered)
+        self._reads, self._makes = np.array(domains.reads), np.array(domains.makes)
+        self._pairs = np.array(domains.pairs)
+        self._shape = len(edges), domains.count
+        self._kinds = len(domains.ordered)
 
     def of(self, codes: Codes) -> npt.NDArray[np.bool_]:
         """For each edge and each pair of domains, whether the labelling converts between the two."""
@@ -120,7 +120,7 @@ class Crossings:
         wanted[self._edge, self._reads[codes[self._reader]]] = True
         wanted[self._outside, FLOAT] = True
         wanted[np.arange(len(made)), made] = False
-        edge, world = np.nonzero(wanted)
+        edge, domain = np.nonzero(wanted)
         converted = np.zeros((len(made), self._kinds), dtype=bool)
-        converted[edge, self._pairs[made[edge], world]] = True
+        converted[edge, self._pairs[made[edge], domain]] = True
         return converted

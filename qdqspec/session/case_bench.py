@@ -18,9 +18,9 @@ from qdqspec.graph.model import Model
 from qdqspec.measure.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
+from qdqspec.session.cached import data_digest, key_of
 from qdqspec.session.files import REFERENCE, BuildLogs
 from qdqspec.session.half import ROLE, half_reference, note_half
-from qdqspec.session.kept import data_digest, key_of
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.timing import BUILDS, ROUNDS, time_files
 from qdqspec.session.tuning import MakeStrategy, Tuning

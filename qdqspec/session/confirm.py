@@ -9,7 +9,7 @@ from qdqspec.errors import BackendError
 from qdqspec.measure.bench import CONFIRM_BUILDS, Bench
 from qdqspec.measure.stats import inverse
 from qdqspec.search.select import Choice, choose, finalists, front_of, reaches
-from qdqspec.session.held import Held
+from qdqspec.session.accuracy_constraint import AccuracyConstraint
 from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
 
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
@@ -40,7 +40,7 @@ def confirm(
     trials: tuple[Trial, ...],
     everything: Placement,
     bench: Bench,
-    held: Held,
+    constraint: AccuracyConstraint,
     *,
     pareto: bool,
     ended_by: str = "",
@@ -51,25 +51,25 @@ def confirm(
     Placements in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
     search, if any. Raises `BackendError` if the reference does not build again.
     """
-    roles = finalists(trials, everything, fits=held.reaches, admits=lambda each: _admitted(each, bench))
-    members = _front_roles(trials, roles, held) if pareto else {}
+    roles = finalists(trials, everything, fits=constraint.reaches, admits=lambda each: _admitted(each, bench))
+    members = _front_roles(trials, roles, constraint) if pareto else {}
     measured = bench.compare({**roles, **members, **(beside or {}), "tuned": roles["winner"]})
     points: tuple[FrontPoint, ...] = ()
     among = roles
     if pareto:
-        points = _front(trials, {**roles, **members}, measured, bench, held)
+        points = _front(trials, {**roles, **members}, measured, bench, constraint)
         ahead = {point.placement for point in points}
         among = {role: p for role, p in {**roles, **members}.items() if p.digest in ahead}
-    choice = _chosen(trials, among, measured, bench, held, ended_by)
+    choice = _chosen(trials, among, measured, bench, constraint, ended_by)
     return Confirmed(
         choice=choice,
         latency=renamed(measured, choice.role, tuple(beside or ())),
         front=points,
         lines=tuple(
-            (role, _scored(_line(number, role, placement, measured), held))
+            (role, _scored(_line(number, role, placement, measured), constraint))
             for number, (role, placement) in enumerate(roles.items(), len(trials))
         ),
-        trials=tuple(_scored(trial, held) for trial in trials),
+        trials=tuple(_scored(trial, constraint) for trial in trials),
     )
 
 
@@ -78,24 +78,24 @@ def _chosen(
     roles: Mapping[str, Placement],
     measured: LatencyEvidence,
     bench: Bench,
-    held: Held,
+    constraint: AccuracyConstraint,
     ended_by: str,
 ) -> Choice:
     """The choice among placements that meet the constraints on all data, which is verified for each choice."""
     ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
-    barred = {t.placement.digest for t in trials if not t.subgraph and not held.reaches(t)}
+    barred = {t.placement.digest for t in trials if not t.subgraph and not constraint.reaches(t)}
     while True:
-        shortfall = held.shortfall([_scored(trial, held) for trial in trials])
+        shortfall = constraint.shortfall([_scored(trial, constraint) for trial in trials])
         choice = choose(
             roles,
             ratios,
             barred=barred,
-            min_gain=held.limits.min_gain,
+            min_gain=constraint.limits.min_gain,
             shortfall=shortfall,
             ended_by=ended_by,
         )
         if choice.unchanged or _admitted(choice.placement, bench):
-            refused = held.refused(trials)
+            refused = constraint.refused(trials)
             return replace(choice, reason=f"{choice.reason}; {refused}") if refused else choice
         barred.add(choice.placement.digest)
 
@@ -108,10 +108,12 @@ def _admitted(placement: Placement, bench: Bench) -> bool:
         return False
 
 
-def _front_roles(trials: Sequence[Trial], roles: Mapping[str, Placement], held: Held) -> dict[str, Placement]:
+def _front_roles(
+    trials: Sequence[Trial], roles: Mapping[str, Placement], constraint: AccuracyConstraint
+) -> dict[str, Placement]:
     """The placements of the Pareto front that are not finalists, including those below an SQNR limit."""
     known = {placement.digest for placement in roles.values()}
-    fit = [trial for trial in trials if reaches(trial, None, held.min_accuracy)]
+    fit = [trial for trial in trials if reaches(trial, None, constraint.min_accuracy)]
     members = [t.placement for t in front_of(fit, FRONT) if t.placement.digest not in known]
     return {f"front-{number}": placement for number, placement in enumerate(members, 1)}
 
@@ -121,7 +123,7 @@ def _front(
     roles: Mapping[str, Placement],
     measured: LatencyEvidence,
     bench: Bench,
-    held: Held,
+    constraint: AccuracyConstraint,
 ) -> tuple[FrontPoint, ...]:
     """The Pareto front of rebuilt placements by time and SQNR on all data, fastest first.
 
@@ -135,30 +137,36 @@ def _front(
     }
     points: list[FrontPoint] = []
     for ratio, placement in sorted(timed.values(), key=lambda each: each[0].median):
-        sqnr_db = _confirmed_db(placement, bench, held)
+        sqnr_db = _confirmed_db(placement, bench, constraint)
         if sqnr_db is not None and (not points or sqnr_db > points[-1].sqnr_db):
-            points.append(_point(placement, ratio, sqnr_db, held))
+            points.append(_point(placement, ratio, sqnr_db, constraint))
     reference = roles["reference"]
-    return (*points, _point(reference, measured.ratios["reference"], EXACT_DB, held))
+    return (*points, _point(reference, measured.ratios["reference"], EXACT_DB, constraint))
 
 
-def _confirmed_db(placement: Placement, bench: Bench, held: Held) -> float | None:
+def _confirmed_db(placement: Placement, bench: Bench, constraint: AccuracyConstraint) -> float | None:
     """The SQNR on all data; ``None`` if it cannot be measured or the task metric is below its limit."""
     try:
         bench.confirm(placement)
     except BackendError:
         return None
-    score, least = held.score(placement), held.min_accuracy
-    return None if least is not None and score is not None and score < least else held.confirmed_db(placement)
+    score, least = constraint.score(placement), constraint.min_accuracy
+    return (
+        None
+        if least is not None and score is not None and score < least
+        else constraint.confirmed_db(placement)
+    )
 
 
-def _point(placement: Placement, ratio: Interval, sqnr_db: float, held: Held) -> FrontPoint:
+def _point(
+    placement: Placement, ratio: Interval, sqnr_db: float, constraint: AccuracyConstraint
+) -> FrontPoint:
     return FrontPoint(
         placement=placement.digest,
         pairs=placement.pairs,
         ratio=ratio,
         sqnr_db=sqnr_db,
-        accuracy=held.score(placement),
+        accuracy=constraint.score(placement),
     )
 
 
@@ -185,11 +193,11 @@ def renamed(measured: LatencyEvidence, role: str, beside: Sequence[str] = ()) ->
     )
 
 
-def _scored(trial: Trial, held: Held) -> Trial:
+def _scored(trial: Trial, constraint: AccuracyConstraint) -> Trial:
     """The trial with the task metric of its placement, if measured by now."""
     if not trial.ok or trial.subgraph or trial.accuracy is not None:
         return trial
-    return replace(trial, accuracy=held.score(trial.placement))
+    return replace(trial, accuracy=constraint.score(trial.placement))
 
 
 def _line(number: int, role: str, placement: Placement, measured: LatencyEvidence) -> Trial:

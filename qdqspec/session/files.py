@@ -23,7 +23,7 @@ from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.search.select import reaches
-from qdqspec.session.kept import FRONT, FRONT_TABLE, MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept
+from qdqspec.session.cached import FRONT, FRONT_TABLE, MODEL, PATTERNS, RAW_MODEL, SCHEME, CachedSearch
 from qdqspec.session.prepare import Prepared, require_path
 from qdqspec.session.stage import staged
 from qdqspec.types import Interval, Placement, SearchResult, Trial
@@ -182,7 +182,7 @@ def write_patterns(
     write_cache(path, gather(fit, prepared.space, backend, device, confirmed=confirmed))
 
 
-def take_results(kept: Kept, given: Model, folder: Path) -> None:
+def take_results(kept: CachedSearch, given: Model, folder: Path) -> None:
     """Copy the files of a cached search to the folder of this run; an existing journal is kept."""
     with staged(folder, given) as stage:
         _copy(given, stage / REFERENCE)

@@ -10,6 +10,7 @@ from pathlib import Path
 from qdqspec.errors import BackendError, QdqspecError, StateError
 from qdqspec.measure.store import Store
 from qdqspec.placement.scheme import read_scheme
+from qdqspec.session.cached import MODEL, PATTERNS, RAW_MODEL, SCHEME, CachedSearch, keep, recall
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.files import (
     REFERENCE,
@@ -19,7 +20,6 @@ from qdqspec.session.files import (
     write_patterns,
     write_results,
 )
-from qdqspec.session.kept import MODEL, PATTERNS, RAW_MODEL, SCHEME, Kept, keep, recall
 from qdqspec.session.prepare import require_path
 from qdqspec.session.recheck import FIRST_BUILDS, FIRST_ROUNDS, recheck
 from qdqspec.session.stage import refuse_own
@@ -49,7 +49,7 @@ class Finder:
         return "kept" in self.__dict__
 
     @cached_property
-    def kept(self) -> Kept:
+    def kept(self) -> CachedSearch:
         """The finished search: from the cache if it passes its recheck, else run now.
 
         A failure is not retried in this session: every check of the case raises the same error.
@@ -76,7 +76,7 @@ class Finder:
         kept = self.kept
         return () if kept.result.unchanged else read_scheme(kept.folder / SCHEME).pairs
 
-    def measured(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+    def measured(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the reference and the selected model, interleaved, from fresh builds.
 
         Raises `BackendError` if the tuned model does not run any more.
@@ -92,7 +92,7 @@ class Finder:
             )
         return measured
 
-    def _found(self) -> Kept:
+    def _found(self) -> CachedSearch:
         settings = self.bench.settings
         known = None if settings.no_cache else recall(self.store, self.bench.key)
         if settings.scheme is not None:
@@ -106,7 +106,7 @@ class Finder:
             self.store.discard(self.bench.key)
         return self._tuned()
 
-    def _tuned(self) -> Kept:
+    def _tuned(self) -> CachedSearch:
         refuse_own(self.bench.output, (REFERENCE, MODEL, RAW_MODEL), self.bench.given)  # before the work
         self._validate()
         with open_journal(
@@ -120,7 +120,7 @@ class Finder:
                 journal.append(trial, role=role)
         return kept
 
-    def _written(self, tuned: Tuned) -> Kept:
+    def _written(self, tuned: Tuned) -> CachedSearch:
         """The result in its folder and, unless disabled, in the cache."""
         bench, result, raw_winner = self.bench, tuned.result, tuned.raw_winner
         folder, target = bench.output, bench.target
@@ -129,7 +129,7 @@ class Finder:
         write_patterns(bench.prepared, result, tuned.intervals, patterns, target, bench.device.key)
         self.is_cut_short = bench.work.seconds_left() == 0  # such a search is not cached
         if bench.settings.no_cache or self.is_cut_short:
-            return Kept(result=result, folder=folder, raw_winner=raw_winner)
+            return CachedSearch(result=result, folder=folder, raw_winner=raw_winner)
         about = {
             "case": bench.case.name,
             "model": bench.given.where,
@@ -141,7 +141,7 @@ class Finder:
         is_ours = _same_files(kept.folder / SCHEME, folder / SCHEME)
         return kept if is_ours else replace(kept, folder=folder)
 
-    def _is_kept(self, known: Kept) -> bool:
+    def _is_kept(self, known: CachedSearch) -> bool:
         """Whether a cached winner is reused. If not, a new search follows, which CI must request explicitly."""
         if known.model is None:
             return True
@@ -155,7 +155,7 @@ class Finder:
             return True
         return self._is_kept_in_ci(known, found.finding, is_usable=found.outcome == "slower")
 
-    def _is_kept_in_ci(self, known: Kept, finding: str, *, is_usable: bool) -> bool:
+    def _is_kept_in_ci(self, known: CachedSearch, finding: str, *, is_usable: bool) -> bool:
         """Whether a cached winner that is not proved faster is reused: in CI a search runs only on request."""
         if not self.bench.settings.in_ci:
             self._note(f"{finding}; it was tuned again")
@@ -187,7 +187,7 @@ class Finder:
             f"{metric_text(rules.metric, least)} that tune.accuracy asks for"
         )
 
-    def _required(self, known: Kept | None) -> Kept:
+    def _required(self, known: CachedSearch | None) -> CachedSearch:
         case, mode = self.bench.case, self.bench.settings.mode
         if known is None:
             raise StateError(
@@ -197,7 +197,7 @@ class Finder:
             )
         return known
 
-    def _chosen(self, digest: str, known: Kept | None) -> Kept:
+    def _chosen(self, digest: str, known: CachedSearch | None) -> CachedSearch:
         """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
         case, trials = self.bench.case, known.result.trials if known else ()
         found = {t.placement.digest: t.placement for t in trials if t.ok}
@@ -217,7 +217,7 @@ class Finder:
             return known
         return self._rebuilt(known, meant[0])
 
-    def _rebuilt(self, known: Kept, placement: Placement) -> Kept:
+    def _rebuilt(self, known: CachedSearch, placement: Placement) -> CachedSearch:
         result = replace(
             known.result,
             winner=placement,
@@ -228,9 +228,9 @@ class Finder:
         folder = self.bench.output / placement.digest
         make_folder(folder)
         write_results(self.bench.prepared, result, placement, folder, self.bench.target)
-        return Kept(result=result, folder=folder, raw_winner=placement)
+        return CachedSearch(result=result, folder=folder, raw_winner=placement)
 
-    def _timed(self, kept: Kept, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
+    def _timed(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the reference and the selected model, interleaved, from fresh builds."""
         return self.bench.timed(kept.model or require_path(self.bench.given), builds, rounds)
 

@@ -108,7 +108,7 @@ class FusionBuild:
         write_whole(self._file, text, what="what fuses", make_folder=True)
 
 
-def told_groups(path: Path, model: Model) -> Groups:
+def groups_of_file(path: Path, model: Model) -> Groups:
     """The nodes of each kernel in a file of the user that a runtime's tool exported.
 
     Raises `StateError` if it cannot be read or belongs to another model.

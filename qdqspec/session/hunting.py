@@ -17,11 +17,11 @@ from qdqspec.parity.draw import Drawn, drawn_inputs, simpler
 from qdqspec.parity.hunt import hunt
 from qdqspec.parity.recipes import make, words
 from qdqspec.parity.typical import typical_of
+from qdqspec.session.cached import MODEL
 from qdqspec.session.case_bench import CaseBench
-from qdqspec.session.kept import MODEL
 from qdqspec.session.parity import SideBySide
 from qdqspec.session.prepare import require_path
-from qdqspec.session.probes import Kept, Prober, write_probe
+from qdqspec.session.probes import Prober, SavedProbe, write_probe
 from qdqspec.types import ParitySearch, TriedInput
 
 FOLDER = "parity"  # subfolder of the case's folder: one file for each check with a failing input
@@ -83,7 +83,7 @@ class _Hunter:
         )
         probe = None
         if found.smallest is not None:
-            kept = Kept(
+            kept = SavedProbe(
                 feeds=self._feeds(found.smallest),
                 params=self._params,
                 typical=typical,

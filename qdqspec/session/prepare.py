@@ -32,7 +32,7 @@ from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_included, unmatched
 from qdqspec.regions.search import find_regions
 from qdqspec.session.correcting import Correcting
-from qdqspec.session.fusion import FusionBuild, Groups, told_groups
+from qdqspec.session.fusion import FusionBuild, Groups, groups_of_file
 from qdqspec.session.keeping import KeptScales, kept_scales
 from qdqspec.session.observing import Observing
 from qdqspec.session.patterns import require_patterns
@@ -92,7 +92,7 @@ class Prepared:
         if rules.by != "fusion":
             return ()
         if rules.graph is not None:
-            return told_groups(rules.graph, self.given)
+            return groups_of_file(rules.graph, self.given)
         build = FusionBuild(
             model=self.given,
             path=require_path(self.given),

@@ -101,7 +101,7 @@ def _stopped(error: BackendError) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SavedProbe:
     """The content of a probe file: the input, its limits and its description.
 
     ``params`` is ``None`` in a file that holds arrays only, such as one written by hand.
@@ -124,7 +124,7 @@ class _Check(BaseModel):
     inputs: tuple[TriedInput, ...]
 
 
-def write_probe(path: Path, kept: Kept) -> None:
+def write_probe(path: Path, kept: SavedProbe) -> None:
     """Write the input as an .npz file that numpy can read; the first axis of each array is one sample."""
     assert kept.params is not None
     beside = {
@@ -138,7 +138,7 @@ def write_probe(path: Path, kept: Kept) -> None:
     write_whole(path, content, what="the input", make_folder=True)
 
 
-def read_probe(path: Path) -> Kept:
+def read_probe(path: Path) -> SavedProbe:
     """Read an input: the first sample of each array. Raises `DataError` for a damaged or missing file."""
     if not path.is_file():
         raise DataError(
@@ -150,7 +150,7 @@ def read_probe(path: Path) -> Kept:
     known = {name: row for name, row in feeds.items() if row is not None}
     text = read_beside(path, _CHECK, _MOST_BYTES)
     if text is None:
-        return Kept(feeds=known)
+        return SavedProbe(feeds=known)
     try:
         read = TypeAdapter(_Check).validate_json(text)
         params = ParityParams.model_validate(read.check)
@@ -159,4 +159,4 @@ def read_probe(path: Path) -> Kept:
         raise DataError(
             f"'{_CHECK}' in it is damaged: {problem}", where=path, cure="have it found again"
         ) from None
-    return Kept(feeds=known, params=params, typical=read.typical, inputs=read.inputs)
+    return SavedProbe(feeds=known, params=params, typical=read.typical, inputs=read.inputs)

@@ -8,8 +8,8 @@ from pathlib import Path
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT, write_whole
 from qdqspec.graph.model import Model
+from qdqspec.session.cached import CachedSearch
 from qdqspec.session.files import make_folder, take_results
-from qdqspec.session.kept import Kept
 from qdqspec.session.prepare import require_path
 from qdqspec.types import (
     Evidence,
@@ -32,7 +32,7 @@ class Result:
     """
 
     record: RunRecord
-    kept: Kept
+    kept: CachedSearch
     given: Model
 
     @property

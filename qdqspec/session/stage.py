@@ -15,7 +15,7 @@ from qdqspec.errors import OutputError
 from qdqspec.files import RESULT, explained, partial_folder
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import refuse_overwriting
-from qdqspec.session.kept import FRONT, FRONT_TABLE
+from qdqspec.session.cached import FRONT, FRONT_TABLE
 
 _CURE = "choose another output folder"
 _DATA = ".data"  # suffix of the file that holds a model's weights

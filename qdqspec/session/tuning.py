@@ -23,11 +23,11 @@ from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search
 from qdqspec.search.select import Choice, raw_winner
+from qdqspec.session.accuracy_constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.session.confirm import Confirmed, confirm
 from qdqspec.session.correcting import SECONDS
 from qdqspec.session.files import BuildLogs
 from qdqspec.session.half import FILE, ROLE, half_reference, note_half, stand_in
-from qdqspec.session.held import NO_PLACEMENT, Held, held_of
 from qdqspec.session.oracle import RehearsalOracle
 from qdqspec.session.parts import PartFiles
 from qdqspec.session.prepare import Candidates, Prepared, require_path
@@ -107,14 +107,14 @@ class Tuning:
         lots, order = np.random.default_rng(work.settings.seed).spawn(2)
         make = make or named(rules.strategy)
         self._name = name or rules.strategy
-        self._held = held_of(prepared, work.backend, work.options)
+        self._constraint = constraint_of(prepared, work.backend, work.options)
         trials = trials_of(rules, space, make)
         with ExitStack() as opened:
             folder = self._folder = opened.enter_context(TemporaryFolder())
-            self._bench = _bench(prepared, work, folder, order, self._held)
+            self._bench = _bench(prepared, work, folder, order, self._constraint)
             opened.callback(self._bench.close)
-            self._oracle = _oracle(prepared, work, self._held, opened)
-            setup = _setup(prepared, work, self._bench.clock, trials, self._held, self._oracle)
+            self._oracle = _oracle(prepared, work, self._constraint, opened)
+            setup = _setup(prepared, work, self._bench.clock, trials, self._constraint, self._oracle)
             self.search = Search(
                 make(setup, lots),
                 self._bench,
@@ -140,7 +140,7 @@ class Tuning:
             trials,
             everything,
             self._bench,
-            self._held,
+            self._constraint,
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
             beside={} if half is None else {ROLE: stand_in(half)},
@@ -172,8 +172,8 @@ class Tuning:
             patterns=len({region.pattern for region in prepared.regions}),
             float_runs=1e3 * seconds / confirmed.latency.samples["reference"].median_ms("wall"),
             front=confirmed.front,
-            accuracy=self._held.bound(choice.placement),
-            limits=self._held.limits,
+            accuracy=self._constraint.bound(choice.placement),
+            limits=self._constraint.limits,
             errors=errors,
             errors_missing=errors_missing,
             corrections=prepared.corrections.gains,
@@ -196,13 +196,13 @@ class Tuning:
     def _no_oracle(self) -> str:
         if not self._prepared.space.units:
             return "no block can be quantized"
-        if self._held.admission is None:
+        if self._constraint.admission is None:
             return "the search had neither an accuracy constraint nor accuracy as an objective"
         return "the device is simulated"
 
     def _rehearsed(self, choice: Choice) -> str:
         """The rehearsed figures for the reason of a choice."""
-        least = self._held.min_sqnr_db
+        least = self._constraint.min_sqnr_db
         if self._oracle is None:
             return ""
         if choice.unchanged:
@@ -227,7 +227,11 @@ class Tuning:
 
 
 def _bench(
-    prepared: Prepared, work: Workbench, folder: Path, random: np.random.Generator, held: Held
+    prepared: Prepared,
+    work: Workbench,
+    folder: Path,
+    random: np.random.Generator,
+    constraint: AccuracyConstraint,
 ) -> Bench:
     rules = prepared.case.tune
     store = WeightStore(folder, base=require_path(prepared.given).parent)
@@ -246,26 +250,32 @@ def _bench(
         random=random,
         options=work.options,
         exclusive=work.exclusive,
-        admission=held.admission,
+        admission=constraint.admission,
         extract=PartFiles(prepared, folder, store),
         folder=folder,
         jobs=work.jobs,
     )
 
 
-def _oracle(prepared: Prepared, work: Workbench, held: Held, opened: ExitStack) -> RehearsalOracle | None:
+def _oracle(
+    prepared: Prepared, work: Workbench, constraint: AccuracyConstraint, opened: ExitStack
+) -> RehearsalOracle | None:
     """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device."""
     computes = work.backend.capabilities(work.options).computes
-    if held.admission is None or not prepared.space.units or not computes:
+    if constraint.admission is None or not prepared.space.units or not computes:
         return None
     rehearser = opened.enter_context(Rehearser(prepared, work, prepared.comparison_data()))
     seconds = _seconds(prepared.case.tune, work.seconds_left())
     metric = None
-    if held.rules is not None and held.min_accuracy is not None:
-        reference = held.score(NO_PLACEMENT)
+    if constraint.rules is not None and constraint.min_accuracy is not None:
+        reference = constraint.score(NO_PLACEMENT)
         assert reference is not None  # it was computed for the limit
-        metric = RehearsedMetric(prepared.scores, held.rules, reference, held.min_accuracy, seconds)
-    return RehearsalOracle(rehearser, prepared.space, prepared.note_once, seconds, metric, held.min_sqnr_db)
+        metric = RehearsedMetric(
+            prepared.scores, constraint.rules, reference, constraint.min_accuracy, seconds
+        )
+    return RehearsalOracle(
+        rehearser, prepared.space, prepared.note_once, seconds, metric, constraint.min_sqnr_db
+    )
 
 
 def _setup(
@@ -273,7 +283,7 @@ def _setup(
     work: Workbench,
     clock: Clock,
     trials: int,
-    held: Held,
+    constraint: AccuracyConstraint,
     oracle: RehearsalOracle | None,
 ) -> SearchSetup:
     rules, space = prepared.case.tune, prepared.space
@@ -287,8 +297,8 @@ def _setup(
         trials=trials,
         seeds=tuple(known.placement for known in starts if known.placement.sites),
         proved=frozenset(known.placement.digest for known in starts if known.proved),
-        min_sqnr_db=held.min_sqnr_db,
-        min_accuracy=held.min_accuracy,
+        min_sqnr_db=constraint.min_sqnr_db,
+        min_accuracy=constraint.min_accuracy,
         pareto=rules.objective == "pareto",
         fused=prepared.fused,
         accuracy=oracle,

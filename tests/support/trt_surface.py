@@ -27,7 +27,7 @@ API = ROOT / "tests" / "data" / "tensorrt" / "api"
 VERSIONS = ("10.9.0.34", "10.16.1.11", "11.4.0.106")
 RTX = "rtx-1.7.1.116"  # TensorRT for RTX: no backend yet, see docs/decisions/0024
 SOURCES = (
-    ROOT / "qdqspec" / "backends" / "tensorrt" / "__init__.py",
+    ROOT / "qdqspec" / "backends" / "tensorrt" / "engine.py",
     *(ROOT / "qdqspec" / "backends" / "tensorrt" / f"{name}.py" for name in (
         "api", "build", "cache", "device", "log", "options", "profiles", "run",
     )),

@@ -16,14 +16,14 @@ from qdqspec.search._pure import pure_placements
 from qdqspec.search.attribution import Attribution
 from qdqspec.search.base import SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, fuse, unit_labels
-from qdqspec.search.crossings import Crossings, Edge, Worlds, edges_between
+from qdqspec.search.crossings import Crossings, Domains, Edge, edges_between
 from qdqspec.testing.strategies import Oracle
 from qdqspec.types import LABELS, LayerTime, Placement, Trial
 
 FP, FULL, IN = (LABELS.index(label) for label in ("fp", "in+out", "in-only"))
 OTHER_FULL, OTHER_IN, WEIGHTS = 3, 4, 6
-WORLDS = Worlds()
-THREE = Worlds(
+DOMAINS = Domains()
+THREE = Domains(
     (0, 1, 1, 2, 2, 0, 0), (0, 1, 0, 2, 0, 0, 0)
 )  # two formats of activations, and one of weights alone
 CAPABILITIES = Capabilities(
@@ -131,24 +131,24 @@ def test_in_only_reaches_the_units_of_a_block_that_offer_it() -> None:
 )
 def test_a_tensor_is_converted_where_it_changes_worlds(producer: int, reader: int, crosses: bool) -> None:
     edge = Edge("t", 1.0, 0, (1,), outside=False)
-    assert bool(edge.converted(np.array([producer, reader], dtype=np.int8), WORLDS)) == crosses
+    assert bool(edge.converted(np.array([producer, reader], dtype=np.int8), DOMAINS)) == crosses
 
 
 def test_a_tensor_is_converted_once_for_all_who_read_it() -> None:
     edges = (Edge("t", 1.0, 0, (1, 2), outside=False),)
-    assert Crossings(edges, WORLDS).of(np.array([FP, FULL, FULL], dtype=np.int8)).sum() == 1
+    assert Crossings(edges, DOMAINS).of(np.array([FP, FULL, FULL], dtype=np.int8)).sum() == 1
 
 
 def test_an_integer_tensor_that_is_read_outside_is_converted() -> None:
     edge = Edge("t", 1.0, 0, (), outside=True)
-    assert edge.converted(np.array([FULL], dtype=np.int8), WORLDS)
-    assert not edge.converted(np.array([IN], dtype=np.int8), WORLDS)
+    assert edge.converted(np.array([FULL], dtype=np.int8), DOMAINS)
+    assert not edge.converted(np.array([IN], dtype=np.int8), DOMAINS)
 
 
 def test_an_input_of_the_graph_is_made_as_float() -> None:
     edge = Edge("x", 1.0, -1, (0,), outside=False)
-    assert edge.converted(np.array([FULL], dtype=np.int8), WORLDS)
-    assert not edge.converted(np.array([FP], dtype=np.int8), WORLDS)
+    assert edge.converted(np.array([FULL], dtype=np.int8), DOMAINS)
+    assert not edge.converted(np.array([FP], dtype=np.int8), DOMAINS)
 
 
 EDGES = st.builds(
@@ -243,7 +243,7 @@ def test_blocks_of_a_group_change_together(edges: list[Edge], seed: int, data: s
 def test_an_edge_with_many_ends_is_converted_like_any_other() -> None:
     readers = tuple(range(1, 12))
     edge = Edge("x", 1.0, 0, readers, outside=False)
-    descent = Descent([(FP, FULL)] * 12, [edge], WORLDS)
+    descent = Descent([(FP, FULL)] * 12, [edge], DOMAINS)
     costs = [[1.0]]
     assert descent.crossing(3, [FULL] + [FP] * 11, costs) == 1.0
     assert descent.crossing(3, [FULL] * 12, costs) == 0.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qdqspec.search.blocks import Block, block_codes, flips, fuse, unit_labels
-from qdqspec.search.crossings import FP, FULL, Crossings, edges_between, worlds_of
+from qdqspec.search.crossings import FP, FULL, Crossings, domains_of, edges_between
 from qdqspec.testing.strategies import small_space
 from qdqspec.types import LABELS, LayerTime
 
@@ -39,11 +39,11 @@ def test_crossings_as_arrays_are_those_of_single_edges() -> None:
     space = small_space()
     blocks = fuse(space, [])
     edges = edges_between(space, {n: b.index for b in blocks for u in b.units for n in space.by_id[u].nodes})
-    worlds, random = worlds_of(space), np.random.default_rng(0)
+    domains, random = domains_of(space), np.random.default_rng(0)
     for _ in range(100):
         codes = np.array([random.choice(block.codes) for block in blocks], dtype=np.int8)
-        alone = [[bool(edge.converted(codes, worlds))] for edge in edges]
-        assert Crossings(edges, worlds).of(codes).tolist() == alone
+        alone = [[bool(edge.converted(codes, domains))] for edge in edges]
+        assert Crossings(edges, domains).of(codes).tolist() == alone
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qdqspec.search._knapsack import least_time, noise_of, quieted
+from qdqspec.search._knapsack import least_time, noise_of, with_less_noise
 from qdqspec.search._pure import pure_placements
 from qdqspec.search.base import Proposal
 from qdqspec.search.blocks import CostModel, fuse
@@ -42,7 +42,7 @@ def test_the_limit_holds_and_no_greedy_choice_is_faster(seed: int, noise: int, d
     powers, most = drawn_powers(costs, noise), 10 ** (-decibels / 10)
     codes = least_time(costs, powers, most)
     assert noise_of(powers, codes) <= most
-    greedy = quieted(costs, powers, costs.compose(1.0), most)
+    greedy = with_less_noise(costs, powers, costs.compose(1.0), most)
     assert noise_of(powers, greedy) <= most
     assert costs.predict(codes) <= costs.predict(greedy) + 1e-9
     assert all(code in block.codes for block, code in zip(costs.blocks, codes.tolist(), strict=True))

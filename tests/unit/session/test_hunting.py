@@ -23,7 +23,7 @@ from qdqspec.errors import BackendError, DataError
 from qdqspec.parity.typical import Typical
 from qdqspec.session import Session
 from qdqspec.session.hunting import search_parity
-from qdqspec.session.probes import Kept, read_probe, write_probe
+from qdqspec.session.probes import SavedProbe, read_probe, write_probe
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
 
@@ -286,7 +286,7 @@ def test_any_input_is_kept_as_it_is(
     tmp_path_factory: pytest.TempPathFactory, feeds: dict[str, np.ndarray]
 ) -> None:
     path = tmp_path_factory.mktemp("probe") / "probe.npz"
-    kept = Kept(
+    kept = SavedProbe(
         feeds=feeds,
         params=params_of("parity", min_sqnr_db=20, outputs=["y*"], search=7),  # type: ignore[arg-type]  # they are
         typical={"y": Typical(power=2.5, low=-1, high=3, finite=False)},

@@ -24,7 +24,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.checks.speedup import check as speedup_check
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
 from qdqspec.session import Session
-from qdqspec.session.kept import data_digest, key_of
+from qdqspec.session.cached import data_digest, key_of
 from qdqspec.session.work import CaseWork
 from qdqspec.types import (
     Case,

@@ -17,7 +17,7 @@ from qdqspec.errors import QdqspecError
 
 SHARE = 0.9  # share of available memory for engines; inputs, outputs and growth during runs need the rest
 
-HasRoom: TypeAlias = Callable[[Sequence[Engine], int], bool]
+HasMemory: TypeAlias = Callable[[Sequence[Engine], int], bool]
 
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _FIRST = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")  # control groups version 1
@@ -28,11 +28,11 @@ _WANT = re.compile(
 )
 
 
-class NoRoomError(Exception):
+class MemoryShortError(Exception):
     """Memory is not sufficient for all engines at once. No placement is at fault."""
 
 
-def has_room(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
+def has_memory(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
     """Whether ``more`` engines as large as the largest of these can be opened beside them; true if unknown."""
     held = [
         _numbers(proc / str(getattr(engine, "pid", 0)) / "status", "RssAnon", "VmHWM") for engine in engines
@@ -46,7 +46,7 @@ def has_room(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, groups
     return more * stays + while_built <= SHARE * left
 
 
-def is_want_of_room(error: QdqspecError) -> bool:
+def is_memory_error(error: QdqspecError) -> bool:
     """Whether an engine may have failed because others were open, judged by the text of its error."""
     return _WANT.search(str(error)) is not None
 

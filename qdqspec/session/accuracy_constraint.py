@@ -26,7 +26,7 @@ NO_PLACEMENT = Placement(sites=frozenset())
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AccuracyConstraint:
     """A case's constraints with the reference's score. Without ``admission`` nothing is measured and all is admitted.
 
     ``data`` names the data on which the SQNR is decided: "evaluation", "calibration" or "random".
@@ -125,12 +125,12 @@ class Held:
         return " (the default limit)" if self.limits.source == "default" and not by_metric else ""
 
 
-def held_of(prepared: Prepared, backend: Backend, options: BuildOptions) -> Held:
+def constraint_of(prepared: Prepared, backend: Backend, options: BuildOptions) -> AccuracyConstraint:
     """The constraints of a case's search; builds and runs the reference if there are any."""
     asked, limits = prepared.case.tune, prepared.case.tune.limits
     measures_db = asked.objective == "pareto" or limits.min_sqnr_db is not None
     if not measures_db and asked.accuracy is None:
-        return Held(limits)
+        return AccuracyConstraint(limits)
     build = partial(backend.build, require_path(prepared.given), options)
     feeds, data = prepared.comparison_data()
     with closing(build()) as reference:
@@ -140,7 +140,7 @@ def held_of(prepared: Prepared, backend: Backend, options: BuildOptions) -> Held
         admission.all_data = AllData(feeds, build)
     if asked.accuracy is not None:
         _hold(admission, prepared, asked.accuracy)
-    return Held(limits, asked.accuracy, prepared.scores.samples, admission, data)
+    return AccuracyConstraint(limits, asked.accuracy, prepared.scores.samples, admission, data)
 
 
 def _hold(admission: Admission, prepared: Prepared, rules: AccuracyRules) -> None:

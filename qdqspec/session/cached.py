@@ -34,7 +34,7 @@ _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CachedSearch:
     """A finished search and its files. ``model`` is ``None`` if the reference itself is selected."""
 
     result: SearchResult
@@ -84,7 +84,7 @@ def keep(
     raw_winner: Placement,
     files: Path,
     about: Mapping[str, str],
-) -> Kept:
+) -> CachedSearch:
     """Put a finished search into the cache, with the model and scheme files found in ``files``.
 
     ``about`` describes the entry for ``qdqspec cache``: names of case, model, backend and device.
@@ -103,10 +103,10 @@ def keep(
         if result.front:
             shutil.copytree(files / FRONT, folder / FRONT)
 
-    return Kept(result=result, folder=store.put(key, fill), raw_winner=raw_winner)
+    return CachedSearch(result=result, folder=store.put(key, fill), raw_winner=raw_winner)
 
 
-def recall(store: Store, key: str) -> Kept | None:
+def recall(store: Store, key: str) -> CachedSearch | None:
     """The finished search under a key, or ``None``. The store has already excluded damaged entries."""
     folder = store.get(key)
     if folder is None:
@@ -120,14 +120,14 @@ def recall(store: Store, key: str) -> Kept | None:
         return None
 
 
-def _recalled(store: Store, folder: Path) -> Kept:
+def _recalled(store: Store, folder: Path) -> CachedSearch:
     lines = (folder / "trials.jsonl").read_text(encoding="utf-8").splitlines()
     trials = tuple(trial_from_json(json.loads(line)) for line in lines)
     said = json.loads((folder / _CONCLUDED).read_text(encoding="utf-8"))
     placements = {trial.placement.digest: trial.placement for trial in trials}
     cached = Provenance(source="cached", age_seconds=store.age_seconds(folder))
     result = replace(from_data(SearchResult, said), trials=trials, provenance=cached)
-    return Kept(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])
+    return CachedSearch(result=result, folder=folder, raw_winner=placements[said["raw_winner"]])
 
 
 def about(entry: Path) -> dict[str, str]:

@@ -14,8 +14,8 @@ import pytest
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.measure.isolate import Isolated
+from qdqspec.measure.memory import bytes_left, has_memory, is_memory_error
 from qdqspec.measure.profiles import AllProfiles
-from qdqspec.measure.room import bytes_left, has_room, is_want_of_room
 from qdqspec.testing.backends import small_model
 
 MEBI = 2**20
@@ -51,7 +51,7 @@ class Machine:
         return None if left is None else left / MEBI
 
     def fits(self, more: int, *engines: Process) -> bool:
-        return has_room(cast("tuple[Engine, ...]", engines), more, proc=self.proc, groups=self.groups)
+        return has_memory(cast("tuple[Engine, ...]", engines), more, proc=self.proc, groups=self.groups)
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_so_many_more_of_the_largest_must_fit(machine: Machine) -> None:
 def test_what_is_not_known_fits(machine: Machine) -> None:
     assert machine.fits(1000)
     assert machine.fits(1000, Process(0), Process(12345))
-    assert has_room([], 1000)
+    assert has_memory([], 1000)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
@@ -118,8 +118,8 @@ def test_an_isolated_engine_shows_what_it_holds(tmp_path: Path) -> None:
         engine = backend.build(tmp_path / "model.onnx", BuildOptions())
         engine.bind({"x": np.zeros(shape, np.float32)})
         for seen in (engine, AllProfiles(engine, (1.0,))):
-            assert has_room([seen], 1)
-            assert not has_room([seen], 10**6)
+            assert has_memory([seen], 1)
+            assert not has_memory([seen], 10**6)
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,4 @@ def test_an_isolated_engine_shows_what_it_holds(tmp_path: Path) -> None:
     ],
 )
 def test_words_of_runtimes_that_have_no_room(words: str, yes: bool) -> None:
-    assert is_want_of_room(BackendError(words)) is yes
+    assert is_memory_error(BackendError(words)) is yes

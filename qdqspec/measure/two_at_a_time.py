@@ -43,7 +43,7 @@ class _Pair:
     anchor: Samples
 
 
-def time_sparingly(
+def time_two_at_a_time(
     groups: Mapping[str, Sequence[Opener]],
     rounds: int,
     *,

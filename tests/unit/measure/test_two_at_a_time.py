@@ -13,9 +13,9 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
 from qdqspec.measure.bench import NOISE_BUILDS, NOISE_ROUNDS
 from qdqspec.measure.profiles import AllProfiles
-from qdqspec.measure.sparing import NOTE, time_sparingly
 from qdqspec.measure.stats import build_deviation, drift, ratio_intervals
 from qdqspec.measure.together import time_together
+from qdqspec.measure.two_at_a_time import NOTE, time_two_at_a_time
 from qdqspec.types import Interval, Samples
 
 from .test_bench import (
@@ -55,7 +55,7 @@ def crowded(lab: Lab, fit: int = 2) -> Crowded:
     return Crowded(lab.candidates, lab.words, file=lab.file, fit=fit)
 
 
-def no_room(_engines: object, _more: int) -> bool:
+def no_memory(_engines: object, _more: int) -> bool:
     return False
 
 
@@ -65,7 +65,7 @@ def no_room(_engines: object, _more: int) -> bool:
 @pytest.mark.parametrize("sees_it_coming", [True, False], ids=["told beforehand", "found out"])
 def test_never_more_than_two_are_open(make_lab: MakeLab, sees_it_coming: bool) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5)))
-    bench = started(lab, room=no_room) if sees_it_coming else started(lab)
+    bench = started(lab, memory=no_memory) if sees_it_coming else started(lab)
     samples = bench.measure_noise(REFERENCE)
     assert lab.open == []  # the incumbent gave way
     assert samples.notes == (NOTE,)
@@ -83,7 +83,7 @@ def test_never_more_than_two_are_open(make_lab: MakeLab, sees_it_coming: bool) -
 
 def test_where_it_is_seen_coming_nothing_is_built_in_vain(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET)
-    bench = started(lab, room=no_room)
+    bench = started(lab, memory=no_memory)
     bench.measure_noise(REFERENCE)
     assert len(lab.built) == 1 + NOISE_BUILDS
 
@@ -91,12 +91,12 @@ def test_where_it_is_seen_coming_nothing_is_built_in_vain(make_lab: MakeLab) -> 
 def test_it_is_asked_before_and_after_every_build(make_lab: MakeLab) -> None:
     asked: list[tuple[int, int]] = []
 
-    def room(engines, more: int) -> bool:
+    def memory(engines, more: int) -> bool:
         asked.append((len(engines), more))
         return len(engines) < 4
 
     lab = make_lab(QUIET)
-    started(lab, room=room).measure_noise(REFERENCE)
+    started(lab, memory=memory).measure_noise(REFERENCE)
     assert asked == [(1, 5), (2, 4), (3, 3), (4, 2)]
     assert len(lab.built) == 1 + 3 + NOISE_BUILDS
 
@@ -112,9 +112,9 @@ def test_what_once_had_no_room_is_not_tried_again(make_lab: MakeLab) -> None:
 
 def test_where_there_is_room_nothing_differs(make_lab: MakeLab) -> None:
     found = []
-    for room in (lambda *_: True, None):
+    for memory in (lambda *_: True, None):
         lab = make_lab(fast=Candidate(scale=0.5))
-        bench = started(lab, **({"room": room} if room else {}))
+        bench = started(lab, **({"memory": memory} if memory else {}))
         bench.measure_noise(REFERENCE)
         found.append(bench.compare(roles(reference="reference", tuned="fast")))
     assert found[0] == found[1]
@@ -123,13 +123,13 @@ def test_where_there_is_room_nothing_differs(make_lab: MakeLab) -> None:
 
 def test_several_at_a_time_are_built_one_by_one(make_lab: MakeLab) -> None:
     lab = crowded(make_lab(fast=Candidate(scale=0.5)))
-    bench_of(lab, jobs=4, room=no_room).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    bench_of(lab, jobs=4, memory=no_memory).compare(roles(reference="reference", tuned="fast"), rounds=6)
     assert (lab.most, lab.open) == (2, [])
 
 
 def test_the_float_part_gives_way_too(make_lab: MakeLab) -> None:
     lab = make_lab(QUIET)
-    bench = started(lab, room=no_room)
+    bench = started(lab, memory=no_memory)
     bench._parts._hold(("n",), lab.build(lab.write(REFERENCE), BuildOptions()))
     bench.measure_noise(REFERENCE)
     assert lab.open == []
@@ -151,7 +151,7 @@ def test_a_role_that_fails_fails_alone(make_lab: MakeLab, stage: str, count: int
     lab = make_lab(fast=Candidate(scale=0.5), bad=Candidate())
     lab.candidates["bad"].fails = lambda where, nth: where == stage and nth == count
     named = roles(reference="reference", everything="bad", tuned="fast")
-    found = bench_of(lab, room=no_room).compare(named, rounds=6)
+    found = bench_of(lab, memory=no_memory).compare(named, rounds=6)
     assert set(found.samples) == {"reference", "tuned"}
     assert found.failures == {"everything": f"bad fails in {stage}"}
     assert not lab.open
@@ -196,7 +196,7 @@ def test_an_interrupt_leaves_nothing_open(make_lab: MakeLab, stage: str, nth: in
 
     lab.candidates["reference"].fails = interrupt
     with pytest.raises(KeyboardInterrupt):
-        bench_of(lab, room=no_room).measure_noise(REFERENCE)
+        bench_of(lab, memory=no_memory).measure_noise(REFERENCE)
     assert not lab.open
 
 
@@ -259,7 +259,7 @@ class Steady:
 
 def sparingly(groups: Mapping[str, list], rounds: int = 12):
     random = np.random.default_rng(0)
-    return time_sparingly(groups, rounds, clock="wall", random=random, exclusive=nullcontext)
+    return time_two_at_a_time(groups, rounds, clock="wall", random=random, exclusive=nullcontext)
 
 
 def test_a_speed_that_changes_from_build_to_build_falls_out() -> None:
@@ -299,7 +299,7 @@ def test_all_builds_take_as_many_rounds_as_the_first_needs() -> None:
 
 SEEDS = 150
 BETWEEN_BUILDS = 0.02
-WORLD = {"all": time_together, "two": time_sparingly}
+TOGETHER = {"all": time_together, "two": time_two_at_a_time}
 
 
 @dataclass(eq=False)
@@ -326,13 +326,13 @@ def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
         return [lambda: Noisy(swing, level, noise=noise, random=random)] * 5
 
     groups = {"reference": build(50.0), "tuned": build(30.0)}
-    found = WORLD[way](groups, 12, clock="wall", random=random, exclusive=nullcontext).samples
+    found = TOGETHER[way](groups, 12, clock="wall", random=random, exclusive=nullcontext).samples
     builds = {name: [build.wall_ms for build in group] for name, group in found.items()}
     return build_deviation(builds["reference"]), ratio_intervals(builds, "reference")["tuned"]
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.04])
-@pytest.mark.parametrize("way", WORLD)
+@pytest.mark.parametrize("way", TOGETHER)
 def test_numbers_are_on_average_those_of_all_at_once(way: str, noise: float) -> None:
     """The deviation between builds without that of runs; the ratio; how often its interval holds the truth."""
     found = [levels(way, seed, noise) for seed in range(SEEDS)]

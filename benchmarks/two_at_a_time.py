@@ -1,4 +1,4 @@
-"""What two engines at a time cost: ``python benchmarks/sparing.py [SEEDS]``, on a simulated device.
+"""What two engines at a time cost: ``python benchmarks/two_at_a_time.py [SEEDS]``, on a simulated device.
 
 The same devices measured with all builds open at once and with two at a time, as where memory has no room for more:
 what ``eps`` comes to (true: twice 1.2 %), how wide the intervals of a ratio are and how often they hold the true one,
@@ -14,12 +14,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from gate import FEEDS, ROLES, ScaledDevice, no_room, write_models
+from gate import FEEDS, ROLES, ScaledDevice, no_memory, write_models
 from tabulate import tabulate
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.measure.bench import Bench
-from qdqspec.measure.room import HasRoom, has_room
+from qdqspec.measure.memory import HasMemory, has_memory
 
 RATIO = 0.6
 SETTINGS = {
@@ -29,7 +29,7 @@ SETTINGS = {
 }
 
 
-def bench_of(folder: Path, seed: int, words: dict[str, str], room: HasRoom, ratio: float) -> Bench:
+def bench_of(folder: Path, seed: int, words: dict[str, str], memory: HasMemory, ratio: float) -> Bench:
     """A bench on a device of its own, on which the tuned model takes so much of the reference's time."""
     device = ScaledDevice()
     device.factors[folder / "tuned.onnx"] = ratio
@@ -41,23 +41,25 @@ def bench_of(folder: Path, seed: int, words: dict[str, str], room: HasRoom, rati
         clock="cpu",
         random=np.random.default_rng(seed),
         options=BuildOptions(extra={**words, "fake.seed": str(seed)}),
-        room=room,
+        memory=memory,
     )
 
 
-def wins(folder: Path, seed: int, words: dict[str, str], room: HasRoom, ratio: float) -> tuple[bool, float]:
+def wins(
+    folder: Path, seed: int, words: dict[str, str], memory: HasMemory, ratio: float
+) -> tuple[bool, float]:
     """Whether a challenger becomes the incumbent, and the ``eps`` that was measured before."""
-    bench = bench_of(folder, seed, words, room, ratio)
+    bench = bench_of(folder, seed, words, memory, ratio)
     bench.trial(0, ROLES["reference"], "pure")
     bench.measure_noise(ROLES["reference"])
     return bench.trial(1, ROLES["tuned"], "pure").incumbent, bench.eps
 
 
-def row(folder: Path, seeds: int, words: dict[str, str], room: HasRoom) -> tuple[float, ...]:
+def row(folder: Path, seeds: int, words: dict[str, str], memory: HasMemory) -> tuple[float, ...]:
     """Mean ``eps``; intervals' mean width, coverage and rounds; false and true wins."""
-    same = [wins(folder, seed, words, room, 1.0) for seed in range(seeds)]
-    better = [wins(folder, seed, words, room, 0.95) for seed in range(seeds)]
-    found = [bench_of(folder, seed, words, room, RATIO).compare(ROLES) for seed in range(seeds)]
+    same = [wins(folder, seed, words, memory, 1.0) for seed in range(seeds)]
+    better = [wins(folder, seed, words, memory, 0.95) for seed in range(seeds)]
+    found = [bench_of(folder, seed, words, memory, RATIO).compare(ROLES) for seed in range(seeds)]
     intervals = [evidence.ratios["tuned"] for evidence in found]
     return (
         float(np.mean([eps for _, eps in same])),
@@ -76,11 +78,11 @@ def main() -> int:
         folder = Path(name)
         write_models(folder)
         for title, words in SETTINGS.items():
-            usual, sparing = (row(folder, seeds, words, room) for room in (has_room, no_room))
-            good &= sparing[2] >= 0.93 and sparing[4] <= 0.05
+            usual, two = (row(folder, seeds, words, memory) for memory in (has_memory, no_memory))
+            good &= two[2] >= 0.93 and two[4] <= 0.05
             if words.get("fake.build_noise") != "0":
-                good &= abs(sparing[0] / usual[0] - 1) <= 0.1
-            rows += [(title, "all", *usual), (title, "two", *sparing)]
+                good &= abs(two[0] / usual[0] - 1) <= 0.1
+            rows += [(title, "all", *usual), (title, "two", *two)]
     heads = ("noise", "open", "eps", "width", "hold", "rounds", "same wins", "5 % faster wins")
     print(tabulate(rows, heads, floatfmt=".4f", tablefmt="github"))
     print(f"\n{seeds} seeds: {'ok' if good else 'MISSED'}")
