@@ -53,7 +53,7 @@ WRITES_IN_PLACE = {
     "graph/save.py": "into a hidden folder that files.py gave it",
     "graph/weights.py": "it only grows, in a folder that files.py or temporary.py gave",
     "measure/store.py": "into a hidden folder that files.py gave it",
-    "session/kept.py": "into a hidden folder of the cache",
+    "session/cached.py": "into a hidden folder of the cache",
     "session/files.py": "into a folder that is moved out as a whole, see stage.py",
     "measure/journal.py": "line by line; a torn line is recognized and cut",
     "measure/lock.py": "who holds a lock; half of it says nothing",
