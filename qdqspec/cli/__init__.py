@@ -9,7 +9,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from qdqspec import __version__
 from qdqspec.cli.baseline import add_verbs as add_baseline
@@ -27,6 +27,7 @@ from qdqspec.cli.tune import add_verbs as add_tune
 from qdqspec.cli.verify import add_verbs as add_verify
 from qdqspec.cli.words import FINE, IMPOSSIBLE, complain
 from qdqspec.errors import QdqspecError
+from qdqspec.registry import did_you_mean
 
 INTERRUPTED = 130  # the convention of shells
 
@@ -34,6 +35,9 @@ INTERRUPTED = 130  # the convention of shells
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. Errors of input and environment are one message on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        _parser()[0].print_help()
+        return FINE
     try:
         arguments = _parsed(words)
         code: int = arguments.run(arguments)
@@ -53,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; options of ModelOpt's autotune are errors that name the equivalent option."""
-    parser = _parser()
+    parser, verbs = _parser()
+    if not words[0].startswith("-") and words[0] not in verbs:
+        parser.error(f"unknown verb '{words[0]}'{did_you_mean(words[0], list(verbs))}")
     is_tune = words[:1] == ["tune"]
     if is_tune:
         refuse_mode(words[1:])
@@ -61,18 +67,27 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     if unknown:
         if is_tune:
             refuse_words(unknown)
-        parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
+        verb = verbs[words[0]]
+        verb.error(f"unrecognized arguments: {shlex.join(unknown)}{_near_option(unknown, verb)}")
     return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
+def _near_option(unknown: Sequence[str], verb: argparse.ArgumentParser) -> str:
+    """`` (did you mean '--x'?)`` for the first unknown option that resembles one of the verb's."""
+    known = list(verb._option_string_actions)  # noqa: SLF001 - argparse has no other list of its options
+    options = (word.partition("=")[0] for word in unknown if word.startswith("--"))
+    return next(filter(None, (did_you_mean(option, known) for option in options)), "")
+
+
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser of the command, and that of each verb."""
     parser = argparse.ArgumentParser(
         prog="qdqspec",
         description="Find, prove and gate Q/DQ placements in ONNX models. Tests run with pytest: pytest specs",
         epilog="qdqspec VERB --help shows an example of each verb.",
     )
     parser.add_argument("--version", action="version", version=f"qdqspec {__version__}")
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    verbs = parser.add_subparsers(metavar="VERB", title="verbs", required=True)
     for add in (
         add_init,
         add_tune,
@@ -88,4 +103,4 @@ def _parser() -> argparse.ArgumentParser:
         add_machine_verbs,
     ):
         add(verbs)
-    return parser
+    return parser, verbs.choices

@@ -37,7 +37,7 @@ def add_verb(
     """Declare a command with ``--json``, an example, and the ``options`` it takes from the common table."""
     parser = verbs.add_parser(
         name,
-        help=does,
+        help=re.split(r"[.:;] ", does, maxsplit=1)[0].removesuffix("."),
         description=does,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -26,6 +27,7 @@ VERBS = (
     "compare",
     "baseline",
     "explain",
+    "verify",
 )
 
 
@@ -37,7 +39,7 @@ def test_help_has_an_example_of_the_verb_and_json(verb, name):
     assert "--json" in result.out
 
 
-@pytest.mark.parametrize("words", [["nope"], [], ["inspect"], ["tune", "m.onnx", "--no-such-option"]])
+@pytest.mark.parametrize("words", [["nope"], ["inspect"], ["tune", "m.onnx", "--no-such-option"]])
 def test_wrong_usage_exits_2(verb, words):
     result = verb(*words)
     assert result.code == 2
@@ -146,3 +148,28 @@ def test_schema_onto_a_folder_is_refused(verb, tmp_path):
     result = verb("schema", "-o", tmp_path)
     assert result.code == 2
     assert "the schema cannot be written" in result.err
+
+
+def test_without_a_verb_each_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    said = capsys.readouterr().out
+    for name in VERBS:
+        assert re.search(rf"^    {name} +[A-Z]", said, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tun"], "unknown verb 'tun' (did you mean 'tune'?)"),
+        (["bananas"], "unknown verb 'bananas'\n"),
+        (["tune", "net.onnx", "--calibraton", "a.npz"], "--calibraton a.npz (did you mean '--calibration'?)"),
+        (["tune", "net.onnx", "--bananas=3"], "unrecognized arguments: --bananas=3\n"),
+    ],
+)
+def test_a_misspelt_word_has_a_suggestion(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
