@@ -12,6 +12,7 @@ from qdqspec.search.select import Choice, choose, finalists, front_of, reaches
 from qdqspec.session.accuracy_constraint import AccuracyConstraint
 from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
 
+CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide
 FINALISTS = 4  # reference, winner, runner-up and everything quantized
 FRONT = 8  # placements of a Pareto front that are rebuilt and timed together
 
@@ -33,7 +34,7 @@ class Confirmed:
 
 def most_builds(*, pareto: bool) -> int:
     """The largest number of builds of a confirmation."""
-    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0))
+    return CONFIRM_BUILDS * (FINALISTS + (FRONT if pareto else 0)) + 2 * CLOSE_BUILDS
 
 
 def confirm(
@@ -48,6 +49,8 @@ def confirm(
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
+    If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
+    once more, with twice as many builds; that measurement decides.
     Placements in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
     search, if any. Raises `BackendError` if the reference does not build again.
     """
@@ -61,6 +64,9 @@ def confirm(
         ahead = {point.placement for point in points}
         among = {role: p for role, p in {**roles, **members}.items() if p.digest in ahead}
     choice = _chosen(trials, among, measured, bench, constraint, ended_by)
+    if choice.unchanged and (close := _undecided(trials, among, measured, bench, constraint)):
+        measured = _measured_again(measured, close, roles, bench)
+        choice = _chosen(trials, among, measured, bench, constraint, ended_by)
     return Confirmed(
         choice=choice,
         latency=renamed(measured, choice.role, tuple(beside or ())),
@@ -83,7 +89,7 @@ def _chosen(
 ) -> Choice:
     """The choice among placements that meet the constraints on all data, which is verified for each choice."""
     ratios = {role: ratio for role, ratio in measured.ratios.items() if role in roles}
-    barred = {t.placement.digest for t in trials if not t.subgraph and not constraint.reaches(t)}
+    barred = _barred(trials, constraint)
     while True:
         shortfall = constraint.shortfall([_scored(trial, constraint) for trial in trials])
         choice = choose(
@@ -98,6 +104,55 @@ def _chosen(
             refused = constraint.refused(trials)
             return replace(choice, reason=f"{choice.reason}; {refused}") if refused else choice
         barred.add(choice.placement.digest)
+
+
+def _undecided(
+    trials: Sequence[Trial],
+    roles: Mapping[str, Placement],
+    measured: LatencyEvidence,
+    bench: Bench,
+    constraint: AccuracyConstraint,
+) -> str:
+    """The fastest role whose gain is large enough, but not proved, and which meets the constraints; or none."""
+    barred = _barred(trials, constraint) | {roles["reference"].digest}
+    enough = 1 - constraint.limits.min_gain
+    near = [
+        role
+        for role, ratio in measured.ratios.items()
+        if role in roles and roles[role].digest not in barred and ratio.median < enough <= ratio.high
+    ]
+    ranked = sorted(near, key=lambda role: measured.ratios[role].median)
+    return next((role for role in ranked if _admitted(roles[role], bench)), "")
+
+
+def _measured_again(
+    measured: LatencyEvidence, role: str, roles: Mapping[str, Placement], bench: Bench
+) -> LatencyEvidence:
+    """The measurement with the reference and this role timed anew; unchanged if the role does not build again."""
+    placement = roles[role]
+    names = {role, *(name for name, other in roles.items() if other.digest == placement.digest)}
+    again = bench.compare(
+        {"reference": roles["reference"], **dict.fromkeys(names, placement), "tuned": placement},
+        builds=CLOSE_BUILDS,
+    )
+    if "tuned" not in again.ratios:
+        return measured
+    kept = {name: ratio for name, ratio in measured.ratios.items() if name not in again.ratios}
+    return replace(
+        again,
+        samples={**{name: measured.samples[name] for name in kept}, **again.samples},
+        ratios={**kept, **again.ratios},
+        failures={**measured.failures, **again.failures},
+        profiles=tuple(
+            replace(anew, ratios={**{name: first.ratios[name] for name in kept}, **anew.ratios})
+            for first, anew in zip(measured.profiles, again.profiles, strict=True)
+        ),
+    )
+
+
+def _barred(trials: Sequence[Trial], constraint: AccuracyConstraint) -> set[str]:
+    """The digests of candidates that do not meet the constraints."""
+    return {t.placement.digest for t in trials if not t.subgraph and not constraint.reaches(t)}
 
 
 def _admitted(placement: Placement, bench: Bench) -> bool:

@@ -1,0 +1,104 @@
+"""The confirmation of a search: what is selected, and when it is measured once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from qdqspec.session.confirm import CLOSE_BUILDS, confirm
+from qdqspec.types import (
+    Consumer,
+    Interval,
+    LatencyEvidence,
+    Placement,
+    Race,
+    Samples,
+    SearchLimits,
+    Site,
+    Trial,
+)
+
+
+def placed(*tensors: str) -> Placement:
+    return Placement(
+        sites=frozenset(Site(tensor=t, consumers=(Consumer(f"n_{t}", 0),), format="uint8") for t in tensors)
+    )
+
+
+REFERENCE, FAST, EVERYTHING = placed(), placed("a"), placed("a", "b")
+SURE = {"reference": Interval(median=1, low=1, high=1), "everything": Interval(median=1.2, low=1.1, high=1.3)}
+
+
+def ratio(low: float, median: float, high: float) -> Interval:
+    return Interval(median=median, low=low, high=high)
+
+
+class Bench:
+    """Gives one interval of the winner after the other, and notes the roles and builds it was asked for."""
+
+    def __init__(self, *winner: Interval) -> None:
+        self._winner = iter(winner)
+        self.asked: list[tuple[set[str], int]] = []
+
+    def compare(self, roles: Mapping[str, Placement], builds: int = 3) -> LatencyEvidence:
+        self.asked.append((set(roles), builds))
+        fast = next(self._winner)
+        ratios = {role: fast if placement == FAST else SURE[role] for role, placement in roles.items()}
+        samples = {role: Samples(wall_ms=(interval.median,) * builds) for role, interval in ratios.items()}
+        return LatencyEvidence(
+            clock="wall", samples=samples, ratios=ratios, speedup=ratio(1, 1, 1), builds=builds
+        )
+
+    def admits(self, placement: Placement) -> bool:
+        return True
+
+
+def confirmed(bench: Bench, min_gain: float = 0.02) -> Any:
+    race = Race(opponent=REFERENCE.digest, ratio=0.9, p_value=0.01, pairs=12, verdict="faster")
+    trials = (
+        Trial(number=0, phase="pure", placement=REFERENCE, incumbent=True, ratio=1.0),
+        Trial(number=1, phase="pure", placement=FAST, incumbent=True, ratio=0.9, race=race),
+    )
+    constraint = SimpleNamespace(
+        limits=SearchLimits(min_gain=min_gain),
+        reaches=lambda trial: True,
+        shortfall=lambda trials: "",
+        refused=lambda trials: "",
+        score=lambda placement: None,
+        min_accuracy=None,
+    )
+    return confirm(trials, EVERYTHING, bench, constraint, pareto=False)  # type: ignore[arg-type] # their parts in it
+
+
+def test_what_is_proved_at_once_is_measured_once() -> None:
+    bench = Bench(ratio(0.85, 0.9, 0.95))
+    found = confirmed(bench)
+    assert found.choice.placement == FAST
+    assert len(bench.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "selected"), [(ratio(0.9, 0.93, 0.96), FAST), (ratio(0.9, 0.96, 1.02), REFERENCE)]
+)
+def test_what_is_near_is_measured_again_with_more_builds_which_decide(
+    second: Interval, selected: Placement
+) -> None:
+    bench = Bench(ratio(0.85, 0.93, 1.01), second)
+    found = confirmed(bench)
+    assert found.choice.placement == selected
+    assert bench.asked[1] == ({"reference", "winner", "tuned"}, CLOSE_BUILDS)
+    assert found.latency.builds == CLOSE_BUILDS
+    assert len(found.latency.samples["reference"].wall_ms) == CLOSE_BUILDS
+    if selected == FAST:
+        assert found.latency.ratios["tuned"] == second
+        assert found.latency.ratios["everything"] == SURE["everything"]
+
+
+@pytest.mark.parametrize("first", [ratio(0.97, 0.99, 1.01), ratio(0.98, 1.02, 1.06)])
+def test_what_gains_too_little_is_not_measured_again(first: Interval) -> None:
+    bench = Bench(first)
+    assert confirmed(bench).choice.unchanged
+    assert len(bench.asked) == 1
