@@ -6,6 +6,7 @@ rounds affects all of them.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from qdqspec.measure.stats import enclosed_ratios, trimmed_error
 from qdqspec.types import Clock, Interval, Samples
 
 FEWEST = 6  # rounds before the precision of levels is evaluated
+MOST_SECONDS = 60.0  # of timing, after which no further round begins once there are the fewest
 ENOUGH = 0.0025  # standard error of a build's level, a quarter of the smallest significant difference
 
 Opener: TypeAlias = Callable[[], Engine]
@@ -69,6 +71,7 @@ def time_together(
     """Open all engines, ``jobs`` at a time, warm them up, take ``rounds`` samples of each, and close them.
 
     From half of the rounds on it ends when more runs add no information: the remaining variation is between builds.
+    Slow models get fewer rounds (`MOST_SECONDS`).
     Timing, and not building, happens inside ``exclusive``, and begins when all are built. Raises `MemoryShortError` as
     soon as ``memory`` reports that the remaining ones do not fit ``beside`` the open ones, or if one fails for lack of
     memory.
@@ -138,7 +141,10 @@ def _take_turns(
     take: Take,
 ) -> None:
     turns: dict[tuple[str, int], Turn] = {}
+    started = time.monotonic()
     for number in range(rounds + 1):
+        if number > FEWEST and time.monotonic() - started > MOST_SECONDS:
+            return
         if number > max(FEWEST, rounds // 2) and _are_known(result, clock):
             return
         for position in random.permutation(len(engines)):

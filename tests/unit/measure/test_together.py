@@ -17,6 +17,7 @@ from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
+from qdqspec.measure import together
 from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.together import Together, time_together
 from qdqspec.session.workbench import Workbench
@@ -140,3 +141,14 @@ def test_builds_that_time_kernels_are_made_one_by_one() -> None:
             watch=None,
         )
         assert work.jobs == jobs, backend.name
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, together.FEWEST), (1e9, 24)])
+def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+    monkeypatch.setattr(together, "MOST_SECONDS", seconds)
+    monkeypatch.setattr(together, "_are_known", lambda *_: False)
+    site = Site(wanted=2)
+    found = time_together(
+        {"a": [site.build] * 2}, 24, clock="wall", random=np.random.default_rng(0), exclusive=nullcontext
+    )
+    assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]
