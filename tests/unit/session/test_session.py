@@ -491,7 +491,7 @@ def test_plan_builds_nothing(open_session: Open, case: Case) -> None:
     assert re.search(r"tuning may take [\d.]+ s to [\d.]+ s: 6 builds, guessed from", session.plan(case))
     assert "and 24 to confirm" in session.plan(case)
     front = replace(case, tune=replace(case.tune, objective="pareto"))
-    assert "and 36 to confirm" in session.plan(front)  # and eight placements of the front
+    assert "and 48 to confirm" in session.plan(front)  # and eight placements of the front
     short = replace(case, tune=replace(case.tune, minutes=0.01))
     assert "ended after 0.6 s" in session.plan(short)
     assert built == []
