@@ -23,6 +23,7 @@ from onnx import TensorProto
 
 from qdqspec.config import hooks
 from qdqspec.errors import BackendError
+from qdqspec.graph.flat import LEAVE, MARKERS
 from qdqspec.graph.model import Model, Node, load_model
 from qdqspec.graph.ops import SHAPE_SOURCES
 from qdqspec.placement.found import FoundPair, find_pairs
@@ -128,6 +129,22 @@ class _After:
                 found.setdefault(name, kernel)
         return found
 
+    @cached_property
+    def needed(self) -> set[str]:
+        """The nodes of the source whose values reach a graph output; of others no more than the shape is read."""
+        ends: dict[str, list[str]] = {}  # the outputs of bodies, by the node that owns them
+        for node in self.source.nodes:
+            if node.domain == MARKERS and node.op_type == LEAVE:
+                ends.setdefault(node.name.rpartition("/")[0], []).extend(node.outputs)
+        found: set[str] = set()
+        todo = list(self.source.outputs)
+        while todo:
+            node = self.source.producer.get(todo.pop())
+            if node is not None and node.name not in found and node.op_type not in SHAPE_SOURCES:
+                found.add(node.name)
+                todo += [*node.inputs, *ends.get(node.name, ())]
+        return found
+
     def _is_named_after(self, node: Node) -> bool:
         given = self.source.by_name.get(node.name)
         return given is not None and bool(given.proto.name) and not is_qdq(given) and not is_qdq(node)
@@ -138,7 +155,7 @@ class _After:
         for end in pair.ends:
             if end.is_output:
                 fates[f"graph output '{pair.tensor}'"] = self._made(pair.tensor)
-            elif self.source.by_name[here[end.node]].op_type not in SHAPE_SOURCES:
+            elif here[end.node] in self.needed:
                 fates[f"{end.node}:{end.input}"] = self._at(pair, end, here)
         if pair.hidden:
             fates["bodies of If, Loop or Scan"] = self._still_made(pair)

@@ -79,6 +79,19 @@ def test_who_reads_the_shape_of_a_tensor_has_no_use_for_its_pair(tmp_path: Path)
         assert (found.lost, found.pairs) == ((), 4), found.optimizer
 
 
+def test_a_body_of_which_the_shape_alone_is_read_has_no_use_for_its_pair(tmp_path: Path) -> None:
+    text = """<ir_version: 7, opset_import: ["": 13]> g (float[1,4] x) => (float[1,4] y) {
+      c = Constant <value: tensor = bool {0}> ()
+      [if] t = If (c) <else_branch: graph = e () => (float[1,4] b2) { b2 = Neg (x) },
+                       then_branch: graph = th () => (float[1,4] b1) <float s = {0.03}, uint8 z = {109}> {
+        q = QuantizeLinear (x, s, z)  d = DequantizeLinear (q, s, z)  b1 = Add (x, d) }>
+      shape = Shape (t)  u = Relu (x)  y = Reshape (u, shape) }"""
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    (found,) = check_survival(path, ["constant-folding"])
+    assert (found.kept, found.lost) == (1, ())
+
+
 def test_pairs_that_an_optimizer_takes_out_are_all_lost(tmp_path: Path, monkeypatch) -> None:
     def strips(model: Path, folder: Path) -> Path:
         save_model(strip_qdq(load_model(model)).proto, folder / "out.onnx")
