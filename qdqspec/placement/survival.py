@@ -139,10 +139,10 @@ class _After:
         found: set[str] = set()
         todo = list(self.source.outputs)
         while todo:
-            node = self.source.producer.get(todo.pop())
-            if node is not None and node.name not in found and node.op_type not in SHAPE_SOURCES:
-                found.add(node.name)
-                todo += [*node.inputs, *ends.get(node.name, ())]
+            maker = self.source.producer.get(todo.pop())
+            if maker is not None and maker.name not in found and maker.op_type not in SHAPE_SOURCES:
+                found.add(maker.name)
+                todo += [*maker.inputs, *ends.get(maker.name, ())]
         return found
 
     def _is_named_after(self, node: Node) -> bool:
