@@ -59,7 +59,7 @@ WRITES_IN_PLACE = {
     "measure/lock.py": "who holds a lock; half of it says nothing",
     "measure/worker.py": "its log and its own process's settings",
     "measure/_child.py": "the log of a child",
-    "backends/tensorrt/cache.py": "one line a build, which nobody reads back",
+    "backends/tensorrt/cache.py": "one line a build, which is not read back",
     "backends/trtexec/files.py": "inputs for a tool, in a temporary folder",
     "testing/backends.py": "models of a test, in its folder",
 }
