@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeAlias
 
+import numpy as np
+
+from qdqspec.parity.noise_bar import NoiseBar
+from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._guide import Guide
 from qdqspec.search.base import Proposal, SearchSetup
-from qdqspec.types import Placement, Trial
+from qdqspec.types import Label, Placement, Trial
 
 Steps: TypeAlias = Generator[list[Proposal], list[Trial], None]
 
 
 UNTOLD_EPS = 0.01  # smallest significant difference if no trial reports one
+MARGINS_DB = (3.0, 6.0, 10.0)  # added to the target where predictions are too high
+APPROACHES = 6  # placements that search for the noise at which a task metric is at its limit
+BRACKET_DB = 1.0  # between placements that miss and meet a task metric's limit, at which rehearsals of it end
 
 
 class Stepwise:
     """Ask and tell over a generator.
 
     Repeated proposals, and those whose task metric is expected to miss its limit, are dropped and never answered.
-    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts SQNRs without builds.
+    ``eps`` is the smallest significant difference, as trials report it; ``guide`` predicts SQNRs without builds;
+    ``bar`` estimates the SQNR at which a task metric meets its limit.
     """
 
     def __init__(self, steps: Steps, setup: SearchSetup) -> None:
         self.eps = UNTOLD_EPS
         self.guide = Guide(setup.accuracy)
+        self.bar = NoiseBar()  # estimate from scored and rehearsed placements
         self._limits = setup
+        self._rehearsed: set[str] = set()  # digests of placements whose metric was rehearsed
         self._steps = steps
         self._asked: dict[tuple[str, tuple[str, ...]], bool] = {}  # whether it was to be timed
         self._waiting: list[Proposal] = []
@@ -45,6 +55,8 @@ class Stepwise:
         self.eps = next((trial.eps for trial in trials if trial.eps is not None), self.eps)
         for trial in trials:
             self.guide.learn(trial)
+            if self._limits.min_accuracy is not None:
+                self.bar.learn(trial, self._limits.min_accuracy)
         self._answers.extend(trials)
         self._open -= len(trials)
         if not self._waiting and not self._open:
@@ -60,10 +72,33 @@ class Stepwise:
         return not self._asked.get((placement.digest, ()), False)
 
     def is_worth_building(self, placement: Placement) -> bool:
-        """Whether a placement is new, and not expected to be below a binding SQNR limit."""
-        return self.is_new(placement) and (
-            not self.is_bound or self.guide.admits(placement, self._limits.min_sqnr_db)
+        """Whether a placement is new, and not expected to be below a binding SQNR limit or that of the task metric."""
+        return (
+            self.is_new(placement)
+            and self.guide.admits(placement, self._refused_below_db)
+            and self._may_keep_metric(placement)
         )
+
+    @property
+    def _refused_below_db(self) -> float | None:
+        """The SQNR below which a placement is refused; ``None`` if there is no such value.
+
+        That is a binding limit, or the highest SQNR at which a placement missed the task metric's limit. Once one that
+        meets it is known too, it is the estimate between them.
+        """
+        bar = self.bar.aim_db if self.bar.kept else self.bar.lost_db
+        limit = self._limits.min_sqnr_db if self.is_bound else None
+        return max((db for db in (limit, bar) if db is not None and np.isfinite(db)), default=None)
+
+    @property
+    def least_db(self) -> float | None:
+        """The smallest SQNR worth aiming at: the limit, or the estimate from placements with too low a score."""
+        return max((db for db in (self._limits.min_sqnr_db, self.bar.aim_db) if db is not None), default=None)
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether a placement missed the task metric's limit."""
+        return bool(self.bar.lost)
 
     @cached_property
     def is_bound(self) -> bool:
@@ -98,11 +133,57 @@ class Stepwise:
 
     def _may_win(self, proposal: Proposal) -> bool:
         """Whether no rehearsal shows that a candidate misses the task metric's limit; those of the user may always."""
-        placement = proposal.placement
-        if self._limits.min_accuracy is None or not proposal.timed or proposal.subgraph:
+        if not proposal.timed or proposal.subgraph:
             return True
-        return placement in self._limits.seeds or self.keeps_metric(placement)
+        return self._may_keep_metric(proposal.placement)
+
+    def _may_keep_metric(self, placement: Placement) -> bool:
+        is_free = self._limits.min_accuracy is None or placement in self._limits.seeds
+        return is_free or self.keeps_metric(placement)
 
     def keeps_metric(self, placement: Placement) -> bool:
-        """Whether a placement is not expected to miss the limit of the task metric."""
-        return self.guide.keeps_metric(placement) is not False
+        """Whether a placement is not expected to miss the limit of the task metric; each is learnt from once."""
+        keeps = self.guide.keeps_metric(placement)
+        if keeps is not None and placement.digest not in self._rehearsed:
+            self._rehearsed.add(placement.digest)
+            if (db := self.guide.predicted_db(placement)) is not None:
+                self.bar.add(db, kept=keeps)
+        return keeps is not False
+
+    def rehearse_metric(self, told: Sequence[Trial]) -> None:
+        """Bracket the SQNR at which the task metric meets its limit, without builds.
+
+        The placements have fewer and fewer units, those with the most noise for their time left out first.
+        ``told`` begins with the trial of the reference.
+        """
+        space = self._limits.space
+        everything = space.everything()
+        if self._limits.min_accuracy is None or self.keeps_metric(space.resolve(everything)):
+            return
+        spent = self._spent(told)
+        for _ in range(APPROACHES):
+            aim = self.least_db
+            if aim is None or min(self.bar.kept, default=np.inf) - self.bar.lost_db < BRACKET_DB:
+                return
+            placement = space.resolve(self.guide.thinned(space, everything, aim, spent))
+            if not placement.sites or placement.digest in self._rehearsed:
+                return
+            self.keeps_metric(placement)
+
+    def thinned(self, labels: Mapping[str, Label], told: Sequence[Trial]) -> Mapping[str, Label]:
+        """The labels without the units with the most noise for their time, as few as limit and task metric require.
+
+        All of them where no limit is binding; none where no placement is expected to meet the limits.
+        """
+        least = self.least_db
+        if least is None or not (self.is_bound or self.is_missed):
+            return labels
+        space, spent = self._limits.space, self._spent(told)
+        for more in (0.0, *MARGINS_DB):
+            found = self.guide.thinned(space, labels, least + more, spent)
+            if self._limits.min_accuracy is None or self.keeps_metric(space.resolve(found)):
+                return found
+        return {}
+
+    def _spent(self, told: Sequence[Trial]) -> Mapping[str, float]:
+        return spent_by_unit(self._limits.space, told[0].layers if told else ())

@@ -15,24 +15,23 @@ candidate is below the limit.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from qdqspec.parity.noise_bar import NoiseBar
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._accuracy import TARGETS_DB, NoiseModel, priced
 from qdqspec.search._bounded import Bounded
 from qdqspec.search._classes import spent_by_unit
 from qdqspec.search._pure import pure_labels, weighted_linear
-from qdqspec.search._steps import Steps, Stepwise
+from qdqspec.search._steps import APPROACHES, MARGINS_DB, Steps, Stepwise
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.blocks import CostModel, block_codes, flips, fuse, unit_labels
 from qdqspec.search.crossings import FP, Codes
 from qdqspec.search.select import reaches
 from qdqspec.search.surrogate import Surrogate, classes_of
-from qdqspec.types import NOT_CANDIDATES, Label, Placement, Trial, format_of, kind_of
+from qdqspec.types import NOT_CANDIDATES, Placement, Trial, format_of, kind_of
 
 SHARES = (0.0, 0.5, 1.0, 2.0)  # weights of crossings in a composition
 SURROGATE_PATIENCE = 12  # builds without a won race before P3 ends
@@ -41,10 +40,7 @@ HEATING = 10  # draws after which the spread of the drawn cost models has double
 FLIPS, FLIP_LOSSES = 16, 10  # builds of P4, and how many losses in a row end it
 PROVED_LOSSES = 3  # in P4 if a search of a similar model ended at the incumbent, ...
 SURPRISE = 0.97  # ... unless a candidate is faster than that by more
-MARGINS_DB = (3.0, 6.0, 10.0)  # added to the target where the noise model is too optimistic
 UNHEARD_DB = 20.0  # assumed for a block that could not be measured alone
-APPROACHES = 6  # builds that search for the noise at which a task metric is at its limit
-BRACKET_DB = 1.0  # between placements that miss and meet a task metric's limit, at which rehearsals of it end
 ROUNDS = 5
 PROVED_SHARES = (1.0,)
 PATIENCE = 2  # rounds without a won race before P2 ends: each improves the cost model
@@ -62,17 +58,12 @@ class Attribution(Stepwise):
         self._random = random
         self._measured: list[Trial] = []
         self._bounded: Bounded | None = None  # set once the noise of blocks is known
-        self._bar = NoiseBar()  # estimate from scored candidates, if a task metric is a constraint
-        self._rehearsed: set[str] = set()  # digests of placements whose metric was rehearsed
         self._turn = 0  # which draws first: the cost model (0) or the surrogate (1)
         super().__init__(self._phases(setup.space), setup)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Receive trials; once those of a whole step are complete, advance to the next step."""
         self._measured.extend(trial for trial in trials if trial.ok and trial.phase not in NOT_CANDIDATES)
-        if (least := self._setup.min_accuracy) is not None:
-            for trial in trials:
-                self._bar.learn(trial, least)
         super().tell(trials)
 
     @property
@@ -93,10 +84,10 @@ class Attribution(Stepwise):
     def _phases(self, space: SchemeSpace) -> Steps:
         reference = space.resolve({})
         trials = yield [_profiled(placement, "pure") for placement in (reference, *self._setup.seeds)]
-        self._rehearse_metric(space, trials)
+        self.rehearse_metric(trials)
         if self.is_bound:
             trials += yield from self._simple(space, trials)
-        is_bound = (self.is_bound or self._is_missed) and self.guide.has_noise
+        is_bound = (self.is_bound or self.is_missed) and self.guide.has_noise
         trials += yield from self._thinned(space, trials) if is_bound else self._pure(space)
         profiled = [trial for trial in trials if trial.ok and trial.layers]
         blocks = fuse(space, (trial.layers for trial in profiled))
@@ -112,38 +103,6 @@ class Attribution(Stepwise):
                 yield from self._apply_accuracy(space, costs)
                 yield from self._explore(space, costs)
             yield from self._refine(space, costs)
-
-    def keeps_metric(self, placement: Placement) -> bool:
-        """Whether a placement is not expected to miss the limit of the task metric; each is learnt from once."""
-        keeps = self.guide.keeps_metric(placement)
-        if keeps is not None and placement.digest not in self._rehearsed:
-            self._rehearsed.add(placement.digest)
-            if (db := self.guide.predicted_db(placement)) is not None:
-                self._bar.add(db, kept=keeps)
-        return keeps is not False
-
-    @property
-    def _is_missed(self) -> bool:
-        """Whether a placement missed the task metric's limit."""
-        return bool(self._bar.lost)
-
-    def _rehearse_metric(self, space: SchemeSpace, told: Sequence[Trial]) -> None:
-        """Bracket the SQNR at which the task metric meets its limit, without builds.
-
-        The placements have fewer and fewer units, those with the most noise for their time left out first.
-        """
-        everything = space.everything()
-        if self._setup.min_accuracy is None or self.keeps_metric(space.resolve(everything)):
-            return
-        spent = spent_by_unit(space, told[0].layers if told else ())
-        for _ in range(APPROACHES):
-            aim = self._least_db
-            if aim is None or min(self._bar.kept, default=np.inf) - self._bar.lost_db < BRACKET_DB:
-                return
-            placement = space.resolve(self.guide.thinned(space, everything, aim, spent))
-            if not placement.sites or placement.digest in self._rehearsed:
-                return
-            self.keeps_metric(placement)
 
     def _pure(self, space: SchemeSpace) -> Phase:
         """P1 without a binding limit."""
@@ -163,33 +122,22 @@ class Attribution(Stepwise):
             labels for labels in weighted_linear(space) if sum(map(spent.__getitem__, labels)) > whole / 2
         ]
         placements = [space.resolve(labels) for labels in large]
-        return (yield [_profiled(p, "pure") for p in placements if self.guide.admits(p, self._least_db)])
+        return (yield [_profiled(p, "pure") for p in placements if self.guide.admits(p, self.least_db)])
 
     def _thinned(self, space: SchemeSpace, told: Sequence[Trial]) -> Phase:
         """P1 under a limit: simple and pure placements without the units with the most noise for their time.
 
         Those that quantize most of the time come first.
         """
-        least, trials = self._least_db, list[Trial]()
-        assert least is not None
+        trials = list[Trial]()
         spent = spent_by_unit(space, told[0].layers if told else ())
         pure = [*weighted_linear(space), *pure_labels(space)]
-        kept = [self._kept(space, labels, least, spent) for labels in pure]
+        kept = [self.thinned(labels, told) for labels in pure]
         for labels in sorted(kept, key=lambda each: -sum(spent[unit] for unit in each)):
             placement = space.resolve(labels)
             if placement.sites and not self._is_proved:
                 trials += yield [_profiled(placement, "pure")]
         return trials
-
-    def _kept(
-        self, space: SchemeSpace, labels: Mapping[str, Label], least: float, spent: Mapping[str, float]
-    ) -> Mapping[str, Label]:
-        """The labels without the units with the most noise for their time, as few as limit and task metric require."""
-        for more in (0.0, *MARGINS_DB):
-            found = self.guide.thinned(space, labels, least + more, spent)
-            if self._setup.min_accuracy is None or self.keeps_metric(space.resolve(found)):
-                return found
-        return {}
 
     def _rehearse_blocks(self, space: SchemeSpace, costs: CostModel) -> bool:
         """Set the noise of blocks from the oracle; false if the oracle does not know it."""
@@ -206,13 +154,8 @@ class Attribution(Stepwise):
     @property
     def _is_limited(self) -> bool:
         """Whether any candidate had a lower SQNR than is worth building; if none had, no analysis is needed."""
-        least = self._least_db
+        least = self.least_db
         return least is not None and any(t.sqnr_db is not None and t.sqnr_db < least for t in self._measured)
-
-    @property
-    def _least_db(self) -> float | None:
-        """The smallest SQNR worth building: the limit, or the estimate from candidates with too low a score."""
-        return max((db for db in (self._setup.min_sqnr_db, self._bar.aim_db) if db is not None), default=None)
 
     def _apply_accuracy(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """If accuracy limits the choice: measure each block's quantization error, and trade error for time."""
@@ -238,9 +181,9 @@ class Attribution(Stepwise):
 
     def _quickest(self, costs: CostModel, share: float, more_db: float = 0.0) -> Codes:
         """The labelling of least predicted time with the smallest SQNR worth building, plus ``more_db``."""
-        if self._least_db is None or self._bounded is None:
+        if self.least_db is None or self._bounded is None:
             return costs.compose(share)
-        return self._bounded.compose(self._least_db + more_db, share)
+        return self._bounded.compose(self.least_db + more_db, share)
 
     def _kept_quickest(
         self, space: SchemeSpace, costs: CostModel, share: float, more_db: float = 0.0
@@ -289,7 +232,7 @@ class Attribution(Stepwise):
         """
         more = 0.0
         for _ in range(APPROACHES):
-            aim = self._least_db
+            aim = self.least_db
             if aim is None:
                 return
             codes = self._kept_quickest(space, costs, 1.0, more)
@@ -299,7 +242,7 @@ class Attribution(Stepwise):
             trials = yield [_profiled(placement, "trade")]
             costs.learn(trials)
             refused = any(not reaches(trial, None, self._setup.min_accuracy) for trial in trials)
-            more = more + MARGINS_DB[0] if refused and self._least_db == aim else 0.0
+            more = more + MARGINS_DB[0] if refused and self.least_db == aim else 0.0
 
     def _trade(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """Labellings between fastest and most accurate, for several SQNR targets and prices of noise."""
@@ -316,7 +259,7 @@ class Attribution(Stepwise):
                 costs.learn((yield [_profiled(self._placed(space, costs, codes), "trade")]))
 
     def _trades(self, costs: CostModel) -> Iterator[Codes]:
-        bounded, least = self._bounded, self._least_db
+        bounded, least = self._bounded, self.least_db
         assert bounded is not None
         targets = (
             TARGETS_DB if self._setup.pareto else () if least is None else (least, least + MARGINS_DB[0])
@@ -326,7 +269,7 @@ class Attribution(Stepwise):
 
     def _accurate(self, codes: Codes) -> bool:
         """Whether a labelling is expected to be accurate enough to win."""
-        least, bounded = self._least_db, self._bounded
+        least, bounded = self.least_db, self._bounded
         return least is None or bounded is None or bounded.admits(codes, least)
 
     def _explore(self, space: SchemeSpace, costs: CostModel) -> Steps:
@@ -375,16 +318,16 @@ class Attribution(Stepwise):
 
     def _meet_sqnr_target(self, codes: Codes) -> Codes:
         """The labelling without the blocks with the most noise for their time, as many as the SQNR target requires."""
-        if self._least_db is None or self._bounded is None:
+        if self.least_db is None or self._bounded is None:
             return codes
-        return self._bounded.reduced(codes, self._least_db)
+        return self._bounded.reduced(codes, self.least_db)
 
     def _refine(self, space: SchemeSpace, costs: CostModel) -> Steps:
         """P4: local search: flip single blocks and small groups, the most promising first; a win is the new start."""
         losses = builds = refusals = 0
         near: tuple[str, float | None] | None = None
         while losses < (PROVED_LOSSES if self._is_proved else FLIP_LOSSES) and builds < FLIPS:
-            here = self._incumbent.placement.digest, self._least_db
+            here = self._incumbent.placement.digest, self.least_db
             if here != near:
                 near, ahead = here, self._flipped(space, costs)
             placement = next(ahead, None)

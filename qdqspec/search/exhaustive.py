@@ -34,7 +34,7 @@ class Exhaustive(Stepwise):
     def _all(self, setup: SearchSetup, classes: Sequence[TiedClass]) -> Steps:
         seeds = [Proposal(placement=seed, phase="seed") for seed in setup.seeds]
         reference = Proposal(placement=setup.space.resolve({}), phase="pure", profile=True)
-        yield [reference, *seeds]
+        self.rehearse_metric((yield [reference, *seeds]))
         proposals = (
             Proposal(placement=placement, phase=phase)
             for phase, choice in _choices(setup.space, classes)

@@ -38,7 +38,15 @@ class OptunaSearch(Stepwise):
         space, seeds = self._setup.space, self._setup.seeds
         reference = Proposal(placement=space.resolve({}), phase="pure", profile=True)
         proposals = [reference, *(Proposal(placement=seed, phase="seed") for seed in seeds)]
-        self._remember((yield proposals))
+        trials = yield proposals
+        self._remember(trials)
+        self.rehearse_metric(trials)
+        if self.is_bound or self.is_missed:
+            thinned = [
+                space.resolve(self.thinned(space.everything(choice.name), trials)) for choice in space.choices
+            ]
+            pure = [Proposal(placement=p, phase="pure") for p in thinned if self.is_worth_building(p)]
+            self._remember((yield pure))
         if not self._classes:
             return
         starts = (gathered(self._classes, dict(seed.labels)) for seed in seeds)

@@ -56,16 +56,14 @@ class RegionSearch(Stepwise):
 
     def _search(self) -> Steps:
         space = self._space
-        everything = [
-            labels
-            for choice in space.choices
-            if self.is_worth_building(space.resolve(labels := space.everything(choice.name)))
-        ]
         trials = yield [
             _proposal(space, {}, "pure", profile=True),
             *(Proposal(placement=seed, phase="seed") for seed in self._setup.seeds),
-            *(_proposal(space, labels, "pure", profile=True) for labels in everything),
         ]
+        self.rehearse_metric(trials)
+        everything = [self.thinned(space.everything(choice.name), trials) for choice in space.choices]
+        proposals = [_proposal(space, labels, "pure", profile=True) for labels in everything]
+        trials += yield [one for one in proposals if self.is_worth_building(one.placement)]
         best: Labels = {}
         for trial in trials:
             best = dict(trial.placement.labels) if trial.incumbent else best
@@ -134,7 +132,9 @@ class RegionSearch(Stepwise):
         return labels[int(self._random.integers(len(labels)))]
 
 
-def _proposal(space: SchemeSpace, labels: Labels, phase: str, *, profile: bool = False) -> Proposal:
+def _proposal(
+    space: SchemeSpace, labels: Mapping[str, Label], phase: str, *, profile: bool = False
+) -> Proposal:
     return Proposal(placement=space.resolve(labels), phase=phase, profile=profile)
 
 

@@ -56,10 +56,11 @@ class SubgraphSearch(Stepwise):
         held: Labels = {}
         for trial in trials:
             held = dict(trial.placement.labels) if trial.incumbent else held
+        self.rehearse_metric(trials)
         wins: list[Win] = []
         for groups, share in kinds_of(self._space, trials[0].layers, self._setup.fused):
             wins += yield from self._alone(groups, share)
-        yield from self._together(sorted(wins, key=lambda win: -win.gain), held)
+        yield from self._together(sorted(wins, key=lambda win: -win.gain), held, trials)
 
     def _alone(
         self, groups: Sequence[Block], share: float
@@ -84,12 +85,14 @@ class SubgraphSearch(Stepwise):
             labels |= dict(schemes_of(self._space, group)).get(schemes[best], {})
         return [Win(gain=share * (1 - ratios[best]), labels=labels)]
 
-    def _together(self, wins: Sequence[Win], held: Labels) -> Steps:
+    def _together(self, wins: Sequence[Win], held: Labels, told: Sequence[Trial]) -> Steps:
         """Add the wins step by step; then all of them at once, and everything, whatever the results of the steps.
 
-        A rejected step is repeated while others win: next to integer neighbours it needs fewer conversions.
+        A rejected step is repeated while others win: next to integer neighbours it needs fewer conversions. Under a
+        limit the last two leave out the units with the most noise for their time; ``told`` begins with the reference.
         """
-        raw = self._space.resolve({unit: label for win in wins for unit, label in win.labels.items()})
+        gained = self.thinned({unit: label for win in wins for unit, label in win.labels.items()}, told)
+        raw = self._space.resolve(gained)
         waiting, before = list(steps_of(wins, STEP * self.eps)), -1
         while waiting and len(waiting) != before:
             before, rejected = len(waiting), []
@@ -105,7 +108,8 @@ class SubgraphSearch(Stepwise):
                 else:
                     rejected.append(step)
             waiting = rejected
-        pure = [self._space.resolve(self._space.everything(choice.name)) for choice in self._space.choices]
+        everything = (self._space.everything(choice.name) for choice in self._space.choices)
+        pure = [self._space.resolve(self.thinned(labels, told)) for labels in everything]
         last = [Proposal(placement=raw, phase="raw", profile=True)] if wins else []
         proposals = [*last, *(Proposal(placement=each, phase="pure", profile=True) for each in pure)]
         yield [each for each in proposals if self.is_worth_building(each.placement)]

@@ -179,6 +179,81 @@ def test_other_strategies_build_nothing_that_is_expected_below_the_limit(make: t
     assert all(t.sqnr_db is not None and t.sqnr_db >= 37.9 for t in built)
 
 
+class Scored(Additive):
+    """An oracle of a task metric that is kept from ``least`` dB on, which the search is not told."""
+
+    least = 38.0
+
+    def keeps_metric(self, placement: Placement) -> bool | None:
+        return self.truth(placement) >= self.least
+
+
+def scored_by(make: type[Strategy], *, seeds: tuple[Placement, ...] = ()) -> tuple[Scored, list[Trial]]:
+    space = small_space()
+    oracle = Scored(space)
+    setup = SearchSetup(space=space, clock="cpu", min_accuracy=0.9, trials=40, accuracy=oracle, seeds=seeds)
+    device = Device(space, 0, oracle, oracle.least)
+    return oracle, drive(make(setup, np.random.default_rng(0)), device, trials=40)
+
+
+STRATEGIES = [Attribution, RegionSearch, SubgraphSearch, Exhaustive, OptunaSearch]
+
+
+@pytest.mark.parametrize("make", STRATEGIES)
+def test_no_strategy_builds_what_is_expected_to_miss_the_metric(make: type[Strategy]) -> None:
+    if make is OptunaSearch:
+        pytest.importorskip("optuna")
+    oracle, trials = scored_by(make)
+    built = [t for t in trials if t.placement.sites and t.phase not in NOT_CANDIDATES]
+    assert built
+    assert all(oracle.keeps_metric(trial.placement) for trial in built)
+
+
+@pytest.mark.parametrize("make", STRATEGIES)
+def test_what_the_user_gives_is_built_whatever_is_expected_of_it(make: type[Strategy]) -> None:
+    if make is OptunaSearch:
+        pytest.importorskip("optuna")
+    space = small_space()
+    everything = space.resolve(space.everything())
+    oracle, trials = scored_by(make, seeds=(everything,))
+    assert not oracle.keeps_metric(everything)
+    assert everything in [trial.placement for trial in trials]
+
+
+@pytest.mark.parametrize("make", [Attribution, RegionSearch, SubgraphSearch, OptunaSearch])
+def test_everything_is_built_without_the_units_that_the_metric_does_not_take(make: type[Strategy]) -> None:
+    if make is OptunaSearch:
+        pytest.importorskip("optuna")
+    oracle, trials = scored_by(make)
+    space = small_space()
+    everything = space.everything()
+    pure = [dict(t.placement.labels) for t in trials if t.phase == "pure" and t.placement.sites]
+    largest = max((labels for labels in pure if labels.items() <= everything.items()), key=len)
+    left_out = everything.keys() - largest.keys()
+    assert 0 < len(left_out) < len(everything)
+    noise = oracle.noise()
+    assert noise is not None
+    assert min(noise[unit, everything[unit]] for unit in left_out) >= max(
+        noise[unit, everything[unit]] for unit in largest
+    )
+
+
+def test_metrics_are_not_rehearsed_for_what_is_noisier_than_what_missed() -> None:
+    asked: set[Placement] = set()
+
+    class Counting(Scored):
+        def keeps_metric(self, placement: Placement) -> bool | None:
+            asked.add(placement)
+            return super().keeps_metric(placement)
+
+    space = small_space()
+    oracle = Counting(space)
+    setup = SearchSetup(space=space, clock="cpu", min_accuracy=0.9, trials=200, accuracy=oracle)
+    drive(Exhaustive(setup, np.random.default_rng(0)), Device(space, 0, oracle, oracle.least), trials=200)
+    missed = [placement for placement in asked if oracle.truth(placement) < oracle.least]
+    assert 0 < len(missed) <= 6
+
+
 @pytest.mark.parametrize("least", [30.0, 36.0, 42.0])
 def test_units_are_left_out_with_few_predictions(least: float) -> None:
     space = small_space()
