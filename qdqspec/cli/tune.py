@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_cases
 from qdqspec.cli.asked import add_words, case_as_asked
+from qdqspec.cli.several import on_backends, split_backends
 from qdqspec.cli.words import (
     FINE,
     IMPOSSIBLE,
@@ -48,7 +49,8 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "tune",
         tune,
-        does="Search the fastest Q/DQ placement of a model, or of every case of a spec.",
+        does="Search the fastest Q/DQ placement of a model, or of every case of a spec. With several backends "
+        "(--backend onnxruntime,openvino): on each of them, and then time the models of all together.",
         example="qdqspec tune model.onnx --calibration data.npz --minutes 5 -o tuned/",
         options=_OPTIONS,
     )
@@ -60,10 +62,13 @@ def add_verbs(verbs: Verbs) -> None:
 def tune(arguments: argparse.Namespace) -> int:
     """Tune every case; return 1 if a check of a spec fails, 2 if one could not be evaluated."""
     bare = Path(arguments.what).suffix == ".onnx"
-    settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if bare else "case")
+    backends = split_backends(arguments)
+    single = bare and not backends
+    settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if single else "case")
     if arguments.output is not None:
         settings = replace(settings, output=arguments.output.absolute())
     cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
+    cases = on_backends(cases, backends)
     _prepare_output(cases, settings)
     _refuse_unknown_formats(settings)
     from qdqspec.session import Session
@@ -72,6 +77,7 @@ def tune(arguments: argparse.Namespace) -> int:
         if settings.mode == "plan":
             return _print_plans(cases, session)
         is_whole = _run(cases, session)
+        is_whole &= _compare_runtimes(session)
         record = session.record()
     _report(record, settings, as_json=arguments.json)
     if not is_whole:
@@ -139,7 +145,7 @@ def _run(cases: list[Case], session: Session) -> bool:
     for case in cases:
         found = session.availability(case)
         if not found.usable:
-            reason = f"backend {session.settings.backend} is not usable here: {found.why}"
+            reason = f"backend {case.backend or session.settings.backend} is not usable here: {found.why}"
             session.skip(case, f"{reason}; {found.install}" if found.install else reason)
             errors.append(str(BackendUnavailableError(reason, cure=found.install or None)))
             continue
@@ -156,6 +162,17 @@ def _run(cases: list[Case], session: Session) -> bool:
     return not errors
 
 
+def _compare_runtimes(session: Session) -> bool:
+    """Time the runtimes of one model together; return whether that was possible."""
+    with _watched(session):
+        try:
+            session.compare_runtimes()
+        except QdqspecError as error:
+            complain(f"qdqspec: {error}")
+            return False
+    return True
+
+
 @contextmanager
 def _watched(session: Session) -> Iterator[None]:
     display: Display = Bar(file=sys.stderr) if sys.stderr.isatty() else Heartbeat(complain)
@@ -168,10 +185,11 @@ def _watched(session: Session) -> Iterator[None]:
 
 
 def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
-    from qdqspec.report.result import write_results
+    from qdqspec.report.result import write_comparisons, write_results
     from qdqspec.report.write import write_reports
 
     write_results(record)
+    write_comparisons(record)
     write_reports(record, settings.report)
     if as_json:
         from qdqspec.report.record import record_to_json
@@ -179,9 +197,12 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
         say_json(record_to_json(record))
         return
     from qdqspec.report.notes import warning_lines
+    from qdqspec.report.runtimes import runtimes_text
     from qdqspec.report.tables import summary_table
 
     say("\n".join([summary_table(record), *_verdict_lines(record), *warning_lines(record)]))
+    if record.runtimes:
+        say(f"\n{runtimes_text(record)}\n")
     for case in record.cases:
         if case.evidence.output is not None:
             say(f"Models and measurements: {case.evidence.output}")

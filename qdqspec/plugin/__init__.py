@@ -95,8 +95,10 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the results to the controller, or write the reports."""
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
+    """Compare runtimes, then send the results to the controller, or write the reports."""
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        distribute.compare_runtimes(session.config)
     if is_worker(session.config):
         distribute.hand_over(session.config)
         baselines.hand_over(session.config)

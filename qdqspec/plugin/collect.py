@@ -183,4 +183,6 @@ def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:
         yield pytest.mark.xfail(reason=rules.xfail, strict=rules.xfail_strict, raises=CheckFailed)
     if node.config.pluginmanager.has_plugin("xdist"):
         # The scheduler of --dist loadgroup cuts a node id at its last '@'.
-        yield pytest.mark.xdist_group(node.nodeid.replace("@", "_"))
+        # Cases that choose a runtime are timed together at the end, so one worker runs all of a spec.
+        together = node.nodeid if node.case.backend is None else getattr(node.parent, "nodeid", "")
+        yield pytest.mark.xdist_group(together.replace("@", "_"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qdqspec.config import Settings
-from qdqspec.errors import OutputError
+from qdqspec.errors import OutputError, QdqspecError
 from qdqspec.types import CaseRecord, Evidence, RunRecord
 
 if TYPE_CHECKING:
@@ -44,6 +44,17 @@ def record_of(config: pytest.Config) -> RunRecord | None:
 def own_record(config: pytest.Config) -> RunRecord | None:
     """The record of this process. The folders of a case are known only in its own process."""
     return merge_records([session.record() for session in sessions_of(config)])
+
+
+def compare_runtimes(config: pytest.Config) -> None:
+    """Compare the runtimes of cases that this process judged; an error is reported with the results."""
+    for session in sessions_of(config):
+        try:
+            if session.compare_runtimes():  # which starts processes again
+                session.close()
+        except QdqspecError as error:
+            session.close()
+            config.stash.setdefault(TROUBLES, []).append(str(error))
 
 
 def hand_over(config: pytest.Config) -> None:
@@ -87,6 +98,7 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
         started=min(record.started for record in records),
         seconds=max(record.seconds for record in records),
         cases=tuple(cases[key] for key in (cases if len(records) == 1 else sorted(cases, key=str))),
+        runtimes=tuple(found for record in records for found in record.runtimes),
     )
 
 

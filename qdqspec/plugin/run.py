@@ -32,6 +32,7 @@ def run_check(
 ) -> None:
     """Judge the check of the requesting item."""
     item: CheckItem = request.node
+    qdq_backend = item.case.backend or qdq_backend
     settings = settings_of(item.config)
     note_session(item.config, qdq_session)
     _skip_unless(item.case, qdq_backend, qdq_session)
@@ -55,8 +56,9 @@ def _skip_unless(case: Case, backend: str, session: Session) -> None:
         if not wanted.startswith(f"{backend}-"):
             option = f"--qdq-backend={wanted.partition('-')[0]}"
             pytest.skip(f"for backend {wanted}, and this run uses {backend}; run it with {option}")
-        if wanted != session.backend.target:
-            pytest.skip(f"for target {wanted}, and this run is on {session.backend.target}")
+        target = session.target(case)
+        if wanted != target:
+            pytest.skip(f"for target {wanted}, and this run is on {target}")
     wanted = case.skipping.unless.get("compute_capability")
     if wanted is not None and not fulfils(session.availability(case).facts.get("compute_capability"), wanted):
         pytest.skip(f"for a GPU of compute capability {wanted}, which {backend} does not have here")

@@ -88,6 +88,10 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
 
     width = shutil.get_terminal_size().columns if terminal.isatty() else None
     terminal.write_line(summary_table(record, width=width))
+    if record.runtimes:
+        from qdqspec.report.runtimes import runtimes_text
+
+        terminal.write_line(f"\n{runtimes_text(record)}\n")
     for line in warning_lines(record):
         terminal.write_line(line, yellow=True)
     settings: Settings = settings_of(config)

@@ -30,6 +30,8 @@ from qdqspec.types import (
     ParityEvidence,
     PlacedPair,
     Provenance,
+    RunRecord,
+    RuntimeComparison,
     SearchResult,
     Trial,
 )
@@ -75,6 +77,23 @@ def part_from_case(record: CaseRecord) -> CasePart:
         checks=tuple(_check(result, redact) for result in record.results),
         warnings=tuple(redact.text(warning) for warning in found.warnings),
         provenance=_provenance(found),
+    )
+
+
+def redacted_runtimes(record: RunRecord) -> tuple[RuntimeComparison, ...]:
+    """The comparisons of runtimes, without data private to this machine in their failures."""
+    redactors = {case.evidence.case.name: Redactor(case.evidence) for case in record.cases}
+    return tuple(
+        replace(
+            found,
+            models=tuple(
+                replace(model, failure=redactors[model.case].text(model.failure))
+                if model.failure and model.case in redactors
+                else model
+                for model in found.models
+            ),
+        )
+        for found in record.runtimes
     )
 
 

@@ -29,6 +29,7 @@ from qdqspec.types import (
     Provenance,
     Race,
     RegressionEvidence,
+    RuntimeComparison,
     Samples,
     SearchLimits,
     Section,
@@ -225,10 +226,11 @@ class CasePart(Part):
 
 
 class RunPart(Part):
-    """The run record: all cases of a run."""
+    """The run record: all cases of a run, and ``runtimes``: comparisons of cases that differ in the runtime only."""
 
     schema_version: Literal[1]
     qdqspec: str
     started: str
     seconds: float
     cases: tuple[CasePart, ...]
+    runtimes: tuple[RuntimeComparison, ...] = ()

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from qdqspec.errors import StateError
 from qdqspec.plain_json import read_json
-from qdqspec.report.compose import part_from_case, part_from_parity
+from qdqspec.report.compose import part_from_case, part_from_parity, redacted_runtimes
 from qdqspec.report.layout import SCHEMA_VERSION, CasePart, ParityPart, RunPart
 from qdqspec.report.restore import case_from_part
 from qdqspec.types import CaseRecord, ParityEvidence, RunRecord
@@ -35,6 +35,7 @@ def record_to_json(record: RunRecord) -> dict[str, Any]:
         started=record.started,
         seconds=record.seconds,
         cases=tuple(part_from_case(case) for case in record.cases),
+        runtimes=redacted_runtimes(record),
     )
     return _data(part)
 
@@ -54,7 +55,13 @@ def record_from_json(data: object) -> RunRecord:
     part = _part(RunPart, data, "run record")
     with _damage("run record"):
         cases = tuple(case_from_part(case) for case in part.cases)
-    return RunRecord(version=part.qdqspec, started=part.started, seconds=part.seconds, cases=cases)
+    return RunRecord(
+        version=part.qdqspec,
+        started=part.started,
+        seconds=part.seconds,
+        cases=cases,
+        runtimes=part.runtimes,
+    )
 
 
 def case_from_json(data: object) -> CaseRecord:

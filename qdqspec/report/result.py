@@ -1,9 +1,13 @@
-"""Writes ``result.json`` beside a case's models."""
+"""Writes ``result.json`` beside a case's models, and ``tune.json`` beside the folders of cases on several runtimes."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from qdqspec.files import RESULT, write_whole
-from qdqspec.report.record import case_to_json, json_text
+from qdqspec.report.record import case_to_json, json_text, record_to_json
+from qdqspec.report.runtimes import TUNE, tune_to_json
 from qdqspec.types import RunRecord
 
 
@@ -16,3 +20,23 @@ def write_results(record: RunRecord) -> None:
         folder = case.evidence.output
         if folder is not None and (folder.is_dir() or case.results):
             write_whole(folder / RESULT, json_text(case_to_json(case)), what="the result", make_folder=True)
+
+
+def write_comparisons(record: RunRecord) -> None:
+    """Write the comparisons of runtimes of each folder that holds folders of their cases.
+
+    Raises `OutputError` if a folder cannot be written.
+    """
+    outputs = {case.evidence.case.name: case.evidence.output for case in record.cases}
+    written = record_to_json(record)["runtimes"]
+    folders: dict[Path, tuple[list[dict[str, Any]], dict[str, str]]] = {}
+    for found, data in zip(record.runtimes, written, strict=True):
+        winner = found.named(found.winner)
+        output = outputs.get(winner.case)
+        if output is not None:
+            comparisons, files = folders.setdefault(output.parent, ([], {}))
+            comparisons.append(data)
+            files[found.name] = f"{output.name}/{'tuned' if winner.model == 'tuned' else 'reference'}.onnx"
+    for folder, (comparisons, files) in folders.items():
+        text = json_text(tune_to_json(record.version, comparisons, files))
+        write_whole(folder / TUNE, text, what="the comparison")

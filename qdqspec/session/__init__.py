@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, cast
 
 from qdqspec import __version__
-from qdqspec.backends.base import Availability, BuildOptions
+from qdqspec.backends.base import Availability
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
 from qdqspec.checks._verdicts import raised as raised_verdict
@@ -32,11 +32,12 @@ from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.measure.isolate import Isolated
 from qdqspec.measure.lock import DeviceLock, log_wait
 from qdqspec.measure.store import Store
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.registry import resolve
+from qdqspec.session.backends import Backends
+from qdqspec.session.compared_runtimes import compare_runtimes, grouped
 from qdqspec.session.culprits import MOST, culprits_of
 from qdqspec.session.parity import SideBySide
 from qdqspec.session.planning import plan_text
@@ -53,7 +54,6 @@ from qdqspec.types import (
     CheckResult,
     CheckSpec,
     CulpritEvidence,
-    DeviceKey,
     Evidence,
     EvidenceKind,
     Metric,
@@ -61,6 +61,7 @@ from qdqspec.types import (
     Progress,
     Region,
     RunRecord,
+    RuntimeComparison,
     SearchResult,
     Verdict,
 )
@@ -90,8 +91,9 @@ class Session:
             check_option(option, "backend_option", command_line=True)
         self.watch = watch
         self.metrics = joined_metrics(metrics or {})
-        self.backend = Isolated(self.settings.backend)
-        self._options = BuildOptions.of(self.settings)
+        self.backends = Backends(self.settings)
+        self.backend = self.backends.default.backend
+        self._runtimes: tuple[RuntimeComparison, ...] = ()
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._waits: list[float] = []  # seconds of each wait for other runs on the device
@@ -103,20 +105,25 @@ class Session:
 
     def availability(self, case: Case) -> Availability:
         """Whether the backend is usable here and has one of the case's number formats; if not, why not."""
-        found = self.backend.probe(self._options)
+        runtime = self.backends.of(case)
+        found = runtime.backend.probe(runtime.options)
         wanted = case.quantize.formats
         if not found.usable:
             return found
-        here = self.backend.capabilities(self._options)
+        here = runtime.backend.capabilities(runtime.options)
         if not set(wanted).isdisjoint(here.formats):
             return found
         reasons = [f"; {here.lacking[name]}" for name in wanted if name in here.lacking]
         return replace(
             found,
             usable=False,
-            why=f"{self.backend.name} has no {' or '.join(wanted)} on this device{''.join(reasons)}",
+            why=f"{runtime.backend.name} has no {' or '.join(wanted)} on this device{''.join(reasons)}",
             install=f"choose one of its formats ({', '.join(here.formats)}), or another backend",
         )
+
+    def target(self, case: Case) -> str:
+        """The backend of a case and its variant."""
+        return self.backends.of(case).backend.target
 
     def tune(self, model: PathLike | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
         """Search for the fastest placement of a model, or of a case of a spec; `Asked` lists the options.
@@ -183,7 +190,8 @@ class Session:
         a random generator. With ``folder`` the study is saved there from the start, and resumed if it already exists.
         """
         case = self._asked(model, asked)
-        settings = {name: getattr(self.settings, name) for name in ("backend", "device", "threads", "seed")}
+        own = self.backends.of(case).settings
+        settings = {name: getattr(own, name) for name in ("backend", "device", "threads", "seed")}
         return Study(
             self.work(case).bench,
             settings,
@@ -197,7 +205,8 @@ class Session:
         found = self.availability(case)
         if not found.usable:
             raise BackendUnavailableError(
-                f"backend {self.settings.backend} is not usable here: {found.why}", cure=found.install or None
+                f"backend {case.backend or self.settings.backend} is not usable here: {found.why}",
+                cure=found.install or None,
             )
         return case
 
@@ -240,9 +249,9 @@ class Session:
         self._needs.setdefault(_key(case), set()).update(needs)
         return Evidence(
             case=case,
-            backend=self.backend.name,
-            target=self.backend.target,
-            device=self._device,
+            backend=work.bench.backend.name,
+            target=work.bench.target,
+            device=work.bench.device,
             model_sha256=work.bench.given.sha256,
             search=search,
             pairs=work.finder.pairs,
@@ -293,11 +302,23 @@ class Session:
 
     def skip(self, case: Case, why: str) -> None:
         """Record a case that cannot run here, with the reason."""
-        self._skipped[_key(case)] = skipped_record(case, self.settings.backend, why)
+        self._skipped[_key(case)] = skipped_record(case, case.backend or self.settings.backend, why)
 
     def plan(self, case: Case) -> str:
         """The size of the search and an upper bound of its cost; nothing is built."""
         return plan_text(self.work(case).bench.prepared, case.tune)
+
+    def compare_runtimes(self) -> tuple[RuntimeComparison, ...]:
+        """Time the models of cases that differ in the runtime only, interleaved; see `RuntimeComparison`.
+
+        Cases that were not searched are left out. The result is part of the record.
+        """
+        if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
+            searched = [work for work in self._works.values() if work.finder.is_found]
+            self._runtimes = tuple(
+                compare_runtimes(name, works, self._watched) for name, works in grouped(searched)
+            )
+        return self._runtimes
 
     def output(self, case: Case) -> Path:
         """The output folder of the case."""
@@ -310,12 +331,17 @@ class Session:
             for key, work in self._works.items()
             if self._results.get(key) or work.finder.is_found
         )
-        return self._run_record((*found, *self._skipped.values()))
+        return self._run_record((*found, *self._skipped.values()), self._runtimes)
 
-    def _run_record(self, cases: Iterable[CaseRecord]) -> RunRecord:
+    def _run_record(
+        self, cases: Iterable[CaseRecord], runtimes: tuple[RuntimeComparison, ...] = ()
+    ) -> RunRecord:
         started, clock = self._started
         found = tuple(cases)
-        return RunRecord(version=__version__, started=started, seconds=time.monotonic() - clock, cases=found)
+        seconds = time.monotonic() - clock
+        return RunRecord(
+            version=__version__, started=started, seconds=seconds, cases=found, runtimes=runtimes
+        )
 
     def renewals(self) -> tuple[Renewal, ...]:
         """Measured baseline entries that ``update`` requests; the caller writes them."""
@@ -323,7 +349,7 @@ class Session:
 
     def close(self) -> None:
         """Stop the child processes."""
-        self.backend.close()
+        self.backends.close()
 
     def __enter__(self) -> Self:
         return self
@@ -349,26 +375,24 @@ class Session:
                 raise
             return self.evidence(work.bench.case, frozenset())
 
-    @cached_property
-    def _device(self) -> DeviceKey:
-        return self.backend.device(self._options)
-
     def work(self, case: Case) -> CaseWork:
         """The work of a case, shared by all its checks."""
         key = _key(case)
         if key not in self._works:
             case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
-            self._works[key] = CaseWork(case, self._workbench(case.name), self._store, self._device)
+            self._works[key] = CaseWork(
+                case, self._workbench(case), self._store, self.backends.of(case).device
+            )
         return self._works[key]
 
-    def _workbench(self, name: str = "") -> Workbench:
-        report = partial(self._report_wait, name)
+    def _workbench(self, case: Case) -> Workbench:
+        report, runtime = partial(self._report_wait, case.name), self.backends.of(case)
         return Workbench(
-            backend=self.backend,
-            options=self._options,
-            settings=self.settings,
+            backend=runtime.backend,
+            options=runtime.options,
+            settings=runtime.settings,
             exclusive=lambda: DeviceLock(
-                f"{self.settings.device}-{self._device.key}", report=report, waited=self._waits.append
+                f"{self.settings.device}-{runtime.device.key}", report=report, waited=self._waits.append
             ),
             waited=lambda: sum(self._waits),
             report_wait=report,
@@ -380,6 +404,10 @@ class Session:
         """Seconds left of the time limit, which applies to the whole run."""
         limit = self.settings.time_limit
         return None if limit is None else max(0.0, limit - (time.monotonic() - self._started[1]))
+
+    def _watched(self, name: str, text: str) -> None:
+        """Report a step without trials."""
+        self._tell(Progress(case=name, phase=text, done=0, total=0))
 
     def _tell(self, progress: Progress) -> None:
         if self.watch is not None:
@@ -402,7 +430,7 @@ def _key(case: Case) -> _Key:
     A rewritten model is a different one. Data and ``start_from`` are identified by path: a search may itself write the
     file that the next one starts from.
     """
-    asked = repr((case.inputs, case.patterns, case.regions, case.quantize, case.tune))
+    asked = repr((case.backend, case.inputs, case.patterns, case.regions, case.quantize, case.tune))
     try:
         written = case.model.stat()
     except OSError:  # reported when the model is loaded

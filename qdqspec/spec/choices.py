@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.fields import Count, Listed, Section
 from qdqspec.spec.formats import Formats
-from qdqspec.spec.kinds import Strategy
+from qdqspec.spec.kinds import BackendName, Strategy
 from qdqspec.spec.matrix import Choice, MatrixError, combinations, named_combinations
 from qdqspec.spec.vocabulary import AXES, MAX_CASES, Activations, Granularity, Method, Preset
 
@@ -42,6 +42,7 @@ class ChoiceSection(Section):
     activations: Activations | None = None
     strategy: Strategy | None = None
     preset: Preset | None = None
+    backend: BackendName | None = None
 
     @model_validator(mode="after")
     def _not_empty(self) -> Self:
@@ -68,6 +69,10 @@ class MatrixSection(Section):
     activations: Axis[Activations] | None = Field(default=None, description="Replaces quantize.activations.")
     strategy: Axis[Strategy] | None = Field(default=None, description="Replaces tune.strategy.")
     preset: Axis[Preset] | None = Field(default=None, description="Replaces tune.preset.")
+    backend: Axis[BackendName] | None = Field(
+        default=None,
+        description="The runtime of the case, in place of that of the run; all are timed together.",
+    )
     exclude: Listed[ChoiceSection] = Field(
         default=(), max_length=MAX_CASES, description="Combinations to leave out."
     )

@@ -23,6 +23,7 @@ _TARGETS = {
     "activations": ("quantize", "activations"),
     "strategy": ("tune", "strategy"),
     "preset": ("tune", "preset"),
+    "backend": ("", "backend"),  # a field of the case itself
 }
 
 
@@ -68,5 +69,8 @@ def _chosen(plain: Case, name: str, choice: Choice) -> Case:
     changed: dict[str, Any] = {}
     for axis, value in choice.items():
         record, field = _TARGETS[axis]
+        if not record:
+            changed[field] = value
+            continue
         changed[record] = replace(changed.get(record, getattr(plain, record)), **{field: value})
     return replace(plain, id=name, matrix=choice, **changed)

@@ -133,6 +133,14 @@ def _strategy(name: str) -> str:
     return name
 
 
+def _backend_name(name: str) -> str:
+    """A backend without a variant; valid even if this machine lacks it."""
+    known = registry.names("backend")
+    if name not in known:
+        raise unknown_name("backend", name, known)
+    return name
+
+
 def _backend(name: str) -> str:
     """A backend or one of its targets; a backend that declares none defines them when it runs.
 
@@ -188,6 +196,7 @@ class _Declared:
 
 Strategy: TypeAlias = Annotated[str, AfterValidator(_strategy), _Registered("strategy")]
 Target: TypeAlias = Annotated[str, AfterValidator(_backend)]
+BackendName: TypeAlias = Annotated[str, AfterValidator(_backend_name), _Registered("backend")]
 LintTargetName: TypeAlias = Annotated[str, _Declared("lint_targets", "lint target")]
 OptimizerName: TypeAlias = Annotated[str, _Declared("optimizers", "optimizer", *OPTIMIZERS)]
 Checks: TypeAlias = Annotated[tuple[CheckEntry, ...], AfterValidator(_named_apart)]

@@ -22,7 +22,7 @@ Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
 Preset: TypeAlias = Literal["quick", "default", "extensive"]
 
 # The order of an id's parts, independent of the order in the file: a reordered matrix keeps its baselines.
-AXES = ("quant", "batch", "calibration", "weights", "activations", "strategy", "preset")
+AXES = ("quant", "batch", "calibration", "weights", "activations", "strategy", "preset", "backend")
 
 MAX_CASES = 256  # of one spec
 MAX_COMBINATIONS = 4096  # before exclude, so that expansion is fast

@@ -66,6 +66,7 @@ from qdqspec.types.parity import (
 )
 from qdqspec.types.placed import Consumer, Placement, Region, Site
 from qdqspec.types.rehearsed import BlockError, CorrectionGain, Rehearsed
+from qdqspec.types.runtimes import RuntimeComparison, RuntimeModel
 from qdqspec.types.words import (
     HALVES,
     LABELS,
@@ -147,6 +148,8 @@ __all__ = [
     "RegressionEvidence",
     "Rehearsed",
     "RunRecord",
+    "RuntimeComparison",
+    "RuntimeModel",
     "Samples",
     "SearchLimits",
     "SearchResult",

@@ -223,6 +223,8 @@ class SkipRules:
 class Case:
     """One model under one choice of the matrix, with all its rules. Paths are absolute.
 
+    ``backend`` is the runtime that the matrix chooses; without one, that of the run.
+
     ``metrics`` are task metrics of the caller, by the name that a spec gives them.
     """
 
@@ -232,6 +234,7 @@ class Case:
     line: int = 1
     title: str = ""
     tags: tuple[str, ...] = ()
+    backend: str | None = None
     matrix: Mapping[str, str | int | float] = field(default_factory=dict)
     inputs: Inputs = Inputs()
     patterns: PatternRules = PatternRules()

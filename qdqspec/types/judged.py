@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qdqspec.types.evidence import Evidence
+from qdqspec.types.runtimes import RuntimeComparison
 from qdqspec.types.words import Outcome, Severity
 
 
@@ -51,9 +52,13 @@ class CaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One run, as input of reports. ``started`` is an ISO 8601 time in UTC."""
+    """One run, as input of reports. ``started`` is an ISO 8601 time in UTC.
+
+    ``runtimes`` are comparisons of cases that differ in the runtime only.
+    """
 
     version: str
     started: str
     seconds: float
     cases: tuple[CaseRecord, ...]
+    runtimes: tuple[RuntimeComparison, ...] = ()

@@ -144,3 +144,18 @@ def test_a_metric_of_a_fixture_judges_a_real_model(real, models):
     assert accuracy["mean_rank"]["reference"] <= 0
     assert accuracy["mean_rank"]["lost"] is None
     assert accuracy["top3"]["lost"] is not None
+
+
+def test_the_runtimes_of_a_matrix_are_timed_together_at_the_end(real):
+    spec = SPEC.replace("tune: {trials: 2}", "tune: {trials: 1}\nmatrix: {backend: [onnxruntime, fake]}")
+    (real.path / "specs" / "a.qdq.yaml").write_text(spec)
+    result = real.runpytest_subprocess(
+        "specs", "-k", "size", "--qdq-json=record.json", "--qdq-report=page.html"
+    )
+    result.assert_outcomes(passed=2, deselected=4)
+    record = json.loads((real.path / "record.json").read_text())
+    assert [case["backend"] for case in record["cases"]] == ["onnxruntime", "fake"]
+    (found,) = record["runtimes"]
+    assert found["reference"] in ("onnxruntime float", "fake float")
+    result.stdout.fnmatch_lines(["Runtimes of a *", "*fastest at the accuracy asked for: *"])
+    assert "Runtimes of a" in (real.path / "page.html").read_text()

@@ -11,6 +11,7 @@ from qdqspec.report.charts import baseline_chart, errors_chart, front_chart, lat
 from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
+from qdqspec.report.runtimes import conclusions, runtimes_table
 from qdqspec.report.style import PAGE
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, Evidence, RunRecord
@@ -58,7 +59,12 @@ class HtmlFormat:
         """The whole page, below 1 MB."""
         named = zip(record.cases, distinct_names(record.cases), strict=True)
         page = Page(
-            head=[Block(_HEAD), Block(f'<p class="lead">{_e(facts.run_line(record))}</p>'), _summary(record)],
+            head=[
+                Block(_HEAD),
+                Block(f'<p class="lead">{_e(facts.run_line(record))}</p>'),
+                _summary(record),
+                *_runtimes(record),
+            ],
             cases=[_case_blocks(case, name, index) for index, (case, name) in enumerate(named)],
             tail=[Block("</main>\n</body>\n</html>")],
         )
@@ -107,6 +113,17 @@ def _summary(record: RunRecord) -> Block:
         return Block('<p class="card">No case was run.</p>')
     anchors = [f"case-{index}" for index in range(min(len(record.cases), MAX_ROWS))]
     return Block(f'<div class="card">{_table(facts.summary(record), "summary", anchors=anchors)}</div>')
+
+
+def _runtimes(record: RunRecord) -> list[Block]:
+    """The comparisons of runtimes, each as a card."""
+    blocks = []
+    for found in record.runtimes:
+        table = runtimes_table(found)
+        said = "".join(f"<p>{_e(line)}</p>" for line in conclusions(found))
+        body = f"<h3>{_title(table)}</h3>\n{_table(table)}{said}"
+        blocks.append(Block(f'<div class="card">{body}</div>', brief=_left_out(table)))
+    return blocks
 
 
 def _case_blocks(case: CaseRecord, name: str, index: int) -> list[Block]:

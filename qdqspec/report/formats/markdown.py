@@ -10,6 +10,7 @@ from qdqspec.report import facts
 from qdqspec.report.fit import Block, Page, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
+from qdqspec.report.runtimes import conclusions, runtimes_table
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, RunRecord
 from qdqspec.units import count_text, plain
@@ -26,7 +27,12 @@ class MarkdownFormat:
     def render(self, record: RunRecord) -> str:
         """The whole page, below 900 kB."""
         page = Page(
-            head=[Block("# Quantized models"), Block(escape(facts.run_line(record))), _summary(record)],
+            head=[
+                Block("# Quantized models"),
+                Block(escape(facts.run_line(record))),
+                _summary(record),
+                *_runtimes(record),
+            ],
             cases=[
                 _case_blocks(case, name)
                 for case, name in zip(record.cases, distinct_names(record.cases), strict=True)
@@ -58,6 +64,17 @@ def _summary(record: RunRecord) -> Block:
     if not record.cases:
         return Block("No case was run.")
     return Block(_table(facts.summary(record)))
+
+
+def _runtimes(record: RunRecord) -> list[Block]:
+    """The comparisons of runtimes."""
+    blocks = []
+    for found in record.runtimes:
+        table = runtimes_table(found)
+        said = "\n".join(f"- {escape(line)}" for line in conclusions(found))
+        text = f"**{escape(table.title)}**\n\n{_table(table)}\n\n{said}"
+        blocks.append(Block(text, brief=_left_out(table)))
+    return blocks
 
 
 def _case_blocks(case: CaseRecord, name: str) -> list[Block]:

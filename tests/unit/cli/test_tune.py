@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import other_fake
 import pytest
 
 from qdqspec.cli.asked import WORDS
@@ -418,3 +419,35 @@ def test_a_model_called_as_a_result_is_not_written_to(verb, fake, tmp_path):
     assert "inputs are not written to" in result.err
     assert model.read_bytes() == b"mine"
     assert fake == []
+
+
+@pytest.fixture
+def other(monkeypatch):
+    other_fake.install(monkeypatch, scale=0.5)
+
+
+def test_several_backends_are_tuned_and_timed_together(verb, models, tmp_path, other):
+    words = ("--trials", "2", "--min-sqnr-db", "none", "-o", "out")
+    result = verb("tune", models / "digits_resnet.onnx", "--backend", "fake,other", *words)
+    assert result.code == 0, result.err
+    assert {"fake", "other", "tune.json"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert "fastest at the accuracy asked for: " in result.out
+    assert "float on other is faster than the model tuned for fake" in result.out
+    (found,) = json.loads((tmp_path / "out" / "tune.json").read_text())["runtimes"]
+    assert found["reference"] == "other float"
+    assert {model["backend"] for model in found["models"]} == {"fake", "other"}
+
+
+def test_backends_given_twice_or_unknown_are_refused(verb, models, other):
+    model = models / "digits_resnet.onnx"
+    twice = verb("tune", model, "--backend", "fake,other,fake")
+    assert (twice.code, "'fake' is given twice" in twice.err) == (2, True)
+    unknown = verb("tune", model, "--backend", "fake,othr")
+    assert (unknown.code, "unknown backend 'othr' (did you mean 'other'?)" in unknown.err) == (2, True)
+
+
+def test_a_spec_that_chooses_backends_takes_none_from_the_command_line(verb, fake, tmp_path, other):
+    (tmp_path / "a.qdq.yaml").write_text(SPEC.replace("{batch: [1, 8]}", "{backend: [fake, other]}"))
+    refused = verb("tune", "a.qdq.yaml", "--backend", "fake,other")
+    assert refused.code == 2
+    assert "the matrix of this spec chooses backends already" in refused.err

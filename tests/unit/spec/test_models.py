@@ -121,3 +121,19 @@ def test_a_value_that_is_none(value: object) -> None:
 def test_an_input_has_a_shape_or_a_value() -> None:
     with pytest.raises(ValidationError, match="'sr' has a value"):
         InputsSection.model_validate({"shapes": {"sr": [1]}, "values": {"sr": 16000}})
+
+
+def test_the_matrix_chooses_backends_and_ids_keep_their_order() -> None:
+    spec = Spec(
+        model="m.onnx", checks=[SPEEDUP], matrix={"backend": ["onnxruntime", "openvino"], "batch": [8]}
+    )
+    assert {case.id: case.backend for case in spec.cases()} == {
+        "b8-onnxruntime": "onnxruntime", "b8-openvino": "openvino",
+    }  # fmt: skip
+    assert Spec(model="m.onnx", checks=[SPEEDUP]).cases()[0].backend is None
+
+
+def test_a_backend_of_the_matrix_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SpecError) as caught:
+        Spec(model="m.onnx", checks=[SPEEDUP], matrix={"backend": ["openvin"]})
+    assert "matrix.backend[0]: unknown backend 'openvin' (did you mean 'openvino'?)" in str(caught.value)

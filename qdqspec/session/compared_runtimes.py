@@ -1,0 +1,192 @@
+"""Compares runtimes: the float and tuned models of cases that differ in the runtime only, timed interleaved.
+
+Times of separate runs cannot be compared: the speed of the machine changes between them. So all models are built anew
+and timed in one run, each on its own runtime, and compared by ratios to one reference: the fastest float model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.errors import BackendError
+from qdqspec.measure.fresh import FreshBuilds
+from qdqspec.measure.profiles import Load, attach
+from qdqspec.measure.stats import drift
+from qdqspec.measure.together import Together, joined, ratios_between
+from qdqspec.session.prepare import require_path
+from qdqspec.session.timing import BUILDS, ROUNDS
+from qdqspec.session.tuning import clock_for
+from qdqspec.session.work import CaseWork
+from qdqspec.types import Clock, Interval, RuntimeComparison, RuntimeModel, Samples
+
+Report = Callable[[str, str], None]  # of a case, and what is done
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedFile:
+    """A model file on a runtime, with its inputs."""
+
+    backend: Backend
+    options: BuildOptions
+    path: Path
+    loads: tuple[Load, ...]
+
+    def open(self) -> Engine:
+        """A fresh build with its inputs bound."""
+        built = self.backend.build(self.path, replace(self.options, fresh=True))
+        return attach(built, self.loads)
+
+
+def time_across(
+    files: Mapping[str, TimedFile],
+    *,
+    clock: Clock,
+    random: np.random.Generator,
+    exclusive: Callable[[], AbstractContextManager[object]],
+    builds: int = BUILDS,
+    rounds: int = ROUNDS,
+) -> Together:
+    """Time files of several runtimes, each from ``builds`` fresh builds, one turn of each in every round."""
+    fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive)
+    openers = {name: [file.open] * builds for name, file in files.items()}
+    return fresh.time(openers, rounds, make_room=lambda: None)
+
+
+def common_clock(wanted: Clock, groups: Mapping[str, Sequence[Samples]]) -> Clock:
+    """The clock that all samples have: wall time if a runtime reports no processor time."""
+    has_cpu = all(build.cpu_ms for builds in groups.values() for build in builds)
+    return wanted if has_cpu else "wall"
+
+
+def all_locked(works: Sequence[CaseWork]) -> Callable[[], AbstractContextManager[object]]:
+    """A function that locks the devices of all works, in one order, so that two runs cannot wait for each other."""
+
+    @contextmanager
+    def locked() -> Iterator[None]:
+        with ExitStack() as stack:
+            devices = {work.bench.device.key: work for work in works}
+            for key in sorted(devices):
+                stack.enter_context(devices[key].bench.work.exclusive())
+            yield
+
+    return locked
+
+
+def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
+    """The works of cases that choose a backend and differ in nothing else, with what they have in common as a name."""
+    groups: dict[tuple[str, ...], list[CaseWork]] = {}
+    for work in works:
+        case = work.bench.case
+        if case.backend is not None:
+            rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
+            name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
+            groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
+    return [
+        (key[-1], found) for key, found in groups.items() if len({w.bench.backend.name for w in found}) > 1
+    ]
+
+
+def compare_runtimes(name: str, works: Sequence[CaseWork], report: Report) -> RuntimeComparison:
+    """Time the float models of all runtimes and their tuned models, and find the fastest that is accurate enough.
+
+    A model that does not run any more is listed with the reason. Raises `BackendError` if no float model runs.
+    """
+    report(name, "comparing runtimes")
+    started = time.monotonic()
+    blank = [model for work in works for model in _models(work)]
+    files = {model.label: _file(work, model.model) for work in works for model in _models(work)}
+    benches = [work.bench for work in works]
+    clocks = {clock_for(bench.case.tune, bench.settings.threads) for bench in benches}
+    timed = time_across(
+        files,
+        clock="cpu" if clocks == {"cpu"} else "wall",
+        random=np.random.default_rng(benches[0].settings.seed),
+        exclusive=all_locked(works),
+    )
+    failures = {label: str(error) for label, error in timed.failures.items()}
+    clock = common_clock("cpu" if clocks == {"cpu"} else "wall", timed.samples)
+    floats = [m.label for m in blank if m.model == "float" and m.label in timed.samples]
+    if not floats:
+        raise BackendError(
+            "no float model could be built and run again: " + "; ".join(failures.values()), where=name
+        )
+    first = ratios_between(timed.samples, floats[0], clock)
+    reference = min(floats, key=lambda label: first[label].median)
+    may_win = [m.label for m in blank if m.label in timed.samples and m.limit_db is None]
+    winner = min(may_win, key=lambda label: first[label].median)
+    found = partial(
+        _measured,
+        samples=timed.samples,
+        ratios=ratios_between(timed.samples, reference, clock),
+        to_winner=ratios_between(timed.samples, winner, clock),
+        reference_ms=joined(timed.samples[reference]).median_ms(clock),
+    )
+    return RuntimeComparison(
+        name=name,
+        clock=clock,
+        builds=BUILDS,
+        models=tuple(found(replace(model, failure=failures.get(model.label, ""))) for model in blank),
+        reference=reference,
+        winner=winner,
+        drift=drift([build.on(clock) for builds in timed.samples.values() for build in builds]),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _models(work: CaseWork) -> list[RuntimeModel]:
+    """The float model of a case and, unless that was selected, the tuned one; without times."""
+    bench, kept = work.bench, work.finder.kept
+    blank = RuntimeModel(case=bench.case.name, backend=bench.backend.name, target=bench.target, model="float")
+    if kept.model is None:
+        return [blank]
+    sqnr_db, least = work.parity.sqnr_db, bench.case.tune.limits.min_sqnr_db
+    tuned = replace(
+        blank,
+        model="tuned",
+        scheme=kept.result.winner.digest,
+        pairs=kept.result.winner.pairs,
+        sqnr_db=sqnr_db,
+        limit_db=least if least is not None and sqnr_db < least else None,
+    )
+    return [blank, tuned]
+
+
+def _file(work: CaseWork, model: Literal["float", "tuned"]) -> TimedFile:
+    bench, kept = work.bench, work.finder.kept
+    path = kept.model if model == "tuned" else None
+    return TimedFile(
+        backend=bench.backend,
+        options=bench.work.options,
+        path=path or require_path(bench.given),
+        loads=bench.prepared.loads,
+    )
+
+
+def _measured(
+    model: RuntimeModel,
+    *,
+    samples: Mapping[str, Sequence[Samples]],
+    ratios: Mapping[str, Interval],
+    to_winner: Mapping[str, Interval],
+    reference_ms: float,
+) -> RuntimeModel:
+    """The model with its measurement, if it has one. Milliseconds follow from the ratio, as in `LatencyLine`."""
+    label = model.label
+    if label not in samples:
+        return model
+    return replace(
+        model,
+        median_ms=reference_ms * ratios[label].median,
+        ratio=ratios[label],
+        to_winner=to_winner[label],
+        samples=joined(samples[label]),
+    )

@@ -1,0 +1,51 @@
+"""A second simulated device, registered as the backend ``other``: other kernels are fast on it.
+
+Its engines are threads of this process (see ``engine_threads``): a worker process would not know the name.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from qdqspec import registry
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.config.declared import BackendOptions
+from qdqspec.config.hooks import Declaration
+from qdqspec.types import DeviceKey
+
+SEED = 7  # of the kernels; `fake` has 0
+declaration = Declaration(targets=("other",))
+
+
+class OtherDevice(FakeDevice):
+    name = "other"
+    target = "other"
+    options = BackendOptions(backend="other")
+    scale = 1.0  # slows all its kernels; set by tests
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        return DeviceKey(key="other")
+
+    def build(self, model: Path, options: BuildOptions) -> FakeEngine:
+        words = {**options.extra, "fake.seed": str(SEED), "fake.scale": str(OtherDevice.scale)}
+        return super().build(model, replace(options, extra=words))
+
+
+backend = OtherDevice
+
+
+def install(monkeypatch: pytest.MonkeyPatch, scale: float = 1.0) -> None:
+    """Register the backend ``other``, as an installed package would."""
+    point = importlib.metadata.EntryPoint("other", "other_fake:backend", "qdqspec.backends")
+    known = registry._entry_points
+    monkeypatch.setattr(
+        registry,
+        "_entry_points",
+        lambda kind: {**known(kind), **({"other": point} if kind == "backend" else {})},
+    )
+    monkeypatch.setattr(OtherDevice, "scale", scale)

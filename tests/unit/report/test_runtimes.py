@@ -1,0 +1,108 @@
+"""The comparison of runtimes in the terminal, pages and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from qdqspec.report.record import json_text, record_from_json, record_to_json
+from qdqspec.report.result import write_comparisons
+from qdqspec.report.runtimes import conclusions, runtimes_text
+from qdqspec.report.write import format_named
+from qdqspec.testing.records import sample_run
+from qdqspec.types import Interval, RunRecord, RuntimeComparison, RuntimeModel, Samples
+
+
+def model(backend: str, kind: str, ratio: tuple[float, float, float] | None, **fields) -> RuntimeModel:
+    interval = None if ratio is None else Interval(median=ratio[0], low=ratio[1], high=ratio[2])
+    to_winner = (
+        None if ratio is None else Interval(median=ratio[0] / 0.6, low=ratio[1] / 0.6, high=ratio[2] / 0.6)
+    )
+    blank = RuntimeModel(case=f"net::{backend}", backend=backend, target=f"{backend}-cpu", model=kind)
+    return replace(
+        blank,
+        ratio=interval,
+        to_winner=to_winner,
+        median_ms=None if ratio is None else 8 * ratio[0],
+        samples=Samples(wall_ms=(1.0, 2.0), cpu_ms=(1.0, 2.0)),
+        **fields,
+    )
+
+
+FLOATS = (model("onnxruntime", "float", (1, 1, 1)), model("openvino", "float", (1.1, 1.08, 1.12)))
+TUNED = (
+    model("onnxruntime", "tuned", (0.61, 0.58, 0.65), pairs=12, scheme="ab", sqnr_db=31.2),
+    model("openvino", "tuned", (0.6, 0.57, 0.63), pairs=10, scheme="cd", sqnr_db=28.4),
+)
+FOUND = RuntimeComparison(
+    name="net",
+    clock="cpu",
+    builds=3,
+    models=(FLOATS[0], TUNED[0], FLOATS[1], TUNED[1]),
+    reference="onnxruntime float",
+    winner="openvino tuned",
+)
+
+
+def run_with(found: RuntimeComparison) -> RunRecord:
+    return replace(sample_run(), runtimes=(found,))
+
+
+def test_the_text(golden):
+    failed = model("other", "float", None, failure="it crashed")
+    slow = model("other", "tuned", (1.3, 1.25, 1.35), pairs=3, sqnr_db=12.0, limit_db=20.0)
+    found = replace(FOUND, models=(*FOUND.models, failed, slow))
+    golden("report/runtimes.txt", runtimes_text(run_with(found)) + "\n")
+
+
+def test_a_model_within_the_noise_of_the_winner_is_named():
+    assert "not proved slower than it: the model tuned for onnxruntime-cpu" in conclusions(FOUND)
+    apart = replace(TUNED[0], to_winner=Interval(median=1.02, low=1.01, high=1.03))
+    said = conclusions(replace(FOUND, models=(*FLOATS, apart, TUNED[1])))
+    assert not any("not proved slower" in line for line in said)
+
+
+def test_float_on_another_runtime_that_beats_a_tuned_model_is_named():
+    tuned = replace(TUNED[1], ratio=Interval(median=1.05, low=1.02, high=1.08))
+    said = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], tuned), winner="onnxruntime tuned"))
+    assert "float on onnxruntime-cpu is faster than the model tuned for openvino-cpu" in said
+    close = replace(tuned, ratio=Interval(median=1.05, low=0.99, high=1.08))
+    said = conclusions(replace(FOUND, models=(*FLOATS, TUNED[0], close), winner="onnxruntime tuned"))
+    assert not any("is faster than" in line for line in said)
+
+
+def test_a_round_trip_through_json_keeps_the_comparison():
+    data = record_to_json(run_with(FOUND))
+    assert record_from_json(json.loads(json_text(data))).runtimes == (FOUND,)
+    del data["runtimes"]  # records of earlier versions have none
+    assert record_from_json(data).runtimes == ()
+
+
+def test_the_failures_of_a_record_name_no_folder_of_this_machine(tmp_path):
+    run = sample_run()
+    case = run.cases[0].evidence
+    private = model("onnxruntime", "tuned", None, failure=f"{case.case.model.parent}/m.onnx: broken")
+    found = replace(FOUND, models=(*FLOATS, replace(private, case=case.case.name)), winner="openvino float")
+    text = json.dumps(record_to_json(replace(run, runtimes=(found,)))["runtimes"])
+    assert "broken" in text
+    assert str(case.case.model.parent) not in text
+
+
+def test_the_pages_show_table_and_winner():
+    for name in ("markdown", "html"):
+        page = format_named(name).render(run_with(FOUND))
+        assert "Runtimes of net" in page
+        assert "fastest at the accuracy asked for: the model tuned for openvino-cpu" in page.replace("\\", "")
+        assert "Runtimes of" not in format_named(name).render(sample_run())
+
+
+def test_tune_json_names_the_winner_and_its_file(tmp_path, golden):
+    run = sample_run()
+    case = run.cases[0]
+    evidence = replace(case.evidence, output=tmp_path / "openvino")
+    winner = replace(TUNED[1], case=evidence.case.name)
+    found = replace(FOUND, models=(*FLOATS, TUNED[0], winner))
+    write_comparisons(replace(run, cases=(replace(case, evidence=evidence),), runtimes=(found,)))
+    text = (tmp_path / "tune.json").read_text()
+    golden("report/tune.json", text)
+    assert json.loads(text)["winners"] == {"net": "openvino/tuned.onnx"}

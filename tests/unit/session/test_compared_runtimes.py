@@ -1,0 +1,144 @@
+"""Cases that differ in the runtime only are timed together: two simulated devices, whose times are known."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import other_fake
+import pytest
+
+from qdqspec.backends.fake import true_ms
+from qdqspec.errors import BackendError
+from qdqspec.measure.lock import DeviceLock
+from qdqspec.session import Session
+from qdqspec.types import Case, RuntimeComparison, TuneRules
+
+RULES = TuneRules(trials=3, min_sqnr_db="none")
+
+
+@pytest.fixture
+def other(monkeypatch):
+    """Registers the second device; called with a factor on its times."""
+
+    def install(scale: float = 1.0) -> None:
+        other_fake.install(monkeypatch, scale)
+
+    install()
+    return install
+
+
+def case_on(models, backend: str, **fields) -> Case:
+    matrix = {"backend": backend}
+    return Case(
+        id=backend, model=models / "digits_resnet.onnx", backend=backend, matrix=matrix, tune=RULES, **fields
+    )
+
+
+def session_in(tmp_path, **settings) -> Session:
+    settings = {"backend": "fake", "cache_dir": tmp_path / "cache", "output": tmp_path / "out"} | settings
+    return Session(root=tmp_path, **settings)
+
+
+def compared(models, tmp_path, **settings) -> RuntimeComparison:
+    with session_in(tmp_path, **settings) as session:
+        for backend in ("fake", "other"):
+            session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
+        (found,) = session.compare_runtimes()
+        assert session.record().runtimes == (found,)
+    return found
+
+
+def test_the_reference_is_the_fastest_float_runtime(models, tmp_path, other):
+    other(scale=0.5)
+    found = compared(models, tmp_path)
+    assert found.name == "digits_resnet"
+    assert found.reference == "other float"
+    assert found.named("other float").ratio.median == 1
+    model = models / "digits_resnet.onnx"
+    truth = true_ms(model) / true_ms(model, {"fake.seed": str(other_fake.SEED), "fake.scale": "0.5"})
+    assert found.named("fake float").ratio.median == pytest.approx(truth, rel=0.03)
+
+
+def test_the_winner_is_the_fastest_model_of_all(models, tmp_path, other):
+    other(scale=4)
+    found = compared(models, tmp_path)
+    assert found.winner == "fake tuned"
+    assert found.named("fake tuned").ratio.high < 1
+    assert all(model.to_winner.median >= 1 for model in found.models)
+    assert [model.label for model in found.tied] == []
+
+
+def test_each_case_is_tuned_on_its_own_device(models, tmp_path, other):
+    with session_in(tmp_path) as session:
+        found = {
+            backend: session.evidence(case_on(models, backend), frozenset({"latency"}))
+            for backend in ("fake", "other")
+        }
+    assert {name: (each.backend, each.device.key) for name, each in found.items()} == {
+        "fake": ("fake", "fake"),
+        "other": ("other", "other"),
+    }
+    assert found["fake"].search.winner.digest != found["other"].search.winner.digest
+
+
+def test_the_same_seed_gives_the_same_comparison(models, tmp_path, other):
+    first = compared(models, tmp_path / "a", no_cache=True)
+    second = compared(models, tmp_path / "b", no_cache=True)
+    assert dataclasses.replace(first, seconds=0) == dataclasses.replace(second, seconds=0)
+
+
+def test_a_model_below_its_limit_does_not_win(models, tmp_path, other):
+    other(scale=4)
+    with session_in(tmp_path) as session:
+        for backend in ("fake", "other"):
+            case = case_on(models, backend)
+            session.evidence(case, frozenset({"latency", "parity"}))
+            work = session.work(case)
+            assert work.parity.sqnr_db < 150
+            strict = dataclasses.replace(work.bench.case, tune=dataclasses.replace(RULES, min_sqnr_db=150.0))
+            work.bench.case = strict  # as if the data or the runtime had changed since the search
+        (found,) = session.compare_runtimes()
+    assert found.named("fake tuned").limit_db == 150
+    assert found.winner == "fake float"
+
+
+def test_cases_of_the_runs_own_backend_are_not_compared(models, tmp_path):
+    case = Case(id="default", model=models / "digits_resnet.onnx", tune=RULES)
+    with session_in(tmp_path) as session:
+        session.evidence(case, frozenset({"latency"}))
+        assert session.compare_runtimes() == ()
+
+
+def test_cases_of_other_shapes_are_not_compared(models, tmp_path, other):
+    with session_in(tmp_path) as session:
+        for backend, batch in (("fake", 1), ("other", 8)):
+            case = dataclasses.replace(case_on(models, backend), matrix={"batch": batch, "backend": backend})
+            session.evidence(case, frozenset({"latency"}))
+        assert session.compare_runtimes() == ()
+
+
+def test_a_runtime_that_fails_later_is_listed_with_the_reason(models, tmp_path, other, monkeypatch):
+    with session_in(tmp_path) as session:
+        for backend in ("fake", "other"):
+            session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
+
+        def refuse(self, model, options):
+            raise BackendError("out of order")
+
+        monkeypatch.setattr(other_fake.OtherDevice, "build", refuse)
+        (found,) = session.compare_runtimes()
+    assert "out of order" in found.named("other float").failure
+    assert found.reference == "fake float"
+    assert not found.named("other float").may_win
+
+
+def test_all_devices_are_locked_while_timing(models, tmp_path, other, monkeypatch):
+    taken = []
+    enter = DeviceLock.__enter__
+    monkeypatch.setattr(DeviceLock, "__enter__", lambda self: taken.append(self._key) or enter(self))
+    with session_in(tmp_path) as session:
+        for backend in ("fake", "other"):
+            session.evidence(case_on(models, backend), frozenset({"latency", "parity"}))
+        taken.clear()
+        session.compare_runtimes()
+    assert taken == ["0-fake", "0-other"]
