@@ -25,8 +25,8 @@ from typing import Any
 from tabulate import tabulate
 
 from qdqspec import Session
-from qdqspec.measure import bench as benches
-from qdqspec.measure.bench import Bench
+from qdqspec.measurement import bench as benches
+from qdqspec.measurement.bench import Bench
 
 KINDS = ("noise", "screening", "profile", "accuracy", "races", "confirmation", "builds")
 METHODS = {"measure_noise": "noise", "compare": "confirmation", "_race": "races"}

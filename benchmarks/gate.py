@@ -27,8 +27,8 @@ from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
 from qdqspec.baseline.compare import Conditions
 from qdqspec.baseline.store import Entry
 from qdqspec.checks.regression import is_stale, judge_change
-from qdqspec.measure.bench import Bench
-from qdqspec.measure.memory import HasMemory, has_memory
+from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.session.gate import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.baseline.store import Entry
-from qdqspec.measure.bench import Bench
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.session import Session
 from qdqspec.session.gate import CLOSE_BUILDS
 from qdqspec.types import Case, TuneRules

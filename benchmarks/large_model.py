@@ -105,7 +105,7 @@ def _mebibytes(pid: int, entry: str) -> float:
 def within(room: float, words: list[str], *, seen: bool) -> int:
     """The command line in this process, as if engines had so many GiB."""
     from qdqspec.cli import main as command_line
-    from qdqspec.measure import memory
+    from qdqspec.measurement import memory
 
     def bytes_left(*_: Path) -> int:
         return int((room * 1024 - sum(_held().values())) * 2**20)

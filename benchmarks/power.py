@@ -21,8 +21,8 @@ from tabulate import tabulate
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.backends.fake import FakeEngine
-from qdqspec.measure.bench import Bench
-from qdqspec.measure.stats import ratio_intervals
+from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.stats import ratio_intervals
 from qdqspec.types import LatencyEvidence, Samples
 
 SHARES = (1.02, 1.0, 0.99, 0.98, 0.97, 0.95, 0.9, 0.6)

@@ -36,7 +36,7 @@ from tabulate import tabulate
 
 from qdqspec.cases import is_spec, load_cases
 from qdqspec.config import Settings
-from qdqspec.measure.bench import Bench
+from qdqspec.measurement.bench import Bench
 from qdqspec.session import Session
 from qdqspec.session.accuracy_constraint import NO_PLACEMENT
 from qdqspec.session.tuning import clock_for

@@ -18,8 +18,8 @@ from gate import FEEDS, ROLES, ScaledDevice, no_memory, write_models
 from tabulate import tabulate
 
 from qdqspec.backends.base import BuildOptions
-from qdqspec.measure.bench import Bench
-from qdqspec.measure.memory import HasMemory, has_memory
+from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.memory import HasMemory, has_memory
 
 RATIO = 0.6
 SETTINGS = {

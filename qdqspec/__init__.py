@@ -6,8 +6,6 @@ The names below load on first use, so that ``import qdqspec`` is fast.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,26 +51,6 @@ __all__ = [
     "tune",
     "verify",
 ]
-
-
-class _Package(ModuleType):
-    """The package module, whose attribute ``measure`` is the function, although a subpackage has that name.
-
-    Importing a subpackage sets it as an attribute of the package; this class ignores that for ``measure``.
-    The modules in it are found by their full names: ``from qdqspec.measure.bench import Bench``.
-    """
-
-    @property
-    def measure(self) -> object:
-        """`qdqspec.api.measure`."""
-        return __getattr__("measure")
-
-    @measure.setter
-    def measure(self, room: ModuleType) -> None:
-        pass
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:

@@ -11,7 +11,7 @@ from qdqspec.units import seconds_text, size_text
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
-    from qdqspec.measure.store import StoreEntry
+    from qdqspec.measurement.store import StoreEntry
 
 _ACTIONS = ("list", "prune", "clear")
 _MONTH = 30 * 86400.0  # seconds
@@ -52,7 +52,7 @@ def _age(text: str) -> float:
 
 def cache(arguments: argparse.Namespace) -> int:
     """List the stored results, or remove some of them."""
-    from qdqspec.measure.store import Store
+    from qdqspec.measurement.store import Store
 
     store = Store(settings_from(arguments).cache_dir)
     if arguments.action == "list":

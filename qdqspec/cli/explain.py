@@ -225,7 +225,7 @@ def _median(result: Mapping[str, Any], role: str) -> float | None:
 
 def _trials(path: Path) -> list[Trial]:
     """The readable trials of a journal; another process may be writing the last line."""
-    from qdqspec.measure.journal import trial_from_json
+    from qdqspec.measurement.journal import trial_from_json
 
     found = []
     for line in _read(path).split("\n") if path.is_file() else ():
@@ -296,7 +296,7 @@ def _require_shapes(model: Model, inputs: Inputs) -> None:
 def _profiled(models: Mapping[str, Path], inputs: Inputs, settings: Settings) -> list[Engine]:
     from qdqspec.backends.base import BuildOptions
     from qdqspec.graph.model import load_model
-    from qdqspec.measure.isolate import Isolated
+    from qdqspec.measurement.isolate import Isolated
     from qdqspec.report.explain import Engine
     from qdqspec.session.profile import profile_models
 

@@ -18,7 +18,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.protos import size_of
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.measure.memory import bytes_left
+from qdqspec.measurement.memory import bytes_left
 from qdqspec.parity.compare import Comparison
 from qdqspec.placement.pairs import PairMaker, QuantSource
 from qdqspec.rehearsal.graph import SwitchedModel, SwitchGraph

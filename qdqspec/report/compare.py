@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from tabulate import tabulate
 
 from qdqspec.errors import StateError
-from qdqspec.measure.change import BuildTimes, builds_of, change_between
+from qdqspec.measurement.change import BuildTimes, builds_of, change_between
 from qdqspec.report.beside import baseline_pairs
 from qdqspec.report.names import distinct_names
 from qdqspec.types import Change, Evidence, LatencyEvidence, RunRecord

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from qdqspec.errors import BackendError
-from qdqspec.measure.bench import Bench, Built
+from qdqspec.measurement.bench import Bench, Built
 from qdqspec.search.base import Proposal, Strategy
 from qdqspec.types import NOT_CANDIDATES, Placement, Progress, Race, Samples, Trial
 from qdqspec.units import count_text, seconds_text

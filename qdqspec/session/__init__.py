@@ -32,8 +32,8 @@ from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
 from qdqspec.graph.model import Model, load_model
-from qdqspec.measure.lock import DeviceLock, log_wait
-from qdqspec.measure.store import Store
+from qdqspec.measurement.lock import DeviceLock, log_wait
+from qdqspec.measurement.store import Store
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.registry import resolve
 from qdqspec.session.backends import Backends

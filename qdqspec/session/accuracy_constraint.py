@@ -15,7 +15,7 @@ from functools import partial
 
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, DataError
-from qdqspec.measure.admission import Admission
+from qdqspec.measurement.admission import Admission
 from qdqspec.parity.gate import SAMPLES, AllData, OutputGate
 from qdqspec.search.select import reaches
 from qdqspec.session.prepare import Prepared, require_path

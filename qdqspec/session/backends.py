@@ -7,7 +7,7 @@ from functools import cached_property
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.config import Settings
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.types import Case, DeviceKey
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qdqspec.codec import from_data, to_data
-from qdqspec.measure.journal import trial_from_json, trial_to_json
-from qdqspec.measure.store import Store, cache_key
+from qdqspec.measurement.journal import trial_from_json, trial_to_json
+from qdqspec.measurement.store import Store, cache_key
 from qdqspec.types import (
     Case,
     Placement,

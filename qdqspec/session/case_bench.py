@@ -15,7 +15,7 @@ from qdqspec.errors import QdqspecError
 from qdqspec.graph.declared import unconfirmed_outputs
 from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
 from qdqspec.graph.model import Model
-from qdqspec.measure.lock import RunLock
+from qdqspec.measurement.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.session.cached import data_digest, key_of

@@ -18,10 +18,10 @@ import numpy as np
 
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
-from qdqspec.measure.fresh import FreshBuilds
-from qdqspec.measure.profiles import Load, attach
-from qdqspec.measure.stats import drift
-from qdqspec.measure.together import Together, joined, ratios_between
+from qdqspec.measurement.fresh import FreshBuilds
+from qdqspec.measurement.profiles import Load, attach
+from qdqspec.measurement.stats import drift
+from qdqspec.measurement.together import Together, joined, ratios_between
 from qdqspec.session.prepare import require_path
 from qdqspec.session.timing import BUILDS, ROUNDS
 from qdqspec.session.tuning import clock_for

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from qdqspec.errors import BackendError
-from qdqspec.measure.bench import CONFIRM_BUILDS, Bench
-from qdqspec.measure.stats import inverse
+from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
+from qdqspec.measurement.stats import inverse
 from qdqspec.search.select import Choice, choose, finalists, front_of, reaches
 from qdqspec.session.accuracy_constraint import AccuracyConstraint
 from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial

@@ -19,7 +19,7 @@ from qdqspec.backends.base import Array, BuildOptions, Engine
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import power_of, sqnr_db
 from qdqspec.parity.gate import MOST_DB, OutputGate, Runs
 from qdqspec.parity.noisiest import Noisiest

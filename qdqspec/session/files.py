@@ -17,7 +17,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.ondisk import LARGE
 from qdqspec.graph.save import save_model, write_text
 from qdqspec.graph.weights import WeightStore
-from qdqspec.measure.journal import Journal
+from qdqspec.measurement.journal import Journal
 from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import Inserter

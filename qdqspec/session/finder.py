@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from qdqspec.errors import BackendError, QdqspecError, StateError
-from qdqspec.measure.store import Store
+from qdqspec.measurement.store import Store
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.session.cached import MODEL, PATTERNS, RAW_MODEL, SCHEME, CachedSearch, keep, recall
 from qdqspec.session.case_bench import CaseBench

@@ -21,7 +21,14 @@ from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, basel
 from qdqspec.checks.regression import is_stale, judge_change
 from qdqspec.config import Settings
 from qdqspec.errors import StateError
-from qdqspec.measure.change import Builds, BuildTimes, builds_of, change_between, ratio_interval, ratio_times
+from qdqspec.measurement.change import (
+    Builds,
+    BuildTimes,
+    builds_of,
+    change_between,
+    ratio_interval,
+    ratio_times,
+)
 from qdqspec.types import Case, Change, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples
 
 FIRST_BUILDS, FIRST_ROUNDS = 3, 24

@@ -15,7 +15,7 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.quantize.calibrate import Feed
 from qdqspec.session.runtimes import ARITHMETIC
 from qdqspec.temporary import TemporaryFolder

@@ -11,7 +11,7 @@ from typing import Self
 
 from qdqspec.backends.base import Array, Engine
 from qdqspec.errors import BackendError
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import Run, compare_outputs
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.prepare import require_path

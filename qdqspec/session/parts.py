@@ -14,7 +14,7 @@ from qdqspec.backends.base import Array
 from qdqspec.errors import BackendError, ModelError, PlacementError
 from qdqspec.graph.save import save_model
 from qdqspec.graph.weights import WeightStore
-from qdqspec.measure.profiles import Load, Part
+from qdqspec.measurement.profiles import Load, Part
 from qdqspec.placement.excerpt import Excerpt, Excerpts, Spans, looks_like_shape
 from qdqspec.placement.insert import Inserter
 from qdqspec.session.prepare import Prepared, require_path

@@ -19,7 +19,7 @@ from qdqspec.graph.model import Model
 from qdqspec.graph.observe import observe
 from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
-from qdqspec.measure.profiles import Load
+from qdqspec.measurement.profiles import Load
 from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.forms import format_choices

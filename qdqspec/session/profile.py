@@ -11,7 +11,7 @@ import numpy as np
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
 from qdqspec.graph.model import load_model
-from qdqspec.measure.race import settle
+from qdqspec.measurement.race import settle
 from qdqspec.parity.data import open_data, shaped_by_data
 from qdqspec.parity.random_inputs import random_feeds
 from qdqspec.parity.shapes import input_specs, resolve_shapes

@@ -13,7 +13,7 @@ from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import hooks
 from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.graph.model import Model
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.rehearsal import Runtime
 
 ARITHMETIC = DEFAULT_BACKEND  # the backend that computes a model as ONNX defines it

@@ -21,9 +21,9 @@ from qdqspec.config.settings import DEFAULT_BACKEND
 from qdqspec.errors import StateError
 from qdqspec.files import copy_whole, explained
 from qdqspec.graph.save import write_text
-from qdqspec.measure.bench import Built
-from qdqspec.measure.journal import Journal
-from qdqspec.measure.lock import RunLock
+from qdqspec.measurement.bench import Built
+from qdqspec.measurement.journal import Journal
+from qdqspec.measurement.lock import RunLock
 from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.plain_json import read_json

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qdqspec.measure.bench import Bench
-from qdqspec.measure.profiles import Feeds
+from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.profiles import Feeds
 from qdqspec.session.half import stand_in
 from qdqspec.session.tuning import clock_for
 from qdqspec.session.workbench import Workbench

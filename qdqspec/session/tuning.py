@@ -16,7 +16,7 @@ from typing import Self, TypeAlias, cast
 import numpy as np
 
 from qdqspec.graph.weights import WeightStore
-from qdqspec.measure.bench import Bench
+from qdqspec.measurement.bench import Bench
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.registry import resolve

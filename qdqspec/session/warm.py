@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qdqspec.errors import ConfigError, StateError
 from qdqspec.graph.model import load_model
-from qdqspec.measure.journal import read_journal
+from qdqspec.measurement.journal import read_journal
 from qdqspec.placement.cache import WarmStart
 from qdqspec.placement.cache import warm_starts as cached_starts
 from qdqspec.placement.cache_file import read_cache

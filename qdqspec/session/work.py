@@ -10,8 +10,8 @@ from qdqspec.checks.parity import culpable_output
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.lint import lint_model
-from qdqspec.measure.race import MIXED_LAUNCHES
-from qdqspec.measure.store import Store
+from qdqspec.measurement.race import MIXED_LAUNCHES
+from qdqspec.measurement.store import Store
 from qdqspec.placement.survival import check_survival
 from qdqspec.session.case_bench import CaseBench
 from qdqspec.session.culprits import culprits_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.config import Settings
-from qdqspec.measure.lock import log_wait
+from qdqspec.measurement.lock import log_wait
 from qdqspec.search.loop import Watch
 
 

@@ -16,7 +16,7 @@ LAYERS = {
     "files": 0, "plain_json": 0, "temporary": 0,
     "spec": 1, "graph": 1,
     "regions": 2, "quantize": 2, "backends": 2, "baseline": 2,
-    "placement": 3, "lint": 3, "measure": 3, "parity": 3,
+    "placement": 3, "lint": 3, "measurement": 3, "parity": 3,
     "rehearsal": 4, "search": 4,
     "checks": 5, "corrections": 5,
     "cases": 6, "progress": 6, "session": 6,
@@ -29,12 +29,12 @@ BANS = [
     ("spec", {"onnx", "numpy", "onnxruntime", "qdqspec.graph"}, "collection opens YAML only"),
     (
         "checks",
-        {"qdqspec.measure", "qdqspec.backends", "qdqspec.search", "qdqspec.graph"},
+        {"qdqspec.measurement", "qdqspec.backends", "qdqspec.search", "qdqspec.graph"},
         "checks never measure",
     ),
     (
         "search",
-        {"qdqspec.measure", "qdqspec.backends", "onnxruntime"},
+        {"qdqspec.measurement", "qdqspec.backends", "onnxruntime"},
         "strategies only propose; the loop measures",
     ),
     (
@@ -47,7 +47,7 @@ BANS = [
         {
             "onnxruntime",
             "tensorrt",
-            "qdqspec.measure",
+            "qdqspec.measurement",
         },
         "it analyses a model without the runtime",
     ),

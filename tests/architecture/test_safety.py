@@ -42,9 +42,9 @@ NEVER_CALLED = {
     *("yaml.load", "yaml.unsafe_load", "np.fromregex", "pd.read_pickle"),
 }
 TALKS_TO_CHILDREN = {
-    "measure/_processes.py",
-    "measure/_wire.py",
-    "measure/worker.py",
+    "measurement/_processes.py",
+    "measurement/_wire.py",
+    "measurement/worker.py",
 }  # over sockets of its own
 
 # Who may write a file at its place, and why a kill in the middle does no harm.
@@ -52,13 +52,13 @@ WRITES_IN_PLACE = {
     "files.py": "it is what makes writing whole",
     "graph/save.py": "into a hidden folder that files.py gave it",
     "graph/weights.py": "it only grows, in a folder that files.py or temporary.py gave",
-    "measure/store.py": "into a hidden folder that files.py gave it",
+    "measurement/store.py": "into a hidden folder that files.py gave it",
     "session/cached.py": "into a hidden folder of the cache",
     "session/files.py": "into a folder that is moved out as a whole, see stage.py",
-    "measure/journal.py": "line by line; a torn line is recognized and cut",
-    "measure/lock.py": "who holds a lock; half of it says nothing",
-    "measure/worker.py": "its log and its own process's settings",
-    "measure/_child.py": "the log of a child",
+    "measurement/journal.py": "line by line; a torn line is recognized and cut",
+    "measurement/lock.py": "who holds a lock; half of it says nothing",
+    "measurement/worker.py": "its log and its own process's settings",
+    "measurement/_child.py": "the log of a child",
     "backends/tensorrt/cache.py": "one line a build, which is not read back",
     "backends/trtexec/files.py": "inputs for a tool, in a temporary folder",
     "testing/backends.py": "models of a test, in its folder",
@@ -67,8 +67,8 @@ WRITING_METHODS = {"write_text", "write_bytes"}
 MAKES_TEMPORARY = {
     "files.py",
     "temporary.py",
-    "measure/_child.py",  # inside the launcher's folder
-    "measure/worker.py",  # tells a child where its folder is
+    "measurement/_child.py",  # inside the launcher's folder
+    "measurement/worker.py",  # tells a child where its folder is
     "report/private.py",  # knows its name, to keep it out of reports
     "backends/onnxruntime/engine.py",  # in a child: inside the child's folder
     "backends/trtexec/engine.py",

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "qdqspec"
 
 FINISHED = (
     "__init__", "__main__", "api", "backends", "baseline", "cases", "checks", "cli", "config", "corrections",
-    "errors", "files", "graph", "lint", "measure", "parity", "placement", "plain_json", "plugin", "progress",
+    "errors", "files", "graph", "lint", "measurement", "parity", "placement", "plain_json", "plugin", "progress",
     "quantize", "regions", "registry", "rehearsal", "report", "search", "session", "spec", "temporary", "testing",
     "types", "units",
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from qdqspec.backends._nvidia import cuda
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.plugin.options import settings_of
 
 GPU_BACKENDS = ("tensorrt", "trtexec")

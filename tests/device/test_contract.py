@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qdqspec.backends.base import Backend, BuildOptions
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.testing.backends import BackendContract
 
 pytestmark = pytest.mark.gpu

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.session import Session
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Case, Inputs, InputShape, ShapeProfile, TuneRules

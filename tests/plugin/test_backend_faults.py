@@ -16,7 +16,7 @@ checks: [{kind: size, max_ratio: 2}, {kind: parity, min_sqnr_db: 1}]
 # A build that hangs is waited for ten minutes; here for some seconds.
 IMPATIENT = """\
 import pytest
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.session import Session
 
 

@@ -1,7 +1,7 @@
 """Engines served by threads of this process, where a test is about what is asked of them and not about processes.
 
 A process for each engine is what a session has otherwise: that costs more than all that a small test asks of it.
-What processes are for, crashes, hangs and their ends, is tested in ``unit/measure``, ``contracts`` and ``faults``.
+What processes are for, crashes, hangs and their ends, is tested in ``unit/measurement``, ``contracts`` and ``faults``.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import socket
 import threading
 
-from qdqspec.measure._child import Child, engine_folder
-from qdqspec.measure._wire import Stream
-from qdqspec.measure.worker import Service, backend_by_name
+from qdqspec.measurement._child import Child, engine_folder
+from qdqspec.measurement._wire import Stream
+from qdqspec.measurement.worker import Service, backend_by_name
 from qdqspec.temporary import TemporaryFolder
 
 PATIENCE = 60  # seconds for an answer that is under way when its engine is closed
 
 
 class Threads:
-    """A launcher like ``qdqspec.measure._processes.Zygote``."""
+    """A launcher like ``qdqspec.measurement._processes.Zygote``."""
 
     alive = True
 

@@ -28,8 +28,8 @@ from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, updat
 from qdqspec.checks.regression import judge_change
 from qdqspec.config import load_settings
 from qdqspec.graph.model import Model, load_model
-from qdqspec.measure.change import BuildTimes, change_between
-from qdqspec.measure.journal import Journal
+from qdqspec.measurement.change import BuildTimes, change_between
+from qdqspec.measurement.journal import Journal
 from qdqspec.parity.npz import read_members
 from qdqspec.placement.cache_file import read_cache
 from qdqspec.placement.scheme import apply_scheme, read_scheme, write_scheme

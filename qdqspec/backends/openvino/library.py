@@ -79,7 +79,7 @@ def properties(options: BuildOptions, *, profile: bool = False) -> dict[str, Any
     """The settings of every build: one stream, float32 where the model is float32, nothing quantized at run time.
 
     Threads are not pinned to cores by OpenVINO: with one thread the calling thread computes, and it stays where
-    `qdqspec.measure` puts it.
+    `qdqspec.measurement` puts it.
     """
     kind = device_from(options.extra)
     found: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "PERF_COUNT": profile}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from onnx import numpy_helper
 
 import qdqspec
-import qdqspec.measure.bench  # importing the room of that name must not hide the function
 from qdqspec import QdqspecError, Spec, compare, find_regions, measure, render, tune, verify
 from qdqspec.errors import BackendError, ConfigError, ModelError, StateError
 from qdqspec.session import Session
@@ -194,7 +194,19 @@ def test_a_missing_model_is_named() -> None:
 def test_the_package_offers_what_it_lists() -> None:
     for name in qdqspec.__all__:
         assert getattr(qdqspec, name) is not None
-    assert callable(qdqspec.measure)
     assert qdqspec.measure is measure
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = qdqspec.nothing
+
+
+def test_no_public_name_is_a_module_of_the_package() -> None:
+    """Importing such a module would replace the public name by the module."""
+    modules = {module.name for module in pkgutil.iter_modules(qdqspec.__path__)}
+    assert modules.isdisjoint(qdqspec.__all__)
+    assert "measurement" in modules
+
+
+@pytest.mark.parametrize("name", [*qdqspec.__all__, "CaseView"])
+def test_public_names_are_documented(name: str) -> None:
+    page = Path(__file__).parents[3] / "docs" / "reference" / "python.md"
+    assert f"`{name}" in page.read_text(encoding="utf-8")

@@ -22,7 +22,7 @@ from qdqspec.cli import main
 from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
 from qdqspec.graph.model import load_model
-from qdqspec.measure import bench
+from qdqspec.measurement import bench
 from qdqspec.regions.fusion import groups_of
 from qdqspec.testing.backends import small_model
 

@@ -8,7 +8,7 @@ import pytest
 
 from qdqspec.backends.base import Backend
 from qdqspec.backends.tensorrt import TensorRt
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.testing.backends import BackendContract
 
 

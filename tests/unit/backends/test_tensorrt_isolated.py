@@ -12,7 +12,7 @@ import pytest
 
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}

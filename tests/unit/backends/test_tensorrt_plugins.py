@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.errors import BackendError, DataError
-from qdqspec.measure import bench
+from qdqspec.measurement import bench
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.session import Session
 from qdqspec.types import Case, Inputs, TuneRules

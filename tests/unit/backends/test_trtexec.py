@@ -15,7 +15,7 @@ import pytest
 from qdqspec.backends.base import Backend, BuildOptions
 from qdqspec.backends.trtexec import Trtexec, options_from
 from qdqspec.errors import BackendError, BackendUnavailableError, ConfigError
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.testing.backends import BackendContract, small_model
 from qdqspec.types import InputShape, ShapeProfile
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.config import Settings
-from qdqspec.measure import bench
+from qdqspec.measurement import bench
 from qdqspec.session import Session
 from qdqspec.types import Case, RegionRules, TuneRules
 

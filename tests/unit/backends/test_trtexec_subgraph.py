@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.cli import main
-from qdqspec.measure import bench
+from qdqspec.measurement import bench
 
 pytestmark = pytest.mark.usefixtures("trtexec_here")
 SPEC = """\

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from qdqspec.measure.store import Store
+from qdqspec.measurement.store import Store
 
 
 @pytest.fixture

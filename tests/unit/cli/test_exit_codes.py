@@ -14,7 +14,7 @@ import pytest
 
 import qdqspec.cli as cli
 from qdqspec.baseline.store import Entry, Ratio, RoleTimes, update_baseline
-from qdqspec.measure.store import Store, cache_key
+from qdqspec.measurement.store import Store, cache_key
 from qdqspec.report.write import write_json
 from qdqspec.testing.records import faster_case, sample_run
 

@@ -11,7 +11,7 @@ from qdqspec.backends.base import Capabilities
 from qdqspec.backends.fake import FakeDevice
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.graph.model import Model
-from qdqspec.measure.journal import trial_from_json, trial_to_json
+from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.placement.cache import gather, warm_starts
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.project import labels_of, project

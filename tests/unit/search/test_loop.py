@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from qdqspec.errors import BackendError
-from qdqspec.measure.bench import Built
+from qdqspec.measurement.bench import Built
 from qdqspec.search.base import Proposal
 from qdqspec.search.loop import Budget, Search, search
 from qdqspec.types import Consumer, Placement, Progress, Race, Samples, Site, Trial

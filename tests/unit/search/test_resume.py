@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qdqspec.measure.bench import Built
-from qdqspec.measure.journal import trial_from_json, trial_to_json
+from qdqspec.measurement.bench import Built
+from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.registry import names, resolve
 from qdqspec.search.base import Proposal, SearchSetup
 from qdqspec.search.loop import Budget, Search

@@ -9,7 +9,7 @@ import pytest
 
 from qdqspec.backends.fake import true_ms
 from qdqspec.errors import BackendError
-from qdqspec.measure.lock import DeviceLock
+from qdqspec.measurement.lock import DeviceLock
 from qdqspec.session import Session
 from qdqspec.types import Case, RuntimeComparison, TuneRules
 

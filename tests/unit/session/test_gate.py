@@ -15,7 +15,7 @@ from qdqspec.baseline.compare import Conditions, rules_of
 from qdqspec.baseline.store import update_baseline
 from qdqspec.checks.regression import check as regression_check
 from qdqspec.config import Settings
-from qdqspec.measure.change import ratio_interval, ratio_times
+from qdqspec.measurement.change import ratio_interval, ratio_times
 from qdqspec.session.gate import (
     CLOSE_BUILDS,
     CLOSE_ROUNDS,

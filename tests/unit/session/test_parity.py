@@ -20,7 +20,7 @@ from qdqspec.backends.onnxruntime import OnnxRuntime, OnnxRuntimeEngine
 from qdqspec.config import Settings
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import QDQ_OPS, load_model
-from qdqspec.measure.isolate import Isolated
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import compare_outputs
 from qdqspec.session.parity import SideBySide
 from qdqspec.session.runtimes import ARITHMETIC

@@ -753,7 +753,7 @@ def test_a_folder_in_use_is_named(open_session: Open, case: Case, monkeypatch: p
 HOLDER = """
 import sys
 from pathlib import Path
-from qdqspec.measure.lock import RunLock
+from qdqspec.measurement.lock import RunLock
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

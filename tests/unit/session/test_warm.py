@@ -14,7 +14,7 @@ from qdqspec.errors import ConfigError, ModelError, StateError
 from qdqspec.graph.fold import fold_batchnorm
 from qdqspec.graph.model import load_model
 from qdqspec.graph.save import save_model
-from qdqspec.measure.journal import Journal
+from qdqspec.measurement.journal import Journal
 from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import insert_qdq

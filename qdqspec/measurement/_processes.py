@@ -1,0 +1,225 @@
+"""Launchers: start the worker processes that hold engines.
+
+Two launchers with one interface: `Zygote` forks children of a process that has the backend's library loaded (about a
+millisecond each); `Interpreters` starts a fresh interpreter for each engine (a tenth of a second or more) where forking
+is unavailable or unsafe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any
+
+from qdqspec.errors import BackendError
+from qdqspec.measurement._child import Child, engine_folder, kill, last_words, start_worker
+from qdqspec.measurement._wire import Stream
+from qdqspec.temporary import TemporaryFolder
+
+START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine with a cold disk cache
+_CONTROL_LIMIT = 1 << 16  # bytes of one control message
+_POLL_SECONDS = 0.2
+_CURE = "import the backend's library in a Python shell to see why"
+
+
+class NotForkableError(Exception):
+    """Importing the backend's library started threads, so that forking afterwards is not safe."""
+
+
+class Zygote:
+    """Forks children from a process with the backend's library loaded."""
+
+    def __init__(self, backend: str) -> None:
+        self._own = TemporaryFolder()
+        self._scratch = self._own.path
+        # The garbage collector may close an engine in the middle of another request of this thread.
+        self._lock = threading.RLock()
+        self._asked = 0
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = start_worker(
+                ["zygote", backend, str(theirs.fileno())],
+                folder=self._scratch,
+                pass_fds=(theirs.fileno(),),
+            )
+        try:
+            threads = self._answer_to(0)["threads"]
+        except BaseException:
+            self.close()
+            raise
+        if threads != 1:
+            self.close()
+            raise NotForkableError
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still start children."""
+        return self._process.poll() is None
+
+    def start(self) -> Child:
+        """Fork one child."""
+        folder = engine_folder(self._scratch)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with theirs:
+                answer = self._ask({"do": "fork", "folder": str(folder)}, [theirs.fileno()])
+            if "error" in answer:
+                raise BackendError(f"no process could be started for an engine: {answer['error']}")
+        except BaseException:  # a child that was forked nevertheless sees its connection close
+            ours.close()
+            raise
+        return Child(Stream(ours), folder, lambda: self._end(answer["pid"]), answer["pid"])
+
+    def close(self) -> None:
+        """Stop the zygote, which kills its children first."""
+        self._control.close()
+        _wait_or_kill(self._process)
+        self._own.close()
+
+    def _end(self, pid: int) -> int:
+        try:
+            return os.waitstatus_to_exitcode(self._ask({"do": "end", "pid": pid})["status"])
+        except (BackendError, OSError):  # the zygote has ended, and its children with it
+            return -signal.SIGKILL
+
+    def _ask(self, request: dict[str, Any], fds: list[int] | None = None) -> dict[str, Any]:
+        with self._lock:
+            self._asked += 1
+            number = self._asked
+            message = json.dumps({**request, "number": number}).encode()
+            try:
+                socket.send_fds(self._control, [message], fds or [])
+            except ConnectionError:
+                raise self._gone() from None
+            return self._answer_to(number)
+
+    def _answer_to(self, number: int) -> dict[str, Any]:
+        """The answer with that number. Other answers belong to requests that were interrupted."""
+        while number not in self._answers:
+            answer = self._receive()
+            self._answers[answer["number"]] = answer
+        return self._answers.pop(number)
+
+    def _receive(self) -> dict[str, Any]:
+        self._control.settimeout(START_TIMEOUT)
+        try:
+            message = self._control.recv(_CONTROL_LIMIT)
+        except ConnectionError:
+            message = b""
+        except TimeoutError:
+            raise BackendError(
+                f"the process that loads the backend's library gave no answer for {START_TIMEOUT:.0f} s",
+                cure=_CURE,
+            ) from None
+        if not message:
+            raise self._gone()
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+    def _gone(self) -> BackendError:
+        words = last_words(self._scratch)
+        return BackendError(
+            f"the process that loads the backend's library ended early\n{words}".rstrip(), cure=_CURE
+        )
+
+
+class Interpreters:
+    """Starts one fresh interpreter per child, connected over the loopback interface."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._own = TemporaryFolder()
+        self._scratch = self._own.path
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def alive(self) -> bool:
+        """Always true: no intermediate process can end."""
+        return True
+
+    def start(self) -> Child:
+        """Start one interpreter and wait until it has connected and sent its token."""
+        self._processes = [process for process in self._processes if process.poll() is None]
+        folder = engine_folder(self._scratch)
+        token = secrets.token_bytes(32)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            process = start_worker(
+                ["single", self._backend, str(server.getsockname()[1])], folder=folder, stdin=subprocess.PIPE
+            )
+            self._processes.append(process)
+            connection = _accepted(server, process, token)
+        if connection is None:
+            code = kill(process)
+            words = last_words(folder)
+            raise BackendError(
+                f"the process for an engine did not start (exit code {code})\n{words}".rstrip(), cure=_CURE
+            )
+        return Child(Stream(connection), folder, lambda: kill(process), process.pid)
+
+    def close(self) -> None:
+        """Kill all children."""
+        for process in self._processes:
+            kill(process)
+        self._own.close()
+
+
+def can_fork() -> bool:
+    """Whether forking is available and safe. Apple's frameworks do not support it, whatever the number of threads."""
+    return hasattr(os, "fork") and hasattr(socket, "send_fds") and sys.platform != "darwin"
+
+
+def open_launcher(backend: str, *, fork: bool) -> Zygote | Interpreters:
+    """The fast launcher if requested and safe, else the plain one."""
+    if fork:
+        with contextlib.suppress(NotForkableError):
+            return Zygote(backend)
+    return Interpreters(backend)
+
+
+def _accepted(server: socket.socket, process: subprocess.Popen[bytes], token: bytes) -> socket.socket | None:
+    """The child's connection, or ``None``. Connections without the token are closed."""
+    deadline = time.monotonic() + START_TIMEOUT
+    server.settimeout(_POLL_SECONDS)
+    with contextlib.suppress(BrokenPipeError):  # a child that has already ended is detected below
+        _input_of(process).write(token)
+        _input_of(process).flush()
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            continue
+        if _knows(connection, token):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+        connection.close()
+    return None
+
+
+def _knows(connection: socket.socket, token: bytes) -> bool:
+    connection.settimeout(1.0)
+    try:
+        return hmac.compare_digest(connection.recv(len(token), socket.MSG_WAITALL), token)
+    except OSError:
+        return False
+
+
+def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdin is not None  # it was started with a pipe
+    return process.stdin
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        kill(process)

@@ -1,0 +1,400 @@
+"""Builds, races and confirms candidates: all timing of a search.
+
+It is given a backend (normally an isolated one), a function that writes a placement to a file, and inputs to time with.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import TypeAlias
+
+import numpy as np
+
+from qdqspec.backends.base import Backend, BuildOptions, Engine
+from qdqspec.errors import BackendError, PlacementError, QdqspecError
+from qdqspec.measurement.admission import Admission
+from qdqspec.measurement.fresh import FreshBuilds
+from qdqspec.measurement.memory import HasMemory, has_memory
+from qdqspec.measurement.parts import FLOAT, PartBench
+from qdqspec.measurement.profiles import Feeds, Load, Part, attach, loads_of, profile_latencies
+from qdqspec.measurement.race import Entrant, Turn, both_of, profiled, race, warmed
+from qdqspec.measurement.stats import build_deviation, drift, inverse
+from qdqspec.measurement.together import Take, Together, joined
+from qdqspec.types import Clock, Interval, LatencyEvidence, LayerTime, Placement, Race, Samples, Trial
+
+# with three, the deviation is underestimated so often that one race in thirty is won falsely
+NOISE_BUILDS = 5
+NOISE_ROUNDS = 12
+CONFIRM_BUILDS = 3
+CONFIRM_ROUNDS = 24
+FLOOR_EPS = 0.01  # smallest significant difference: one per cent
+
+Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
+
+
+@dataclass(slots=True)
+class _Incumbent:
+    """The best placement so far. Its engine may be missing after a resume, and is then built when needed."""
+
+    placement: Placement
+    ratio: float
+    engine: Engine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A built candidate, or the trial of a failed build. It must be measured once, or closed."""
+
+    trial: Trial
+    engine: Engine | None = None
+    profile: bool = False
+    timed: bool = True
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is an engine to measure."""
+        return self.engine is not None
+
+    def close(self) -> None:
+        """Close the engine of a candidate that will not be measured."""
+        if self.engine is not None:
+            self.engine.close()
+
+
+class Bench:
+    """Keeps the incumbent's engine open and races every challenger against it.
+
+    With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win. ``feeds`` are inputs
+    of one shape profile, or loads of several. ``extract`` writes only the named nodes with their pairs, and gives
+    inputs for them. ``folder`` holds the candidates' files, and is removed from recorded messages. ``jobs`` is the
+    number of parallel builds while no measurement is pending; if ``memory`` reports that not all of them fit at once,
+    they are opened one after the other.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        write: Callable[[Placement], Path],
+        feeds: Feeds,
+        *,
+        clock: Clock,
+        random: np.random.Generator,
+        options: BuildOptions | None = None,
+        exclusive: Callable[[], AbstractContextManager[object]] = nullcontext,
+        admission: Admission | None = None,
+        extract: Extract | None = None,
+        folder: Path | None = None,
+        jobs: int = 1,
+        memory: HasMemory = has_memory,
+    ) -> None:
+        self.clock: Clock = clock
+        self.eps = FLOOR_EPS
+        self._backend = backend
+        self._write = write
+        self._loads = loads_of(feeds)
+        self._random = random
+        self._options = options or BuildOptions()
+        self._exclusive = exclusive
+        self._admission = admission
+        self._extract = extract
+        self._folder = folder
+        self._fresh = FreshBuilds(clock=clock, random=random, exclusive=exclusive, jobs=jobs, memory=memory)
+        self._writing = Lock()
+        self._parts = PartBench(partial(self._open, FLOAT), clock=clock, random=random)
+        self._incumbent: _Incumbent | None = None
+        self._seen: dict[str, Trial] = {}  # by hash of the optimized graph
+
+    @property
+    def best(self) -> float | None:
+        """The incumbent's time over the reference's; ``None`` before the first trial."""
+        return self._incumbent.ratio if self._incumbent else None
+
+    def trial(
+        self,
+        number: int,
+        placement: Placement,
+        phase: str,
+        *,
+        profile: bool = False,
+        timed: bool = True,
+        subgraph: tuple[str, ...] = (),
+    ) -> Trial:
+        """Build a candidate and race it, or without ``timed`` only measure its accuracy.
+
+        For a ``subgraph`` only its nodes are built, and raced against the same nodes in float. A failure of the backend
+        becomes a failed trial.
+        """
+        how = {"profile": profile, "timed": timed}
+        return self.measure(self.build(number, placement, phase, **how, subgraph=subgraph))
+
+    def build(
+        self,
+        number: int,
+        placement: Placement,
+        phase: str,
+        *,
+        profile: bool = False,
+        timed: bool = True,
+        subgraph: tuple[str, ...] = (),
+    ) -> Built:
+        """Build as for `trial`. The result must be measured or closed."""
+        start = time.perf_counter()
+        blank = Trial(number=number, phase=phase, placement=placement, subgraph=subgraph)
+        try:
+            engine = self._open(placement, subgraph)
+        except (BackendError, PlacementError) as error:
+            failed = replace(blank, status="failed", error=self._reason(error))
+            return Built(replace(failed, build_seconds=time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        trial = replace(blank, build_seconds=seconds, graph_hash=engine.graph_hash)
+        return Built(trial, engine, profile=profile, timed=timed)
+
+    def measure(self, built: Built) -> Trial:
+        """Race a built candidate, or only measure its accuracy. Its engine is closed unless it won."""
+        trial, engine = built.trial, built.engine
+        if engine is None:
+            return trial
+        try:
+            with self._closed_unless_kept(engine):
+                if trial.subgraph:
+                    with self._exclusive():
+                        return self._parts.measure(trial, engine, profile=built.profile)
+                if self._admission is not None:
+                    trial = self._admission.measured(trial, engine)
+                if not built.timed:
+                    return trial
+                before = self._incumbent
+                with self._exclusive():
+                    trial = self._measure(trial, engine, built.profile)
+                return self._admitted(trial, before)
+        except BackendError as error:
+            return replace(built.trial, status="failed", error=self._reason(error), graph_hash="")
+
+    def recall(self, trial: Trial) -> None:
+        """Restore a trial of an earlier run as if it had been measured now, without building anything."""
+        if trial.ok and trial.ratio is not None and not trial.subgraph:
+            self._seen.setdefault(trial.graph_hash, trial)
+        if self._admission is not None:
+            self._admission.recall(trial)
+        if trial.incumbent:
+            self._replace_incumbent(_Incumbent(trial.placement, trial.ratio or 1.0))
+
+    def measure_noise(self, placement: Placement) -> Samples:
+        """Build one placement several times and set ``eps`` from the variation between the builds.
+
+        ``eps`` is the larger of one per cent and twice the standard deviation between builds. Returns the samples.
+        Raises `BackendError` if it does not build again.
+        """
+        found = self._together({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS, take=Turn.sample)
+        if found.failures:
+            why = self._reason(found.failures["noise"])
+            raise BackendError(f"the model was built once and then not again: {why}")
+        samples = joined(found.samples["noise"])
+        self.recall_noise(samples)
+        return samples
+
+    def recall_noise(self, samples: Samples) -> None:
+        """Set ``eps`` from samples that `measure_noise` returned."""
+        builds = np.asarray(samples.on(self.clock)).reshape(NOISE_BUILDS, -1)
+        self.eps = max(FLOOR_EPS, 2 * build_deviation(builds))
+
+    def compare(
+        self, roles: Mapping[str, Placement], *, builds: int = CONFIRM_BUILDS, rounds: int = CONFIRM_ROUNDS
+    ) -> LatencyEvidence:
+        """Build each role freshly ``builds`` times and time all of them interleaved.
+
+        ``roles`` must include ``reference`` and ``tuned``. Equal placements share their builds. Raises `BackendError`
+        if the reference does not build; another role that fails is omitted, with its reason recorded.
+        """
+        distinct: dict[str, Placement] = {p.digest: p for p in roles.values()}
+        found = self._together({digest: [p] * builds for digest, p in distinct.items()}, rounds)
+        timed = found.samples
+        broken = {digest: self._reason(error) for digest, error in found.failures.items()}
+        if why := broken.get(roles["reference"].digest):
+            raise BackendError(f"the reference model could not be built and run again: {why}")
+        ratios = found.ratios(roles["reference"].digest, self.clock)
+        present = {role: p.digest for role, p in roles.items() if p.digest in timed}
+        return LatencyEvidence(
+            clock=self.clock,
+            samples={role: joined(timed[digest]) for role, digest in present.items()},
+            ratios={role: ratios[digest] for role, digest in present.items()},
+            speedup=inverse(ratios[present["tuned"]])
+            if "tuned" in present
+            else Interval(median=1, low=1, high=1),
+            builds=builds,
+            profiles=profile_latencies(self._loads, timed, present, self.clock),
+            drift=drift([build.on(self.clock) for group in timed.values() for build in group]),
+            failures={role: broken[p.digest] for role, p in roles.items() if p.digest in broken},
+        )
+
+    def admits(self, placement: Placement) -> bool:
+        """Whether a placement meets the constraints on all data; measures it if necessary."""
+        self.confirm(placement)
+        return self._admission is None or self._admission.admits(placement)
+
+    def confirm(self, placement: Placement) -> None:
+        """Measure a placement's accuracy on all data, once. Raises `BackendError` if it does not run."""
+        admission = self._admission
+        if admission is not None and placement.sites and not admission.is_known(placement):
+            with closing(self._open(placement)) as engine:
+                admission.confirm(placement, engine)
+
+    def close(self) -> None:
+        """Close all open engines."""
+        self._parts.close()
+        self._close_incumbent()
+
+    def _close_incumbent(self) -> None:
+        if self._incumbent and self._incumbent.engine:
+            self._incumbent.engine.close()
+            self._incumbent.engine = None
+
+    def _open(self, placement: Placement, subgraph: tuple[str, ...] = (), *, fresh: bool = False) -> Engine:
+        with self._writing:
+            model, loads, options = self._files(placement, subgraph)
+        return attach(self._backend.build(model, replace(options, fresh=fresh)), loads)
+
+    def _files(
+        self, placement: Placement, subgraph: tuple[str, ...]
+    ) -> tuple[Path, tuple[Load, ...], BuildOptions]:
+        if not subgraph:
+            return self._write(placement), self._loads, self._options
+        if self._extract is None:
+            raise BackendError("this bench builds whole models only")
+        part = self._extract(placement, subgraph)  # its inputs have their own names and shapes
+        return part.path, part.loads, replace(self._options, profiles=part.profiles)
+
+    @contextmanager
+    def _closed_unless_kept(self, engine: Engine) -> Iterator[None]:
+        """Close the engine at the end, also on errors, unless it has become the incumbent's."""
+        try:
+            yield
+        finally:
+            is_kept = self._parts.holds(engine) or (self._incumbent and self._incumbent.engine is engine)
+            if not is_kept:
+                engine.close()
+
+    def _measure(self, trial: Trial, engine: Engine, profile: bool) -> Trial:
+        if self._incumbent is not None and trial.graph_hash and trial.graph_hash in self._seen:
+            return _with_same_graph(trial, self._seen[trial.graph_hash])
+        samples = warmed(engine, self.clock)
+        layers: tuple[LayerTime, ...] = profiled(engine, samples.median_ms(self.clock)) if profile else ()
+        trial = replace(trial, samples=samples, layers=layers)
+        if self._incumbent is None:
+            self._replace_incumbent(_Incumbent(trial.placement, 1.0, engine))
+            trial = replace(trial, incumbent=True, ratio=1.0)
+        elif self._admission is not None and self._admission.is_too_noisy(trial):
+            trial = replace(trial, ratio=self._screened(samples))
+        else:
+            trial = self._race(trial, engine, self._incumbent.ratio)
+        self._seen[trial.graph_hash] = trial
+        return trial
+
+    def _admitted(self, trial: Trial, before: _Incumbent | None) -> Trial:
+        """Score a race winner; on rejection ``before`` is the incumbent again. Runs outside the device lock."""
+        winner = self._incumbent
+        if self._admission is None or not trial.incumbent or winner is None or winner.engine is None:
+            return trial
+        try:
+            trial = self._admission.scored(trial, winner.engine)
+        except BackendError:
+            self._replace_incumbent(before)
+            raise
+        if not trial.incumbent:
+            self._replace_incumbent(before)
+        self._seen[trial.graph_hash] = trial
+        return trial
+
+    def _screened(self, samples: Samples) -> float:
+        """The ratio to the reference by a few runs: sufficient for learning, not for winning."""
+        incumbent, engine = self._warm_incumbent()
+        theirs = engine.time(len(samples.wall_ms), warmup=1)
+        return samples.median_ms(self.clock) / theirs.median_ms(self.clock) * incumbent.ratio
+
+    def _race(self, trial: Trial, engine: Engine, base: float) -> Trial:
+        """Race a challenger. A winner must win again, with both built anew.
+
+        Two builds of one model differ by more than a race resolves: without the second race one in six challengers that
+        were no faster won, with it one in fifty (simulated, 1.2 % between builds).
+        """
+        outcome, ours, theirs = self._bout(trial.placement, engine)
+        if outcome.verdict != "faster":
+            return replace(trial, race=outcome, samples=ours, rival=theirs, ratio=outcome.ratio * base)
+        self._close_incumbent()
+        engine.close()
+        fresh = self._open(trial.placement)
+        with self._closed_unless_kept(fresh):
+            warmed(fresh, self.clock)
+            again, more, others = self._bout(trial.placement, fresh)
+            ours, theirs = ours + more, theirs + others
+            outcome = both_of(outcome, again, ours, theirs, self.clock)
+            ratio, won = outcome.ratio * base, outcome.verdict == "faster"
+            if won:
+                self._replace_incumbent(_Incumbent(trial.placement, ratio, fresh))
+        return replace(trial, race=outcome, samples=ours, rival=theirs, ratio=ratio, incumbent=won)
+
+    def _bout(self, placement: Placement, engine: Engine) -> tuple[Race, Samples, Samples]:
+        """One race against the incumbent. If the incumbent's engine fails, it is rebuilt once."""
+        try:
+            return self._race_incumbent(placement, engine)
+        except BackendError as error:
+            self._close_incumbent()
+            try:
+                return self._race_incumbent(placement, engine)
+            except BackendError:  # the challenger failed, or the incumbent permanently
+                self._close_incumbent()
+                raise error from None
+
+    def _race_incumbent(self, placement: Placement, engine: Engine) -> tuple[Race, Samples, Samples]:
+        incumbent, rival = self._warm_incumbent()
+        return race(
+            Entrant(digest=placement.digest, engine=engine, graph_hash=engine.graph_hash),
+            Entrant(digest=incumbent.placement.digest, engine=rival, graph_hash=rival.graph_hash),
+            clock=self.clock,
+            eps=self.eps,
+            random=self._random,
+        )
+
+    def _warm_incumbent(self) -> tuple[_Incumbent, Engine]:
+        """The incumbent with its engine, built and warmed up if it is not open."""
+        incumbent = self._incumbent
+        assert incumbent is not None
+        if incumbent.engine is None:
+            incumbent.engine = self._open(incumbent.placement)
+            warmed(incumbent.engine, self.clock)
+        return incumbent, incumbent.engine
+
+    def _replace_incumbent(self, successor: _Incumbent | None) -> None:
+        self._close_incumbent()
+        self._incumbent = successor
+
+    def _together(
+        self, groups: Mapping[str, Sequence[Placement]], rounds: int, take: Take = Turn.both
+    ) -> Together:
+        """Time fresh builds of placements together. Open engines are closed if memory is short."""
+        openers = {
+            name: [partial(self._open, each, fresh=True) for each in placements]
+            for name, placements in groups.items()
+        }
+        kept = [self._incumbent.engine] if self._incumbent and self._incumbent.engine else []
+        return self._fresh.time(openers, rounds, beside=kept, make_room=self.close, take=take)
+
+    def _reason(self, error: QdqspecError) -> str:
+        """The recorded text of a failure, without the temporary folder of the candidates."""
+        text = str(error)
+        return text if self._folder is None else text.replace(f"{self._folder}{os.sep}", "")
+
+
+def _with_same_graph(trial: Trial, earlier: Trial) -> Trial:
+    """The trial of a candidate whose optimized graph equals an earlier one's, with the earlier measurement."""
+    outcome = Race(opponent=earlier.placement.digest, ratio=1.0, p_value=1.0, pairs=0, verdict="same graph")
+    return replace(
+        trial, race=outcome, ratio=earlier.ratio, samples=earlier.samples, accuracy=earlier.accuracy
+    )

@@ -1,0 +1,269 @@
+"""Process isolation: a backend with every engine in a process of its own.
+
+`Isolated` implements the interface of `qdqspec.backends.base` and passes each call to a child process, one per engine,
+so that incumbent and challengers are open together and a crash, hang or memory exhaustion of one is a `BackendError`
+here and does not affect the others. Output of children, also from native code, goes to their log.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from qdqspec import errors
+from qdqspec.backends.base import (
+    PLAIN,
+    Array,
+    Availability,
+    Backend,
+    BuildOptions,
+    Capabilities,
+)
+from qdqspec.codec import from_data
+from qdqspec.config import options_of
+from qdqspec.errors import BackendError, OutputError
+from qdqspec.graph.weights import WEIGHTS
+from qdqspec.measurement._child import Child
+from qdqspec.measurement._processes import Interpreters, Zygote, can_fork, open_launcher
+from qdqspec.measurement._records import options_to_json
+from qdqspec.measurement._wire import Header, WireClosedError
+from qdqspec.measurement.worker import backend_by_name
+from qdqspec.quantize.scales import as_real
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+CALL_TIMEOUT = 120.0
+_PROFILE_ROOM = 16 << 20
+_ACCOUNT = threading.Lock()  # several builds may end at once
+_SLOWER_THAN_SEEN = 10  # factor over the slowest run so far from which a run counts as hung
+
+
+class Isolated:
+    """The given backend, or the one of that name, with every engine in its own child process.
+
+    An instance answers `probe`, `device` and `capabilities` itself; children look it up by name. ``build_timeout`` (by
+    default the limit in the options of each build) and ``call_timeout`` are in seconds; several runs in one call get
+    more time, by the duration of earlier runs. ``fork`` selects the launcher: by default a process with the library
+    loaded is forked if that is safe, else a fresh interpreter is started. ``cpu_seconds`` adds up the processor time of
+    engines for ``build``, ``bind``, ``run``, ``time`` and ``layers``.
+    """
+
+    def __init__(
+        self,
+        backend: str | Backend,
+        *,
+        build_timeout: float | None = None,
+        call_timeout: float = CALL_TIMEOUT,
+        fork: bool | None = None,
+    ) -> None:
+        self._local: Backend = backend_by_name(backend) if isinstance(backend, str) else backend
+        self._registered = backend if isinstance(backend, str) else backend.name
+        self._build_timeout = build_timeout
+        self._call_timeout = call_timeout
+        self._fork = can_fork() if fork is None else fork
+        self._launcher: Zygote | Interpreters | None = None
+        self._close_launcher: weakref.finalize[[], Isolated] | None = None
+        self._builds = 0
+        self._starting = threading.Lock()
+        self.cpu_seconds: Counter[str] = Counter()  # of engines, by kind of request
+        self.name = self._local.name
+        self.target = self._local.target
+        self.options = options_of(self._local)
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:
+        """The availability reported by the backend."""
+        return self._local.probe(options)
+
+    def device(self, options: BuildOptions) -> DeviceKey:
+        """The device reported by the backend."""
+        return self._local.device(options)
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:
+        """The capabilities reported by the backend."""
+        return self._local.capabilities(options)
+
+    def build(self, model: Path, options: BuildOptions) -> IsolatedEngine:
+        """Build in a new child process.
+
+        Raises `BackendError` with the backend's reason, or with the exit status of the child and its last log lines.
+        Several threads may build at once.
+        """
+        with self._starting:
+            serial, self._builds = self._builds, self._builds + 1
+            launcher = self._open_launcher()
+        child = launcher.start()
+        engine = IsolatedEngine(child, model, self._call_timeout, self.cpu_seconds)
+        words = options_to_json(replace(options, serial=options.serial + serial))
+        request = {"do": "build", "model": str(model.absolute()), "options": words}
+        answer, _ = engine.ask(request, timeout=self._build_timeout or options.build_seconds)
+        engine.graph_hash = str(answer["graph_hash"])
+        return engine
+
+    def close(self) -> None:
+        """Kill all children. A later build starts new ones."""
+        if self._close_launcher is not None:
+            self._close_launcher()
+        self._launcher = self._close_launcher = None
+
+    def __enter__(self) -> Isolated:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_launcher(self) -> Zygote | Interpreters:
+        if self._launcher is None or not self._launcher.alive:
+            self.close()
+            self._launcher = open_launcher(self._registered, fork=self._fork)
+            self._close_launcher = weakref.finalize(self, self._launcher.close)
+        return self._launcher
+
+
+class IsolatedEngine:
+    """An engine in a child process. After any failure it is closed, and stays closed."""
+
+    graph_hash: str = ""
+
+    def __init__(self, child: Child, model: Path, call_timeout: float, spent: Counter[str]) -> None:
+        """``spent`` accumulates the processor time of its answers, in seconds by kind of request."""
+        self._cpu_seconds = 0.0  # of the child, as of its last answer
+        self._spent = spent
+        self._child = child
+        self._model = model
+        self._call_timeout = call_timeout
+        self._slowest_run = 0.0  # seconds
+        self._bury = weakref.finalize(self, child.bury)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, for measuring its memory; 0 if it has no process of its own."""
+        return self._child.pid
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name; bfloat16 is returned as float32, which numpy supports."""
+        return {name: as_real(value) for name, value in self.ask({"do": "run"}, feeds)[1].items()}
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Set the inputs that `time` and `layers` use. They are transferred once."""
+        self.ask({"do": "bind", "profile": profile}, feeds)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Time single runs on both clocks, in the child, in milliseconds."""
+        request = {"do": "time", "runs": runs, "warmup": warmup, "profile": profile}
+        samples = from_data(Samples, self.ask(request, timeout=self._patience(runs + warmup))[0]["samples"])
+        self._slowest_run = max(self._slowest_run, max(samples.wall_ms, default=0.0) / 1e3)
+        return samples
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
+        """Time per executed kernel; empty if unknown."""
+        request = {"do": "layers", "runs": runs, "profile": profile}
+        answer, _ = self.ask(request, timeout=self._patience(runs))
+        return tuple(from_data(LayerTime, layer) for layer in answer["layers"])
+
+    def log(self) -> str:
+        """The log of the child so far; empty once it is closed."""
+        return self._child.log()
+
+    def close(self) -> None:
+        """Kill the child and free its resources; closing twice is harmless."""
+        self._bury()
+
+    def ask(
+        self, request: Header, arrays: Mapping[str, Array] | None = None, timeout: float | None = None
+    ) -> tuple[Header, dict[str, Array]]:
+        """Send one request and wait for its answer. Any failure closes the engine and is a `BackendError`.
+
+        If the disk lacks space for an engine's files, it is an `OutputError`, which does not count against the
+        candidate.
+        """
+        if not self._bury.alive:
+            raise BackendError("the engine is closed", where=self._model, cure="build the model again")
+        seconds = self._call_timeout if timeout is None else timeout
+        try:
+            self._child.stream.send(request, arrays, seconds)
+            answer, outputs = self._child.stream.receive(seconds)
+        except TimeoutError:
+            raise self._blamed(self._hung(request["do"], seconds)) from None
+        except WireClosedError:
+            raise self._blamed(self._crashed(request["do"])) from None
+        except BaseException:  # an interrupt leaves an unread answer in the connection
+            self.close()
+            raise
+        if "error" in answer:
+            self.close()
+            raise self._blamed(_error_from_json(answer["error"], self._model))
+        with _ACCOUNT:
+            self._spent[request["do"]] += answer["cpu_seconds"] - self._cpu_seconds
+        self._cpu_seconds = answer["cpu_seconds"]
+        return answer, outputs
+
+    def _patience(self, runs: int) -> float:
+        return self._call_timeout + _SLOWER_THAN_SEEN * self._slowest_run * runs
+
+    def _hung(self, what: str, seconds: float) -> BackendError:
+        words = self._child.last_words()
+        self.close()
+        return BackendError(
+            _with_words(f"the engine gave no answer to '{what}' for {seconds:g} s and was ended", words),
+            where=self._model,
+            cure="give it more time with --qdq-build-limit"
+            if what == "build"
+            else "leave this candidate out",
+        )
+
+    def _crashed(self, what: str) -> BackendError:
+        words = self._child.last_words()
+        fate = _fate(self._bury() or 0)
+        return BackendError(
+            _with_words(f"the engine's process {fate} during '{what}'", words), where=self._model
+        )
+
+    def _blamed(self, error: BackendError) -> BackendError | OutputError:
+        """The error itself, or an `OutputError` if the disk lacked space for an engine's temporary files.
+
+        Runtimes report a full disk with various messages, as a truncated profile, or not at all.
+        """
+        folder = self._child.folder.parent
+        try:
+            left = shutil.disk_usage(folder).free
+        except OSError:
+            return error
+        if left >= _room_for(self._model):
+            return error
+        return OutputError(
+            f"{left / 2**20:.1f} MiB are left in the temporary folder, and an engine failed: {error.what}",
+            where=folder,
+            cure="free some space or set TMPDIR to another folder",
+        )
+
+
+def _room_for(model: Path) -> int:
+    """Bytes that an engine may write while it is built and profiled: the optimized model, a profile, a log."""
+    files = (model, model.with_name(WEIGHTS))
+    return _PROFILE_ROOM + sum(file.stat().st_size for file in files if file.exists())
+
+
+def _fate(code: int) -> str:
+    """The meaning of an exit code, as text."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    hint = " (often: the machine ran out of memory)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
+
+
+def _with_words(what: str, words: str) -> str:
+    return f"{what}; its last words:\n{words}" if words else what
+
+
+def _error_from_json(data: Header, model: Path) -> BackendError:
+    kind = errors.BackendUnavailableError if data["kind"] == "BackendUnavailableError" else BackendError
+    return kind(data["what"], where=data.get("where") or model, cure=data.get("cure"))

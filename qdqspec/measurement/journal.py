@@ -1,0 +1,263 @@
+"""The journal of a search: every trial on a line of its own, on disk before the next one starts.
+
+``trials.jsonl`` holds one object per line and nothing else; the description of the run (model, spec, backend, device,
+seed, versions) is in ``trials.header.json`` beside it. Each line carries that header's digest as ``run``, which
+identifies lines of another run, and ends with a checksum of itself as ``sum``, which detects changed bytes. A journal
+is validated when it is opened: a line truncated by a kill is cut and noted, any other damage is a `StateError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from qdqspec.errors import OutputError, StateError
+from qdqspec.files import unwritable, write_whole
+from qdqspec.measurement._records import trial_from_json, trial_to_json
+from qdqspec.types import Trial
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Journal",
+    "read_journal",
+    "trial_from_json",
+    "trial_to_json",
+]
+
+SCHEMA_VERSION = 3  # 2: lines end with a checksum; 3: all fields of a trial by name
+_SUM = re.compile(rb',"sum":"([0-9a-f]{16})"\}\n?')
+_SUM_BYTES = 26  # bytes of a line that `_SUM` matches, without the line end
+MOST_BYTES = 1 << 30  # a build takes a few hundred kilobytes at most
+_OTHER = "name the trials.jsonl of a tuning run, with trials.header.json beside it"
+_AWAY = "move the journal away, or choose another output folder, to start anew"
+
+
+class Journal:
+    """An open journal. ``notes`` are messages for the user about its state when it was opened."""
+
+    def __init__(self, path: Path, run: str, entries: list[dict[str, Any]], notes: tuple[str, ...]) -> None:
+        self.path = path
+        self.notes = notes
+        self._run = run
+        self._entries = entries
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+
+    @classmethod
+    def open(cls, path: Path, header: Mapping[str, object]) -> Journal:
+        """Open or create the journal of the run that ``header`` describes.
+
+        Every key of the header counts: a journal whose header differs belongs to another run. Raises `StateError` for
+        that and for a damaged line, `OutputError` if the file cannot be written.
+        """
+        header = _plain({"schema_version": SCHEMA_VERSION, **header})
+        run = _digest(header)
+        try:
+            raw = path.read_bytes() if path.exists() else b""
+            if raw:
+                _check_header(path, header)
+            lines, notes = _whole_lines(path, raw, run)
+            entries = [_entry(path, number, line, run) for number, line in enumerate(lines, 1)]
+            text = json.dumps(header, indent=2, sort_keys=True) + "\n"
+            write_whole(_header_path(path), text, what="the journal", make_folder=True)
+            _mend(path, raw, b"".join(lines))
+            return cls(path, run, entries, notes)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+    @classmethod
+    def salvage(cls, source: Path, target: Path, header: Mapping[str, object]) -> int:
+        """Create a journal in ``target`` from the lines of this run before any damage in ``source``.
+
+        They are copied byte for byte; returns their number.
+        """
+        run = _digest(_plain({"schema_version": SCHEMA_VERSION, **header}))
+        sound: list[bytes] = []
+        with contextlib.suppress(StateError):
+            for line in source.read_bytes().removesuffix(b"\n").split(b"\n"):
+                _entry(source, len(sound) + 1, line, run)
+                sound.append(line + b"\n")
+        write_whole(target, b"".join(sound), what="the journal")
+        return len(sound)
+
+    def append(self, trial: Trial, **more: object) -> None:
+        """Write one trial, and wait until it is on disk. ``more`` are further keys of its line.
+
+        Raises `OutputError` if it cannot be written; the earlier lines are intact then.
+        """
+        entry = _plain({**trial_to_json(trial), **more, "run": self._run})
+        self._write(_line(entry))
+        self._entries.append(entry)
+
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        """All lines as JSON objects, oldest first."""
+        return tuple(self._entries)
+
+    def trials(self) -> tuple[Trial, ...]:
+        """All trials, oldest first."""
+        return tuple(trial_from_json(entry) for entry in self._entries)
+
+    def close(self) -> None:
+        """Close the file; closing twice is harmless."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, line: bytes) -> None:
+        if self._file < 0:
+            raise StateError("the journal is closed", where=self.path, cure="open it again")
+        size = os.fstat(self._file).st_size
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a full disk may have stored half a line: truncate it
+                os.ftruncate(self._file, size)
+            raise _unwritable(self.path, error) from None
+
+
+def read_journal(path: Path) -> tuple[dict[str, Any], tuple[Trial, ...]]:
+    """Header and trials of a journal, oldest first; nothing is written, and a truncated last line is ignored.
+
+    Raises `StateError` if it or its header is missing, or it is damaged.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise StateError(f"a journal has at most {MOST_BYTES >> 20} MiB", where=path, cure=_OTHER)
+        header, raw = json.loads(_header_path(path).read_bytes()), path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        where = error.filename or path
+        raise StateError(
+            f"the journal {path.name} cannot be read: {reason}", where=where, cure=_OTHER
+        ) from None
+    except (ValueError, RecursionError):
+        raise StateError(
+            f"the header of the journal {path.name} is damaged", where=_header_path(path), cure=_OTHER
+        ) from None
+    if not isinstance(header, dict):
+        raise StateError("this is no header of a journal", where=_header_path(path), cure=_OTHER)
+    run = _digest(header)
+    lines, _ = _whole_lines(path, raw, run)
+    entries = (_entry(path, number, line, run) for number, line in enumerate(lines, 1))
+    return header, tuple(trial_from_json(entry) for entry in entries)
+
+
+def _header_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.header.json")
+
+
+def _plain(data: Mapping[str, object]) -> dict[str, Any]:
+    """The same after a round trip through JSON: lists for tuples, text for keys."""
+    plain: dict[str, Any] = json.loads(json.dumps(data))
+    return plain
+
+
+def _digest(header: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _check_header(path: Path, header: Mapping[str, Any]) -> None:
+    """Compare with the header on disk. A missing or damaged one is rewritten if the lines are of this run."""
+    try:
+        found = json.loads(_header_path(path).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return
+    if not isinstance(found, dict) or found == header:
+        return
+    differences = [
+        f"{key} was {_short(found.get(key))} and is {_short(header.get(key))}"
+        for key in sorted({*found, *header})
+        if found.get(key) != header.get(key)
+    ]
+    raise StateError(f"this journal belongs to another run: {'; '.join(differences)}", where=path, cure=_AWAY)
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 48 else f"{text[:45]}..."
+
+
+def _whole_lines(path: Path, raw: bytes, run: str) -> tuple[list[bytes], tuple[str, ...]]:
+    """The lines with their line ends, and a note if the last one was truncated by a kill."""
+    *whole, torn = raw.split(b"\n")
+    lines = [line + b"\n" for line in whole]
+    if not torn:
+        return lines, ()
+    try:
+        _entry(path, len(lines) + 1, torn, run)
+    except StateError:
+        note = (
+            f"{path}: the last {len(torn)} bytes were half a line, from a run that was killed; they were cut"
+        )
+        return lines, (note,)
+    # Only its line end is missing: the trial is complete.
+    return [*lines, torn + b"\n"], (f"{path}: the last line had no end; it was complete and is kept",)
+
+
+def _entry(path: Path, number: int, line: bytes, run: str) -> dict[str, Any]:
+    where = f"{path}:{number}"
+    try:
+        entry = _read(line)
+    except (ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise StateError(
+            f"this line of the journal is damaged ({reason})",
+            where=where,
+            cure=f"delete the line to go on with the others, or {_AWAY}",
+        ) from None
+    if entry.get("run") != run:
+        raise StateError("this line was written by another run", where=where, cure=_AWAY)
+    return entry
+
+
+def _line(entry: Mapping[str, Any]) -> bytes:
+    """An entry with its checksum as the last key, and the line end."""
+    text = json.dumps(entry, separators=(",", ":")).encode()
+    return text[:-1] + b',"sum":"' + _sum(text) + b'"}\n'
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """The inverse of `_line`; raises ``ValueError`` if the line was changed or is not a trial."""
+    found = _SUM.fullmatch(line, max(0, len(line.removesuffix(b"\n")) - _SUM_BYTES))
+    text = line[: found.start()] + b"}" if found else line
+    entry: dict[str, Any] = json.loads(text)
+    trial_from_json(entry)
+    if found is None or found[1] != _sum(text):
+        raise ValueError("its sum does not fit")
+    return entry
+
+
+def _sum(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).hexdigest().encode()
+
+
+def _mend(path: Path, raw: bytes, whole: bytes) -> None:
+    """Create the file, or cut or complete its end. Whole lines are never rewritten."""
+    with path.open("ab") as file:
+        file.truncate(min(len(raw), len(whole)))
+        file.write(whole[len(raw) :])
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _unwritable(path: Path, error: OSError) -> OutputError:
+    return unwritable(
+        "the journal", path, error, "choose another output folder; the trials before it are kept"
+    )

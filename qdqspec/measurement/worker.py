@@ -1,0 +1,297 @@
+"""The worker processes of `qdqspec.measurement.isolate`, which build and run engines.
+
+Started as ``python -m qdqspec.measurement.worker``, in one of two roles. ``zygote``: load the backend's library once, then
+fork a child per engine on request. ``single``: serve one engine in this process, where forking is not possible.
+
+Safety rules: a child ends when its connection ends; the zygote ends when the connection to its parent ends, but kills
+its children and removes the scratch folder first; interrupts of the terminal are ignored here, since the parent handles
+them; nothing is written to the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qdqspec import registry
+from qdqspec.backends.base import Array, Backend, Engine
+from qdqspec.codec import to_data
+from qdqspec.errors import BackendError, QdqspecError
+from qdqspec.measurement._processor import one_processor
+from qdqspec.measurement._records import options_from_json
+from qdqspec.measurement._wire import Header, Stream, WireClosedError, travels
+
+CONTROL_LIMIT = 1 << 16  # bytes of one control message
+_DEATH_SIGNAL_OPTION = 1  # PR_SET_PDEATHSIG of Linux' prctl
+
+Answer = tuple[Header, Mapping[str, Array]]
+
+
+@dataclass
+class Service:
+    """Answers the requests of one connection with one engine."""
+
+    stream: Stream
+    backend: Backend
+    engine: Engine | None = field(default=None, init=False)
+    # context of timed runs
+    where: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
+
+    def serve(self) -> None:
+        """Answer until the other end closes. A failure of the backend is sent as an answer."""
+        while True:
+            try:
+                header, arrays = self.stream.receive()
+                answer, outputs = self._answer(header, arrays)
+                self._send({**answer, "cpu_seconds": time.process_time()}, outputs)
+            except WireClosedError:
+                return
+
+    def _answer(self, header: Header, arrays: Mapping[str, Array]) -> Answer:
+        try:
+            return getattr(self, f"_do_{header['do']}")(header, arrays)  # type: ignore[no-any-return]  # by name
+        except Exception as error:  # noqa: BLE001 - whatever the backend raises belongs to the parent
+            return {"error": error_to_json(error)}, {}
+
+    def _send(self, answer: Header, outputs: Mapping[str, Array]) -> None:
+        try:
+            self.stream.send(answer, outputs)
+        except BackendError as error:  # an output that cannot be transferred
+            self.stream.send({"error": error_to_json(error)})
+
+    def _do_build(self, header: Header, _: Mapping[str, Array]) -> Answer:
+        options = options_from_json(header["options"])
+        self.engine = self.backend.build(Path(header["model"]), options)
+        if options.threads == 1 and self.backend.capabilities(options).one_processor:
+            self.where = one_processor
+        return {"graph_hash": self.engine.graph_hash}, {}
+
+    def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Answer:
+        outputs = self._built().run(arrays)
+        numeric = {name: value for name, value in outputs.items() if travels(value)}
+        if outputs and not numeric:
+            raise BackendError(
+                f"no output is a tensor of numbers ({', '.join(outputs)}), so there is nothing to compare",
+                cure="give the model such an output",
+            )
+        return {}, numeric
+
+    def _do_bind(self, header: Header, arrays: Mapping[str, Array]) -> Answer:
+        self._built().bind(arrays, **_profile(header))
+        return {}, {}
+
+    def _do_time(self, header: Header, _: Mapping[str, Array]) -> Answer:
+        with self.where():
+            samples = self._built().time(header["runs"], header["warmup"], **_profile(header))
+        return {"samples": to_data(samples)}, {}
+
+    def _do_layers(self, header: Header, _: Mapping[str, Array]) -> Answer:
+        with self.where():
+            layers = self._built().layers(header["runs"], **_profile(header))
+        return {"layers": to_data(layers)}, {}
+
+    def _built(self) -> Engine:
+        if self.engine is None:
+            raise BackendError("no engine is built in this process")
+        return self.engine
+
+
+def _profile(header: Header) -> dict[str, int]:
+    """The profile as a keyword argument; omitted for the first, so that backends may lack the parameter."""
+    return {"profile": header["profile"]} if header["profile"] else {}
+
+
+def error_to_json(error: Exception) -> dict[str, Any]:
+    """The content of an exception as JSON."""
+    if isinstance(error, QdqspecError):
+        kind = type(error).__name__
+        return {"kind": kind, "what": error.what, "where": error.where, "cure": error.cure}
+    if isinstance(error, MemoryError):
+        return {"kind": "MemoryError", "what": f"the backend ran out of memory {error}".rstrip()}
+    return {"kind": type(error).__name__, "what": f"the backend failed: {type(error).__name__}: {error}"}
+
+
+def backend_by_name(name: str) -> Backend:
+    """An instance of the backend registered under ``name``."""
+    entry = registry.resolve("backend", name)
+    return entry() if isinstance(entry, type) else entry  # type: ignore[return-value]  # registry knows no kinds
+
+
+# ---- role: zygote -------------------------------------------------------------------------------
+
+
+def run_zygote(control: socket.socket, name: str, scratch: Path) -> None:
+    """Load the backend, report readiness, then fork and end children on request until the parent has ended."""
+    children: set[int] = set()
+    try:
+        backend = backend_by_name(name)
+        backend.probe()  # imports the heavy library
+        # and onnx, with which backends read their optimized models
+        importlib.import_module("qdqspec.graph.model")
+        gc.freeze()  # objects loaded so far stay shared between the children
+        _reply(control, {"number": 0, "threads": _thread_count()})
+        while (request := _request(control)) is not None:
+            answer = _obey(request, control, backend, children)
+            _reply(control, {"number": request["number"], **answer})
+    except (ConnectionError, BrokenPipeError):
+        pass  # the parent has ended: no answer is needed
+    finally:
+        for pid in children:
+            _end(pid)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _request(control: socket.socket) -> Header | None:
+    """The next control message; ``None`` at the end. Descriptors sent with it are under ``fds``."""
+    message, fds, _, _ = socket.recv_fds(control, CONTROL_LIMIT, 1)
+    return {**json.loads(message), "fds": fds} if message else None
+
+
+def _reply(control: socket.socket, answer: Header) -> None:
+    control.send(json.dumps(answer).encode())
+
+
+def _obey(request: Header, control: socket.socket, backend: Backend, children: set[int]) -> Header:
+    if request["do"] == "fork":
+        connection = socket.socket(fileno=request["fds"][0])
+        try:
+            pid = _fork(connection, control, backend, Path(request["folder"]))
+        except OSError as error:
+            return {"error": str(error)}
+        finally:
+            connection.close()
+        children.add(pid)
+        return {"pid": pid}
+    children.discard(request["pid"])
+    return {"status": _end(request["pid"])}
+
+
+def _fork(connection: socket.socket, control: socket.socket, backend: Backend, folder: Path) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        control.close()
+        _die_with_parent(parent)
+        _enter(folder)
+        Service(Stream(connection), backend).serve()
+        code = 0
+    except BaseException:  # noqa: BLE001 - written to the log; the parent gets the exit code
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # do not unwind into the zygote's own loop and clean-up
+
+
+def _end(pid: int) -> int:
+    """Kill a child and return its wait status, which is that of the crash if it had already crashed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    try:
+        return os.waitpid(pid, 0)[1]
+    except ChildProcessError:
+        return 0
+
+
+def _die_with_parent(parent: int) -> None:
+    """Ask Linux to kill this process when the zygote ends for any reason."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL_OPTION, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the request took effect
+            os._exit(1)
+
+
+def _thread_count() -> int:
+    """Threads of this process, including those of native libraries. Forking is safe with one only."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return threading.active_count()
+
+
+# ---- role: single -------------------------------------------------------------------------------
+
+
+def run_single(name: str, port: int, folder: Path) -> None:
+    """Connect to the parent, authenticate with the token from standard input, and serve."""
+    lifeline = os.dup(0)
+    token = os.read(lifeline, 32)
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(token)
+    threading.Thread(target=_exit_at_end_of, args=(lifeline, folder.parent), daemon=True).start()
+    _enter(folder)
+    stream = Stream(connection)
+    try:
+        backend = backend_by_name(name)
+    except QdqspecError as error:
+        stream.receive()
+        stream.send({"error": error_to_json(error)})
+        return
+    Service(stream, backend).serve()
+
+
+def _exit_at_end_of(lifeline: int, scratch: Path) -> None:
+    """End this process when the parent's end of the pipe closes, even during a hanging native call."""
+    os.read(lifeline, 1)
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(1)
+
+
+# ---- both ---------------------------------------------------------------------------------------
+
+
+def _enter(folder: Path) -> None:
+    """Use ``folder`` for temporary files and for all output of Python or native code."""
+    tempfile.tempdir = str(folder)
+    os.environ["TMPDIR"] = str(folder)
+    log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(null)
+
+
+def _become_expendable() -> None:
+    """Disable core files, and raise the OOM score, so that the kernel kills this process before the run."""
+    if sys.platform == "win32":
+        return
+    import resource  # not on Windows
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+
+
+def main(arguments: list[str]) -> None:
+    """``zygote BACKEND FD FOLDER`` or ``single BACKEND PORT FOLDER``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _become_expendable()
+    role, name, number, folder = arguments
+    if role == "zygote":
+        run_zygote(socket.socket(fileno=int(number)), name, Path(folder))
+    else:
+        run_single(name, int(number), Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

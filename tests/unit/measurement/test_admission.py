@@ -1,0 +1,218 @@
+"""Who may win by accuracy: scored once, after the races, and deposed where that is not enough."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from qdqspec.errors import BackendError
+from qdqspec.measurement.admission import Admission
+from qdqspec.measurement.journal import trial_from_json, trial_to_json
+from qdqspec.types import Placement
+
+from .test_bench import QUIET, REFERENCE, Candidate, Lab, MakeLab, make_lab, placement, started
+
+__all__ = ["make_lab"]  # the fixture
+
+LEAST = 0.9
+SQNR = {"reference": 200.0, "good": 30.0, "bad": 20.0, "worse": 16.0, "faster": 28.0}
+SCORES = {"reference": 1.0, "good": 0.95, "bad": 0.5, "worse": 0.4, "faster": 0.92}
+
+
+def admission(scored: list[str] | None = None, **more) -> Admission:
+    """By the names of the candidates; ``scored`` is told whom was asked for."""
+
+    def score(engine) -> float:
+        if scored is not None:
+            scored.append(engine.name)
+        return SCORES[engine.name]
+
+    return Admission(
+        **{
+            "sqnr_db": lambda engine: SQNR[engine.name],
+            "score": score,
+            "least": LEAST,
+            "scores": {REFERENCE.digest: 1.0},
+            **more,
+        }
+    )
+
+
+def lab_of(make: MakeLab, **more: Candidate) -> Lab:
+    speeds = {"good": 0.8, "bad": 0.5, "worse": 0.45, "faster": 0.6}
+    return make(QUIET, **{name: Candidate(scale=scale) for name, scale in speeds.items()}, **more)
+
+
+def test_a_winner_is_scored_once_and_after_its_races(make_lab: MakeLab) -> None:
+    scored: list[str] = []
+    lab = lab_of(make_lab)
+    bench = started(lab, admission=admission(scored))
+    trial = bench.trial(1, placement("good"), "p")
+    assert (trial.incumbent, trial.accuracy, trial.sqnr_db) == (True, 0.95, 30.0)
+    assert trial.race is not None
+    assert trial.race.verdict == "faster"
+    assert scored == ["good"]  # the reference was scored before
+    assert lab.built.count("good") == 2  # as for any winner
+
+
+def test_who_wins_its_races_and_is_not_accurate_enough_does_not_win(make_lab: MakeLab) -> None:
+    lab = lab_of(make_lab)
+    bench = started(lab, admission=admission())
+    trial = bench.trial(1, placement("bad"), "p")
+    assert (trial.ok, trial.incumbent, trial.accuracy) == (True, False, 0.5)
+    assert trial.race is not None
+    assert trial.race.verdict == "faster"
+    assert trial.ratio == pytest.approx(0.5, rel=0.05)
+    assert bench.best == 1.0
+    assert lab.open == []  # its engine is closed, and the reference's is built when it is needed
+    assert bench.trial(2, placement("good"), "p").incumbent
+    assert bench.best == pytest.approx(0.8, rel=0.05)
+
+
+def test_the_one_before_stays_to_be_beaten(make_lab: MakeLab) -> None:
+    bench = started(lab_of(make_lab), admission=admission())
+    bench.trial(1, placement("good"), "p")
+    bench.trial(2, placement("bad"), "p")
+    assert bench.best == pytest.approx(0.8, rel=0.05)
+    assert bench.trial(3, placement("faster"), "p").race.opponent == placement("good").digest
+
+
+def test_losers_are_not_scored(make_lab: MakeLab) -> None:
+    scored: list[str] = []
+    bench = started(
+        lab_of(make_lab, slow=Candidate(scale=2.0)), admission=admission(scored, sqnr_db=lambda _: 9.0)
+    )
+    assert bench.trial(1, placement("slow"), "p").accuracy is None
+    assert scored == []
+
+
+def test_twice_the_noise_of_one_refused_is_neither_raced_nor_scored(make_lab: MakeLab) -> None:
+    scored: list[str] = []
+    bench = started(lab_of(make_lab), admission=admission(scored))
+    bench.trial(1, placement("bad"), "p")
+    trial = bench.trial(2, placement("worse"), "p")
+    assert (trial.race, trial.incumbent, trial.accuracy) == (None, False, None)
+    assert trial.ratio == pytest.approx(0.45, rel=0.05)
+    assert scored == ["bad"]
+
+
+def test_a_score_that_cannot_be_taken_fails_the_trial_and_nobody_is_deposed_for_it(make_lab: MakeLab) -> None:
+    def score(engine) -> float:
+        raise BackendError("metric 'mine' gave nan for this candidate")
+
+    lab = lab_of(make_lab)
+    bench = started(lab, admission=admission(score=score))
+    trial = bench.trial(1, placement("good"), "p")
+    assert (trial.status, trial.error) == ("failed", "metric 'mine' gave nan for this candidate")
+    assert bench.best == 1.0
+    assert lab.open == []
+
+
+def test_the_reference_is_to_beat_whatever_its_score(make_lab: MakeLab) -> None:
+    found = admission(scores={REFERENCE.digest: 0.1})
+    bench = started(lab_of(make_lab), admission=found)
+    assert bench.best == 1.0
+    assert found.bar.lost == []
+
+
+def test_a_smallest_sqnr_holds_beside_a_score(make_lab: MakeLab) -> None:
+    bench = started(lab_of(make_lab), admission=admission(min_sqnr_db=35.0))
+    trial = bench.trial(1, placement("good"), "p")
+    assert (trial.race, trial.incumbent) == (None, False)
+
+
+def test_what_an_earlier_run_scored_is_not_scored_again(make_lab: MakeLab) -> None:
+    first = started(lab_of(make_lab), admission=admission())
+    trials = [first.trial(number, placement(name), "p") for number, name in enumerate(("bad", "good"), 1)]
+    scored: list[str] = []
+    found = admission(scored)
+    bench = started(lab_of(make_lab), admission=found)
+    for trial in trials:
+        bench.recall(trial_from_json(json.loads(json.dumps(trial_to_json(trial)))))
+    assert bench.best == pytest.approx(0.8, rel=0.05)
+    assert found.scores == {
+        REFERENCE.digest: 1.0,
+        placement("bad").digest: 0.5,
+        placement("good").digest: 0.95,
+    }
+    assert found.bar == first_bar(trials)
+    assert [bench.admits(placement(name)) for name in ("good", "bad")] == [True, False]
+    assert scored == []
+
+
+def first_bar(trials):
+    from qdqspec.parity.noise_bar import NoiseBar
+
+    bar = NoiseBar()
+    for trial in trials:
+        bar.learn(trial, LEAST)
+    return bar
+
+
+def test_who_would_be_shipped_is_scored_once(make_lab: MakeLab) -> None:
+    scored: list[str] = []
+    lab = lab_of(make_lab)
+    bench = started(lab, admission=admission(scored))
+    assert bench.admits(placement("good"))
+    assert not bench.admits(placement("bad"))
+    assert bench.admits(placement("good"))
+    assert bench.admits(Placement(sites=frozenset()))
+    assert scored == ["good", "bad"]
+    assert [engine.name for engine in lab.open] == ["reference"]
+
+
+def test_without_a_metric_everyone_is_admitted(make_lab: MakeLab) -> None:
+    lab = lab_of(make_lab)
+    bench = started(lab, admission=admission(score=None, least=None))
+    assert bench.admits(placement("bad"))
+    assert lab.built == ["reference"]
+    assert bench.trial(1, placement("bad"), "p").incumbent
+
+
+def test_the_same_graph_has_the_same_score(make_lab: MakeLab) -> None:
+    lab = lab_of(make_lab, twin=Candidate(scale=0.8, graph="g"))
+    lab.candidates["good"].graph = "g"
+    bench = started(lab, admission=admission(sqnr_db=lambda _: 30.0))
+    bench.trial(1, placement("good"), "p")
+    assert bench.trial(2, placement("twin"), "p").accuracy == 0.95
+
+
+def on_all_data(difference: float, **more) -> Admission:
+    """A limit of 25 dB; all data gives so much more than the few samples."""
+    few = {"reference": 200.0, "good": 27.0, "bad": 24.0, "worse": 16.0, "faster": 26.0}
+    return Admission(
+        **{
+            "sqnr_db": lambda engine: few[engine.name],
+            "min_sqnr_db": 25.0,
+            "all_data": lambda engine: few[engine.name] + difference,
+            "confirms_sqnr": True,
+            **more,
+        }
+    )
+
+
+def test_a_race_winner_below_the_limit_on_all_data_does_not_win(make_lab: MakeLab) -> None:
+    bench = started(lab_of(make_lab), admission=on_all_data(-3.0))
+    trial = bench.trial(1, placement("good"), "p")
+    assert (trial.sqnr_db, trial.all_data_db, trial.incumbent) == (27.0, 24.0, False)
+    assert trial_from_json(json.loads(json.dumps(trial_to_json(trial)))).all_data_db == 24.0
+
+
+def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_limit(
+    make_lab: MakeLab,
+) -> None:
+    accuracy = on_all_data(2.0)
+    bench = started(lab_of(make_lab), admission=accuracy)
+    assert bench.trial(1, placement("bad"), "p").incumbent  # 24 dB on the first samples, 26 on all
+    assert accuracy.bias_db == 2.0
+    assert bench.trial(2, placement("worse"), "p").race is None
+
+
+def test_a_resumed_search_knows_the_difference(make_lab: MakeLab) -> None:
+    bench = started(lab_of(make_lab), admission=on_all_data(-1.0))
+    known = bench.trial(1, placement("good"), "p")
+    accuracy = on_all_data(-1.0)
+    accuracy.recall(known)
+    assert accuracy.bias_db == -1.0
+    assert accuracy.is_known(placement("good"))

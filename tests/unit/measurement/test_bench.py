@@ -1,0 +1,589 @@
+"""Trials on the simulated device: who becomes the incumbent, what a failure costs, what stays open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import Array, BuildOptions
+from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.errors import BackendError, OutputError, PlacementError, QdqspecError
+from qdqspec.measurement.bench import FLOOR_EPS, NOISE_BUILDS, NOISE_ROUNDS, Bench
+from qdqspec.measurement.profiles import Load, Part
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site, Trial
+
+FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
+QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
+REFERENCE = Placement(sites=frozenset())
+
+
+def placement(name: str) -> Placement:
+    """A placement that stands for a model file of that name; its site is never inserted."""
+    return Placement(sites=frozenset({Site(tensor=name, consumers=(Consumer("n", 0),), format="uint8")}))
+
+
+@dataclass
+class Candidate:
+    """How a placement behaves: its speed, whether its graph has a hash of its own, when it fails."""
+
+    scale: float = 1.0
+    graph: str = ""
+    fails: Callable[[str, int], bool] = lambda stage, count: False  # stage, how often it came there
+
+
+@dataclass
+class Lab:
+    """Stands for a backend: builds placements by name, counts builds and what is still open."""
+
+    candidates: dict[str, Candidate]
+    words: Mapping[str, str]
+    device: FakeDevice = field(default_factory=FakeDevice)
+    built: list[str] = field(default_factory=list)
+    fresh: list[bool] = field(default_factory=list)  # of each build
+    open: list[WatchedEngine] = field(default_factory=list)
+    stages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    file: Path = Path()
+
+    def write(self, what: Placement) -> Path:
+        name = next((site.tensor for site in what.sites), "reference")
+        self.reach(name, "write", PlacementError)
+        return Path(name)
+
+    def build(self, model: Path, options: BuildOptions) -> WatchedEngine:
+        name = model.name
+        self.reach(name, "build")
+        words = {**self.words, "fake.scale": str(self.candidates[name].scale)}
+        engine = self.device.build(self.file, BuildOptions(extra=words))
+        self.built.append(name)
+        self.fresh.append(options.fresh)
+        watched = WatchedEngine(self, name, engine)
+        self.open.append(watched)
+        return watched
+
+    def reach(self, name: str, stage: str, error: type[QdqspecError] = BackendError) -> None:
+        self.stages[name, stage] += 1
+        if self.candidates[name].fails(stage, self.stages[name, stage]):
+            raise error(f"{name} fails in {stage}")
+
+
+class WatchedEngine:
+    def __init__(self, lab: Lab, name: str, engine: FakeEngine) -> None:
+        self.lab, self.name, self.engine = lab, name, engine
+        self.graph_hash = lab.candidates[name].graph
+        self.closed = False
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return self.engine.run(feeds)
+
+    def bind(self, feeds: Mapping[str, Array]) -> None:
+        self._reach("bind")
+        self.engine.bind(feeds)
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        self._reach("time")
+        return self.engine.time(runs, warmup)
+
+    def layers(self, runs: int = 12) -> tuple[LayerTime, ...]:
+        self._reach("layers")
+        return self.engine.layers(runs)
+
+    def close(self) -> None:
+        self.closed = True
+        if self in self.lab.open:
+            self.lab.open.remove(self)
+
+    def _reach(self, stage: str) -> None:
+        if self.closed:
+            raise BackendError("the engine is closed")
+        try:
+            self.lab.reach(self.name, stage)
+        except BackendError:
+            self.close()
+            raise
+
+
+MakeLab = Callable[..., Lab]
+
+
+@pytest.fixture
+def make_lab(tmp_path: Path) -> MakeLab:
+    """``make_lab(fast=Candidate(scale=0.8))``: those candidates beside a reference of scale 1."""
+    file = tmp_path / "model.onnx"
+    onnx.save(small_model(), file)
+
+    def make(words: Mapping[str, str] | None = None, **candidates: Candidate) -> Lab:
+        return Lab({"reference": Candidate(), **candidates}, words or {}, file=file)
+
+    return make
+
+
+def bench_of(lab: Lab, seed: int = 0, **more) -> Bench:
+    return Bench(lab, lab.write, FEEDS, clock="cpu", random=np.random.default_rng(seed), **more)
+
+
+def known(what: Placement, ratio: float, **more) -> Trial:
+    """A trial of an earlier run, which won its race."""
+    return Trial(number=0, phase="p", placement=what, ratio=ratio, incumbent=True, **more)
+
+
+def started(lab: Lab, seed: int = 0, **more) -> Bench:
+    bench = bench_of(lab, seed, **more)
+    assert bench.trial(0, REFERENCE, "pure").incumbent
+    return bench
+
+
+def test_the_first_trial_is_the_one_to_beat(make_lab: MakeLab) -> None:
+    bench = bench_of(make_lab())
+    assert bench.best is None
+    trial = bench.trial(0, REFERENCE, "pure", profile=True)
+    assert (trial.ok, trial.incumbent, trial.ratio, trial.race) == (True, True, 1.0, None)
+    assert trial.layers
+    assert trial.samples.wall_ms
+    assert bench.best == 1.0
+
+
+def test_a_faster_one_takes_its_place_and_ratios_chain(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET, fast=Candidate(scale=0.8), faster=Candidate(scale=0.4))
+    bench = started(lab)
+    first, second = (bench.trial(n, placement(name), "p") for n, name in ((1, "fast"), (2, "faster")))
+    assert (first.incumbent, second.incumbent) == (True, True)
+    assert first.ratio == pytest.approx(0.8)
+    assert second.race is not None
+    assert second.race.opponent == placement("fast").digest
+    assert second.race.ratio == pytest.approx(0.5)
+    assert second.ratio == bench.best == pytest.approx(0.4)
+
+
+def test_the_samples_of_both_in_a_race_are_kept_pair_by_pair(make_lab: MakeLab) -> None:
+    """Of both races where it won: who reads the journal can judge them anew."""
+    lab = make_lab(fast=Candidate(scale=0.8), slow=Candidate(scale=0.88))
+    bench = started(lab)
+    for number, name in enumerate(("fast", "slow"), 1):
+        trial = bench.trial(number, placement(name), "pure")
+        assert trial.race is not None
+        assert len(trial.samples.cpu_ms) == len(trial.rival.cpu_ms) == trial.race.pairs
+        ratios = np.log(np.asarray(trial.samples.cpu_ms) / np.asarray(trial.rival.cpu_ms))
+        assert np.exp(np.median(ratios)) == pytest.approx(trial.race.ratio, rel=0.02)
+        assert trial.race.interval is not None
+        assert trial.race.interval.low <= trial.race.ratio <= trial.race.interval.high
+
+
+def test_a_slower_one_is_closed_and_changes_nothing(make_lab: MakeLab) -> None:
+    lab = make_lab(slow=Candidate(scale=1.1))
+    bench = started(lab)
+    trial = bench.trial(1, placement("slow"), "p")
+    assert (trial.ok, trial.incumbent) == (True, False)
+    assert bench.best == 1.0
+    assert [engine.name for engine in lab.open] == ["reference"]
+
+
+def test_profiles_only_where_asked(make_lab: MakeLab) -> None:
+    lab = make_lab(a=Candidate(), b=Candidate())
+    bench = started(lab)
+    assert not bench.trial(1, placement("a"), "p").layers
+    assert bench.trial(2, placement("b"), "p", profile=True).layers
+
+
+def test_a_graph_seen_before_is_not_raced_but_remembered(make_lab: MakeLab) -> None:
+    lab = make_lab(one=Candidate(scale=1.3, graph="g"), two=Candidate(scale=1.3, graph="g"))
+    bench = started(lab)
+    one, two = bench.trial(1, placement("one"), "p"), bench.trial(2, placement("two"), "p")
+    assert two.race is not None
+    assert (two.race.verdict, two.race.pairs) == ("same graph", 0)
+    assert two.race.opponent == placement("one").digest
+    assert (two.ratio, two.samples) == (one.ratio, one.samples)
+    assert len(lab.open) == 1
+
+
+def test_graphs_without_a_hash_are_all_different(make_lab: MakeLab) -> None:
+    bench = started(make_lab(one=Candidate(scale=1.3), two=Candidate(scale=1.3)))
+    for number, name in enumerate(("one", "two"), 1):
+        trial = bench.trial(number, placement(name), "p")
+        assert trial.race is not None
+        assert trial.race.pairs > 0
+
+
+@pytest.mark.parametrize("stage", ["write", "build", "bind", "time", "layers"])
+def test_a_candidate_that_fails_is_a_failed_trial(make_lab: MakeLab, stage: str) -> None:
+    lab = make_lab(bad=Candidate(fails=lambda where, _: where == stage))
+    bench = started(lab)
+    trial = bench.trial(1, placement("bad"), "p", profile=True)
+    assert (trial.status, trial.incumbent, trial.ratio) == ("failed", False, None)
+    assert f"bad fails in {stage}" in (trial.error or "")
+    assert "bad" not in {engine.name for engine in lab.open}
+    assert bench.best == 1.0
+
+
+def test_the_folder_of_the_candidates_is_not_named_in_a_failure(make_lab: MakeLab, tmp_path: Path) -> None:
+    """It is a temporary one, gone when somebody reads the journal."""
+    lab = make_lab(odd=Candidate())
+    candidate, build = tmp_path / "odd.onnx", lab.build
+
+    def refuse(model: Path, options: BuildOptions) -> WatchedEngine:
+        if model.name == "odd":
+            raise BackendError(f"{candidate}: node 'n' is odd", where=candidate)
+        return build(model, options)
+
+    lab.build = refuse  # type: ignore[method-assign]  # one model is refused
+    bench = started(lab, folder=tmp_path)
+    trial = bench.trial(1, placement("odd"), "pure")
+    assert trial.error == "odd.onnx: odd.onnx: node 'n' is odd"
+    measured = bench.compare({"reference": REFERENCE, "tuned": placement("odd")})
+    assert str(tmp_path) not in measured.failures["tuned"]
+
+
+def test_a_failed_build_does_not_cost_a_build_of_the_incumbent(make_lab: MakeLab) -> None:
+    lab = make_lab(bad=Candidate(fails=lambda stage, _: stage == "build"), slow=Candidate(scale=1.5))
+    bench = started(lab)
+    bench.trial(1, placement("bad"), "p")
+    bench.trial(2, placement("slow"), "p")
+    assert lab.built == ["reference", "slow"]
+
+
+def test_a_challenger_that_dies_in_its_race_is_the_one_that_failed(make_lab: MakeLab) -> None:
+    lab = make_lab(
+        bad=Candidate(scale=0.7, fails=lambda stage, count: stage == "time" and count > 3),
+        good=Candidate(scale=0.7),
+    )
+    bench = started(lab)
+    trial = bench.trial(1, placement("bad"), "p")
+    assert trial.error == "bad fails in time"
+    assert bench.trial(2, placement("good"), "p").incumbent
+
+
+def test_an_incumbent_that_dies_in_a_race_is_built_anew_for_the_same_challenger(make_lab: MakeLab) -> None:
+    lab = make_lab(good=Candidate(scale=0.7))
+    bench = started(lab)
+    lab.candidates["reference"].fails = lambda stage, count: stage == "time" and count == 4
+    trial = bench.trial(1, placement("good"), "p")
+    assert trial.ok
+    assert trial.incumbent
+    assert lab.built.count("reference") >= 2
+
+
+def test_an_incumbent_that_cannot_be_built_again_is_named(make_lab: MakeLab) -> None:
+    lab = make_lab(good=Candidate(scale=0.7))
+    bench = bench_of(lab)
+    bench.recall(known(REFERENCE, 1.0))
+    lab.candidates["reference"].fails = lambda stage, _: stage == "build"
+    trial = bench.trial(1, placement("good"), "p")
+    assert trial.error == "reference fails in build"
+    assert not lab.open
+
+
+def test_a_graph_of_an_earlier_run_is_known_too(make_lab: MakeLab) -> None:
+    lab = make_lab(again=Candidate(graph="g"))
+    bench = bench_of(lab)
+    bench.recall(known(REFERENCE, 1.0, graph_hash="g"))
+    trial = bench.trial(1, placement("again"), "p")
+    assert trial.race is not None
+    assert (trial.race.verdict, trial.race.opponent) == ("same graph", REFERENCE.digest)
+    assert lab.built == ["again"]
+
+
+def test_a_recalled_trial_that_nobody_timed_stands_for_no_time(make_lab: MakeLab) -> None:
+    """A block quantized alone to hear its noise may be a candidate later on: a resumed run races it too."""
+    lab = make_lab(new=Candidate(scale=0.5, graph="g"))
+    bench = bench_of(lab)
+    bench.recall(known(REFERENCE, 1.0))
+    bench.recall(replace(known(placement("new"), 1.0, graph_hash="g"), ratio=None, incumbent=False))
+    trial = bench.trial(2, placement("new"), "refine")
+    assert trial.race is not None
+    assert trial.race.verdict == "faster"
+    assert trial.ratio == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_recalled_incumbent_is_built_when_first_needed(make_lab: MakeLab) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5), faster=Candidate(scale=0.3))
+    bench = bench_of(lab)
+    bench.recall(known(REFERENCE, 1.0))
+    bench.recall(known(placement("fast"), 0.5))
+    assert not lab.built
+    trial = bench.trial(2, placement("faster"), "p")
+    assert trial.incumbent
+    assert trial.race is not None
+    assert trial.race.opponent == placement("fast").digest
+    assert trial.ratio == pytest.approx(0.3, rel=0.1)
+
+
+def test_what_is_no_failure_of_the_backend_escapes_and_nothing_stays_open(make_lab: MakeLab) -> None:
+    lab = make_lab(good=Candidate(scale=0.7))
+    bench = started(lab)
+
+    def full(_: object) -> Path:
+        raise OutputError("no space left")
+
+    def interrupt(stage: str, count: int) -> bool:
+        if stage == "time" and count == 2:
+            raise KeyboardInterrupt
+        return False
+
+    bench._write = full
+    with pytest.raises(OutputError):
+        bench.trial(1, placement("good"), "p")
+    bench._write = lab.write
+    lab.candidates["good"].fails = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        bench.trial(1, placement("good"), "p")
+    bench.close()
+    assert not lab.open
+
+
+def test_only_timing_takes_the_device_for_itself(make_lab: MakeLab) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def exclusive():
+        events.append("in")
+        yield
+        events.append("out")
+
+    lab = make_lab(good=Candidate(scale=0.7))
+    plain_build = lab.build
+    lab.build = lambda *a: (events.append("build"), plain_build(*a))[1]  # type: ignore[method-assign]
+    started(lab, exclusive=exclusive)
+    assert events == ["build", "in", "out"]
+
+
+# ---- noise --------------------------------------------------------------------------------------
+
+
+def test_eps_is_twice_the_deviation_between_builds(make_lab: MakeLab) -> None:
+    found = []
+    for seed in range(60):
+        lab = make_lab({"fake.seed": str(seed), "fake.build_noise": "0.02", "fake.run_noise": "0"})
+        bench = bench_of(lab, seed)
+        bench.measure_noise(REFERENCE)
+        found.append(bench.eps)
+        assert not lab.open
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.04, rel=0.25)
+
+
+def test_eps_is_never_below_one_per_cent(make_lab: MakeLab) -> None:
+    bench = bench_of(make_lab(QUIET))
+    samples = bench.measure_noise(REFERENCE)
+    assert bench.eps == FLOOR_EPS
+    assert len(samples.wall_ms) == NOISE_BUILDS * NOISE_ROUNDS // 2
+
+
+@pytest.mark.parametrize(
+    ("run_noise", "fewer"), [(0.001, True), (0.1, False)], ids=["runs agree", "runs differ"]
+)
+def test_rounds_end_when_runs_tell_nothing_more(make_lab: MakeLab, run_noise: float, fewer: bool) -> None:
+    """However much builds differ: further runs of the same builds say nothing of that. A drift is no difference."""
+    words = {"fake.build_noise": "0.02", "fake.run_noise": str(run_noise), "fake.drift": "0.3"}
+    lab = make_lab(words, fast=Candidate(scale=0.5))
+    found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=24)
+    assert found.median_ms("reference") / found.median_ms("tuned") == pytest.approx(found.speedup.median)
+    taken = {len(samples.wall_ms) // found.builds for samples in found.samples.values()}
+    assert taken == {12 if fewer else 24}
+
+
+@pytest.mark.parametrize("stage", ["build", "bind", "time"])
+def test_noise_of_what_does_not_build_again_is_one_error(make_lab: MakeLab, stage: str) -> None:
+    lab = make_lab()
+    lab.candidates["reference"].fails = lambda where, count: where == stage and count == 2
+    with pytest.raises(BackendError, match="not again: reference fails"):
+        bench_of(lab).measure_noise(REFERENCE)
+    assert not lab.open
+
+
+def test_noise_is_known_again_from_its_samples(make_lab: MakeLab) -> None:
+    lab = make_lab({"fake.build_noise": "0.03"})
+    bench, resumed = bench_of(lab), bench_of(lab)
+    resumed.recall_noise(bench.measure_noise(REFERENCE))
+    assert resumed.eps == bench.eps > FLOOR_EPS
+    assert len(lab.built) == NOISE_BUILDS
+
+
+# ---- confirmation -------------------------------------------------------------------------------
+
+
+def roles(**named: str):
+    return {role: REFERENCE if name == "reference" else placement(name) for role, name in named.items()}
+
+
+def test_confirmation_times_fresh_builds_of_every_role(make_lab: MakeLab) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5))
+    found = bench_of(lab).compare(roles(reference="reference", tuned="fast", everything="slow"), rounds=8)
+    assert sorted(lab.built) == ["fast"] * 3 + ["reference"] * 3 + ["slow"] * 3
+    assert not lab.open
+    assert found.builds == 3
+    assert {role: len(s.cpu_ms) for role, s in found.samples.items()} == dict.fromkeys(found.ratios, 24)
+    assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.05)
+    assert found.ratios["tuned"].low < found.ratios["tuned"].median < found.ratios["tuned"].high
+    assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.1)
+    assert found.speedup.median == pytest.approx(2, rel=0.05)
+
+
+def test_what_repeats_a_build_to_see_it_differ_is_built_fresh(make_lab: MakeLab) -> None:
+    """And nothing else: candidates of a search share what builds learn, so that only what differs is told apart."""
+    lab = make_lab(QUIET, fast=Candidate(scale=0.5))
+    bench = started(lab)
+    assert bench.trial(1, placement("fast"), "p").incumbent
+    assert not any(lab.fresh)
+    searched = len(lab.fresh)
+    bench.measure_noise(REFERENCE)
+    bench.compare(roles(reference="reference", tuned="fast"), rounds=2)
+    assert all(lab.fresh[searched:])
+    assert len(lab.fresh) == searched + NOISE_BUILDS + 6
+
+
+def test_equal_placements_share_their_builds(make_lab: MakeLab) -> None:
+    lab = make_lab()
+    found = bench_of(lab).compare(roles(reference="reference", tuned="reference"), rounds=4)
+    assert len(lab.built) == 3
+    assert (found.speedup.low, found.speedup.high) == (1, 1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("stage", ["build", "bind", "time"])
+def test_a_role_that_fails_once_is_left_out(make_lab: MakeLab, stage: str, count: int) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5), bad=Candidate())
+    lab.candidates["bad"].fails = lambda where, nth: where == stage and nth == count
+    named = roles(reference="reference", tuned="fast", everything="bad")
+    found = bench_of(lab).compare(named, rounds=6)
+    assert set(found.samples) == set(found.ratios) == {"reference", "tuned"}
+    assert found.failures == {"everything": f"bad fails in {stage}"}
+    assert not lab.open
+
+
+def test_without_a_tuned_build_there_is_no_speedup(make_lab: MakeLab) -> None:
+    lab = make_lab(bad=Candidate(fails=lambda stage, _: stage == "build"))
+    found = bench_of(lab).compare(roles(reference="reference", tuned="bad"), rounds=4)
+    assert set(found.samples) == {"reference"}
+    assert (found.speedup.low, found.speedup.high) == (1, 1)
+
+
+@pytest.mark.parametrize("stage", ["build", "time"])
+def test_a_reference_that_fails_is_an_error_with_the_reason(make_lab: MakeLab, stage: str) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5))
+    lab.candidates["reference"].fails = lambda where, count: where == stage and count == 3
+    with pytest.raises(BackendError, match=f"again: reference fails in {stage}"):
+        bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    assert not lab.open
+
+
+# ---- false alarms and power of whole trials -----------------------------------------------------
+
+
+def challenges(make_lab: MakeLab, scale: float, seeds: int) -> list[Trial]:
+    """One challenge per simulated device, at the noise of a shared machine, with eps as measured there."""
+    trials = []
+    for seed in range(seeds):
+        lab = make_lab({"fake.seed": str(seed)}, other=Candidate(scale=scale))
+        bench = started(lab, seed)
+        bench.measure_noise(REFERENCE)
+        trials.append(bench.trial(1, placement("other"), "p"))
+        assert len(lab.open) == 1
+    return trials
+
+
+def test_what_is_no_faster_rarely_becomes_the_incumbent(make_lab: MakeLab) -> None:
+    accepted = [trial.incumbent for trial in challenges(make_lab, 1.0, 300)]
+    assert np.mean(accepted) <= 0.06  # 4 in a hundred, over 1,500 seeds; sixteen without the second race
+
+
+def test_what_is_ten_per_cent_faster_nearly_always_does(make_lab: MakeLab) -> None:
+    trials = challenges(make_lab, 0.9, 60)
+    assert np.mean([trial.incumbent for trial in trials]) >= 0.95
+    assert np.mean([trial.ratio for trial in trials]) == pytest.approx(0.9, abs=0.01)
+
+
+# ---- parts of the model ---------------------------------------------------------------------------
+
+PART = ("n1", "n2")
+
+
+def with_parts(lab: Lab) -> Bench:
+    """A bench that writes a part as the candidate called ``part``, or with pairs as the placement's."""
+
+    def extract(what: Placement, nodes: tuple[str, ...]) -> Part:
+        if nodes != PART:
+            raise BackendError("these nodes cannot be built alone")
+        return Part(path=lab.write(what) if what.sites else Path("part"), loads=(Load(feeds=FEEDS),))
+
+    return started(lab, extract=extract)
+
+
+def part_of(bench: Bench, what: Placement, nodes: tuple[str, ...] = PART) -> Trial:
+    return bench.trial(1, what, "isolated", profile=True, subgraph=nodes)
+
+
+def test_a_part_races_the_same_part_in_float(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET, part=Candidate(scale=0.2), half=Candidate(scale=0.1))
+    bench = with_parts(lab)
+    floats, trial = part_of(bench, REFERENCE), part_of(bench, placement("half"))
+    assert (floats.ratio, floats.race, floats.subgraph) == (1.0, None, PART)
+    assert trial.ratio == pytest.approx(0.5)
+    assert trial.race is not None
+    assert trial.race.verdict == "faster"
+    assert trial.layers
+    assert [engine.name for engine in lab.open] == ["reference", "part"]
+    bench.close()
+    assert lab.open == []
+
+
+def test_a_part_never_becomes_the_one_to_beat(make_lab: MakeLab) -> None:
+    bench = with_parts(make_lab(QUIET, part=Candidate(), fast=Candidate(scale=0.1)))
+    assert not part_of(bench, placement("fast")).incumbent
+    assert bench.best == 1.0
+    whole = bench.trial(2, placement("fast"), "pure")
+    assert whole.incumbent
+    assert whole.race is not None
+
+
+def test_the_float_part_is_built_where_a_resumed_run_needs_it(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET, part=Candidate(), fast=Candidate(scale=0.5))
+    bench = with_parts(lab)
+    floats = Trial(number=1, phase="isolated", placement=REFERENCE, ratio=1.0, subgraph=PART)
+    bench.recall(floats)
+    assert part_of(bench, placement("fast")).ratio == pytest.approx(0.5)
+    assert lab.built.count("part") == 1
+
+
+def test_what_cannot_be_cut_out_is_a_failed_trial(make_lab: MakeLab) -> None:
+    lab = make_lab(part=Candidate())
+    trial = part_of(with_parts(lab), REFERENCE, ("elsewhere",))
+    assert not trial.ok
+    assert "alone" in (trial.error or "")
+    assert [engine.name for engine in lab.open] == ["reference"]
+
+
+def test_a_part_that_breaks_in_its_race_leaves_nothing_open(make_lab: MakeLab) -> None:
+    lab = make_lab(part=Candidate(), weak=Candidate(fails=lambda stage, count: stage == "time" and count > 2))
+    bench = with_parts(lab)
+    part_of(bench, REFERENCE)
+    assert not part_of(bench, placement("weak")).ok
+    assert [engine.name for engine in lab.open] == ["reference"]
+    lab.candidates["weak"] = Candidate()
+    assert part_of(bench, placement("weak")).ok
+
+
+# ---- build apart from measure -----------------------------------------------------------------------
+
+
+def test_what_is_built_waits_to_be_measured(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET, fast=Candidate(scale=0.5))
+    bench = started(lab)
+    built = bench.build(1, placement("fast"), "own")
+    assert built.ok
+    assert [engine.name for engine in lab.open] == ["reference", "fast"]
+    assert bench.measure(built).incumbent
+    assert [engine.name for engine in lab.open] == ["fast"]
+
+
+def test_what_did_not_build_measures_as_failed(make_lab: MakeLab) -> None:
+    bench = started(make_lab(bad=Candidate(fails=lambda stage, count: stage == "build")))
+    built = bench.build(1, placement("bad"), "own")
+    assert not built.ok
+    assert bench.measure(built) == built.trial
+    assert not built.trial.ok

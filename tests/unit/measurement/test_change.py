@@ -1,0 +1,163 @@
+"""What changed between two runs: scipy as oracle, coverage by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from qdqspec.measurement.change import (
+    RANK_ALPHA,
+    BuildTimes,
+    builds_of,
+    change_between,
+    mann_whitney_p,
+    ratio_interval,
+    ratio_times,
+    shift_bounds,
+)
+from qdqspec.testing.records import alone_case, faster_case
+from qdqspec.types import Interval, LatencyEvidence, Samples
+
+VALUE = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 3))
+SAMPLE = st.lists(VALUE, min_size=2, max_size=40)
+
+
+def times(
+    seed: int, *, slower: float = 1.0, builds: int = 3, rounds: int = 24, noise: float = 0.012
+) -> BuildTimes:
+    """A run on a machine whose speed swings by a tenth over its rounds."""
+    random = np.random.default_rng(seed)
+    drift = np.exp(0.1 * np.sin(np.linspace(0, 6, rounds) + random.uniform(0, 6)))
+
+    def role(level: float) -> tuple[tuple[float, ...], ...]:
+        return tuple(
+            tuple(
+                level
+                * np.exp(noise * random.standard_normal())
+                * drift
+                * np.exp(0.03 * random.standard_normal(rounds))
+            )
+            for _ in range(builds)
+        )
+
+    return BuildTimes(tuned=role(0.6 * slower), reference=role(1.0))
+
+
+@given(SAMPLE, SAMPLE)
+def test_the_p_value_is_scipys(ours: list[float], theirs: list[float]) -> None:
+    assume(len({*ours, *theirs}) > 1)
+    expected = scipy.stats.mannwhitneyu(ours, theirs, method="asymptotic").pvalue
+    assert mann_whitney_p(ours, theirs) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_equal_samples_prove_nothing() -> None:
+    assert mann_whitney_p([1.0, 1.0], [1.0, 1.0, 1.0]) == 1.0
+
+
+@given(st.integers(0, 10_000), st.integers(6, 60), st.integers(6, 60))
+def test_shifts_outside_the_bounds_are_what_scipy_rejects(seed: int, many: int, others: int) -> None:
+    random = np.random.default_rng(seed)
+    ours, theirs = random.normal(1, 1, many), random.normal(0, 1, others)
+    bounds = shift_bounds(ours, theirs)
+
+    def rejected(shift: float, side: str) -> bool:
+        # Without ties, scipy's approximation is the one that the bounds are made of.
+        found = scipy.stats.mannwhitneyu(ours - shift, theirs, method="asymptotic", alternative=side)
+        return bool(found.pvalue <= RANK_ALPHA)
+
+    step = 1e-9
+    assert rejected(bounds.low - step, "greater")
+    assert not rejected(bounds.low + step, "greater")
+    assert rejected(bounds.high + step, "less")
+    assert not rejected(bounds.high - step, "less")
+    assert bounds.low < bounds.median < bounds.high
+
+
+def test_too_few_to_reject_anything_have_no_bounds() -> None:
+    assert shift_bounds([1.0, 2.0], [0.0, 0.1]).low == -math.inf
+    assert shift_bounds([1.0, 2.0], [0.0, 0.1]).high == math.inf
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (3, 6), (9, 4)])
+def test_the_interval_over_builds_is_welchs(counts: tuple[int, int]) -> None:
+    """Builds of constant times: their levels are the times, and scipy knows the rest."""
+    random = np.random.default_rng(sum(counts))
+    now, before = (np.exp(random.normal(0, 0.1, count)) for count in counts)
+    runs = [BuildTimes(tuned=tuple((value,) * 5 for value in builds)) for builds in (now, before)]
+    found = change_between(*runs).builds
+    expected = scipy.stats.ttest_ind(np.log(now), np.log(before), equal_var=False)
+    whole = scipy.stats.t.ppf(0.975, math.floor(expected.df)) / scipy.stats.t.ppf(0.975, expected.df)
+    bounds = expected.confidence_interval(0.95)
+    half = (bounds.high - bounds.low) / 2 * whole  # whole degrees of freedom, rounded down
+    assert math.log(found.high / found.low) / 2 == pytest.approx(half, rel=1e-6)
+    assert math.log(found.median) == pytest.approx(np.log(now).mean() - np.log(before).mean())
+
+
+def test_drift_within_a_run_goes_out_of_a_ratio() -> None:
+    swings = 1 + 0.5 * np.sin(np.arange(24))
+    quiet = [BuildTimes(tuned=((0.6,) * 24,) * 2, reference=((1.0,) * 24,) * 2)]
+    swinging = BuildTimes(tuned=(tuple(0.6 * swings),) * 2, reference=(tuple(swings),) * 2)
+    found = change_between(swinging, quiet[0])
+    assert found.builds.median == pytest.approx(1)
+    assert found.ranks.median == pytest.approx(1)
+    assert ratio_interval(swinging).median == pytest.approx(0.6)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    covered = 0
+    for seed in range(300):
+        found = change_between(times(2 * seed, slower=1.07), times(2 * seed + 1, builds=6)).builds
+        covered += found.low <= 1.07 <= found.high
+    assert 0.92 <= covered / 300 <= 0.985
+
+
+def test_a_single_build_is_not_trusted() -> None:
+    """Nothing is known of how much builds differ, so as much is assumed as was ever seen."""
+    alone = BuildTimes(tuned=((1.0, 1.01, 1.02, 1.01, 1.0, 1.02),))
+    slower = BuildTimes(tuned=((1.05, 1.06, 1.07, 1.06, 1.05, 1.07),))
+    found = change_between(slower, alone)
+    assert found.p_value < 0.02
+    assert found.builds.low < 1 < found.builds.high
+
+
+def test_a_reference_that_is_shipped_has_ratio_one_exactly() -> None:
+    latency = alone_case().evidence.latency
+    assert latency is not None
+    same = ratio_times(latency)
+    assert same.alone
+    assert ratio_interval(same).low == ratio_interval(same).high == 1
+    assert change_between(same, same).builds.high == 1
+    assert change_between(same, times(1)).builds.low > 1.5
+
+
+def test_samples_come_apart_as_they_were_joined() -> None:
+    samples = Samples(wall_ms=(1, 2, 3, 4, 5, 6), cpu_ms=(6, 5, 4, 3, 2, 1))
+    assert builds_of(samples, "wall", 3) == ((1, 2), (3, 4), (5, 6))
+    assert builds_of(samples, "cpu", 2) == ((6, 5, 4), (3, 2, 1))
+    assert builds_of(samples, "wall", 4) == ((1, 2, 3, 4, 5, 6),)
+    assert builds_of(Samples(), "wall", 3) == ()
+    latency = faster_case().evidence.latency
+    assert latency is not None
+    assert len(ratio_times(latency).tuned) == latency.builds
+
+
+def test_a_ratio_is_between_both_conditions_where_both_were_taken() -> None:
+    def both(steady: float, first: float) -> Samples:
+        return Samples(wall_ms=(steady,) * 4, first=Samples(wall_ms=(first,) * 4))
+
+    latency = LatencyEvidence(
+        clock="wall",
+        samples={"tuned": both(2.0, 4.5), "reference": both(4.0, 9.0)},
+        ratios={},
+        speedup=Interval(median=2, low=2, high=2),
+        builds=2,
+    )
+    found = ratio_times(latency)
+    assert found.tuned == ((3.0, 3.0), (3.0, 3.0))
+    assert found.reference == ((6.0, 6.0), (6.0, 6.0))
+    assert ratio_times(latency, in_a_row=True).tuned == ((2.0, 2.0), (2.0, 2.0))

@@ -1,0 +1,345 @@
+"""Engines in child processes: same answers as in this one, and no fault of theirs reaches us."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeDevice
+from qdqspec.errors import BackendError, OutputError
+from qdqspec.measurement._processes import can_fork
+from qdqspec.measurement.isolate import Isolated, IsolatedEngine
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+LAUNCHERS = [pytest.param(True, marks=pytest.mark.skipif(not can_fork(), reason="no safe fork here")), False]
+
+
+@pytest.fixture(scope="module", params=LAUNCHERS, ids=["zygote", "interpreter"])
+def fake(request: pytest.FixtureRequest) -> Iterator[Isolated]:
+    with Isolated("fake", fork=request.param, build_timeout=60, call_timeout=60) as backend:
+        yield backend
+
+
+@pytest.fixture
+def model(models: Path) -> Path:
+    return models / "digits_resnet.onnx"
+
+
+@pytest.fixture
+def feeds() -> dict[str, np.ndarray]:
+    return {"input": np.linspace(0, 1, 256, dtype=np.float32).reshape(1, 1, 16, 16)}
+
+
+def build(backend: Isolated, model: Path, **extra: str) -> IsolatedEngine:
+    return backend.build(model, BuildOptions(extra={f"fake.{key}": value for key, value in extra.items()}))
+
+
+def test_an_isolated_engine_answers_as_the_engine_itself(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    serial = fake._builds
+    inside = FakeDevice().build(model, BuildOptions(serial=serial))
+    outside = build(fake, model)
+    for engine in (inside, outside):
+        engine.bind(feeds)
+    assert outside.graph_hash == inside.graph_hash
+    assert outside.time(5, warmup=1) == inside.time(5, warmup=1)
+    assert outside.layers() == inside.layers()
+    outputs, expected = outside.run(feeds), inside.run(feeds)
+    assert outputs.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(outputs[name], value)
+    outside.close()
+
+
+def test_builds_of_one_model_differ_as_on_a_real_machine(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    levels = set()
+    for _ in range(2):
+        engine = build(fake, model, run_noise="0", wall_noise="0")
+        engine.bind(feeds)
+        levels.add(engine.time(1).cpu_ms[0])
+        engine.close()
+    assert len(levels) == 2
+
+
+def test_a_segmentation_fault_is_told_with_signal_and_last_words(fake: Isolated, model: Path) -> None:
+    with pytest.raises(BackendError) as caught:
+        build(fake, model, crash="build")
+    assert "SIGSEGV during 'build'" in str(caught.value)
+    assert "simulated device: about to crash" in str(caught.value)
+    assert str(model) in str(caught.value)
+
+
+def test_a_crash_leaves_the_other_engines_running(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    incumbent, challenger = build(fake, model), build(fake, model, crash="time")
+    for engine in (incumbent, challenger):
+        engine.bind(feeds)
+    with pytest.raises(BackendError, match="SIGSEGV"):
+        challenger.time(1)
+    assert len(incumbent.time(3).wall_ms) == 3
+    incumbent.close()
+
+
+def test_a_hang_ends_after_the_time_limit(model: Path, feeds: dict[str, np.ndarray]) -> None:
+    with Isolated("fake", call_timeout=0.2) as backend:
+        engine = build(backend, model, hang="run")
+        with pytest.raises(BackendError, match=r"no answer to 'run' for 0\.2 s"):
+            engine.run(feeds)
+
+
+def test_a_build_has_a_time_limit_of_its_own(model: Path) -> None:
+    with (
+        Isolated("fake", build_timeout=0.3) as backend,
+        pytest.raises(BackendError, match=r"'build' for 0\.3 s"),
+    ):
+        build(backend, model, hang="build")
+
+
+def test_many_slow_runs_in_one_call_are_no_hang(model: Path, feeds: dict[str, np.ndarray]) -> None:
+    with Isolated("fake", call_timeout=30) as backend:
+        engine = build(backend, model, scale="1e6", wall_noise="0", run_noise="0")  # minutes a run, as told
+        engine.bind(feeds)
+        slow = engine.time(1).wall_ms[0] / 1e3
+        assert slow > 30
+        assert engine._patience(10) > 10 * slow
+
+
+def test_an_exception_in_the_backend_comes_back_as_its_message(fake: Isolated, model: Path) -> None:
+    with pytest.raises(BackendError, match=r"RuntimeError: simulated failure in build"):
+        build(fake, model, **{"raise": "build"})
+
+
+def test_a_refusal_keeps_its_reason_and_file(fake: Isolated, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="no such model file") as caught:
+        build(fake, tmp_path / "absent.onnx")
+    assert caught.value.where == str(tmp_path / "absent.onnx")
+    assert caught.value.cure == "check the path in the spec"
+
+
+@needs_proc
+def test_running_out_of_memory_is_said(fake: Isolated, model: Path) -> None:
+    with pytest.raises(BackendError, match="out of memory"):
+        build(fake, model, oom="build")
+
+
+def test_after_a_failure_the_engine_stays_closed(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    engine = build(fake, model)
+    with pytest.raises(BackendError, match="bind"):
+        engine.time(1)
+    with pytest.raises(BackendError, match="the engine is closed"):
+        engine.bind(feeds)
+    engine.close()
+
+
+def test_text_tensors_are_refused_before_they_travel(fake: Isolated, model: Path) -> None:
+    engine = build(fake, model)
+    with pytest.raises(BackendError, match="'input' holds str"):
+        engine.bind({"input": np.array(["a", "b"])})
+
+
+def test_what_a_child_prints_stays_in_its_log(
+    model: Path, feeds: dict[str, np.ndarray], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Isolated("fake") as backend:
+        engine = build(backend, model, crash="run")
+        assert engine.log() == ""
+        with pytest.raises(BackendError):
+            engine.run(feeds)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_is_left_in_the_temporary_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for fork in (can_fork(), False):
+        with Isolated("fake", fork=fork) as backend:
+            engine = build(backend, model)
+            assert engine.graph_hash
+            assert any(file.is_file() for file in tmp_path.rglob("*"))
+        assert not any(file.is_file() for file in tmp_path.rglob("*"))
+
+
+def test_a_killed_zygote_is_replaced(model: Path) -> None:
+    with Isolated("fake") as backend:
+        build(backend, model).close()
+        launcher = backend._launcher
+        assert launcher is not None
+        if hasattr(launcher, "_process"):
+            launcher._process.kill()
+            launcher._process.wait()
+        build(backend, model).close()
+
+
+def test_an_interrupt_closes_the_engine(
+    model: Path, feeds: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(timeout: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    with Isolated("fake") as backend:
+        engine = build(backend, model)
+        monkeypatch.setattr(engine._child.stream, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.bind(feeds)
+        with pytest.raises(BackendError, match="closed"):
+            engine.bind(feeds)
+
+
+@pytest.mark.skipif(not can_fork(), reason="no safe fork here")
+def test_an_interrupted_request_does_not_confuse_the_next(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may strike between a request to the zygote and its answer, which then waits on the line."""
+    with Isolated("fake") as backend:
+        first = build(backend, model)
+        launcher = backend._launcher
+
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(launcher, "_receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            build(backend, model)
+        monkeypatch.undo()
+        first.close()
+        assert build(backend, model).graph_hash
+
+
+def test_a_child_that_cannot_start_is_noticed_at_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    for fork in {can_fork(), False}:
+        with (
+            Isolated("fake", fork=fork) as backend,
+            pytest.raises(BackendError, match=r"ended early|did not start"),
+        ):
+            build(backend, model)
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from qdqspec.backends.base import BuildOptions
+from qdqspec.measurement.isolate import Isolated
+backend = Isolated("fake", fork=sys.argv[2] == "True")
+engine = backend.build(Path(sys.argv[1]), BuildOptions())
+hanging = backend.build(Path(sys.argv[1]), BuildOptions(extra={"fake.hang": "bind"}))
+print(backend._launcher._scratch, flush=True)
+hanging.bind({})
+"""
+
+
+@needs_proc
+@pytest.mark.parametrize("fork", [True, False])
+def test_children_die_with_a_killed_parent(model: Path, fork: bool) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(model), str(fork)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    scratch = Path(parent.stdout.readline().strip())
+    assert scratch.is_dir()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    _wait_until(lambda: not _processes_with(scratch.name), "children outlived their parent")
+    _wait_until(lambda: not scratch.exists(), "the scratch folder outlived its run")
+
+
+@needs_proc
+def test_children_die_with_a_killed_zygote(model: Path) -> None:
+    with Isolated("fake") as backend:
+        engine = build(backend, model)
+        launcher = backend._launcher
+        assert launcher is not None
+        scratch = launcher._scratch.name
+        assert len(_processes_with(scratch)) == 2
+        os.kill(launcher._process.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        launcher._process.wait()  # type: ignore[union-attr]
+        _wait_until(lambda: not _processes_with(scratch), "children outlived the zygote")
+        with pytest.raises(BackendError, match="engine's process"):
+            engine.layers()
+
+
+@needs_proc
+@pytest.mark.parametrize("name", ["fake", "onnxruntime"])
+def test_loading_a_backend_starts_no_threads(name: str) -> None:
+    """Forking is safe with one thread only; the launcher checks, and falls back to the slow way."""
+    from qdqspec.measurement._processes import Zygote
+
+    Zygote(name).close()
+
+
+def test_onnx_runtime_runs_isolated(models: Path, feeds: dict[str, np.ndarray], model: Path) -> None:
+    with Isolated("onnxruntime") as backend:
+        first, second = (backend.build(model, BuildOptions()) for _ in range(2))
+        for engine in (first, second):
+            engine.bind(feeds)
+        assert first.graph_hash == second.graph_hash
+        assert len((first.time(2) + second.time(3)).cpu_ms) == 5
+        np.testing.assert_array_equal(first.run(feeds)["logits"], second.run(feeds)["logits"])
+
+
+def _processes_with(word: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                word in (folder / "cmdline").read_text()
+                and "State:\tZ" not in (folder / "status").read_text()
+            ):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def _wait_until(true: object, otherwise: str) -> None:
+    deadline = time.monotonic() + 20
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
+def test_what_engines_use_of_the_processor_is_added_up_by_request(
+    fake: Isolated, model: Path, feeds: dict[str, np.ndarray]
+) -> None:
+    before = fake.cpu_seconds.copy()
+    for _ in range(2):
+        engine = build(fake, model)
+        engine.bind(feeds)
+        engine.run(feeds)
+        engine.close()
+    spent = fake.cpu_seconds - before
+    assert spent["build"] > 0
+    assert spent["run"] > 0
+    assert not spent["layers"]
+
+
+def test_a_full_disk_is_not_held_against_a_candidate(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runtimes do not say that the disk is full: they write half a profile, and fail to read it."""
+    words = BuildOptions(extra={"fake.raise": "build"})
+    with Isolated("fake") as backend:
+        with pytest.raises(BackendError, match="simulated failure in build"):
+            backend.build(model, words)
+        usage = shutil.disk_usage(model)._replace(free=3 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+        with pytest.raises(OutputError, match=r"3\.0 MiB are left .* simulated failure in build") as caught:
+            backend.build(model, words)
+        assert "free some space or set TMPDIR" in str(caught.value)

@@ -1,0 +1,148 @@
+"""What a person meets who resumes a search: the journal's file, its refusals and their words."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from qdqspec.errors import OutputError, StateError
+from qdqspec.measurement.journal import Journal
+from qdqspec.types import Consumer, Placement, Samples, Site, Trial
+
+HEADER = {"model": "ab12", "device": "some-cpu", "backend": "onnxruntime", "seed": 0}
+SITE = Site(tensor="x", consumers=(Consumer("conv", 0),), format="int8")
+TRIAL = Trial(
+    number=0, phase="pure", placement=Placement(sites=frozenset({SITE})), samples=Samples(wall_ms=(1.5, 1.25))
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "trials.jsonl"
+
+
+def write(path: Path, count: int) -> None:
+    with Journal.open(path, HEADER) as journal:
+        for _ in range(count):
+            journal.append(TRIAL)
+
+
+def test_every_line_is_an_object_with_the_promised_keys(path: Path) -> None:
+    write(path, 2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 2
+    promised = {"trial", "phase", "placement", "status", "error", "samples", "build_seconds"}
+    assert all(promised <= line.keys() for line in lines)
+    assert lines[0]["placement"] == TRIAL.placement.digest
+
+
+def test_a_trial_is_in_the_file_as_soon_as_it_is_appended(path: Path) -> None:
+    with Journal.open(path, HEADER) as journal:
+        journal.append(TRIAL, eps=0.02)
+        assert json.loads(path.read_text())["eps"] == 0.02
+        assert journal.entries()[0]["eps"] == 0.02
+
+
+def test_an_empty_journal_is_begun_with_its_header(path: Path) -> None:
+    with Journal.open(path, HEADER) as journal:
+        assert journal.trials() == ()
+    assert path.read_bytes() == b""
+    header = json.loads((path.parent / "trials.header.json").read_text())
+    assert header == {"schema_version": 3, **HEADER}
+
+
+def test_a_journal_of_another_device_is_refused_with_what_differs(path: Path) -> None:
+    write(path, 1)
+    whole = path.read_bytes()
+    with pytest.raises(StateError, match="device was some-cpu and is other-cpu") as caught:
+        Journal.open(path, {**HEADER, "device": "other-cpu"})
+    assert "another output folder" in str(caught.value)
+    assert path.read_bytes() == whole
+
+
+def test_lines_of_another_run_are_found_without_the_header_file(path: Path) -> None:
+    write(path, 1)
+    (path.parent / "trials.header.json").unlink()
+    with pytest.raises(StateError, match=r"jsonl:1: this line was written by another run"):
+        Journal.open(path, {**HEADER, "seed": 1})
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"{", b"[1]"])
+def test_a_lost_header_file_is_made_anew(path: Path, damage: bytes | None) -> None:
+    write(path, 1)
+    header = path.parent / "trials.header.json"
+    whole = header.read_bytes()
+    header.unlink() if damage is None else header.write_bytes(damage)
+    with Journal.open(path, HEADER) as journal:
+        assert journal.trials() == (TRIAL,)
+    assert header.read_bytes() == whole
+
+
+def test_a_damaged_line_in_the_middle_is_named_and_nothing_is_touched(path: Path) -> None:
+    write(path, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"phase"', b'"phrase"')
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(StateError, match=r"jsonl:2: this line of the journal is damaged .*phase"):
+        Journal.open(path, HEADER)
+    assert path.read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("placement", "0123456789abcdef"),
+        ("status", "perhaps"),
+        ("trial", True),
+        ("build_seconds", "long"),
+        ("error", 3),
+        ("samples", {"wall_ms": ["x"], "cpu_ms": []}),
+        ("layers", [{"name": "conv"}]),
+        ("race", {"verdict": "won"}),
+    ],
+)
+def test_a_line_that_is_json_but_no_trial_is_damaged_too(path: Path, key: str, value: object) -> None:
+    write(path, 2)
+    first, second = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), key: value}), second, ""]))
+    with pytest.raises(StateError, match=r"jsonl:1: this line of the journal is damaged"):
+        Journal.open(path, HEADER)
+
+
+def test_half_a_line_is_cut_off_and_said(path: Path) -> None:
+    write(path, 2)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    with Journal.open(path, HEADER) as journal:
+        assert journal.trials() == (TRIAL,)
+        assert "were half a line, from a run that was killed" in journal.notes[0]
+    assert path.read_bytes() == whole[: len(whole) // 2]
+
+
+def test_a_full_disk_leaves_whole_lines_only(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(path, 1)
+    whole = path.read_bytes()
+    real = os.write
+
+    def half_then_full(file: int, data: memoryview) -> int:
+        if len(data) < len(whole):
+            raise OSError(28, "No space left on device")
+        return real(file, data[: len(data) // 2])
+
+    with Journal.open(path, HEADER) as journal:
+        monkeypatch.setattr(os, "write", half_then_full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            journal.append(TRIAL)
+        monkeypatch.undo()
+        assert path.read_bytes() == whole
+        journal.append(TRIAL)
+        assert len(journal.trials()) == 2
+
+
+def test_a_folder_that_is_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        Journal.open(tmp_path / "run" / "trials.jsonl", HEADER)

@@ -1,0 +1,172 @@
+"""Two runs in one folder, and two timings on one device, stay apart."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from qdqspec.errors import OutputError, StateError
+from qdqspec.measurement import lock
+from qdqspec.measurement.lock import DeviceLock, RunLock
+
+HOLDER = """
+import sys
+from pathlib import Path
+from qdqspec.measurement.lock import RunLock
+with RunLock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+DEVICE_HOLDER = HOLDER.replace(
+    "RunLock(Path(sys.argv[1]))", "DeviceLock('a cpu', folder=Path(sys.argv[1]))"
+).replace("import RunLock", "import DeviceLock")
+
+
+@pytest.fixture(autouse=True)
+def no_wait_was_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "_REPORTED", {})
+    monkeypatch.delenv("PYTEST_XDIST_TESTRUNUID", raising=False)  # workers of one test run wait in silence
+
+
+@contextmanager
+def held_elsewhere(program: str, *arguments: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds a lock until its input ends."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        yield holder
+        holder.kill()
+
+
+def end_of(holder: subprocess.Popen[str], reports: list[str]) -> Callable[[str], None]:
+    """Take a report, and end the process that is waited for."""
+
+    def report(text: str) -> None:
+        reports.append(text)
+        holder.kill()
+
+    return report
+
+
+def test_a_second_run_waits_and_reports_for_which_process(tmp_path: Path) -> None:
+    reports: list[str] = []
+    with (
+        held_elsewhere(HOLDER, tmp_path) as holder,
+        RunLock(tmp_path, end_of(holder, reports)),  # a killed run holds nothing
+    ):
+        pass
+    assert len(reports) == 1
+    pattern = (
+        rf"waits for the run that writes to {tmp_path} \(process {holder.pid}, since 20\d\d-\S+ \d+:\d+:\d+\)"
+    )
+    assert re.fullmatch(pattern, reports[0])
+
+
+def test_a_wait_for_a_device_is_reported(tmp_path: Path) -> None:
+    reports: list[str] = []
+    waits: list[float] = []
+    with held_elsewhere(DEVICE_HOLDER, tmp_path) as holder:
+        own = DeviceLock("a cpu", folder=tmp_path, report=end_of(holder, reports), waited=waits.append)
+        with own, own:
+            pass
+    assert len(reports) == 1
+    first, second = waits
+    assert first >= 0.5 > second
+    assert reports[0].startswith(
+        f"waits for a measurement of another run on a cpu (process {holder.pid}, since "
+    )
+
+
+def test_workers_of_one_test_run_wait_in_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_XDIST_TESTRUNUID", "one")
+    with held_elsewhere(HOLDER, tmp_path) as holder:
+        reports: list[str] = []
+        ends = threading.Timer(1.0, holder.kill)
+        ends.start()
+        with RunLock(tmp_path, reports.append):
+            pass
+        ends.join()
+    assert reports == []
+
+
+@pytest.mark.parametrize("note", ["", "{}", "[1]", '{"pid": "x", "since": 3}', "[" * 9000])
+def test_a_damaged_note_is_another_process(tmp_path: Path, note: str) -> None:
+    reports: list[str] = []
+    with held_elsewhere(HOLDER, tmp_path) as holder:
+        (tmp_path / ".lock.owner").write_text(note)
+        with RunLock(tmp_path, end_of(holder, reports)):
+            pass
+    assert reports == [f"waits for the run that writes to {tmp_path} (another process)"]
+
+
+def test_without_a_display_a_wait_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with held_elsewhere(HOLDER, tmp_path) as holder:
+        ends = threading.Timer(1.0, holder.kill)
+        ends.start()
+        with RunLock(tmp_path):
+            pass
+        ends.join()
+    assert f"process {holder.pid}" in caplog.text
+
+
+def test_a_process_never_waits_for_itself(tmp_path: Path) -> None:
+    with RunLock(tmp_path / "new"), pytest.raises(StateError, match=f"process {os.getpid()}"):
+        RunLock(tmp_path / "new").__enter__()
+    with RunLock(tmp_path / "new"):
+        pass
+
+
+def test_the_lock_of_a_device_lies_in_the_users_own_folder() -> None:
+    with DeviceLock("a cpu") as held:
+        assert str(os.getuid()) in held._lock.path.parent.parent.name
+        assert held._lock.path.parent.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_that_cannot_be_made_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        RunLock(tmp_path / "file" / "run").__enter__()
+
+
+def test_a_device_lock_that_cannot_be_taken_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "a-cpu.lock").mkdir()
+    with pytest.raises(OutputError, match="cannot be taken") as caught:
+        DeviceLock("a cpu", folder=tmp_path).__enter__()
+    assert "TMPDIR" in (caught.value.cure or "")
+
+
+def test_timed_sections_on_one_device_follow_each_other(tmp_path: Path) -> None:
+    order: list[str] = []
+    second = threading.Thread(target=lambda: _enter(tmp_path, "a cpu", order))
+    with DeviceLock("a cpu", folder=tmp_path), DeviceLock("another cpu", folder=tmp_path):
+        second.start()
+        second.join(0.2)
+        order.append("first")
+    second.join(20)
+    assert order == ["first", "second"]
+
+
+def test_a_timed_section_may_stand_in_itself(tmp_path: Path) -> None:
+    lock = DeviceLock("Some CPU / int8: VNNI", folder=tmp_path)
+    with lock, lock:
+        assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"Some-CPU-int8-VNNI"}
+
+
+def _enter(folder: Path, key: str, order: list[str]) -> None:
+    with DeviceLock(key, folder=folder):
+        order.append("second")

@@ -1,0 +1,144 @@
+"""What the system tells of memory, and whether more engines fit in what is left."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.errors import BackendError
+from qdqspec.measurement.isolate import Isolated
+from qdqspec.measurement.memory import bytes_left, has_memory, is_memory_error
+from qdqspec.measurement.profiles import AllProfiles
+from qdqspec.testing.backends import small_model
+
+MEBI = 2**20
+
+
+@dataclass
+class Process:
+    pid: int
+    graph_hash: str = ""
+
+
+@dataclass
+class Machine:
+    """Files as Linux has them."""
+
+    proc: Path
+    groups: Path
+
+    def write(self, path: str, text: str) -> None:
+        file = self.proc.parent / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="ascii")
+
+    def engine(self, pid: int, *, holds: int, peak: int) -> Process:
+        self.write(
+            f"proc/{pid}/status",
+            f"Name:\tpython 3\nVmHWM:\t {peak * 1024} kB\nVmRSS:\t 9 kB\nRssAnon:\t {holds * 1024} kB\n",
+        )
+        return Process(pid)
+
+    def left(self) -> float | None:
+        left = bytes_left(self.proc, self.groups)
+        return None if left is None else left / MEBI
+
+    def fits(self, more: int, *engines: Process) -> bool:
+        return has_memory(cast("tuple[Engine, ...]", engines), more, proc=self.proc, groups=self.groups)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    found = Machine(tmp_path / "proc", tmp_path / "groups")
+    found.write("proc/meminfo", f"MemTotal: 99999999 kB\nMemAvailable: {8000 * 1024} kB\nHugePages_Free: 0\n")
+    return found
+
+
+def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
+    assert Machine(tmp_path / "proc", tmp_path / "groups").left() is None
+
+
+def test_without_limits_it_is_what_the_machine_has(machine: Machine) -> None:
+    assert machine.left() == 8000
+    machine.write("proc/self/cgroup", "4:memory:/\n0::/\n")
+    machine.write("groups/memory/memory.limit_in_bytes", "9223372036854771712\n")
+    machine.write("groups/memory/memory.usage_in_bytes", "100\n")
+    machine.write("groups/memory.max", "max\n")
+    machine.write("groups/memory.current", "100\n")
+    assert machine.left() == 8000
+
+
+@pytest.mark.parametrize("folder", ["", "user/", "user/job/"], ids=["of all", "around", "own"])
+def test_the_nearest_limit_of_all_groups_counts(machine: Machine, folder: str) -> None:
+    machine.write("proc/self/cgroup", "0::/user/job\n")
+    machine.write(f"groups/{folder}memory.max", f"{5000 * MEBI}\n")
+    machine.write(f"groups/{folder}memory.current", f"{4000 * MEBI}\n")
+    assert machine.left() == 1000
+    machine.write(f"groups/{folder}memory.stat", f"anon 5\nfile 7\ninactive_file {300 * MEBI}\n")
+    assert machine.left() == 1300
+
+
+def test_groups_of_the_first_version(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "9:cpu,cpuacct:/elsewhere\n4:memory:/a/b\n")
+    machine.write("groups/memory/a/memory.limit_in_bytes", f"{5000 * MEBI}\n")
+    machine.write("groups/memory/a/memory.usage_in_bytes", f"{4500 * MEBI}\n")
+    machine.write("groups/memory/a/memory.stat", f"inactive_file 1\ntotal_inactive_file {200 * MEBI}\n")
+    assert machine.left() == 700
+
+
+def test_so_many_more_of_the_largest_must_fit(machine: Machine) -> None:
+    """Each keeps what it holds once it is built; one at a time takes what building takes. A tenth stays free."""
+    small = machine.engine(7, holds=100, peak=100)
+    large = machine.engine(8, holds=1000, peak=2200)
+    assert machine.fits(72, small)
+    assert not machine.fits(73, small)
+    assert machine.fits(6, small, large)
+    assert not machine.fits(7, small, large)
+
+
+def test_what_is_not_known_fits(machine: Machine) -> None:
+    assert machine.fits(1000)
+    assert machine.fits(1000, Process(0), Process(12345))
+    assert has_memory([], 1000)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_an_isolated_engine_shows_what_it_holds(tmp_path: Path) -> None:
+    model = small_model()
+    onnx.save(model, tmp_path / "model.onnx")
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    with Isolated("onnxruntime") as backend:
+        engine = backend.build(tmp_path / "model.onnx", BuildOptions())
+        engine.bind({"x": np.zeros(shape, np.float32)})
+        for seen in (engine, AllProfiles(engine, (1.0,))):
+            assert has_memory([seen], 1)
+            assert not has_memory([seen], 10**6)
+
+
+@pytest.mark.parametrize(
+    ("words", "yes"),
+    [
+        (
+            "the engine's process was killed by SIGKILL (often: the machine ran out of memory) during 'build'",
+            True,
+        ),
+        ("CUDA failure 2: out of memory", True),
+        ("Error Code 2: OutOfMemory (Requested size was 4096 bytes.)", True),
+        ("std::bad_alloc", True),
+        ("[Errno 12] Cannot allocate memory", True),
+        ("cuBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED", True),
+        ("no implementation for node conv1 due to insufficient memory on requested size of 4096", True),
+        ("Non-zero status code returned while running MatMul node /decoder/memory/MatMul", False),
+        ("the engine's process was killed by SIGSEGV during 'run'", False),
+        ("Could not find any implementation for node conv1", False),
+    ],
+)
+def test_words_of_runtimes_that_have_no_room(words: str, yes: bool) -> None:
+    assert is_memory_error(BackendError(words)) is yes

@@ -1,0 +1,140 @@
+"""Engines that are compared run on one processor."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from qdqspec.backends.base import BuildOptions, Capabilities
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.errors import BackendError
+from qdqspec.measurement._processor import chosen, one_processor
+from qdqspec.measurement._records import options_to_json
+from qdqspec.measurement._wire import Stream
+from qdqspec.measurement.worker import Service
+from qdqspec.types import LayerTime, Samples
+
+needs_affinity = pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes on processors"
+)
+
+
+def system(folder: Path, speeds: Mapping[int, str], name: str = "cpufreq/cpuinfo_max_freq") -> Path:
+    for number, speed in speeds.items():
+        file = folder / f"cpu{number}" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(speed)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("speeds", "usable", "expected"),
+    [
+        ({}, {0, 1, 2, 3}, 3),
+        ({}, {5}, 5),
+        ({0: "5000\n", 1: "5000\n", 2: "3800\n", 3: "3800\n"}, {0, 1, 2, 3}, 1),  # the others save power
+        ({0: "5000", 1: "5000", 2: "3800"}, {0, 2}, 0),
+        ({0: "not a number", 1: ""}, {0, 1}, 1),
+    ],
+)
+@pytest.mark.parametrize("name", ["cpufreq/cpuinfo_max_freq", "cpu_capacity"])
+def test_the_last_of_the_fastest_is_chosen(
+    tmp_path: Path, speeds: dict[int, str], usable: set[int], expected: int, name: str
+) -> None:
+    assert chosen(usable, system(tmp_path, speeds, name)) == expected
+
+
+class Engine:
+    """Notes which processors it may use, whatever it is asked for."""
+
+    graph_hash = ""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, set[int]] = {}
+
+    def run(self, feeds: object) -> dict[str, np.ndarray]:
+        self._note("run")
+        return {}
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        self._note("time")
+        return Samples(wall_ms=(1.0,) * runs)
+
+    def layers(self, runs: int) -> tuple[LayerTime, ...]:
+        self._note("layers")
+        return ()
+
+    def _note(self, what: str) -> None:
+        self.seen[what] = os.sched_getaffinity(0)
+
+
+class Backend:
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.engine = Engine()
+        self._capabilities = capabilities
+
+    def build(self, model: Path, options: BuildOptions) -> Engine:
+        self.engine._note("build")
+        return self.engine
+
+    def capabilities(self, options: BuildOptions) -> Capabilities:
+        return self._capabilities
+
+
+@needs_affinity
+@pytest.mark.parametrize(
+    ("computes_here", "threads", "on_one"),
+    [(True, 1, True), (True, 2, False), (False, 1, False)],
+    ids=["one thread", "several threads", "no processor of ours"],
+)
+def test_engines_of_one_thread_are_timed_on_one_processor(
+    computes_here: bool, threads: int, on_one: bool
+) -> None:
+    """And use all for whatever else they do, so that runs side by side are not in each other's way."""
+    usable = os.sched_getaffinity(0)
+    capabilities = replace(OnnxRuntime().capabilities(), one_processor=computes_here)
+    backend = Backend(capabilities)
+    ours, theirs = socket.socketpair()
+    thread = Thread(target=Service(Stream(theirs), cast("Any", backend)).serve)
+    thread.start()
+    stream = Stream(ours)
+    options = options_to_json(BuildOptions(threads=threads))
+    for request in (
+        {"do": "build", "model": "m.onnx", "options": options},
+        {"do": "time", "runs": 2, "warmup": 1, "profile": 0},
+        {"do": "layers", "runs": 2, "profile": 0},
+        {"do": "run"},
+    ):
+        stream.send(request)
+        assert "error" not in stream.receive()[0]
+    stream.close()
+    thread.join()
+    theirs.close()
+    expected = {chosen(usable)} if on_one else usable
+    assert backend.engine.seen == {"build": usable, "time": expected, "layers": expected, "run": usable}
+
+
+@needs_affinity
+def test_a_run_that_fails_leaves_no_thread_on_one_processor() -> None:
+    usable = os.sched_getaffinity(0)
+
+    def fail() -> None:
+        with one_processor():
+            assert len(os.sched_getaffinity(0)) == 1
+            raise BackendError("it does not run")
+
+    with pytest.raises(BackendError):
+        fail()
+    assert os.sched_getaffinity(0) == usable
+
+
+def test_onnx_runtime_computes_where_it_is_called() -> None:
+    assert OnnxRuntime().capabilities().one_processor

@@ -1,0 +1,154 @@
+"""Several shape profiles as one: the mean that races see, and what of each profile is kept."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.codec import from_data, to_data
+from qdqspec.errors import BackendError
+from qdqspec.measurement.bench import Bench
+from qdqspec.measurement.profiles import AllProfiles, Load, as_one, attach, merged
+from qdqspec.measurement.race import median_sample
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Consumer, LayerTime, Placement, Samples, Site
+
+QUIET = {"fake.run_noise": "0", "fake.wall_noise": "0", "fake.build_noise": "0"}
+times = st.floats(1e-3, 1e3)
+
+
+def loads(*shares: float) -> tuple[Load, ...]:
+    """The small model's input, and the same in larger batches."""
+    return tuple(
+        Load(feeds={"x": np.zeros((4**number, 3, 8, 8), np.float32)}, name=f"x {4**number}", share=share)
+        for number, share in enumerate(shares)
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+@given(st.lists(st.tuples(times, times, times, times), min_size=1, max_size=5), st.floats(0.05, 0.95))
+def test_the_ratio_of_means_is_the_mean_of_ratios(rows, share):
+    """Whatever the units and sizes of the profiles: only ratios count, each by its share."""
+    ours = as_one([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (0, 1)], (share, 1 - share))
+    theirs = as_one([Samples(wall_ms=tuple(r[i] for r in rows)) for i in (2, 3)], (share, 1 - share))
+    for (a, b, c, d), mine, other in zip(rows, ours.wall_ms, theirs.wall_ms, strict=True):
+        assert mine / other == pytest.approx((a / c) ** share * (b / d) ** (1 - share))
+
+
+def test_a_slow_profile_does_not_drown_a_fast_one():
+    """Halving either of two equal shares gains the same; a mean of milliseconds would see the slow one only."""
+    before = as_one([Samples(wall_ms=(0.1,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
+    fast = as_one([Samples(wall_ms=(0.05,)), Samples(wall_ms=(100.0,))], (0.5, 0.5)).wall_ms[0]
+    slow = as_one([Samples(wall_ms=(0.1,)), Samples(wall_ms=(50.0,))], (0.5, 0.5)).wall_ms[0]
+    assert fast == pytest.approx(slow)
+    assert fast / before == pytest.approx(0.5**0.5)
+
+
+def test_samples_of_each_profile_stay_through_sums_medians_and_files():
+    parts = [Samples(wall_ms=(1.0, 2.0, 9.0), cpu_ms=(1.0, 2.0, 9.0)), Samples(wall_ms=(4.0, 5.0, 6.0))]
+    taken = as_one(parts, (0.5, 0.5))
+    assert taken.cpu_ms == (), "no processor time where one profile has none"
+    turn = median_sample(taken)
+    assert [p.wall_ms for p in turn.profiles] == [(2.0,), (5.0,)]
+    total = Samples() + turn + turn
+    assert [p.wall_ms for p in total.profiles] == [(2.0, 2.0), (5.0, 5.0)]
+    assert len(total.wall_ms) == 2
+    both = replace(total, first=turn + turn)
+    for samples in (total, both):
+        assert from_data(Samples, json.loads(json.dumps(to_data(samples)))) == samples
+    assert (both + both).first == turn + turn + turn + turn
+
+
+def test_layers_weigh_what_they_weigh_in_the_objective():
+    def layers(conv: float, relu: float) -> tuple[LayerTime, ...]:
+        return (
+            LayerTime(name="c", op_type="Conv", milliseconds=conv, nodes=("conv",)),
+            LayerTime(name="r", op_type="Relu", milliseconds=relu, nodes=("relu",)),
+            LayerTime(name="r2", op_type="Relu", milliseconds=relu, nodes=("relu",)),
+        )
+
+    found = merged([layers(2.0, 1.0), layers(10.0, 45.0)], (0.75, 0.25))
+    whole = 4.0**0.75 * 100.0**0.25
+    assert [layer.milliseconds for layer in found] == pytest.approx(
+        [whole * (0.75 * 0.5 + 0.25 * 0.1), *[whole * (0.75 * 0.25 + 0.25 * 0.45)] * 2]
+    )
+    assert merged([(), ()], (0.5, 0.5)) == ()
+
+
+def test_one_profile_is_timed_as_it_is(model: Path):
+    engine = FakeDevice().build(model, BuildOptions())
+    assert attach(engine, loads(1.0)) is engine
+
+
+def test_what_cannot_be_bound_is_closed(model: Path):
+    class Watched(FakeEngine):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    engine = FakeDevice().build(model, BuildOptions())
+    engine.__class__ = Watched
+    with pytest.raises(BackendError, match="no value is given"):
+        attach(engine, (loads(1.0)[0], Load(feeds={})))
+    assert engine.closed
+
+
+def test_every_profile_is_timed(model: Path):
+    engine = FakeDevice().build(model, BuildOptions(extra=QUIET))
+    both = attach(engine, loads(0.5, 0.5))
+    assert isinstance(both, AllProfiles)
+    samples = both.time(3)
+    small, large = (part.wall_ms for part in samples.profiles)
+    assert large[0] > small[0]
+    assert samples.wall_ms[0] == pytest.approx((small[0] * large[0]) ** 0.5)
+    assert sum(layer.milliseconds for layer in both.layers()) == pytest.approx(samples.wall_ms[0])
+    assert both.graph_hash == engine.graph_hash
+
+
+def test_a_confirmation_tells_of_each_profile(model: Path, tmp_path: Path):
+    """The quantized model gains at one size and loses at the other; shares decide which counts."""
+    quantized = tmp_path / "quantized.onnx"
+    onnx.save(small_model(quantized=True), quantized)
+    site = Site(tensor="x", consumers=(Consumer("conv", 0),), format="uint8")
+    reference, tuned = Placement(sites=frozenset()), Placement(sites=frozenset({site}))
+
+    def compared(*shares: float):
+        bench = Bench(
+            FakeDevice(),
+            lambda placement: quantized if placement.sites else model,
+            loads(*shares),
+            clock="cpu",
+            random=np.random.default_rng(0),
+            options=BuildOptions(extra={**QUIET, "fake.scale": "1"}),
+        )
+        return bench.compare({"reference": reference, "tuned": tuned}, rounds=4)
+
+    found = compared(0.9, 0.1)
+    small, large = (profile.ratios["tuned"].median for profile in found.profiles)
+    assert small != pytest.approx(large)
+    assert found.ratios["tuned"].median == pytest.approx(small**0.9 * large**0.1)
+    assert compared(0.1, 0.9).ratios["tuned"].median == pytest.approx(small**0.1 * large**0.9)
+    assert [(p.name, p.share) for p in found.profiles] == [("x 1", 0.9), ("x 4", 0.1)]
+    assert len(found.samples["tuned"].profiles[1].cpu_ms) == 12
+    assert all(
+        samples.first and len(samples.first.cpu_ms) == 12 for samples in found.samples["tuned"].profiles
+    )
+    lines = [(line.role, line.at) for line in found.lines()]
+    assert lines == [(r, at) for r in ("reference", "tuned") for at in ("", "at x 1 (90%)", "at x 4 (10%)")]
+    assert compared(1.0).profiles == ()

@@ -1,0 +1,340 @@
+"""Races on the simulated device: verdicts, when they end, how often they are wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import BuildOptions, Engine
+from qdqspec.backends.fake import FakeDevice, FakeEngine
+from qdqspec.measurement.race import (
+    HOPELESS_AFTER,
+    LOOKS,
+    MIXED_LAUNCHES,
+    MOST_RUNS,
+    SCREEN,
+    WARMUP,
+    Entrant,
+    Turn,
+    median_sample,
+    profiled,
+    race,
+    settle,
+    warmed,
+)
+from qdqspec.measurement.stats import signed_rank_bounds
+from qdqspec.testing.backends import small_model
+from qdqspec.types import NOT_CAPTURED, LayerTime, Race, Samples
+
+SAME_SPEED = {"fake.build_noise": "0"}  # builds of one model run alike: only run noise is left
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("race") / "model.onnx"
+    onnx.save(small_model(), path)
+    return path
+
+
+def engine(device: FakeDevice, model: Path, seed: int, **words: str) -> FakeEngine:
+    extra = {"fake.seed": str(seed), **SAME_SPEED, **{f"fake.{k}": v for k, v in words.items()}}
+    built = device.build(model, BuildOptions(extra=extra))
+    built.bind({"x": np.zeros((1, 3, 8, 8), np.float32)})
+    return built
+
+
+def raced(model: Path, seed: int, scale: float, *, eps: float = 0.02, clock="cpu", **words: str):
+    device = FakeDevice()
+    incumbent = engine(device, model, seed, **words)
+    challenger = engine(device, model, seed, scale=str(scale), **words)
+    return race(
+        Entrant(digest="challenger", engine=challenger),
+        Entrant(digest="incumbent", engine=incumbent),
+        clock=clock,
+        eps=eps,
+        random=np.random.default_rng(seed),
+    )
+
+
+class Noted:
+    """An engine whose samples carry notes."""
+
+    def __init__(self, engine: FakeEngine, *notes: str) -> None:
+        self._engine, self._notes = engine, notes
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        return replace(self._engine.time(runs, warmup), notes=self._notes)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize(("ours", "theirs"), [(True, False), (False, True), (True, True), (False, False)])
+def test_a_captured_engine_does_not_race_an_uncaptured_one_without_a_note(
+    model: Path, ours: bool, theirs: bool, scale: float
+) -> None:
+    device, note = FakeDevice(), f"{NOT_CAPTURED}: why"
+    engines = [
+        Noted(engine(device, model, 1, scale=str(times)), *([note] if noted else []))
+        for times, noted in ((scale, ours), (1.0, theirs))
+    ]
+    entrants = (Entrant(digest=str(number), engine=cast("Engine", one)) for number, one in enumerate(engines))
+    _, mine, other = race(*entrants, clock="cpu", eps=0.02, random=np.random.default_rng(1))
+    assert (MIXED_LAUNCHES in mine.notes) == (MIXED_LAUNCHES in other.notes) == (ours != theirs)
+    assert mine.launched_singly == ours
+
+
+def verdicts(model: Path, scale: float, seeds: int = 100, **more) -> list[Race]:
+    return [raced(model, seed, scale, **more)[0] for seed in range(seeds)]
+
+
+def share(races: list[Race], verdict: str) -> float:
+    return float(np.mean([found.verdict == verdict for found in races]))
+
+
+def test_equal_speed_is_no_difference(model: Path) -> None:
+    found = verdicts(model, 1.0, seeds=150)
+    assert share(found, "faster") <= 0.01
+    assert share(found, "slower") <= 0.02
+
+
+def test_equal_speed_under_drift_is_no_difference(model: Path) -> None:
+    found = verdicts(model, 1.0, drift="0.3", drift_period="0.05")
+    assert share(found, "no difference") >= 0.97
+
+
+@pytest.mark.parametrize("clock", ["cpu", "wall"])
+def test_ten_per_cent_is_found(model: Path, clock: str) -> None:
+    assert share(verdicts(model, 0.9, clock=clock), "faster") >= 0.97
+    lost = verdicts(model, 1.1, clock=clock)
+    assert share(lost, "slower") >= 0.9  # the others are given up before that is proved
+    assert share(lost, "faster") == 0
+
+
+def test_five_per_cent_is_found_nearly_always(model: Path) -> None:
+    assert share(verdicts(model, 0.95), "faster") >= 0.9
+
+
+def test_a_difference_below_eps_does_not_count(model: Path) -> None:
+    assert share(verdicts(model, 0.97, eps=0.06), "faster") == 0
+
+
+def test_the_ratio_is_challenger_over_incumbent(model: Path) -> None:
+    found = verdicts(model, 0.8, seeds=20)
+    assert np.median([race.ratio for race in found]) == pytest.approx(0.8, rel=0.01)
+    assert {race.opponent for race in found} == {"incumbent"}
+
+
+def test_a_hopeless_challenger_is_dropped_after_three_pairs(model: Path) -> None:
+    found = verdicts(model, 1.6, seeds=40)
+    assert {(race.verdict, race.pairs) for race in found} == {("slower", HOPELESS_AFTER)}
+
+
+def test_a_race_is_won_at_a_look_and_at_the_first_where_it_is_clear(model: Path) -> None:
+    assert {race.pairs for race in verdicts(model, 0.7, seeds=40)} == {LOOKS[0]}
+    won = {race.pairs for race in verdicts(model, 0.95, seeds=40) if race.verdict == "faster"}
+    assert won <= {*LOOKS}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.03])
+def test_a_race_that_cannot_be_won_any_more_ends_between_looks(model: Path, scale: float) -> None:
+    """When the rank test rules out a gain of eps; pairs after that would teach nothing that counts."""
+    eps = 0.02
+    found = verdicts(model, scale, eps=eps, seeds=40)
+    lost = [race for race in found if LOOKS[0] <= race.pairs < LOOKS[-1] and race.verdict != "faster"]
+    assert len(lost) >= 30
+    assert all(race.interval is not None for race in lost)
+    assert all(race.interval.low > 1 - eps or race.verdict == "slower" for race in lost if race.interval)
+    assert np.median([race.pairs for race in found]) <= 20
+
+
+def test_giving_up_early_costs_hardly_any_gain(model: Path) -> None:
+    """Twice what counts is still found, whatever the first pairs looked like."""
+    assert share(verdicts(model, 0.96, eps=0.02, seeds=200), "faster") >= 0.95
+
+
+def test_samples_are_the_pairs(model: Path) -> None:
+    outcome, ours, theirs = raced(model, 1, 0.9)
+    assert len(ours.cpu_ms) == len(theirs.cpu_ms) == len(theirs.wall_ms) == outcome.pairs
+
+
+def test_the_interval_is_that_of_the_pairs_and_needs_six(model: Path) -> None:
+    outcome, ours, theirs = raced(model, 0, 0.9)
+    assert outcome.interval is not None
+    assert outcome.interval.low <= outcome.ratio <= outcome.interval.high < 1
+    logs = np.log(np.asarray(ours.cpu_ms) / np.asarray(theirs.cpu_ms))
+    bounds = signed_rank_bounds(logs)
+    assert bounds is not None
+    assert outcome.interval.high == pytest.approx(math.exp(bounds.high))
+    hopeless, _, _ = raced(model, 0, 1.6)
+    assert hopeless.pairs == HOPELESS_AFTER
+    assert hopeless.interval is None
+
+
+def test_one_graph_is_not_raced(model: Path) -> None:
+    class Untouchable(FakeEngine):
+        def __init__(self) -> None:
+            """Whatever is asked of it fails: it has no model."""
+
+    outcome, ours, theirs = race(
+        Entrant(digest="a", engine=Untouchable(), graph_hash="same"),
+        Entrant(digest="b", engine=Untouchable(), graph_hash="same"),
+        clock="cpu",
+        eps=0.01,
+        random=np.random.default_rng(0),
+    )
+    assert (outcome.verdict, outcome.pairs, outcome.opponent) == ("same graph", 0, "b")
+    assert ours == theirs == Samples()
+
+
+def test_who_goes_first_is_drawn(model: Path) -> None:
+    order: list[str] = []
+
+    class Told(FakeEngine):
+        def time(self, runs: int, warmup: int = 0) -> Samples:
+            order.append(self.told)
+            return super().time(runs, warmup)
+
+    device = FakeDevice()
+    engines = {}
+    for name in ("challenger", "incumbent"):
+        engines[name] = engine(device, model, 0)
+        engines[name].__class__ = Told
+        engines[name].told = name
+    race(
+        *(Entrant(digest=name, engine=one) for name, one in engines.items()),
+        clock="cpu",
+        eps=0.02,
+        random=np.random.default_rng(0),
+    )
+    firsts = order[2::2]
+    assert {"challenger", "incumbent"} == set(firsts)
+    assert all({*pair} == set(engines) for pair in zip(order[2::2], order[3::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("typical_ms", "warmup", "runs"),
+    [(0.0, MOST_RUNS, MOST_RUNS), (0.01, MOST_RUNS, MOST_RUNS), (1.0, 5, 3), (3.0, 2, 1), (900.0, 0, 1)],
+)
+def test_turns_last_about_as_long_whatever_the_model(typical_ms: float, warmup: int, runs: int) -> None:
+    """Untimed runs until the caches are warm again, then a few timed ones; of long models one timed run."""
+    assert Turn.lasting(typical_ms) == Turn(warmup=warmup, runs=runs)
+
+
+def test_a_turn_is_one_sample(model: Path) -> None:
+    one = engine(FakeDevice(), model, 0)
+    sample = settle(one, "cpu").sample(one)
+    assert (len(sample.cpu_ms), len(sample.wall_ms)) == (1, 1)
+
+
+def test_median_sample_keeps_the_clocks_apart() -> None:
+    samples = Samples(wall_ms=(9.0, 1.0, 2.0), cpu_ms=(0.5, 0.7, 8.0))
+    assert median_sample(samples) == Samples(wall_ms=(2.0,), cpu_ms=(0.7,))
+    assert median_sample(Samples(wall_ms=(3.0,))) == Samples(wall_ms=(3.0,))
+
+
+class Disturbed:
+    """An engine that is preempted in its first turns."""
+
+    def __init__(self, times: int, cpu_ms: float = 1.0) -> None:
+        self.left = times
+        self.calls = 0
+        self.cpu_ms = cpu_ms
+
+    def time(self, runs: int, warmup: int = 0) -> Samples:
+        self.calls += 1
+        self.left -= 1
+        wall = self.cpu_ms * (2 if self.left >= 0 else 1)
+        return Samples(wall_ms=(wall,) * runs, cpu_ms=(self.cpu_ms,) * runs)
+
+
+@pytest.mark.parametrize(("times", "calls", "wall"), [(0, 1, 1.0), (1, 2, 1.0), (2, 3, 1.0), (9, 3, 2.0)])
+def test_a_turn_that_others_disturbed_is_taken_again_twice_at_most(
+    times: int, calls: int, wall: float
+) -> None:
+    engine = Disturbed(times)
+    sample = Turn.lasting(5.0).sample(cast("Engine", engine))
+    assert (engine.calls, sample.wall_ms) == (calls, (wall,))
+
+
+def test_a_long_run_is_not_taken_again() -> None:
+    """Others get the processor in every run of it: three times as many would take three times as long, no more."""
+    engine = Disturbed(9, cpu_ms=300.0)
+    assert Turn.lasting(300.0).sample(cast("Engine", engine)).wall_ms == (600.0,)
+    assert engine.calls == 1
+
+
+def test_a_turn_has_its_first_run_and_those_after_the_warm_up() -> None:
+    """The first one found the caches as another model left them."""
+
+    class Cooling:
+        def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+            times = (9.0, 5.0, 4.0, 3.0, 2.0, 1.0)[warmup : warmup + runs]
+            own = Samples(wall_ms=times, cpu_ms=tuple(0.9 * time for time in times))
+            return Samples(wall_ms=own.wall_ms, cpu_ms=own.cpu_ms, notes=("a note",), profiles=(own,))
+
+    steady = Turn(warmup=3, runs=3).both(cast("Engine", Cooling()))
+    assert steady.first is not None
+    assert (steady.first.wall_ms, steady.first.cpu_ms) == ((9.0,), (0.9 * 9.0,))
+    assert steady.profiles[0].first == steady.first.profiles[0]
+    assert steady.first.profiles[0].wall_ms == (9.0,)
+    assert steady.between("wall") == (pytest.approx(math.sqrt(18)),)
+    assert steady.wall_ms == (2.0,)
+    assert steady.profiles[0].cpu_ms == (0.9 * 2.0,)
+
+
+class Warming:
+    """An engine of which each run of a fresh build takes so long."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = times
+        self.done = 0
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        self.done += warmup + runs
+        taken = [
+            self.times[min(number, len(self.times) - 1)] for number in range(self.done - runs, self.done)
+        ]
+        return Samples(wall_ms=tuple(taken), cpu_ms=tuple(taken))
+
+
+@pytest.mark.parametrize(
+    ("times", "runs"),
+    [
+        ((30.0, 30.1), 3),  # as fast at once as ever
+        ((40.0, 30.0, 30.0), 4),
+        ((40.0, 37.0, 34.0, 31.0, 29.0, 29.0), WARMUP + 2),  # still falling: the most that is spent
+        ((0.2, 0.1), 1 + WARMUP - 1 + SCREEN),  # too short to look at each
+    ],
+)
+def test_a_fresh_engine_is_run_until_its_runs_fall_no_further(times: tuple[float, ...], runs: int) -> None:
+    engine = Warming(*times)
+    last = warmed(cast("Engine", engine), "cpu")
+    assert engine.done == runs
+    assert last.median_ms("cpu") == pytest.approx(times[-1], rel=0.01)
+
+
+def test_a_turn_of_a_long_model_has_no_untimed_run_except_where_both_conditions_are_wanted() -> None:
+    engine = Warming(30.0)
+    turn = settle(cast("Engine", engine), "cpu")
+    before = engine.done
+    turn.sample(cast("Engine", engine))
+    assert engine.done == before + 1
+    turn.both(cast("Engine", engine))
+    assert engine.done == before + 3
+
+
+@pytest.mark.parametrize(("typical_ms", "runs"), [(0.01, 12), (3.0, 8), (26.0, 5), (900.0, 5)])
+def test_a_profile_of_long_runs_has_fewer(typical_ms: float, runs: int) -> None:
+    class Counting:
+        def layers(self, runs: int) -> tuple[LayerTime, ...]:
+            self.runs = runs
+            return ()
+
+    engine = Counting()
+    assert profiled(cast("Engine", engine), typical_ms) == ()
+    assert engine.runs == runs

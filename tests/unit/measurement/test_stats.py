@@ -1,0 +1,238 @@
+"""The statistics of paired timings: scipy as oracle, coverage by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from qdqspec.measurement.stats import (
+    EXACT_LIMIT,
+    build_deviation,
+    drift,
+    enclosed_ratios,
+    inverse,
+    log_ratios,
+    pooled_deviation,
+    ratio_intervals,
+    signed_rank_bounds,
+    student_t,
+    trimmed_error,
+    trimmed_mean,
+    wilcoxon_p,
+)
+from qdqspec.types import Interval
+
+SMALL = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 6))
+
+
+def distinct(values: list[float]) -> bool:
+    return 0.0 not in values and len({abs(value) for value in values}) == len(values)
+
+
+@given(st.lists(SMALL, min_size=1, max_size=EXACT_LIMIT))
+def test_exact_signed_rank_is_scipys(values: list[float]) -> None:
+    assume(distinct(values))
+    expected = scipy.stats.wilcoxon(values, method="exact").pvalue
+    assert wilcoxon_p(values) == pytest.approx(expected, rel=1e-9)
+
+
+@given(st.lists(st.integers(-4, 4).map(float), min_size=4, max_size=60))
+def test_with_ties_and_zeros_the_approximation_is_scipys(values: list[float]) -> None:
+    magnitudes = [abs(value) for value in values if value]
+    assume(len(set(magnitudes)) < len(magnitudes))
+    expected = scipy.stats.wilcoxon(values, method="approx", zero_method="wilcox").pvalue
+    assert wilcoxon_p(values) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [EXACT_LIMIT + 1, 48, 200])
+def test_many_pairs_are_approximated_as_scipy_does(count: int) -> None:
+    values = np.random.default_rng(count).normal(0.1, 1, count)
+    expected = scipy.stats.wilcoxon(values, method="approx").pvalue
+    assert wilcoxon_p(values) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [6, 7, 12, 24])
+@pytest.mark.parametrize("seed", range(3))
+def test_shifts_outside_the_bounds_are_what_scipy_rejects(count: int, seed: int) -> None:
+    values = np.random.default_rng([seed, count]).normal(0.1, 1, count)
+    bounds = signed_rank_bounds(values)
+    assert bounds is not None
+    assert bounds.low <= bounds.median <= bounds.high
+
+    def p_value(shift: float) -> float:
+        return float(scipy.stats.wilcoxon(values - shift, method="exact").pvalue)
+
+    for bound, outwards in ((bounds.low, -1e-9), (bounds.high, 1e-9)):
+        assert p_value(bound + outwards) <= 0.05 < p_value(bound - outwards)
+
+
+def test_fewer_pairs_than_can_reject_anything_have_no_bounds() -> None:
+    assert signed_rank_bounds([0.1, 0.2, 0.3, 0.4, 0.5]) is None
+    assert signed_rank_bounds([]) is None
+
+
+def test_the_bounds_hold_the_truth_in_95_of_100_cases() -> None:
+    random = np.random.default_rng(0)
+    found = [signed_rank_bounds(random.standard_t(3, 12) + 0.3) for _ in range(800)]
+    held = [bounds.low <= 0.3 <= bounds.high for bounds in found if bounds is not None]
+    assert 0.93 <= np.mean(held) <= 0.975
+
+
+@pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.0, 0.0]])
+def test_no_differences_prove_nothing(values: list[float]) -> None:
+    assert wilcoxon_p(values) == 1.0
+
+
+@given(st.lists(SMALL, min_size=1, max_size=40))
+def test_sign_and_scale_do_not_matter_to_a_two_sided_test(values: list[float]) -> None:
+    assert wilcoxon_p([-value for value in values]) == pytest.approx(wilcoxon_p(values))
+    assert wilcoxon_p([2 * value for value in values]) == pytest.approx(wilcoxon_p(values))
+    assert 0 < wilcoxon_p(values) <= 1
+
+
+def test_false_alarms_of_one_look_stay_at_the_level() -> None:
+    random = np.random.default_rng(3)
+    alarms = [wilcoxon_p(random.normal(size=24)) < 0.05 for _ in range(2000)]
+    assert 0.035 < np.mean(alarms) < 0.065
+
+
+@given(st.lists(SMALL, min_size=1, max_size=50), st.sampled_from([0.0, 0.1, 0.2, 0.25, 0.4]))
+def test_trimmed_mean_is_scipys(values: list[float], share: float) -> None:
+    assert trimmed_mean(values, share) == pytest.approx(scipy.stats.trim_mean(values, share), abs=1e-12)
+
+
+def test_trimmed_mean_does_not_see_an_outlier() -> None:
+    assert trimmed_mean([1.0] * 9 + [1e9]) == 1.0
+
+
+@given(st.lists(SMALL, min_size=20, max_size=20), st.sampled_from([0.1, 0.2, 0.25, 0.4]))
+def test_the_error_of_a_trimmed_mean_is_scipys(values: list[float], share: float) -> None:
+    """Where the share is a whole number of values; elsewhere scipy reckons with values that it did not trim."""
+    expected = scipy.stats.mstats.trimmed_stde(np.array(values), limits=(share, share))
+    assert trimmed_error(values, share) == pytest.approx(float(expected), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("run", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("build", [0.0, 0.012, 0.03])
+def test_what_runs_differ_by_is_no_difference_between_builds(build: float, run: float) -> None:
+    """On a busy machine it is most of what the levels of builds vary by. Drift belongs to no build."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(300):
+        levels = build * random.standard_normal((5, 1))
+        drift = 0.3 * np.linspace(0, 1, 12)
+        found.append(build_deviation(np.exp(levels + drift + run * random.standard_normal((5, 12)))))
+    runs_alone = run / math.sqrt(12)
+    assert np.mean(found) == pytest.approx(build, abs=0.1 * build + 0.45 * runs_alone)
+    assert np.mean(np.square(found)) <= build**2 + 0.5 * runs_alone**2 + 0.1 * build**2
+
+
+def test_one_slow_run_in_ten_is_no_difference_between_builds() -> None:
+    random = np.random.default_rng(0)
+    noise = 0.01 * random.standard_normal((300, 5, 12)) + 0.5 * (random.random((300, 5, 12)) < 0.1)
+    assert np.mean([build_deviation(np.exp(builds)) for builds in noise]) < 0.02
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 9, 30, 101, 400])
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
+def test_students_quantile_is_scipys(confidence: float, freedom: int) -> None:
+    expected = scipy.stats.t.ppf((1 + confidence) / 2, freedom)
+    assert student_t(confidence, freedom) == pytest.approx(expected, rel=1e-6)
+
+
+def test_log_ratios_pair_by_position() -> None:
+    assert log_ratios([2.0, 3.0], [1.0, 6.0]) == pytest.approx([math.log(2), math.log(0.5)])
+
+
+def test_pooled_deviation_ignores_the_distance_of_groups() -> None:
+    near = [[1.0, 2.0, 3.0], [2.0, 4.0]]
+    far = [[1.0, 2.0, 3.0], [1002.0, 1004.0]]
+    assert pooled_deviation(near) == pytest.approx(pooled_deviation(far))
+    assert pooled_deviation(near) == (pytest.approx(math.sqrt((2 + 2) / 3)), 3)
+
+
+@pytest.mark.parametrize("groups", [[], [[1.0]], [[1.0], [2.0]]])
+def test_single_builds_know_nothing_of_deviation(groups: list[list[float]]) -> None:
+    assert pooled_deviation(groups) == (0.0, 0)
+
+
+def rounds(
+    random: np.random.Generator, levels: dict[str, float], builds: int, *, build=0.012, run=0.03, drift=0.0
+) -> dict[str, list[np.ndarray]]:
+    """Interleaved samples of every build: level, its build's own deviation, the round's swing, run noise."""
+    count = 24
+    swing = drift * np.sin(np.linspace(0, 3, count))
+    return {
+        role: [
+            level * np.exp(build * random.normal() + swing + run * random.normal(size=count))
+            for _ in range(builds)
+        ]
+        for role, level in levels.items()
+    }
+
+
+@pytest.mark.parametrize("roles", [2, 4])
+def test_intervals_cover_the_truth_in_95_of_100_cases(roles: int) -> None:
+    random = np.random.default_rng(roles)
+    levels = {"reference": 4.0, "tuned": 3.0, "runner-up": 3.2, "everything": 5.0}
+    chosen = dict(list(levels.items())[:roles])
+    found = [ratio_intervals(rounds(random, chosen, 3), "reference")["tuned"] for _ in range(1500)]
+    covered = np.mean([interval.low <= 0.75 <= interval.high for interval in found])
+    assert 0.93 < covered < 0.97
+
+
+def test_drift_common_to_a_round_cancels() -> None:
+    levels = {"reference": 4.0, "tuned": 3.0}
+    still = ratio_intervals(rounds(np.random.default_rng(5), levels, 3), "reference")["tuned"]
+    moving = ratio_intervals(rounds(np.random.default_rng(5), levels, 3, drift=0.5), "reference")["tuned"]
+    assert moving.median == pytest.approx(still.median, rel=1e-9)
+    assert (moving.low, moving.high) == pytest.approx((still.low, still.high), rel=1e-9)
+
+
+def test_one_build_a_role_proves_nothing() -> None:
+    interval = ratio_intervals({"reference": [[4.0, 4.1]], "tuned": [[3.0, 3.1]]}, "reference")["tuned"]
+    assert (interval.low, interval.high) == (0.0, math.inf)
+    assert 0.7 < interval.median < 0.8
+
+
+def test_the_base_is_exactly_itself() -> None:
+    found = ratio_intervals({"reference": [[4.0, 5.0], [4.2, 5.1]], "tuned": [[3.0, 3.1]]}, "reference")
+    assert found["reference"] == Interval(median=1, low=1, high=1)
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (Interval(median=0.5, low=0.4, high=0.8), Interval(median=2, low=1.25, high=2.5)),
+        (Interval(median=0.5, low=0.0, high=math.inf), Interval(median=2, low=0.0, high=math.inf)),
+    ],
+)
+def test_inverse_swaps_the_bounds(interval: Interval, expected: Interval) -> None:
+    assert inverse(interval) == expected
+
+
+def test_drift_is_told_from_rounds_and_not_from_single_builds() -> None:
+    rng = np.random.default_rng(0)
+    slower = 1 + np.linspace(0, 0.12, 30)
+    builds = [level * slower * rng.lognormal(0, 0.01, 30) for level in (1.0, 2.0, 0.5)]
+    assert drift(builds) == pytest.approx(0.08, abs=0.02)
+    assert abs(drift([rng.lognormal(0, 0.01, 30) for _ in range(3)])) < 0.02
+    assert drift([[1.0], [2.0]]) == 0
+
+
+def test_a_ratio_between_two_conditions_encloses_the_intervals_of_both() -> None:
+    random = np.random.default_rng(4)
+    steady = rounds(random, {"reference": 10.0, "tuned": 6.0}, 3)
+    first = rounds(random, {"reference": 11.0, "tuned": 7.0}, 3)
+    apart = [ratio_intervals(times, "reference")["tuned"] for times in (steady, first)]
+    found = enclosed_ratios(steady, first, "reference")
+    assert found["tuned"].median == pytest.approx(math.sqrt(apart[0].median * apart[1].median))
+    assert found["tuned"].low == min(one.low for one in apart)
+    assert found["tuned"].high == max(one.high for one in apart)
+    assert found["reference"] == Interval(median=1, low=1, high=1)
+    assert enclosed_ratios(steady, {}, "reference") == ratio_intervals(steady, "reference")

@@ -1,0 +1,186 @@
+"""The cache: an entry is there whole or not at all, and trouble with it never stops a run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from qdqspec.errors import OutputError
+from qdqspec.measurement.store import Store, cache_key
+
+KEY = cache_key(model="ab12", options={"threads": 1})
+
+
+def fill(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(b"weights")
+    (folder / "regions").mkdir()
+    (folder / "regions" / "a.json").write_text("{}")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / ".qdqspec" / "cache")
+
+
+def test_what_was_put_is_found_by_another_run(store: Store) -> None:
+    assert store.get(KEY) is None
+    put = store.put(KEY, fill)
+    again = Store(store.folder)
+    assert again.get(KEY) == put
+    assert (put / "regions" / "a.json").read_text() == "{}"
+    assert not again.warnings
+
+
+def test_the_folder_marks_itself_as_a_cache(store: Store) -> None:
+    store.put(KEY, fill)
+    assert (store.folder / ".gitignore").read_text() == "*\n"
+    assert (
+        (store.folder / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    )
+
+
+def test_looking_leaves_no_trace(store: Store) -> None:
+    store.get(KEY)
+    assert store.info().entries == 0
+    assert store.prune(0) == 0
+    assert not store.folder.exists()
+
+
+def test_a_failed_fill_leaves_nothing(store: Store) -> None:
+    def broken(folder: Path) -> None:
+        fill(folder)
+        raise ValueError("stopped half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        store.put(KEY, broken)
+    assert store.get(KEY) is None
+    assert sorted(p.name for p in store.folder.iterdir()) == [".gitignore", "CACHEDIR.TAG"]
+
+
+def _cut(entry: Path) -> None:
+    (entry / "model.onnx").write_bytes(b"wei")
+
+
+def _lose(entry: Path) -> None:
+    (entry / "regions" / "a.json").unlink()
+
+
+def _add(entry: Path) -> None:
+    (entry / "extra.txt").write_text("")
+
+
+def _garble(entry: Path) -> None:
+    (entry / "entry.json").write_bytes(b'{"files": 3}')
+
+
+def _forget(entry: Path) -> None:
+    (entry / "entry.json").unlink()
+
+
+def _backdate(entry: Path) -> None:
+    _change(entry, rb'"created": \d', b'"created": 9')
+
+
+def _misname(entry: Path) -> None:
+    _change(entry, b'"sum"', b'"suM"')
+
+
+def _change(entry: Path, what: bytes, by: bytes) -> None:
+    text = (entry / "entry.json").read_bytes()
+    (entry / "entry.json").write_bytes(re.sub(what, by, text))
+    assert (entry / "entry.json").read_bytes() != text
+
+
+@pytest.mark.parametrize("damage", [_cut, _lose, _add, _garble, _forget, _backdate, _misname])
+def test_a_damaged_entry_is_ignored_said_and_made_anew(store: Store, damage: object) -> None:
+    damage(store.put(KEY, fill))  # type: ignore[operator]
+    assert store.get(KEY) is None
+    assert store.get(KEY) is None
+    assert len(store.warnings) == 1
+    assert KEY in store.warnings[0]
+    assert store.put(KEY, fill) == store.get(KEY)
+
+
+def test_a_whole_entry_is_not_replaced(store: Store) -> None:
+    store.put(KEY, fill)
+    entry = store.put(KEY, lambda folder: (folder / "late.txt").write_text("") and None)
+    assert not (entry / "late.txt").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said_once_and_done_without(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where a folder should be")
+    store = Store(tmp_path / "cache")
+    first = store.put(KEY, fill)
+    store.put(cache_key(model="other"), fill)
+    assert store.get(KEY) == first
+    assert len(store.warnings) == 1
+    assert "this run goes on without it" in store.warnings[0]
+    assert (tmp_path / "cache").read_text().startswith("a file")
+
+
+def test_a_full_disk_everywhere_is_one_clear_error(store: Store) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OutputError, match="No space left on device"):
+        store.put(KEY, full)
+
+
+def test_an_error_of_the_one_who_fills_is_his_own(store: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.put(KEY, lambda folder: (folder / "absent").read_text() and None)
+    assert not store.warnings
+
+
+def test_age_size_and_pruning_follow_the_clock(tmp_path: Path) -> None:
+    now = 1000.0
+    store = Store(tmp_path, clock=lambda: now)
+    old = store.put(KEY, fill)
+    now = 1600.0
+    young = store.put(cache_key(model="other"), fill)
+    assert (store.age_seconds(old), store.age_seconds(young)) == (600.0, 0.0)
+    info = store.info()
+    assert (info.entries, info.oldest_seconds) == (2, 600.0)
+    assert info.size_bytes > 2 * len(b"weights{}")
+    assert store.prune(300) == 1
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_a_clock_set_back_makes_no_negative_age(tmp_path: Path) -> None:
+    now = 1000.0
+    store = Store(tmp_path, clock=lambda: now)
+    entry = store.put(KEY, fill)
+    now = 0.0
+    assert store.age_seconds(entry) == 0.0
+
+
+@pytest.mark.parametrize("created", ["NaN", "-1e999", "1e999", "1e300", "null", '"now"', "[]"])
+def test_any_time_in_an_entry_gives_an_age_that_can_be_shown(tmp_path: Path, created: str) -> None:
+    store = Store(tmp_path)
+    entry = store.put(KEY, fill)
+    _change(entry, rb'"created": [\d.]+', b'"created": ' + created.encode())
+    (found,) = store.entries()
+    assert found.damage
+    assert 0 <= found.age_seconds < 60, "then the folder's own time counts"
+    assert 0 <= store.info().oldest_seconds < 60
+
+
+def test_an_entry_of_an_earlier_version_has_no_sum_and_is_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    entry = store.put(KEY, fill)
+    manifest = json.loads((entry / "entry.json").read_text())
+    del manifest["sum"]
+    (entry / "entry.json").write_text(json.dumps(manifest))
+    assert store.get(KEY) == entry
+
+
+def test_the_key_depends_on_the_parts_and_not_on_their_order() -> None:
+    assert cache_key(a=1, b={"x": 1, "y": 2}) == cache_key(b={"y": 2, "x": 1}, a=1)
+    assert cache_key(a=1) != cache_key(a="1")
+    with pytest.raises(TypeError):
+        cache_key(path=Path("x"))

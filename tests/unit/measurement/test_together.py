@@ -1,0 +1,154 @@
+"""Builds that are timed together: how many are made at a time, and that none is timed before all are there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime import OnnxRuntime
+from qdqspec.config import Settings
+from qdqspec.errors import BackendError
+from qdqspec.measurement import together
+from qdqspec.measurement.isolate import Isolated
+from qdqspec.measurement.together import Together, time_together
+from qdqspec.session.workbench import Workbench
+from qdqspec.testing.backends import small_model
+from qdqspec.types import Samples
+
+WAIT = 30.0  # seconds until a test gives up; nothing is timed
+
+
+@dataclass
+class Site:
+    """Where engines are opened: how many builds were under way at a time, what was closed."""
+
+    wanted: int
+    meet: Callable[[], object] = lambda: None
+    under_way: int = 0
+    most: int = 0
+    open: list[object] = field(default_factory=list)
+    closed: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def build(self) -> Engine:
+        with self.lock:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        self.meet()
+        with self.lock:
+            self.under_way -= 1
+            engine = Engine(self)
+            self.open.append(engine)
+        return engine
+
+    def fail(self) -> Engine:
+        self.meet()
+        raise BackendError("it does not build")
+
+
+@dataclass(eq=False)
+class Engine:
+    site: Site
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        assert len(self.site.open) == self.site.wanted, "timed while others were built"
+        return Samples(wall_ms=(1.0,) * runs)
+
+    def close(self) -> None:
+        self.site.closed += 1
+
+
+def timed(groups, jobs: int) -> Together:
+    random = np.random.default_rng(0)
+    return time_together(groups, 6, clock="wall", random=random, exclusive=nullcontext, jobs=jobs)
+
+
+@pytest.mark.parametrize(("jobs", "most"), [(1, 1), (3, 3)])
+def test_so_many_are_built_at_a_time(jobs: int, most: int) -> None:
+    site = Site(wanted=3)
+    if jobs > 1:
+        site.meet = threading.Barrier(jobs, timeout=WAIT).wait
+    found = timed({"a": [site.build] * 3}, jobs)
+    assert (site.most, site.closed) == (most, 3)
+    assert len(found.samples["a"]) == 3
+    assert not found.failures
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_group_of_which_one_fails_is_out_and_leaves_nothing_open(jobs: int) -> None:
+    site = Site(wanted=5 if jobs > 1 else 4)
+    found = timed({"a": [site.build, site.fail, site.build], "b": [site.build] * 3}, jobs)
+    assert found.failures.keys() == {"a"}
+    assert found.samples.keys() == {"b"}
+    assert site.closed == len(site.open) == site.wanted
+
+
+def test_an_interrupt_waits_for_no_build() -> None:
+    """Whoever presses Ctrl-C is not kept by a compiler that hangs."""
+    begun, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hang() -> Engine:
+        begun.set()
+        release.wait(WAIT)
+        ended.set()
+        raise BackendError("too late")
+
+    def interrupt() -> Engine:
+        begun.wait(WAIT)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        timed({"a": [interrupt, hang]}, jobs=2)
+    assert not ended.is_set()
+    release.set()
+    assert ended.wait(WAIT)
+
+
+def test_an_isolated_backend_builds_for_several_threads(tmp_path: Path) -> None:
+    model = small_model()
+    onnx.save(model, tmp_path / "model.onnx")
+    shape = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {"x": np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)}
+    with Isolated("onnxruntime") as backend, ThreadPoolExecutor(4) as pool:
+        engines = list(pool.map(lambda _: backend.build(tmp_path / "model.onnx", BuildOptions()), range(6)))
+        outputs = []
+        for engine in engines:
+            with closing(engine):
+                outputs.append(next(iter(engine.run(feeds).values())))
+    assert all(np.array_equal(outputs[0], other) for other in outputs)
+
+
+def test_builds_that_time_kernels_are_made_one_by_one() -> None:
+    """Whatever was asked for: two at once would disturb each other's choice of kernels."""
+    from qdqspec.backends.tensorrt import TensorRt
+    from qdqspec.backends.trtexec import Trtexec
+
+    for backend, jobs in ((OnnxRuntime(), 4), (TensorRt(), 1), (Trtexec(), 1)):
+        work = Workbench(
+            backend=backend,
+            options=BuildOptions(),
+            settings=Settings(jobs=4),
+            exclusive=nullcontext,
+            watch=None,
+        )
+        assert work.jobs == jobs, backend.name
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(0.0, together.FEWEST), (1e9, 24)])
+def test_slow_models_get_fewer_rounds(monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int) -> None:
+    monkeypatch.setattr(together, "MOST_SECONDS", seconds)
+    monkeypatch.setattr(together, "_are_known", lambda *_: False)
+    site = Site(wanted=2)
+    found = time_together(
+        {"a": [site.build] * 2}, 24, clock="wall", random=np.random.default_rng(0), exclusive=nullcontext
+    )
+    assert [len(build.wall_ms) for build in found.samples["a"]] == [rounds, rounds]

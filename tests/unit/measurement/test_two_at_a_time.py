@@ -1,0 +1,343 @@
+"""Where memory has no room for all builds: two engines at a time, and the same numbers as with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.errors import BackendError
+from qdqspec.measurement.bench import NOISE_BUILDS, NOISE_ROUNDS
+from qdqspec.measurement.profiles import AllProfiles
+from qdqspec.measurement.stats import build_deviation, drift, ratio_intervals
+from qdqspec.measurement.together import time_together
+from qdqspec.measurement.two_at_a_time import NOTE, time_two_at_a_time
+from qdqspec.types import Interval, Samples
+
+from .test_bench import (
+    QUIET,
+    REFERENCE,
+    Candidate,
+    Lab,
+    MakeLab,
+    WatchedEngine,
+    bench_of,
+    make_lab,
+    placement,
+    roles,
+    started,
+)
+
+__all__ = ["make_lab"]
+
+
+@dataclass
+class Crowded(Lab):
+    """A device that has no memory for more than so many engines, and says so in the words of a runtime."""
+
+    fit: int = 2
+    most: int = 0
+    left: set[str] = field(default_factory=set)  # what was open when memory ran out and is closed since
+
+    def build(self, model, options: BuildOptions) -> WatchedEngine:
+        if len(self.open) >= self.fit:
+            raise BackendError(f"{model.name}: CUDA failure 2: out of memory")
+        engine = Lab.build(self, model, options)
+        self.most = max(self.most, len(self.open))
+        return engine
+
+
+def crowded(lab: Lab, fit: int = 2) -> Crowded:
+    return Crowded(lab.candidates, lab.words, file=lab.file, fit=fit)
+
+
+def no_memory(_engines: object, _more: int) -> bool:
+    return False
+
+
+# ---- how many are open ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sees_it_coming", [True, False], ids=["told beforehand", "found out"])
+def test_never_more_than_two_are_open(make_lab: MakeLab, sees_it_coming: bool) -> None:
+    lab = crowded(make_lab(fast=Candidate(scale=0.5), slow=Candidate(scale=1.5)))
+    bench = started(lab, memory=no_memory) if sees_it_coming else started(lab)
+    samples = bench.measure_noise(REFERENCE)
+    assert lab.open == []  # the incumbent gave way
+    assert samples.notes == (NOTE,)
+    assert len(samples.on("cpu")) == len(samples.wall_ms) == NOISE_BUILDS * NOISE_ROUNDS
+    assert bench.trial(1, placement("fast"), "pure").incumbent
+    found = bench.compare(roles(reference="reference", tuned="fast", everything="slow"), rounds=8)
+    assert (lab.most, lab.open) == (2, [])
+    taken = {role: len(s.wall_ms) for role, s in found.samples.items()}
+    assert taken == dict.fromkeys(found.ratios, taken["reference"])
+    assert 18 <= taken["reference"] <= 24  # three builds, and six rounds at least
+    assert all(s.first and len(s.first.wall_ms) == len(s.wall_ms) for s in found.samples.values())
+    assert found.ratios["tuned"].median == pytest.approx(0.5, rel=0.05)
+    assert found.ratios["everything"].median == pytest.approx(1.5, rel=0.05)
+
+
+def test_where_it_is_seen_coming_nothing_is_built_in_vain(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET)
+    bench = started(lab, memory=no_memory)
+    bench.measure_noise(REFERENCE)
+    assert len(lab.built) == 1 + NOISE_BUILDS
+
+
+def test_it_is_asked_before_and_after_every_build(make_lab: MakeLab) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def memory(engines, more: int) -> bool:
+        asked.append((len(engines), more))
+        return len(engines) < 4
+
+    lab = make_lab(QUIET)
+    started(lab, memory=memory).measure_noise(REFERENCE)
+    assert asked == [(1, 5), (2, 4), (3, 3), (4, 2)]
+    assert len(lab.built) == 1 + 3 + NOISE_BUILDS
+
+
+def test_what_once_had_no_room_is_not_tried_again(make_lab: MakeLab) -> None:
+    lab = crowded(make_lab(fast=Candidate(scale=0.5)), fit=3)
+    bench = bench_of(lab)
+    bench.measure_noise(REFERENCE)
+    before = len(lab.built)
+    bench.compare(roles(reference="reference", tuned="fast"), rounds=6)
+    assert len(lab.built) == before + 6
+
+
+def test_where_there_is_room_nothing_differs(make_lab: MakeLab) -> None:
+    found = []
+    for memory in (lambda *_: True, None):
+        lab = make_lab(fast=Candidate(scale=0.5))
+        bench = started(lab, **({"memory": memory} if memory else {}))
+        bench.measure_noise(REFERENCE)
+        found.append(bench.compare(roles(reference="reference", tuned="fast")))
+    assert found[0] == found[1]
+    assert not found[0].samples["tuned"].notes
+
+
+def test_several_at_a_time_are_built_one_by_one(make_lab: MakeLab) -> None:
+    lab = crowded(make_lab(fast=Candidate(scale=0.5)))
+    bench_of(lab, jobs=4, memory=no_memory).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    assert (lab.most, lab.open) == (2, [])
+
+
+def test_the_float_part_gives_way_too(make_lab: MakeLab) -> None:
+    lab = make_lab(QUIET)
+    bench = started(lab, memory=no_memory)
+    bench._parts._hold(("n",), lab.build(lab.write(REFERENCE), BuildOptions()))
+    bench.measure_noise(REFERENCE)
+    assert lab.open == []
+
+
+def test_a_race_that_is_won_has_three_open_no_longer(make_lab: MakeLab) -> None:
+    """The first build of the challenger, its second and the incumbent's: two must do."""
+    lab = crowded(make_lab(fast=Candidate(scale=0.5)))
+    assert started(lab).trial(1, placement("fast"), "pure").incumbent
+    assert [engine.name for engine in lab.open] == ["fast"]
+
+
+# ---- failures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("stage", ["build", "bind", "time"])
+def test_a_role_that_fails_fails_alone(make_lab: MakeLab, stage: str, count: int) -> None:
+    lab = make_lab(fast=Candidate(scale=0.5), bad=Candidate())
+    lab.candidates["bad"].fails = lambda where, nth: where == stage and nth == count
+    named = roles(reference="reference", everything="bad", tuned="fast")
+    found = bench_of(lab, memory=no_memory).compare(named, rounds=6)
+    assert set(found.samples) == {"reference", "tuned"}
+    assert found.failures == {"everything": f"bad fails in {stage}"}
+    assert not lab.open
+
+
+@pytest.mark.parametrize("fit", [0, 1])
+def test_a_model_of_which_no_two_fit_is_one_error_with_the_reason(make_lab: MakeLab, fit: int) -> None:
+    lab = crowded(make_lab(fast=Candidate(scale=0.5)), fit)
+    with pytest.raises(BackendError, match=r"could not be built and run again: .*out of memory"):
+        bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    with pytest.raises(BackendError, match=r"not again: .*out of memory"):
+        bench_of(lab).measure_noise(REFERENCE)
+    assert not lab.open
+
+
+@pytest.mark.parametrize("nth", [1, 2, 9])
+def test_memory_that_runs_out_while_timing_is_nobodys_fault(make_lab: MakeLab, nth: int) -> None:
+    """Engines grow in their first runs, and who is killed then need not be the one that grew."""
+    lab = make_lab(fast=Candidate(scale=0.5))
+
+    def killed(stage: str, count: int) -> bool:
+        if stage == "time" and count == nth:
+            raise BackendError("killed by SIGKILL (often: the machine ran out of memory)")
+        return False
+
+    lab.candidates["fast"].fails = killed
+    found = bench_of(lab).compare(roles(reference="reference", tuned="fast"), rounds=6)
+    assert not found.failures
+    assert found.samples["tuned"].notes == (NOTE,)
+    assert not lab.open
+
+
+@pytest.mark.parametrize("stage", ["build", "time"])
+@pytest.mark.parametrize("nth", [1, 2, 5, 12])
+def test_an_interrupt_leaves_nothing_open(make_lab: MakeLab, stage: str, nth: int) -> None:
+    lab = make_lab()
+
+    def interrupt(where: str, count: int) -> bool:
+        if where == stage and count == min(nth, NOISE_BUILDS if stage == "build" else nth):
+            raise KeyboardInterrupt
+        return False
+
+    lab.candidates["reference"].fails = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        bench_of(lab, memory=no_memory).measure_noise(REFERENCE)
+    assert not lab.open
+
+
+@pytest.mark.parametrize("dies_at", [0, 1, 20])
+def test_without_the_one_that_stays_the_others_begin_anew(dies_at: int) -> None:
+    clock = Clock()
+    first = Steady(clock, 1.0, dies_at=dies_at)
+    groups = {"a": [lambda: first], "b": [lambda: Steady(clock, 2.0)] * 2, "c": [lambda: Steady(clock, 3.0)]}
+    found = sparingly(groups)
+    assert str(found.failures["a"]) == "it died"
+    assert {name: len(builds) for name, builds in found.samples.items()} == {"b": 2, "c": 1}
+    assert np.median(found.samples["c"][0].wall_ms) == pytest.approx(3.0)
+    assert not clock.open
+
+
+def test_nobody_left() -> None:
+    clock = Clock()
+    found = sparingly({name: [lambda: Steady(clock, 1.0, dies_at=0)] for name in "ab"})
+    assert not found.samples
+    assert found.failures.keys() == {"a", "b"}
+
+
+# ---- what the samples mean ------------------------------------------------------------------------
+
+
+@dataclass
+class Clock:
+    """A machine whose speed wanders; it passes from turn to turn."""
+
+    speed: Callable[[int], float] = lambda turn: 1.0
+    turns: int = 0
+    open: list[object] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Steady:
+    """An engine without noise of its own."""
+
+    clock: Clock
+    level: float
+    dies_at: int = 10**9
+    graph_hash: str = ""
+    cpu: bool = True
+
+    def __post_init__(self) -> None:
+        self.clock.open.append(self)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        self.dies_at -= 1
+        if self.dies_at < 0:
+            raise BackendError("it died")
+        self.clock.turns += 1
+        took = self.level * (profile + 1) * self.clock.speed(self.clock.turns)
+        return Samples(wall_ms=(took,) * runs, cpu_ms=(took * 0.9,) * runs if self.cpu else ())
+
+    def close(self) -> None:
+        if self in self.clock.open:
+            self.clock.open.remove(self)
+
+
+def sparingly(groups: Mapping[str, list], rounds: int = 12):
+    random = np.random.default_rng(0)
+    return time_two_at_a_time(groups, rounds, clock="wall", random=random, exclusive=nullcontext)
+
+
+def test_a_speed_that_changes_from_build_to_build_falls_out() -> None:
+    """Twice as slow from some turn on: builds that are timed then are no slower than the others."""
+    clock = Clock(lambda turn: 1.0 if turn <= 66 else 2.0)  # the sixth build's turns
+    found = sparingly({"a": [lambda: Steady(clock, 5.0)] * 3, "b": [lambda: Steady(clock, 4.0)] * 3}).samples
+    builds = [build.wall_ms for group in found.values() for build in group]
+    levels = [np.median(times) for times in builds]
+    assert np.allclose(np.divide(levels, levels[0]), [1, 1, 1, 0.8, 0.8, 0.8])
+    assert drift(builds) == pytest.approx(0, abs=1e-9)
+    assert levels[0] == 5.0  # what the one that stays took in the median
+    assert np.allclose(found["b"][0].cpu_ms, np.multiply(found["b"][0].wall_ms, 0.9))
+
+
+def test_profiles_and_a_clock_that_is_not_taken() -> None:
+    clock = Clock(lambda turn: 1 + turn / 1000)
+    groups = {
+        name: [lambda level=level: AllProfiles(Steady(clock, level, cpu=False), (0.5, 0.5))] * 2
+        for name, level in (("a", 5.0), ("b", 4.0))
+    }
+    found = sparingly(groups).samples
+    assert found["b"][1].cpu_ms == ()
+    for number in (0, 1):
+        ours, theirs = (
+            np.median([build.profiles[number].wall_ms for build in found[name]]) for name in ("b", "a")
+        )
+        assert ours / theirs == pytest.approx(0.8, rel=0.01)
+
+
+def test_all_builds_take_as_many_rounds_as_the_first_needs() -> None:
+    clock = Clock()
+    found = sparingly({"a": [lambda: Steady(clock, 5.0)] * 2, "b": [lambda: Steady(clock, 4.0)]}, rounds=24)
+    assert {len(build.wall_ms) for group in found.samples.values() for build in group} == {12}
+
+
+# ---- the statistics that build on them --------------------------------------------------------------
+
+SEEDS = 150
+BETWEEN_BUILDS = 0.02
+TOGETHER = {"all": time_together, "two": time_two_at_a_time}
+
+
+@dataclass(eq=False)
+class Noisy(Steady):
+    """An engine whose build and whose runs differ from others'."""
+
+    noise: float = 0.0
+    random: np.random.Generator = field(default_factory=np.random.default_rng)
+
+    def __post_init__(self) -> None:
+        self.level *= np.exp(self.random.normal(0, BETWEEN_BUILDS))
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        took = super().time(runs, warmup, profile).wall_ms[0] * np.exp(self.random.normal(0, self.noise))
+        return Samples(wall_ms=(took,) * runs)
+
+
+def levels(way: str, seed: int, noise: float) -> tuple[float, Interval]:
+    """The deviation between builds, and the ratio of a model that takes 0.6 of the other's time, as found."""
+    random = np.random.default_rng(seed)
+    swing = Clock(lambda turn: 1 + 0.1 * np.sin(turn / 25))
+
+    def build(level: float) -> list[Callable[[], Noisy]]:
+        return [lambda: Noisy(swing, level, noise=noise, random=random)] * 5
+
+    groups = {"reference": build(50.0), "tuned": build(30.0)}
+    found = TOGETHER[way](groups, 12, clock="wall", random=random, exclusive=nullcontext).samples
+    builds = {name: [build.wall_ms for build in group] for name, group in found.items()}
+    return build_deviation(builds["reference"]), ratio_intervals(builds, "reference")["tuned"]
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.04])
+@pytest.mark.parametrize("way", TOGETHER)
+def test_numbers_are_on_average_those_of_all_at_once(way: str, noise: float) -> None:
+    """The deviation between builds without that of runs; the ratio; how often its interval holds the truth."""
+    found = [levels(way, seed, noise) for seed in range(SEEDS)]
+    assert np.sqrt(np.mean([deviation**2 for deviation, _ in found])) == pytest.approx(
+        BETWEEN_BUILDS, rel=0.1
+    )
+    assert np.mean([np.log(ratio.median) for _, ratio in found]) == pytest.approx(np.log(0.6), abs=0.005)
+    assert np.mean([ratio.low <= 0.6 <= ratio.high for _, ratio in found]) >= 0.91  # 0.95 of very many
