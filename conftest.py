@@ -72,7 +72,5 @@ def engine_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if "processes" not in request.fixturenames:
         from engine_threads import Threads
 
-        isolate = importlib.import_module(
-            "qdqspec.measurement.isolate"
-        )  # `qdqspec.measure` is a function, too
+        isolate = importlib.import_module("qdqspec.measurement.isolate")
         monkeypatch.setattr(isolate, "open_launcher", lambda backend, **_: Threads(backend))

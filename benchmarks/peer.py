@@ -43,7 +43,7 @@ from qdqspec.graph.save import save_model
 from qdqspec.placement.import_qdq import placement_for
 from qdqspec.placement.insert import Inserter
 from qdqspec.session import Session
-from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.case import CaseBench
 from qdqspec.session.files import write_placement
 from qdqspec.session.timing import time_files
 from qdqspec.types import NOT_CANDIDATES, Case, Interval, LatencyEvidence, Placement, SearchResult, Site

@@ -38,9 +38,9 @@ from qdqspec.cases import is_spec, load_cases
 from qdqspec.config import Settings
 from qdqspec.measurement.bench import Bench
 from qdqspec.session import Session
-from qdqspec.session.accuracy_constraint import NO_PLACEMENT
+from qdqspec.session.constraint import NO_PLACEMENT
+from qdqspec.session.evidence import CaseWork
 from qdqspec.session.tuning import clock_for
-from qdqspec.session.work import CaseWork
 from qdqspec.types import Case, Interval, Placement, SearchResult, Site
 
 HEADERS = (

@@ -23,8 +23,8 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.placement.insert import Inserter
 from qdqspec.session.files import open_journal
 from qdqspec.session.prepare import Prepared
+from qdqspec.session.resources import Resources
 from qdqspec.session.tuning import Tuned, tune
-from qdqspec.session.workbench import Workbench
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
 # What was found on real machines: 3 % between runs, 1.2 % between builds. Twice that; and where half of all integer
@@ -181,7 +181,7 @@ def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
     """One search with this seed, on the device of this seed."""
     words = {**words, "fake.seed": str(seed)}
     device = MeteredDevice()
-    work = Workbench(
+    work = Resources(
         backend=device,
         options=BuildOptions(extra=words),
         settings=Settings(backend="fake", seed=seed),

@@ -35,9 +35,9 @@ from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.session import Session
 from qdqspec.session.cached import PATTERNS
+from qdqspec.session.evidence import CaseWork
 from qdqspec.session.files import write_patterns
 from qdqspec.session.timing import time_files
-from qdqspec.session.work import CaseWork
 from qdqspec.types import NOT_CANDIDATES, Case, SearchResult, Trial
 
 NEAR = 1.02  # what is within this of a time is as good

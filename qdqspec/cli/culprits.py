@@ -95,10 +95,10 @@ def _model(
     model: Model, original: Path | None, values: Mapping[str, FixedValue] | None
 ) -> Iterator[tuple[Path, tuple[PlacedPair, ...]]]:
     """The float model of a quantized one, and the pairs; without the original it is made by removing them."""
+    from qdqspec.graph.model import require_path
     from qdqspec.graph.save import save_model
     from qdqspec.placement.import_qdq import import_placement
     from qdqspec.placement.strip import strip_qdq
-    from qdqspec.session.prepare import require_path
     from qdqspec.temporary import TemporaryFolder
 
     reference = None if original is None else model_given(original, values)

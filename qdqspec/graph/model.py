@@ -368,3 +368,10 @@ def without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
                 onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             )
     return light
+
+
+def require_path(model: Model) -> Path:
+    """The model's file; raises `ModelError` for a model in memory, which must be saved before it can be built."""
+    if model.path is None:
+        raise ModelError("the model has no file", cure="save it and load it with load_model")
+    return model.path

@@ -1,7 +1,7 @@
 """The worker processes of `qdqspec.measurement.isolate`, which build and run engines.
 
-Started as ``python -m qdqspec.measurement.worker``, in one of two roles. ``zygote``: load the backend's library once, then
-fork a child per engine on request. ``single``: serve one engine in this process, where forking is not possible.
+Started as ``python -m qdqspec.measurement.worker``, in one of two roles. ``zygote``: load the backend's library once,
+then fork a child per engine on request. ``single``: serve one engine in this process, where forking is not possible.
 
 Safety rules: a child ends when its connection ends; the zygote ends when the connection to its parent ends, but kills
 its children and removes the scratch folder first; interrupts of the terminal are ignored here, since the parent handles

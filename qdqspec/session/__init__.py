@@ -34,19 +34,19 @@ from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.lock import DeviceLock, log_wait
 from qdqspec.measurement.store import Store
+from qdqspec.parity.scores import joined_metrics
 from qdqspec.placement.import_qdq import import_placement
 from qdqspec.registry import resolve
 from qdqspec.session.backends import Backends
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped
 from qdqspec.session.culprits import MOST, culprits_of
+from qdqspec.session.evidence import CaseWork, skipped_record
 from qdqspec.session.parity import SideBySide
-from qdqspec.session.planning import plan_text
 from qdqspec.session.probes import Prober, read_probe
+from qdqspec.session.resources import Resources
 from qdqspec.session.result import Result
-from qdqspec.session.scores import joined_metrics
 from qdqspec.session.study import AnyStrategy, Study
-from qdqspec.session.work import CaseWork, skipped_record
-from qdqspec.session.workbench import Workbench
+from qdqspec.session.tuning import plan_text
 from qdqspec.spec.inline import Asked, AskedWithStrategy, PathLike, inline_case
 from qdqspec.types import (
     Case,
@@ -381,13 +381,13 @@ class Session:
         if key not in self._works:
             case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
             self._works[key] = CaseWork(
-                case, self._workbench(case), self._store, self.backends.of(case).device
+                case, self._resources(case), self._store, self.backends.of(case).device
             )
         return self._works[key]
 
-    def _workbench(self, case: Case) -> Workbench:
+    def _resources(self, case: Case) -> Resources:
         report, runtime = partial(self._report_wait, case.name), self.backends.of(case)
-        return Workbench(
+        return Resources(
             backend=runtime.backend,
             options=runtime.options,
             settings=runtime.settings,

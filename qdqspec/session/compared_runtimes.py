@@ -18,14 +18,14 @@ import numpy as np
 
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError
+from qdqspec.graph.model import require_path
 from qdqspec.measurement.fresh import FreshBuilds
 from qdqspec.measurement.profiles import Load, attach
 from qdqspec.measurement.stats import drift
 from qdqspec.measurement.together import Together, joined, ratios_between
-from qdqspec.session.prepare import require_path
+from qdqspec.session.evidence import CaseWork
 from qdqspec.session.timing import BUILDS, ROUNDS
 from qdqspec.session.tuning import clock_for
-from qdqspec.session.work import CaseWork
 from qdqspec.types import Clock, Interval, RuntimeComparison, RuntimeModel, Samples
 
 Report = Callable[[str, str], None]  # of a case, and what is done

@@ -9,7 +9,7 @@ from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
 from qdqspec.measurement.stats import inverse
 from qdqspec.search.select import Choice, choose, finalists, front_of, reaches
-from qdqspec.session.accuracy_constraint import AccuracyConstraint
+from qdqspec.session.constraint import AccuracyConstraint
 from qdqspec.types import EXACT_DB, FrontPoint, Interval, LatencyEvidence, Placement, Trial
 
 CLOSE_BUILDS = 2 * CONFIRM_BUILDS  # where the first confirmation does not decide

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from qdqspec.backends.base import Array, BuildOptions, Engine
 from qdqspec.errors import BackendError
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import power_of, sqnr_db
@@ -27,8 +27,8 @@ from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Runtime, Subject
-from qdqspec.session.case_bench import CaseBench
-from qdqspec.session.prepare import Candidates, require_path
+from qdqspec.session.candidates import Candidates
+from qdqspec.session.case import CaseBench
 from qdqspec.session.runtimes import ARITHMETIC, reference_runtime, unfused
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site

@@ -11,12 +11,12 @@ from typing import Self
 
 from qdqspec.backends.base import Array, Engine
 from qdqspec.errors import BackendError
+from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import Run, compare_outputs
-from qdqspec.session.case_bench import CaseBench
-from qdqspec.session.prepare import require_path
+from qdqspec.session.case import CaseBench
+from qdqspec.session.resources import Resources
 from qdqspec.session.runtimes import ARITHMETIC, unfused
-from qdqspec.session.workbench import Workbench
 from qdqspec.types import Case, ParityEvidence, TopK
 
 HELD_BYTES = 64 * 2**20  # inputs and outputs that wait for the next engine
@@ -32,7 +32,7 @@ class SideBySide:
 
     def __init__(
         self,
-        work: Workbench,
+        work: Resources,
         reference: Path,
         tuned: Path,
         fixed: Mapping[str, Array] | None = None,
@@ -108,7 +108,7 @@ class SideBySide:
         self._opened.callback(engine.close)
         return engine
 
-    def _unfused(self, work: Workbench, model: Path) -> _Rebuilt:
+    def _unfused(self, work: Resources, model: Path) -> _Rebuilt:
         backend = work.backend
         if backend.name != ARITHMETIC:
             backend = self._opened.enter_context(Isolated(ARITHMETIC))

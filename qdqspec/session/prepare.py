@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import get_args
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
 from qdqspec.corrections.find import Found
-from qdqspec.errors import BackendError, ModelError
+from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
 from qdqspec.graph.fold import fold_weights
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
-from qdqspec.graph.save import save_model
 from qdqspec.graph.wire import Parts
 from qdqspec.measurement.profiles import Load
 from qdqspec.parity.data import Dataset, doubts, open_data, random_feeds
+from qdqspec.parity.scores import Scores
 from qdqspec.parity.shapes import InputSpec, input_specs, resized, resolve_shapes, shape_profiles, shapes_text
 from qdqspec.placement.forms import format_choices
 from qdqspec.placement.space import SchemeSpace
@@ -30,14 +29,13 @@ from qdqspec.quantize.given import given_ranges
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import TensorRange, tie_ranges
 from qdqspec.regions.expressions import allowed_nodes, denied_nodes, require_included, unmatched
+from qdqspec.regions.grammar import parse
 from qdqspec.regions.search import find_regions
 from qdqspec.session.correcting import Correcting
-from qdqspec.session.fusion import FusionBuild, Groups, groups_of_file
-from qdqspec.session.keeping import KeptScales, kept_scales
-from qdqspec.session.observing import Observing
-from qdqspec.session.patterns import require_patterns
-from qdqspec.session.scores import Scores
-from qdqspec.types import Case, InputShape, PatternRules, Placement, Region
+from qdqspec.session.runtimes import FusionBuild, Groups, Observing, groups_of_file
+from qdqspec.session.start import KeptScales, kept_scales
+from qdqspec.spec.problems import Problem, source_lines, spec_error
+from qdqspec.types import Case, InputShape, PatternRules, Region
 
 RANDOM_SAMPLES = 8
 _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
@@ -341,30 +339,36 @@ class Prepared:
             self.warnings.append(warning)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Writes placements as model files to one folder.
-
-    The file of the empty placement is the user's model; ``others`` are files that are written elsewhere, by digest.
-    """
-
-    folder: Path
-    given: Path
-    insert: Callable[[Placement], Parts]
-    others: Mapping[str, Path] = field(default_factory=dict)
-
-    def __call__(self, placement: Placement) -> Path:
-        """The file of a placement; written once."""
-        if not placement.sites:
-            return self.given
-        path = self.others.get(placement.digest, self.folder / f"{placement.digest}.onnx")
-        if not path.exists():
-            save_model(self.insert(placement), path)
-        return path
+def require_patterns(case: Case) -> None:
+    """Raise `SpecError` listing every invalid pattern, with a caret under it."""
+    wrong = [error for text in (*case.patterns.allow, *case.patterns.deny) if (error := _error(text))]
+    if not wrong:
+        return
+    lines = _lines(case)
+    problems = [problem for error in wrong if (problem := _problem(error, lines))]
+    if case.spec is None or len(problems) < len(wrong):
+        raise wrong[0]  # defined in Python, or escaped in YAML: the error's own caret is used
+    raise spec_error(problems, lines, str(case.spec))
 
 
-def require_path(model: Model) -> Path:
-    """The model's file; raises `ModelError` for a model in memory, which must be saved before it can be built."""
-    if model.path is None:
-        raise ModelError("the model has no file", cure="save it and load it with load_model")
-    return model.path
+def _error(text: str) -> PatternError | None:
+    try:
+        parse(text)
+    except PatternError as error:
+        return error
+    return None
+
+
+def _lines(case: Case) -> list[str]:
+    if case.spec is None or case.spec.suffix == ".py" or not case.spec.is_file():
+        return []
+    return source_lines(case.spec.read_text(encoding="utf-8", errors="replace"))
+
+
+def _problem(error: PatternError, lines: Sequence[str]) -> Problem | None:
+    """The line and column of a pattern; ``None`` if no line contains it verbatim."""
+    for number, line in enumerate(lines, 1):
+        if (at := line.find(error.text)) >= 0:
+            message = f"{error.what.removesuffix(', in the pattern')}, in the pattern '{error.text}'"
+            return Problem(line=number, column=at + error.column, message=message)
+    return None

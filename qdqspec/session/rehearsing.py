@@ -11,8 +11,8 @@ from qdqspec.errors import PlacementError
 from qdqspec.quantize.calibrate import Feed
 from qdqspec.rehearsal import Rehearsal, Subject, sites_of
 from qdqspec.session.prepare import Prepared
+from qdqspec.session.resources import Resources
 from qdqspec.session.runtimes import reference_runtime
-from qdqspec.session.workbench import Workbench
 from qdqspec.types import Placement, Rehearsed, Site
 
 
@@ -24,7 +24,7 @@ class Rehearser:
     """
 
     def __init__(
-        self, prepared: Prepared, work: Workbench, given: tuple[Iterable[Feed], str] | None = None
+        self, prepared: Prepared, work: Resources, given: tuple[Iterable[Feed], str] | None = None
     ) -> None:
         self._prepared = prepared
         self._work = work

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from qdqspec.errors import StateError
 from qdqspec.files import RESULT, write_whole
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, require_path
 from qdqspec.session.cached import CachedSearch
 from qdqspec.session.files import make_folder, take_results
-from qdqspec.session.prepare import require_path
 from qdqspec.types import (
     Evidence,
     FrontPoint,

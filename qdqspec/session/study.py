@@ -31,7 +31,7 @@ from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
-from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.case import CaseBench
 from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placement
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.rehearsing import Rehearser

@@ -1,24 +1,43 @@
-"""Times the model files of a case against each other, whatever tool made them."""
+"""Times model files against each other, whatever tool made them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from qdqspec.backends.base import Array, Backend, BuildOptions, Engine
+from qdqspec.graph.model import load_model
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.profiles import Feeds
-from qdqspec.session.half import stand_in
+from qdqspec.measurement.race import settle
+from qdqspec.parity.data import open_data, shaped_by_data
+from qdqspec.parity.random_inputs import random_feeds
+from qdqspec.parity.shapes import input_specs, resolve_shapes
+from qdqspec.session.candidates import stand_in
+from qdqspec.session.resources import Resources
 from qdqspec.session.tuning import clock_for
-from qdqspec.session.workbench import Workbench
-from qdqspec.types import LatencyEvidence, TuneRules
+from qdqspec.types import (
+    Clock,
+    Inputs,
+    InputShape,
+    LatencyEvidence,
+    LayerTime,
+    Samples,
+    ShapeProfile,
+    TuneRules,
+)
+from qdqspec.units import interval_text, ratio_text
 
 BUILDS, ROUNDS = 3, 24  # the same precision as the confirmation of a search
 
 
 def time_files(
-    work: Workbench,
+    work: Resources,
     files: Mapping[str, Path],
     feeds: Feeds,
     rules: TuneRules,
@@ -43,3 +62,119 @@ def time_files(
         jobs=work.jobs,
     )
     return bench.compare(roles, builds=builds, rounds=rounds)
+
+
+FIRST_BUILDS, FIRST_ROUNDS = 2, 12
+SECOND_BUILDS, SECOND_ROUNDS = 4, 48
+
+Outcome = Literal["faster", "inconclusive", "slower", "broken"]
+Measure = Callable[[int, int], LatencyEvidence]  # builds and rounds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recheck:
+    """The outcome of one or two measurements of a cached winner; ``latency`` is the last of them.
+
+    A slow period of a noisy machine must not start a search that takes minutes. So a winner is rejected only if two
+    measurements from fresh builds prove that it gains less than ``tune.min_gain``.
+
+    ``faster``: one measurement proves that it gains more than ``min_gain``. ``slower``: both prove that it gains less.
+    ``broken``: it cannot be built and run any more. ``inconclusive``: everything else.
+    """
+
+    outcome: Outcome
+    latency: LatencyEvidence
+    min_gain: float = 0.0
+
+    @property
+    def finding(self) -> str:
+        """The outcome as text, for a warning."""
+        if self.outcome == "broken":
+            return f"the cached winner could not be built and run again: {self.latency.failures['tuned']}"
+        speedup = self.latency.speedup
+        figures = f"{ratio_text(speedup.median)}x (95 %: {interval_text(speedup)})"
+        asked = f"the {100 * self.min_gain:g} % of tune.min_gain"
+        if self.outcome == "slower":
+            lost = "is slower than the reference" if speedup.high < 1 else f"gains less than {asked}"
+            return f"the cached winner {lost} in two measurements: {figures}"
+        by = f" by {asked}" if self.min_gain else ""
+        return f"inconclusive: the cached winner is neither proved faster nor proved slower{by}: {figures}"
+
+
+def recheck(measure: Measure, min_gain: float = 0.0) -> Recheck:
+    """Measure a cached winner; if the gain is not proved, repeat once with more builds and rounds."""
+    least = 1 / (1 - min_gain)
+    below = []
+    for builds, rounds in ((FIRST_BUILDS, FIRST_ROUNDS), (SECOND_BUILDS, SECOND_ROUNDS)):
+        latency = measure(builds, rounds)
+        if "tuned" not in latency.samples:
+            return Recheck(outcome="broken", latency=latency)
+        if latency.speedup.low > least:
+            return Recheck(outcome="faster", latency=latency, min_gain=min_gain)
+        below.append(latency.speedup.high < least)
+    return Recheck(outcome="slower" if all(below) else "inconclusive", latency=latency, min_gain=min_gain)
+
+
+PROFILE_ROUNDS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """Layers of a built model, and its end-to-end times on one clock."""
+
+    layers: tuple[LayerTime, ...]
+    samples: Samples
+    median_ms: float
+
+
+def profile_models(
+    models: Mapping[str, Path],
+    backend: Backend,
+    options: BuildOptions,
+    inputs: Inputs,
+    *,
+    clock: Clock,
+    seed: int = 0,
+) -> dict[str, Profiled]:
+    """Profile models on the same inputs: the first sample of the data of ``inputs``, or random ones from the seed.
+
+    The branch of an If and the iterations of a Loop depend on the values. Raises `BackendError` if a model does not
+    build.
+    """
+    random = np.random.default_rng(seed)
+    with ExitStack() as opened:
+        engines = {
+            name: opened.enter_context(_built(path, backend, options, _feeds(path, inputs, seed)))
+            for name, path in models.items()
+        }
+        turns = {name: settle(engine, clock) for name, engine in engines.items()}
+        samples = dict.fromkeys(engines, Samples())
+        names = list(engines)
+        for _ in range(PROFILE_ROUNDS):
+            for position in random.permutation(len(names)):
+                name = names[position]
+                samples[name] += turns[name].sample(engines[name])
+        return {
+            name: Profiled(
+                layers=engine.layers(), samples=samples[name], median_ms=samples[name].median_ms(clock)
+            )
+            for name, engine in engines.items()
+        }
+
+
+def _feeds(path: Path, inputs: Inputs, seed: int) -> dict[str, Array]:
+    model = load_model(path)
+    shapes = resolve_shapes(model, shaped_by_data(model, inputs))
+    data = inputs.calibration or inputs.evaluation
+    if data is None:
+        return dict(next(iter(random_feeds(model, shapes, seed, 1))))
+    return dict(next(iter(open_data(data, input_specs(model, shapes), fixed=inputs.values))))
+
+
+@contextmanager
+def _built(path: Path, backend: Backend, options: BuildOptions, feeds: dict[str, Array]) -> Iterator[Engine]:
+    shapes = {name: InputShape(min=v.shape, opt=v.shape, max=v.shape) for name, v in feeds.items()}
+    fitting = replace(options, profiles=(ShapeProfile(shapes=shapes),))
+    with closing(backend.build(path, fitting)) as engine:
+        engine.bind(feeds)
+        yield engine

@@ -1,7 +1,4 @@
-"""The search of one case, from the first build to the confirmed winner.
-
-`tune` runs all steps; the result of a finished search is a `Tuned`, which the cache stores.
-"""
+"""The search of one case, from the first build to the confirmed winner, and its size before anything is built."""
 
 from __future__ import annotations
 
@@ -15,26 +12,27 @@ from typing import Self, TypeAlias, cast
 
 import numpy as np
 
+from qdqspec.graph.model import require_path
 from qdqspec.graph.weights import WeightStore
 from qdqspec.measurement.bench import Bench
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.space import SchemeSpace
+from qdqspec.regions.forecast import forecast_tuning
+from qdqspec.regions.inspect import forecast_line
 from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search
 from qdqspec.search.select import Choice, raw_winner
-from qdqspec.session.accuracy_constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
-from qdqspec.session.confirm import Confirmed, confirm
+from qdqspec.session.candidates import FILE, ROLE, Candidates, PartFiles, half_reference, note_half, stand_in
+from qdqspec.session.confirm import Confirmed, confirm, most_builds
+from qdqspec.session.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.session.correcting import SECONDS
 from qdqspec.session.files import BuildLogs
-from qdqspec.session.half import FILE, ROLE, half_reference, note_half, stand_in
-from qdqspec.session.oracle import RehearsalOracle
-from qdqspec.session.parts import PartFiles
-from qdqspec.session.prepare import Candidates, Prepared, require_path
-from qdqspec.session.rehearsed_metric import RehearsedMetric
+from qdqspec.session.oracle import RehearsalOracle, RehearsedMetric
+from qdqspec.session.prepare import Prepared
 from qdqspec.session.rehearsing import Rehearser
-from qdqspec.session.warm import Start, warm_starts
-from qdqspec.session.workbench import Workbench
+from qdqspec.session.resources import Resources
+from qdqspec.session.start import Start, warm_starts
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import (
     TRIALS,
@@ -47,6 +45,7 @@ from qdqspec.types import (
     Trial,
     TuneRules,
 )
+from qdqspec.units import seconds_text
 
 ERRORS_SHARE = 0.1  # of the time of a search, for the error of single blocks that it did not need
 
@@ -78,7 +77,7 @@ def clock_for(rules: TuneRules, threads: int) -> Clock:
     return rules.clock if rules.clock != "auto" else "cpu" if threads == 1 else "wall"
 
 
-def tune(prepared: Prepared, work: Workbench, journal: BuildLogs) -> Tuned:
+def tune(prepared: Prepared, work: Resources, journal: BuildLogs) -> Tuned:
     """Search, confirm by fresh builds, and select. Every trial is written to the journal before the next begins."""
     with Tuning(prepared, work, journal) as tuning:
         tuning.search.run()
@@ -94,7 +93,7 @@ class Tuning:
     def __init__(
         self,
         prepared: Prepared,
-        work: Workbench,
+        work: Resources,
         journal: BuildLogs,
         *,
         make: MakeStrategy | None = None,
@@ -228,7 +227,7 @@ class Tuning:
 
 def _bench(
     prepared: Prepared,
-    work: Workbench,
+    work: Resources,
     folder: Path,
     random: np.random.Generator,
     constraint: AccuracyConstraint,
@@ -258,7 +257,7 @@ def _bench(
 
 
 def _oracle(
-    prepared: Prepared, work: Workbench, constraint: AccuracyConstraint, opened: ExitStack
+    prepared: Prepared, work: Resources, constraint: AccuracyConstraint, opened: ExitStack
 ) -> RehearsalOracle | None:
     """The oracle of a search with accuracy constraints or objective; ``None`` on a simulated device."""
     computes = work.backend.capabilities(work.options).computes
@@ -280,7 +279,7 @@ def _oracle(
 
 def _setup(
     prepared: Prepared,
-    work: Workbench,
+    work: Resources,
     clock: Clock,
     trials: int,
     constraint: AccuracyConstraint,
@@ -327,3 +326,31 @@ def _seconds(rules: TuneRules, seconds_left: float | None) -> float | None:
     """The time limit of a search: that of the case, or what is left of the run."""
     limits = [60 * rules.minutes if rules.minutes is not None else None, seconds_left]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def plan_text(prepared: Prepared, rules: TuneRules) -> str:
+    """The largest number of builds, the number of units, and an estimate of the time."""
+    space = prepared.candidates
+    pairs = space.resolve(space.everything()).pairs
+    builds, confirming = trials_of(rules, space), most_builds(pareto=rules.objective == "pareto")
+    said = (
+        f"{len(space.units)} units in {len(space.regions)} regions can be quantized, "
+        f"up to {pairs} Q/DQ pairs; at most {builds} builds and {confirming} to confirm; "
+        f"{_forecast(prepared, rules)}"
+    )
+    if rules.accuracy is None:
+        return said
+    prepared.scores.require(rules.accuracy.metric)
+    return (
+        f"{said}; {rules.accuracy.key} on {prepared.scores.samples} samples, of the reference and of each "
+        "candidate that has won its races"
+    )
+
+
+def _forecast(prepared: Prepared, rules: TuneRules) -> str:
+    """A forecast of the search's time, made without building anything, and the limit that may end it earlier."""
+    space, shapes = prepared.candidates, {name: spec.shape for name, spec in prepared.inputs.items()}
+    guessed = forecast_line(forecast_tuning(space.model, trials_of(rules, space), shapes))
+    if rules.minutes is None:
+        return guessed
+    return f"{guessed}; ended after {seconds_text(60 * rules.minutes)}"

@@ -12,7 +12,7 @@ import pytest
 
 from qdqspec.errors import StateError
 from qdqspec.session import Session
-from qdqspec.session.fusion import FILE
+from qdqspec.session.runtimes import FILE
 from qdqspec.types import Case, RegionRules, TuneRules
 
 pytestmark = pytest.mark.usefixtures("engine_threads")

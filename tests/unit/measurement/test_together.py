@@ -20,7 +20,7 @@ from qdqspec.errors import BackendError
 from qdqspec.measurement import together
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.together import Together, time_together
-from qdqspec.session.workbench import Workbench
+from qdqspec.session.resources import Resources
 from qdqspec.testing.backends import small_model
 from qdqspec.types import Samples
 
@@ -133,7 +133,7 @@ def test_builds_that_time_kernels_are_made_one_by_one() -> None:
     from qdqspec.backends.trtexec import Trtexec
 
     for backend, jobs in ((OnnxRuntime(), 4), (TensorRt(), 1), (Trtexec(), 1)):
-        work = Workbench(
+        work = Resources(
             backend=backend,
             options=BuildOptions(),
             settings=Settings(jobs=4),

@@ -15,7 +15,7 @@ from qdqspec import find_culprits
 from qdqspec.backends.base import BuildOptions
 from qdqspec.graph.model import load_model
 from qdqspec.session import Session, culprits
-from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.case import CaseBench
 from qdqspec.session.culprits import culprits_of
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Consumer, CulpritEvidence, Inputs, PlacedPair, Site

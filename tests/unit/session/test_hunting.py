@@ -22,8 +22,7 @@ from qdqspec.cli import main
 from qdqspec.errors import BackendError, DataError
 from qdqspec.parity.typical import Typical
 from qdqspec.session import Session
-from qdqspec.session.hunting import search_parity
-from qdqspec.session.probes import SavedProbe, read_probe, write_probe
+from qdqspec.session.probes import SavedProbe, read_probe, search_parity, write_probe
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
 

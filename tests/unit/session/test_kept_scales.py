@@ -15,8 +15,8 @@ from qdqspec.placement.insert import insert_qdq
 from qdqspec.quantize.corrections import weight_key
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.session import Session
-from qdqspec.session.keeping import kept_scales
 from qdqspec.session.prepare import Prepared
+from qdqspec.session.start import kept_scales
 from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Case, Inputs, Placement, QuantizeRules, TuneRules
 

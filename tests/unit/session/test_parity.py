@@ -23,8 +23,8 @@ from qdqspec.graph.model import QDQ_OPS, load_model
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import compare_outputs
 from qdqspec.session.parity import SideBySide
+from qdqspec.session.resources import Resources
 from qdqspec.session.runtimes import ARITHMETIC
-from qdqspec.session.workbench import Workbench
 from qdqspec.types import ParityEvidence
 
 DATA = Path(__file__).parents[2] / "data"
@@ -72,8 +72,8 @@ class BreakingEngine:
         self.broken = True
 
 
-def bench(backend: object) -> Workbench:
-    return Workbench(
+def bench(backend: object) -> Resources:
+    return Resources(
         backend=backend,  # type: ignore[arg-type]  # stand-ins have what is used
         options=BuildOptions(),
         settings=Settings(),

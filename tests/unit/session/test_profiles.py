@@ -18,7 +18,7 @@ from qdqspec.graph.weights import WeightStore
 from qdqspec.report.record import record_from_json, record_to_json
 from qdqspec.report.write import format_for
 from qdqspec.session import Session
-from qdqspec.session.parts import PartFiles
+from qdqspec.session.candidates import PartFiles
 from qdqspec.types import Case, Inputs, InputShape, Placement, ShapeProfile, TuneRules
 
 

@@ -25,7 +25,7 @@ from qdqspec.checks.speedup import check as speedup_check
 from qdqspec.errors import BackendError, DataError, ModelError, OutputError, QdqspecError, StateError
 from qdqspec.session import Session
 from qdqspec.session.cached import data_digest, key_of
-from qdqspec.session.work import CaseWork
+from qdqspec.session.evidence import CaseWork
 from qdqspec.types import (
     Case,
     CheckSpec,
@@ -601,7 +601,7 @@ def test_a_search_that_could_not_be_written_is_not_repeated(
 
     session = open_session()
     with monkeypatch.context() as patch:
-        patch.setattr("qdqspec.session.finder.write_results", full)
+        patch.setattr("qdqspec.session.pipeline.write_results", full)
         with pytest.raises(OutputError):
             session.search(case)
     resumed = open_session()

@@ -22,7 +22,7 @@ from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.regions.search import find_regions
-from qdqspec.session.warm import Start, warm_starts
+from qdqspec.session.start import Start, warm_starts
 from qdqspec.testing.graphs import ranges_for
 from qdqspec.types import Placement, Trial
 

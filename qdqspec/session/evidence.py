@@ -8,19 +8,19 @@ from pathlib import Path
 from qdqspec.baseline.store import Renewal
 from qdqspec.checks.parity import culpable_output
 from qdqspec.errors import QdqspecError
-from qdqspec.graph.model import Model, load_model
+from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.lint import lint_model
 from qdqspec.measurement.race import MIXED_LAUNCHES
 from qdqspec.measurement.store import Store
+from qdqspec.parity.scores import accuracy_evidence
 from qdqspec.placement.survival import check_survival
-from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.case import CaseBench
 from qdqspec.session.culprits import culprits_of
-from qdqspec.session.finder import Finder
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
 from qdqspec.session.parity import compare_models
-from qdqspec.session.prepare import require_path
-from qdqspec.session.scores import accuracy_evidence
-from qdqspec.session.workbench import Workbench
+from qdqspec.session.pipeline import Finder
+from qdqspec.session.probes import search_parity
+from qdqspec.session.resources import Resources
 from qdqspec.types import (
     AccuracyEvidence,
     Case,
@@ -47,7 +47,7 @@ CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
 class CaseWork:
     """The evidence of one case in one session. Each attribute is computed once, on first access."""
 
-    def __init__(self, case: Case, bench: Workbench, store: Store, device: DeviceKey) -> None:
+    def __init__(self, case: Case, bench: Resources, store: Store, device: DeviceKey) -> None:
         self.bench = CaseBench(case, bench, device)
         self.finder = Finder(self.bench, store, self.validate)
         self.store = store
@@ -120,8 +120,6 @@ class CaseWork:
             self.culprits = culprits_of(self.bench, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
         unsearched = params.search is not None and params.evidence_key not in self.parity_search
         if unsearched and not params.broken_by(outputs, whole=True):
-            from qdqspec.session.hunting import search_parity  # loads Hypothesis, which few cases need
-
             found = search_parity(self.bench, self.finder.tuned_path, params, check.id)
             self.parity_search[params.evidence_key] = found
 

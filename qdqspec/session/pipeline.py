@@ -8,22 +8,21 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from qdqspec.errors import BackendError, QdqspecError, StateError
+from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.session.cached import MODEL, PATTERNS, RAW_MODEL, SCHEME, CachedSearch, keep, recall
-from qdqspec.session.case_bench import CaseBench
+from qdqspec.session.case import CaseBench
 from qdqspec.session.files import (
     REFERENCE,
     make_folder,
     open_journal,
+    refuse_own,
     take_results,
     write_patterns,
     write_results,
 )
-from qdqspec.session.prepare import require_path
-from qdqspec.session.recheck import FIRST_BUILDS, FIRST_ROUNDS, recheck
-from qdqspec.session.stage import refuse_own
-from qdqspec.session.timing import BUILDS, ROUNDS
+from qdqspec.session.timing import BUILDS, FIRST_BUILDS, FIRST_ROUNDS, ROUNDS, recheck
 from qdqspec.session.tuning import Tuned, tune
 from qdqspec.types import LatencyEvidence, PlacedPair, Placement
 from qdqspec.units import metric_text

@@ -1,4 +1,4 @@
-"""One case on its backend: model, data, output folder, and functions to run and time model files."""
+"""A case on its backend: model, data, output folder, and the resources that it shares with other cases."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from qdqspec.config import claim_folder, find_folder
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.declared import unconfirmed_outputs
 from qdqspec.graph.given import OwnCopy, fixed_in, given_model, with_true_outputs
-from qdqspec.graph.model import Model
+from qdqspec.graph.model import Model, require_path
 from qdqspec.measurement.lock import RunLock
 from qdqspec.parity.data import shaped_by_data
 from qdqspec.parity.shapes import shape_profiles
 from qdqspec.session.cached import data_digest, key_of
+from qdqspec.session.candidates import ROLE, half_reference, note_half
 from qdqspec.session.files import REFERENCE, BuildLogs
-from qdqspec.session.half import ROLE, half_reference, note_half
-from qdqspec.session.prepare import Prepared, require_path
+from qdqspec.session.prepare import Prepared
+from qdqspec.session.resources import Resources
 from qdqspec.session.timing import BUILDS, ROUNDS, time_files
 from qdqspec.session.tuning import MakeStrategy, Tuning
-from qdqspec.session.workbench import Workbench
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
 
@@ -32,7 +32,7 @@ from qdqspec.types import Case, DeviceKey, LatencyEvidence
 class CaseBench:
     """Inputs of all work on a case. Each attribute is computed once, on first access."""
 
-    def __init__(self, case: Case, bench: Workbench, device: DeviceKey) -> None:
+    def __init__(self, case: Case, bench: Resources, device: DeviceKey) -> None:
         self.case = case
         self.device = device
         self.settings = bench.settings
@@ -75,7 +75,7 @@ class CaseBench:
         return replace(self.case, inputs=shaped_by_data(self.given, self.case.inputs))
 
     @cached_property
-    def work(self) -> Workbench:
+    def work(self) -> Resources:
         """The workbench with the shapes of this case and a state folder shared by its builds."""
         options = replace(
             self._given_bench.options,

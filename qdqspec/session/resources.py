@@ -1,4 +1,4 @@
-"""The shared resources of a search: a backend with its options, settings, and the lock of the device."""
+"""The resources that the work on cases shares: a backend with its options, settings, and the lock of the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qdqspec.search.loop import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workbench:
+class Resources:
     """The shared resources of a search."""
 
     backend: Backend

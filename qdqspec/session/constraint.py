@@ -15,10 +15,11 @@ from functools import partial
 
 from qdqspec.backends.base import Backend, BuildOptions, Engine
 from qdqspec.errors import BackendError, DataError
+from qdqspec.graph.model import require_path
 from qdqspec.measurement.admission import Admission
 from qdqspec.parity.gate import SAMPLES, AllData, OutputGate
 from qdqspec.search.select import reaches
-from qdqspec.session.prepare import Prepared, require_path
+from qdqspec.session.prepare import Prepared
 from qdqspec.types import AccuracyBound, AccuracyRules, Placement, SearchLimits, Trial
 from qdqspec.units import count_text, metric_text, ratio_text
 

@@ -1,0 +1,206 @@
+"""What a search starts from: placements of earlier searches, and scales of quantized models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from qdqspec.corrections.bits import overflows
+from qdqspec.corrections.layers import find_layers
+from qdqspec.errors import ConfigError, StateError
+from qdqspec.graph.model import Model, load_model
+from qdqspec.measurement.journal import read_journal
+from qdqspec.placement.cache import WarmStart
+from qdqspec.placement.cache import warm_starts as cached_starts
+from qdqspec.placement.cache_file import read_cache
+from qdqspec.placement.import_qdq import import_placement, placement_for
+from qdqspec.placement.match import Matcher
+from qdqspec.placement.project import project
+from qdqspec.placement.scheme import read_scheme
+from qdqspec.placement.space import SchemeSpace
+from qdqspec.quantize.corrections import WeightKey, WeightNumbers, weight_key
+from qdqspec.quantize.formats import BIAS_FORMAT, number_format
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.types import PlacedPair, Site
+from qdqspec.units import count_text
+
+MOST = 2  # placements taken from a journal; each costs the next search a build
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The target of a warm start: a space, and the backend and device that its placements are measured on."""
+
+    space: SchemeSpace
+    backend: str
+    device: str
+    note: Callable[[str], None]
+
+
+def warm_starts(paths: Iterable[Path], start: Start) -> tuple[WarmStart, ...]:
+    """The placements in the files, each once. Raises for a file that is damaged or of another backend.
+
+    Each is a placement of this model that the backend supports. It is a candidate like any other: a poor one costs one
+    build.
+
+    A file without a placement for this model is noted.
+    """
+    found: dict[str, WarmStart] = {}
+    for path in paths:
+        starts = [known for known in _reader(path)(path, start) if known.placement.sites or known.proved]
+        if not starts:
+            start.note(f"{path.name} has nothing to start from for this model")
+        for known in starts:
+            before = found.get(known.placement.digest, known)
+            found[known.placement.digest] = WarmStart(known.placement, known.proved or before.proved)
+    return tuple(found.values())
+
+
+_Reader = Callable[[Path, Start], Iterable[WarmStart]]
+
+
+def _reader(path: Path) -> _Reader:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(
+            "tune.start_from takes pattern caches (.yaml), journals (.jsonl), schemes (.json) and Q/DQ models (.onnx)",
+            where=path,
+            cure="name a file that a tuning run has left, or a quantized model",
+        )
+    return reader
+
+
+def _of_cache(path: Path, start: Start) -> Iterable[WarmStart]:
+    try:
+        return cached_starts(read_cache(path), start.space.regions, start.space, start.backend, start.device)
+    except StateError as error:
+        raise StateError(error.what, where=error.where or path, cure=error.cure) from None
+
+
+def _of_scheme(path: Path, start: Start) -> Iterable[WarmStart]:
+    known = read_scheme(path)
+    _require_backend("scheme", known.backend, path, start)
+    return [WarmStart(project(start.space, known.placement), proved=False)]
+
+
+def _of_journal(path: Path, start: Start) -> Iterable[WarmStart]:
+    """The best placements of an earlier search: by confirmation, or by races if it was interrupted."""
+    header, trials = read_journal(path)
+    _require_backend("journal", str(header.get("backend")), path, start)
+    confirmed = [trial for trial in trials if trial.phase == "confirm" and trial.ok]
+    ranked = sorted(confirmed or (t for t in trials if t.incumbent), key=lambda t: (t.ratio or 1.0, t.number))
+    placements = dict.fromkeys(trial.placement for trial in ranked)
+    for rank, placement in enumerate(list(placements)[:MOST]):
+        found = project(start.space, placement)
+        fits = found.digest == placement.digest and header.get("device") == start.device
+        yield WarmStart(found, proved=bool(confirmed) and rank == 0 and fits)
+
+
+def _require_backend(what: str, backend: str, path: Path, start: Start) -> None:
+    if backend != start.backend:
+        raise StateError(
+            f"the {what} was made on {backend}, not on {start.backend}: "
+            "what is fast on one backend is slow on another",
+            where=path,
+            cure=f"start from a {path.name} that a run on {start.backend} has left",
+        )
+
+
+def _of_model(path: Path, start: Start) -> Iterable[WarmStart]:
+    fitted = placement_for(start.space.model, load_model(path))
+    for line in fitted.notes:
+        start.note(f"{path.name}: {line}")
+    return [WarmStart(project(start.space, fitted.placement), proved=False)]
+
+
+_READERS: Mapping[str, _Reader] = {
+    ".yaml": _of_cache,
+    ".yml": _of_cache,
+    ".json": _of_scheme,
+    ".jsonl": _of_journal,
+    ".onnx": _of_model,
+}
+
+
+_SUFFIX = ".onnx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptScales:
+    """Ranges of activations and scales of weights, read from quantized models."""
+
+    ranges: dict[str, TensorRange] = field(default_factory=dict)
+    weights: dict[WeightKey, WeightNumbers] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The tensors that have a range or a scale."""
+        return frozenset((*self.ranges, *(tensor for tensor, _, _ in self.weights)))
+
+
+def kept_scales(
+    model: Model, paths: Iterable[Path], note: Callable[[str], None], *, saturates: bool
+) -> KeptScales:
+    """The scales that quantized models among these files have for tensors of ``model``; the first file wins.
+
+    Zero points are kept with the scales of activations. Scales of int8 weights that could overflow where sums of two
+    products saturate (``saturates``) are not kept, and noted.
+    """
+    kept = KeptScales()
+    for path in (path for path in paths if path.suffix.lower() == _SUFFIX):
+        before, refused = len(kept.tensors), 0
+        for site, pair in _fitted(model, load_model(path)):
+            if not site.weight:
+                kept.ranges.setdefault(site.tensor, _range(pair))
+            elif saturates and _can_overflow(model, site, _scale(pair)):
+                refused += 1
+            else:
+                kept.weights.setdefault(weight_key(site), WeightNumbers(scale=_scale(pair)))
+        note(
+            f"{path.name}: the scales of {count_text(len(kept.tensors) - before, 'tensor')} are kept; "
+            "`quantize: {scales: recalibrate}` computes them from calibration data instead"
+        )
+        if refused:
+            note(
+                f"{path.name}: {count_text(refused, 'weight')} would overflow with these scales on this processor, "
+                "whose sums of 8-bit products saturate, and are quantized to 7 bits"
+            )
+    return kept
+
+
+def _fitted(model: Model, quantized: Model) -> Iterator[tuple[Site, PlacedPair]]:
+    """The pairs with integer formats and, for weights, zero point 0, as sites of the model."""
+    imported = import_placement(quantized, model)
+    matcher = Matcher(model, imported.positions)
+    for pair in imported.pairs:
+        fmt = number_format(pair.site.format)
+        usable = not fmt.floating and not fmt.block and fmt.name != BIAS_FORMAT
+        if usable and not (pair.site.weight and any(pair.zero_point)):
+            for site in matcher.find(pair.site).sites:
+                yield site, pair
+
+
+def _range(pair: PlacedPair) -> TensorRange:
+    """The range that an activation's format represents with its scale and zero point."""
+    fmt, scale, zero_point = number_format(pair.site.format), pair.scale[0], pair.zero_point[0]
+    return TensorRange((fmt.low - zero_point) * scale, (fmt.high - zero_point) * scale)
+
+
+def _scale(pair: PlacedPair) -> np.ndarray:
+    return np.array(pair.scale, np.float32).reshape(() if pair.site.axis is None else (-1,))
+
+
+def _can_overflow(model: Model, site: Site, scale: np.ndarray) -> bool:
+    """Whether int8 weights with this scale can overflow; also true if the layout of the kernel is unknown."""
+    if site.format != "int8":
+        return False
+    layer = find_layers(model, [site]).get(site.tensor)
+    if layer is None:
+        return True
+    along = [-1 if index == site.axis else 1 for index in range(len(layer.shape))]
+    step = scale.reshape(along) if scale.ndim else scale
+    integers = np.clip(np.rint(model.array(site.tensor).astype(np.float32) / step), -128, 127)
+    return overflows(layer, integers)
