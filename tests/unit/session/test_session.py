@@ -846,7 +846,7 @@ def test_nor_after_something_went_wrong(
         def full(*_: object, **__: object) -> None:
             raise OutputError("no space left")
 
-        monkeypatch.setattr("qdqspec.session.prepare.save_model", full)
+        monkeypatch.setattr("qdqspec.session.candidates.save_model", full)
         with closing(open_session()) as session, pytest.raises(OutputError):
             session.search(case)
     assert children() == before
