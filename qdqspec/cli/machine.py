@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import registry
-from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, backend_named, say, say_json, settings_from
+from qdqspec.cli.words import (
+    FINE,
+    IMPOSSIBLE,
+    add_verb,
+    backend_named,
+    complain,
+    say,
+    say_json,
+    settings_from,
+)
 from qdqspec.config import OPTIONS, list_settings, options_of
+from qdqspec.config.hooks import declaration_of, load
 from qdqspec.config.settings import DEFAULT_BACKEND
+from qdqspec.errors import ConfigError
 from qdqspec.units import without_passwords
 
 if TYPE_CHECKING:
-    from qdqspec.backends.base import Availability
+    from qdqspec.backends.base import Availability, BuildOptions
     from qdqspec.cli.words import Verbs
 
 
 def add_verbs(verbs: Verbs) -> None:
     """Declare ``doctor`` and ``config``."""
-    add_verb(
+    parser = add_verb(
         verbs,
         "doctor",
         doctor,
         does="Tell which backends work here, and how to get the others. Exits 0 when the chosen one works.",
         example=f"qdqspec doctor --backend {DEFAULT_BACKEND}",
-        options=["backend", "device", "backend-option"],
+        options=["backend", "device", "backend-option", "plugin"],
+    )
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FILE.tgz",
+        help="Build, run and time small models on the backend, and write all that is recorded as one archive "
+        "(tensorrt: docs/gpu-day.md).",
     )
     add_verb(
         verbs,
@@ -42,6 +61,8 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     settings = settings_from(arguments)
     chosen, options = settings.backend, BuildOptions.of(settings)
+    if arguments.bundle is not None:
+        return _bundle(chosen, arguments.bundle.absolute(), options, as_json=arguments.json)
     found = {name: backend_named(name).probe(options) for name in registry.names("backend")}
     if arguments.json:
         backends = {name: _facts(name, availability) for name, availability in found.items()}
@@ -51,6 +72,22 @@ def doctor(arguments: argparse.Namespace) -> int:
             say(_diagnosis(name, availability, chosen=name == chosen))
         say("\n".join(_option_lines(chosen)))
     return FINE if found[chosen].usable else IMPOSSIBLE
+
+
+def _bundle(name: str, path: Path, options: BuildOptions, *, as_json: bool) -> int:
+    """Write the archive of a backend; its progress goes to standard error."""
+    hook = declaration_of(name).bundle
+    if not hook:
+        raise ConfigError(
+            f"backend {name} has no bundle",
+            cure="choose one that has, as --backend tensorrt (docs/gpu-day.md)",
+        )
+    summary = load(hook)(path, options, say=complain)
+    if as_json:
+        say_json(summary)
+    else:
+        say(f"Archive: {path}")
+    return FINE if summary["answers"]["runs"] else IMPOSSIBLE
 
 
 def _facts(name: str, availability: Availability) -> dict[str, object]:

@@ -34,6 +34,8 @@ class Declaration:
     ``placement_rules`` are rules of its own beside those of `qdqspec.placement.rules`, for `Capabilities.rules`.
     ``exported`` reads an engine from files that the runtime's tools export, ``(files, model)``: a
     `qdqspec.backends.base.Exported`.
+    ``bundle`` runs small models and writes an archive of all that was recorded,
+    ``(path, options, *, say)``: its summary, with ``answers["runs"]``.
     ``float16`` converts a model, ``(model, path, *, keep_io)``: an ``onnx.ModelProto``.
     ``as_defined`` are the options of a build that computes each operator as ONNX defines it and fuses nothing, and
     ``optimized`` those of one with all optimizations; the default backend has both.
@@ -47,6 +49,7 @@ class Declaration:
     kernel_origins: Hook = ""
     placement_rules: Mapping[str, Hook] = field(default_factory=dict)
     exported: Hook = ""
+    bundle: Hook = ""
     float16: Hook = ""
     as_defined: Mapping[str, str] = field(default_factory=dict)
     optimized: Mapping[str, str] = field(default_factory=dict)

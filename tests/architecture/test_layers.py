@@ -19,7 +19,7 @@ LAYERS = {
     "placement": 3, "lint": 3, "measurement": 3, "parity": 3,
     "rehearsal": 4, "search": 4,
     "checks": 5, "corrections": 5,
-    "cases": 6, "progress": 6, "session": 6,
+    "cases": 6, "gpu_day": 6, "progress": 6, "session": 6,
     "report": 7,
     "plugin": 8, "cli": 8, "api": 8, "testing": 8, "__main__": 8,
 }  # fmt: skip
@@ -78,9 +78,9 @@ def package_of(path: Path) -> str:
 
 
 def package_in(parts: Sequence[str]) -> str:
-    """The package that a module is counted to: rules of lint in a backend's folder are of `lint`."""
-    is_rule = parts[0] == "backends" and parts[2:3] == ("lint",)
-    return "lint" if is_rule else parts[0]
+    """The package that a module is counted to: lint rules and the GPU day in a folder of a backend are their own."""
+    inside = parts[2:3] if parts[0] == "backends" else ()
+    return inside[0] if inside in (("lint",), ("gpu_day",)) else parts[0]
 
 
 def imports(path: Path, *, type_checking: bool = True) -> set[str]:

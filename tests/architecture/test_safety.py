@@ -60,6 +60,9 @@ WRITES_IN_PLACE = {
     "measurement/worker.py": "its log and its own process's settings",
     "measurement/_child.py": "the log of a child",
     "backends/tensorrt/cache.py": "one line a build, which is not read back",
+    "backends/tensorrt/gpu_day/archive.py": "into a temporary folder, packed as a whole",
+    "backends/tensorrt/gpu_day/models.py": "into a temporary folder",
+    "backends/tensorrt/gpu_day/parts.py": "into a temporary folder, packed as a whole",
     "backends/trtexec/files.py": "inputs for a tool, in a temporary folder",
     "testing/backends.py": "models of a test, in its folder",
 }
@@ -70,6 +73,7 @@ MAKES_TEMPORARY = {
     "measurement/_child.py",  # inside the launcher's folder
     "measurement/worker.py",  # tells a child where its folder is
     "report/private.py",  # knows its name, to keep it out of reports
+    "backends/tensorrt/gpu_day/clean.py",  # knows its name, to keep it out of the archive
     "backends/onnxruntime/engine.py",  # in a child: inside the child's folder
     "backends/trtexec/engine.py",
     "backends/trtexec/process.py",

@@ -118,14 +118,9 @@ class Build:
 
     def _parse(self, network: trt.INetworkDefinition) -> None:
         """Parse the file, not a copy in memory: external data is found, and the 2 GB limit does not apply."""
-        import tensorrt as trt
-
-        parser = trt.OnnxParser(network, self._logger)
-        if parser.parse_from_file(str(self._model)):
-            return
-        problems = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
+        problems = _problems(network, self._model, self._log, self._logger)
         if not problems:
-            raise self._log.failure("TensorRT could not read the model", self._model)
+            return
         what = "the model" if len(problems) == 1 else f"{len(problems)} nodes of the model"
         raise BackendError(
             f"TensorRT refuses {what}: {' | '.join(problems)}",
@@ -180,6 +175,38 @@ class Build:
                 where=self._model,
                 cure='write it as -name=value, separated by spaces: "-conv_use_long_w=off -kgen:codegen:cuda_tile=2"',
             )
+
+
+def parse_model(model: Path, log: Log, logger: trt.ILogger) -> tuple[str, ...]:
+    """Parse a file without building it; returns what the parser rejects, node by node.
+
+    Raises `BackendError` if TensorRT fails without naming a node.
+    """
+    import tensorrt as trt
+
+    with refusals(log, "TensorRT could not read the model", model):
+        trt.init_libnvinfer_plugins(logger, "")
+        network = trt.Builder(logger).create_network(network_flags())
+        return _problems(network, model, log, logger)
+
+
+def build_routes(logger: trt.ILogger) -> str:
+    """The compiler's knobs as TensorRT lists them, a JSON text; empty before version 11."""
+    import tensorrt as trt
+
+    return str(optional(trt.Builder(logger).create_builder_config(), "all_build_routes") or "")
+
+
+def _problems(network: trt.INetworkDefinition, model: Path, log: Log, logger: trt.ILogger) -> tuple[str, ...]:
+    import tensorrt as trt
+
+    parser = trt.OnnxParser(network, logger)
+    if parser.parse_from_file(str(model)):
+        return ()
+    problems = tuple(_problem(parser.get_error(index)) for index in range(parser.num_errors))
+    if not problems:
+        raise log.failure("TensorRT could not read the model", model)
+    return problems
 
 
 def _problem(error: trt.ParserError) -> str:

@@ -41,6 +41,7 @@ from qdqspec.backends.tensorrt.options import OPTIONS, options_from
 from qdqspec.backends.tensorrt.profiles import Shape
 from qdqspec.backends.tensorrt.run import Bound, Session, check_feeds, ports_of
 from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.files import write_whole
 from qdqspec.graph.model import Model
 from qdqspec.types import NOT_CAPTURED, DeviceKey, LayerTime, Samples
 
@@ -204,12 +205,21 @@ class TensorRtEngine:
 
         Their sum exceeds the latency by 18 to 35 % in recorded runs: it shows relative, not absolute times.
         """
+        return parse_layers(*self.recorded(runs, profile), model=_read_model(self.model))
+
+    def recorded(self, runs: int = 12, profile: int = 0) -> tuple[str, list[dict[str, Any]]]:
+        """Layer information and profile in the formats of trtexec's ``--exportLayerInfo`` and ``--exportProfile``."""
         feeds = self._require_bound(profile).feeds
         engine = self._require_built().engine
         with closing(self._open(feeds, profile)) as session:
             times = session.profile(_PROFILE_WARMUP, runs)
-            information = self._information(engine, session.context)
-        return parse_layers(information, times, model=_read_model(self.model))
+            return self._information(engine, session.context), times
+
+    def save(self, path: Path) -> None:
+        """Write the engine to a file that ``trtexec --loadEngine`` reads."""
+        with refusals(self._log, "the engine could not be serialized", self.model):
+            plan = self._require_built().engine.serialize()
+        write_whole(path, bytes(plan), what="the engine")
 
     def close(self) -> None:
         """Free everything on the GPU; closing twice has no effect."""

@@ -173,3 +173,28 @@ def test_a_misspelt_word_has_a_suggestion(
         cli.main(words)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_doctor_of_a_backend_without_a_bundle(verb, tmp_path):
+    result = verb("doctor", "--backend", "fake", "--bundle", tmp_path / "out.tgz")
+    assert result.code == 2
+    assert "backend fake has no bundle" in result.err
+    assert not (tmp_path / "out.tgz").exists()
+
+
+def test_doctor_writes_the_bundle_of_a_backend(verb, tmp_path, monkeypatch):
+    said = {"answers": {"runs": True}}
+
+    def write(path, options, *, say):
+        say("1/1 three-layers: done")
+        path.write_text(str(options.device))
+        return said
+
+    monkeypatch.setattr("qdqspec.backends.tensorrt.gpu_day.archive.write_bundle", write)
+    words = ("doctor", "--backend", "tensorrt", "--device", "1", "--bundle", "out.tgz")
+    result = verb(*words)
+    assert (result.code, (tmp_path / "out.tgz").read_text()) == (0, "1")
+    assert "1/1 three-layers: done" in result.err
+    assert verb(*words, "--json").json == said
+    said["answers"]["runs"] = False
+    assert verb(*words).code == 2

@@ -1,0 +1,195 @@
+"""Runs the parts one after the other, each in a process of its own, and writes all of their files as one archive."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from qdqspec import __version__
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.tensorrt.gpu_day.clean import cleaned, hidden_words
+from qdqspec.backends.tensorrt.gpu_day.parts import BY_NAME, LARGE_MIB, PARTS, SCRATCH, Day, Facts, Part
+from qdqspec.errors import BackendUnavailableError, QdqspecError
+from qdqspec.files import write_whole
+from qdqspec.temporary import TemporaryFolder
+
+SCHEMA_VERSION = 1
+_ROOT = "gpu-day"
+_RESULT = "result.json"
+_MOST_LOG = 32 << 20  # bytes kept of a log, its last ones
+_BINARY = (".onnx",)  # files that contain no text of this machine
+# Medians in ms that NVIDIA recorded on an A100 with TensorRT 8, batch 32 (tests/data/tensorrt).
+RECORDED = {"fp16": 0.862, "qat": 0.883, "residual": 0.546, "residual-qgap": 0.500}
+
+Launch: TypeAlias = Callable[[Part, Day, Path], str]
+
+
+def write_bundle(
+    path: Path,
+    options: BuildOptions,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    parts: Sequence[Part] = PARTS,
+    large_mib: int = LARGE_MIB,
+    launch: Launch | None = None,
+) -> Facts:
+    """Run ``parts`` and write the archive; return its ``summary.json``. A part that fails does not stop the others.
+
+    ``launch`` runs one part and returns why its process did not end by itself, or nothing. Raises `OutputError` if the
+    archive cannot be written.
+    """
+    run = launch or start
+    write_whole(path, b"", what="the archive")  # before the work, not after it
+    results: list[Facts] = []
+    with TemporaryFolder() as folder:
+        try:
+            for number, part in enumerate(parts, start=1):
+                day = Day(
+                    folder=folder / part.name,
+                    device=options.device,
+                    extra=dict(options.extra),
+                    large_mib=large_mib,
+                )
+                day.folder.mkdir()
+                result = _result(part, day, run)
+                results.append(result)
+                why = f" ({result['why']})" if result["why"] else ""
+                say(
+                    f"{number}/{len(parts)} {part.name}: {result['status']} in {result['seconds']:.1f} s{why}"
+                )
+        finally:  # also after Ctrl-C: what was recorded is worth sending
+            summary = _summary(results, len(parts))
+            write_whole(path, _packed(folder, summary), what="the archive")
+    return summary
+
+
+def start(part: Part, day: Day, log: Path) -> str:
+    """Run a part in a fresh interpreter, which is ended with all of its children after the part's time."""
+    words = json.dumps({"device": day.device, "extra": dict(day.extra), "large_mib": day.large_mib})
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "qdqspec.backends.tensorrt.gpu_day",
+        part.name,
+        str(day.folder),
+        words,
+    ]
+    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        try:
+            code = process.wait(part.seconds)
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {part.seconds:g} s and was ended"
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code < 0:
+        known = -code in set(signal.Signals)
+        return f"its process was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"its process ended with exit code {code}" if code else ""
+
+
+def run_part(name: str, folder: Path, words: Mapping[str, Any]) -> None:
+    """Run a part in this process and write its result; called in the process of the part."""
+    day = Day(folder=folder, device=words["device"], extra=words["extra"], large_mib=words["large_mib"])
+    status, why, facts = "done", "", {}
+    try:
+        facts = BY_NAME[name].run(day)
+    except BackendUnavailableError as error:
+        status, why = "unavailable", error.what
+    except QdqspecError as error:
+        status, why = "failed", str(error)
+    except Exception as error:  # noqa: BLE001 - a fault that was not foreseen must not cost the other parts
+        traceback.print_exc()
+        status, why = "failed", f"{type(error).__name__}: {error}"
+    (folder / _RESULT).write_text(
+        json.dumps({"status": status, "why": why, "facts": facts}), encoding="utf-8"
+    )
+
+
+def _result(part: Part, day: Day, run: Launch) -> Facts:
+    began = time.perf_counter()
+    log, file = day.folder / f"{part.name}.log", day.folder / _RESULT
+    why = run(part, day, log)
+    found: Facts = {"status": "ended", "why": why, "facts": {}}
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+    file.unlink(missing_ok=True)
+    seconds = round(time.perf_counter() - began, 3)
+    return {"name": part.name, "asks": part.asks, "seconds": seconds, **found}
+
+
+def _summary(results: Sequence[Facts], asked: int) -> Facts:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "qdqspec": __version__,
+        "whole": len(results) == asked,
+        "answers": answers_from(
+            {result["name"]: result["facts"] for result in results if result["status"] == "done"}
+        ),
+        "parts": list(results),
+    }
+
+
+def answers_from(facts: Mapping[str, Facts]) -> Facts:
+    """What the parts say together; ``None`` where a part is missing."""
+    medians = {name: facts.get(f"resnet18-{name}", {}).get("median_ms") for name in RECORDED}
+    known = {name: value for name, value in medians.items() if value is not None}
+    whole = len(known) == len(RECORDED)
+    order = sorted(known, key=known.__getitem__)
+    rejected = {
+        name.removeprefix("refused-"): fact for name, fact in facts.items() if name.startswith("refused-")
+    }
+    return {
+        "runs": "three-layers" in facts,
+        "trtexec_agrees": facts.get("cross-check", {}).get("agrees"),
+        "resnet18_ms": medians,
+        "resnet18_order_as_recorded": order == sorted(RECORDED, key=RECORDED.__getitem__) if whole else None,
+        "lint_disagrees": sorted(rule for rule, fact in rejected.items() if fact.get("agrees") is False),
+    }
+
+
+def _packed(folder: Path, summary: Facts) -> bytes:
+    """The archive: all files of the parts and the summary, without names and paths of this machine."""
+    hidden, content = hidden_words(), io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as archive:
+        _add(archive, "summary.json", cleaned(json.dumps(summary, indent=2), hidden).encode())
+        for file in sorted(folder.rglob("*")):
+            if not file.is_file() or file.is_symlink() or SCRATCH in file.relative_to(folder).parts:
+                continue
+            name = file.relative_to(folder).as_posix()
+            if file.suffix in _BINARY:
+                _add(archive, name, file.read_bytes())
+                continue
+            with file.open("rb") as opened:
+                opened.seek(max(0, file.stat().st_size - _MOST_LOG))
+                text = opened.read().decode("utf-8", "replace")
+            _add(archive, name, cleaned(text, hidden).encode())
+    return content.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(f"{_ROOT}/{name}")
+    entry.size, entry.mode = len(content), 0o644
+    archive.addfile(entry, io.BytesIO(content))
