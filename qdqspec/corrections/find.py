@@ -27,6 +27,7 @@ LEAST_DB = 0.1  # smallest mean gain over placements on held-out samples
 MOST_LOSS_DB = 0.05  # largest loss of any of these placements
 USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
 RANGES_SHARE = 0.7  # of the time that is left
+LEAST_JUDGEMENTS = 6  # that fit in the time: where one on all samples takes longer, it is on fewer of them
 JUDGEMENTS = 20  # time limit, in times of the first judgement: a small model needs less than a large one
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
 
@@ -79,11 +80,13 @@ class _Search:
     """The corrections accepted so far, and the error with them."""
 
     def __init__(self, question: Question) -> None:
-        self.question = question
         self.taken = question.numbers.corrections
         self.gains: list[CorrectionGain] = []
         started = question.clock()
-        self.errors = question.judge.errors(question.numbers)
+        late = started + question.seconds / LEAST_JUDGEMENTS
+        self.errors = question.judge.errors(question.numbers, is_late=lambda: question.clock() > late)
+        judged = len(self.errors[0].powers) if self.errors else question.judge.samples
+        self.question = replace(question, judge=replace(question.judge, samples=judged))
         self.until = started + min(question.seconds, JUDGEMENTS * (question.clock() - started))
         self.layers = find_layers(question.model, question.sites)
 

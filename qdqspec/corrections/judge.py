@@ -24,6 +24,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 SAMPLES = 12  # of each part
 TINY = 1e-30  # lower bound of powers
+LEAST_SAMPLES = 2  # that a judgement is based on, also where one takes long
 MIN_SAMPLES = 4  # of both parts together; fewer cannot be split
 
 
@@ -35,10 +36,11 @@ class Judge:
     placements: tuple[Placement, ...]
     feeds: Callable[[], Iterable[Feed]]
     runtime: Runtime
+    samples: int = SAMPLES  # of each part, at most
 
-    def part(self, part: Part, samples: int = SAMPLES) -> Iterator[Feed]:
+    def part(self, part: Part, samples: int | None = None) -> Iterator[Feed]:
         """The samples of a part."""
-        return islice(self.feeds(), int(part == "held-out"), 2 * samples, 2)
+        return islice(self.feeds(), int(part == "held-out"), 2 * (samples or self.samples), 2)
 
     def open(self, numbers: QuantSource, part: Part) -> Rehearsal:
         """The rehearsal of these numbers on a part of the samples."""
@@ -48,13 +50,18 @@ class Judge:
             sites=tuple(sites),
             numbers=numbers,
             feeds=lambda: self.part(part),
-            samples=SAMPLES,
+            samples=self.samples,
             data="calibration",
         )
         return Rehearsal(subject, self.runtime)
 
-    def errors(self, numbers: QuantSource, part: Part = "held-out") -> tuple[Errors, ...]:
-        """The error of each placement."""
+    def errors(
+        self,
+        numbers: QuantSource,
+        part: Part = "held-out",
+        is_late: Callable[[], bool] = lambda: False,
+    ) -> tuple[Errors, ...]:
+        """The error of each placement; from `LEAST_SAMPLES` on, no further sample runs once ``is_late``."""
         with self.open(numbers, part) as rehearsal:
             rows: list[list[Floats]] = [[] for _ in self.placements]
             settings = [rehearsal.switches.setting(placement) for placement in self.placements]
@@ -62,6 +69,8 @@ class Judge:
                 for row, setting in zip(rows, settings, strict=True):
                     found = rehearsal.values(setting, feed)
                     row.append(powers([(reference[e], found[e]) for e in rehearsal.guiding_edges]))
+                if len(rows[0]) >= LEAST_SAMPLES and is_late():
+                    break
         return tuple(Errors(np.array(row)) for row in rows)
 
 

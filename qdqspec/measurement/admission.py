@@ -38,6 +38,7 @@ class Admission:
     bar: NoiseBar = field(default_factory=NoiseBar)
     scores: dict[str, float] = field(default_factory=dict)  # by digest of the placement
     confirmed_db: dict[str, float] = field(default_factory=dict)  # SQNR on all data by digest
+    few_db: dict[str, float] = field(default_factory=dict)  # SQNR on the few samples by digest
     differences: list[float] = field(default_factory=list)  # SQNR on all data minus that on the few samples
 
     def measured(self, trial: Trial, engine: Engine) -> Trial:
@@ -97,6 +98,20 @@ class Admission:
         if self.confirms_sqnr and digest not in self.confirmed_db:
             self.confirmed_db[digest] = (self.all_data or self.sqnr_db)(engine)
 
+    def is_below(self, placement: Placement, engine: Engine) -> bool:
+        """Whether a placement is below the SQNR limit on the few samples, or known to be on all data.
+
+        One that was no candidate of the search is measured here on the few samples, before all data is read.
+        """
+        least, digest = self.min_sqnr_db, placement.digest
+        if least is None or self.all_data is None or not self.confirms_sqnr:
+            return False
+        if digest in self.confirmed_db:
+            return self.confirmed_db[digest] < least
+        if digest not in self.few_db:
+            self.few_db[digest] = self.sqnr_db(engine)
+        return self.few_db[digest] + self.bias_db < least
+
     def admits(self, placement: Placement) -> bool:
         """Whether a confirmed placement meets the constraints."""
         least, found = self.min_sqnr_db, self.confirmed_db.get(placement.digest)
@@ -124,7 +139,9 @@ class Admission:
             self.differences.append(trial.all_data_db - trial.sqnr_db)
 
     def _noted(self, trial: Trial) -> Trial:
-        """Store the SQNR of a trial as that on all data, if the few samples are all data."""
+        """Store the SQNR of a trial, as that on all data too if the few samples are all data."""
+        if trial.sqnr_db is not None and trial.ok:
+            self.few_db[trial.placement.digest] = trial.sqnr_db
         if self.all_data is None and trial.sqnr_db is not None and trial.ok:
             self.confirmed_db[trial.placement.digest] = trial.sqnr_db
         return trial

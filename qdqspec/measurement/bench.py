@@ -235,9 +235,19 @@ class Bench:
         )
 
     def admits(self, placement: Placement) -> bool:
-        """Whether a placement meets the constraints on all data; measures it if necessary."""
-        self.confirm(placement)
-        return self._admission is None or self._admission.admits(placement)
+        """Whether a placement meets the constraints on all data; measures it if necessary.
+
+        A placement below the SQNR limit on the few samples is not measured on all data.
+        """
+        admission = self._admission
+        if admission is None:
+            return True
+        if placement.sites and not admission.is_known(placement):
+            with closing(self._open(placement)) as engine:
+                if admission.is_below(placement, engine):
+                    return False
+                admission.confirm(placement, engine)
+        return admission.admits(placement)
 
     def confirm(self, placement: Placement) -> None:
         """Measure a placement's accuracy on all data, once. Raises `BackendError` if it does not run."""

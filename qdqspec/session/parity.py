@@ -27,7 +27,8 @@ class SideBySide:
 
     The float model is also fed ``fixed``, for which the tuned model has no inputs. The third engine is ONNX Runtime
     without optimization, whatever the backend: every pair is computed, nothing is fused. If it cannot run the model,
-    ``undivided`` states why from then on. An engine that fails on an input is rebuilt for the next one.
+    ``undivided`` states why from then on. An engine that fails on an input is rebuilt for the next one. If both models
+    are one file, it runs once.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class SideBySide:
         self._opened = ExitStack()
         self._reference = self._engine(lambda: work.backend.build(reference, work.options))
         self._tuned = self._engine(lambda: work.backend.build(tuned, work.options))
+        self._is_same = tuned == reference and not self._fixed
         self._arithmetic = self._unfused(work, tuned) if divided and tuned != reference else None
 
     def run(self, feeds: Mapping[str, Array]) -> Run:
         """The outputs for one input; raises `BackendError` if a model does not run on it."""
-        return Run(self.reference(feeds), self.tuned(feeds), self._computed(feeds))
+        expected = self.reference(feeds)
+        return Run(expected, expected if self._is_same else self.tuned(feeds), self._computed(feeds))
 
     def runs(self, feeds: Iterable[Mapping[str, Array]]) -> Iterator[Run]:
         """The outputs for all inputs, in order. Raises like `run`.
@@ -62,7 +65,7 @@ class SideBySide:
             batch, references, is_all = self._referenced(left)
             if is_all:
                 self._reference.close()
-            tuned = [self.tuned(each) for each in batch]
+            tuned = references if self._is_same else [self.tuned(each) for each in batch]
             if is_all:
                 self._tuned.close()
             yield from map(Run, references, tuned, [self._computed(each) for each in batch])

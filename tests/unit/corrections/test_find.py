@@ -94,6 +94,23 @@ def test_the_time_is_bounded_by_that_of_the_first_evaluation(
     assert prepared(session, models, tmp_path, "auto").corrections.gains == ()
 
 
+def test_one_evaluation_of_a_slow_model_is_on_fewer_samples(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[int] = []
+    errors = Judge.errors
+
+    def counted(self: Judge, *args: object, **more: object) -> tuple[Errors, ...]:
+        found = errors(self, *args, **more)  # type: ignore[arg-type]
+        judged.extend(len(one.powers) for one in found)
+        return found
+
+    monkeypatch.setattr(Judge, "errors", counted)
+    monkeypatch.setattr("qdqspec.corrections.find.LEAST_JUDGEMENTS", 1e9)
+    assert prepared(session, models, tmp_path, ("bias",)).corrections.gains
+    assert set(judged) == {2}
+
+
 def test_ranges_of_activations_come_from_several_methods(
     session: Session, models: Path, tmp_path: Path
 ) -> None:
@@ -118,7 +135,7 @@ def test_finer_steps_that_are_no_gain_alone_are_tried_with_rounding(
 ) -> None:
     totals = iter([30.0, 29.9, 31.0, together])  # without corrections, with bits, with rounding, with both
 
-    def errors(judge: Judge, numbers: object) -> tuple[Errors, ...]:
+    def errors(judge: Judge, numbers: object, **_: object) -> tuple[Errors, ...]:
         noise = 10 ** (-next(totals) / 10)
         return (Errors(np.tile([1.0, noise], (4, 1, 1))),) * len(judge.placements)
 

@@ -199,6 +199,21 @@ def test_a_race_winner_below_the_limit_on_all_data_does_not_win(make_lab: MakeLa
     assert trial_from_json(json.loads(json.dumps(trial_to_json(trial)))).all_data_db == 24.0
 
 
+def test_a_placement_below_the_limit_on_the_few_samples_is_not_run_on_all_data(make_lab: MakeLab) -> None:
+    """All data may be many samples of a slow model: what was no candidate of the search is first run on a few."""
+    read: list[str] = []
+
+    def all_data(engine) -> float:
+        read.append(engine.name)
+        return 30.0
+
+    bench = started(lab_of(make_lab), admission=on_all_data(0.0, all_data=all_data))
+    assert not bench.admits(placement("bad"))
+    assert read == []
+    assert bench.admits(placement("good"))
+    assert read == ["good"]
+
+
 def test_the_difference_of_all_data_is_learnt_from_the_first_candidate_near_the_limit(
     make_lab: MakeLab,
 ) -> None:

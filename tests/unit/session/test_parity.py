@@ -133,8 +133,11 @@ def test_the_same_file_has_no_steps() -> None:
     x = {"input": np.zeros((1, 1, 16, 16), np.float32)}
     path = MODELS / "digits_resnet.onnx"
     with SideBySide(bench(OnnxRuntime()), path, path) as compared:
-        assert compared.run(x).arithmetic is None
+        found = compared.run(x)
+        assert found.arithmetic is None
+        assert found.tuned is found.reference  # not run a second time
         assert compared.undivided == ""
+        assert [run.tuned is run.reference for run in compared.runs([x, x])] == [True, True]
 
 
 def test_what_cannot_be_computed_unfused_is_said_and_the_whole_is_compared_all_the_same(
@@ -151,7 +154,7 @@ def test_what_cannot_be_computed_unfused_is_said_and_the_whole_is_compared_all_t
 
 def test_an_engine_that_broke_down_is_built_again_for_the_next_input(tmp_path: Path) -> None:
     backend = Breaking()
-    with SideBySide(bench(backend), tmp_path / "a.onnx", tmp_path / "a.onnx") as compared:
+    with SideBySide(bench(backend), tmp_path / "a.onnx", tmp_path / "b.onnx", divided=False) as compared:
         for value, works in ((0, True), (0, True), (1, False), (0, True)):
             feeds = {"x": np.full(3, value, np.float32)}
             if works:
