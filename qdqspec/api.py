@@ -20,8 +20,9 @@ from qdqspec.report.result import write_results
 from qdqspec.report.write import write_report
 from qdqspec.session import Session
 from qdqspec.session.culprits import MOST
+from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.result import Result
-from qdqspec.spec.inline import AskedWithStrategy, PathLike
+from qdqspec.spec.inline import AskedWithStrategy, GivenModel, PathLike
 from qdqspec.types import (
     Case,
     CulpritEvidence,
@@ -53,8 +54,11 @@ class AskedHere(AskedWithStrategy, Machine, total=False):
     """Options of a case, with those of the machine and session."""
 
 
-def tune(model: PathLike | Case, **asked: Unpack[AskedHere]) -> Result:
+def tune(model: GivenModel | Case, **asked: Unpack[AskedHere]) -> Result:
     """Search the fastest Q/DQ placement of a model: ``tune("net.onnx", calibration="data.npz").speedup``.
+
+    The model is a path or an ``onnx.ModelProto``; data is a path, arrays by input name with samples along the first
+    axis, or an iterable of feeds, one a sample.
 
     Its files, ``result.json`` among them, are written to ``reports/<model>/<name>/``, or to ``output``.
 
@@ -68,7 +72,7 @@ def tune(model: PathLike | Case, **asked: Unpack[AskedHere]) -> Result:
 
 
 def measure(
-    model: PathLike | Case, tuned: PathLike | None = None, **asked: Unpack[AskedHere]
+    model: GivenModel | Case, tuned: GivenModel | None = None, **asked: Unpack[AskedHere]
 ) -> LatencyEvidence:
     """Time a model against its known winner, or against ``tuned``: fresh builds of both, interleaved.
 
@@ -79,22 +83,23 @@ def measure(
         if tuned is None:
             return session.tune(model, **rest).latency
         bench = session.work(session.case(model, rest)).bench
-        measured = bench.timed(_path(tuned))
+        path = _path(cast("PathLike", session.file(tuned)))
+        measured = bench.timed(path)
         if "tuned" not in measured.samples:
-            raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=_path(tuned))
+            raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=path)
         return measured
 
 
 @overload
-def verify(model: PathLike | Case, tuned: PathLike, **asked: Unpack[AskedHere]) -> ParityEvidence: ...
+def verify(model: GivenModel | Case, tuned: GivenModel, **asked: Unpack[AskedHere]) -> ParityEvidence: ...
 
 
 @overload
-def verify(model: PathLike | Case, tuned: None = None, **asked: Unpack[AskedHere]) -> RunRecord: ...
+def verify(model: GivenModel | Case, tuned: None = None, **asked: Unpack[AskedHere]) -> RunRecord: ...
 
 
 def verify(
-    model: PathLike | Case, tuned: PathLike | None = None, **asked: Unpack[AskedHere]
+    model: GivenModel | Case, tuned: GivenModel | None = None, **asked: Unpack[AskedHere]
 ) -> ParityEvidence | RunRecord:
     """Compare the outputs of ``tuned`` with a model's, on its evaluation or calibration data; nothing is timed.
 
@@ -105,7 +110,7 @@ def verify(
     with Session(mode="verify", **here) as session:
         case = session.case(model, rest)
         if tuned is not None:
-            return session.work(case).parity_with(_path(tuned))
+            return session.work(case).parity_with(_path(cast("PathLike", session.file(tuned))))
         for check in case.checks:
             kind = cast("Check", resolve("check", check.kind))
             if not kind.needs & _TIMED:
@@ -114,8 +119,8 @@ def verify(
 
 
 def find_culprits(
-    model: PathLike | Case,
-    tuned: PathLike | None = None,
+    model: GivenModel | Case,
+    tuned: GivenModel | None = None,
     *,
     most: int | None = MOST,
     **asked: Unpack[AskedHere],
@@ -145,10 +150,12 @@ def render(record: RunRecord, path: PathLike) -> Path:
 
 
 def find_regions(
-    model: Model | PathLike, rules: RegionRules | None = None, *, groups: Sequence[Sequence[str]] = ()
+    model: Model | GivenModel, rules: RegionRules | None = None, *, groups: Sequence[Sequence[str]] = ()
 ) -> tuple[Region, ...]:
     """Cut a model into regions, by structure or according to ``rules``; ``groups`` are the fusions of a backend."""
-    loaded = model if isinstance(model, Model) else load_model(_path(model))
+    if is_model(model):
+        model = GivenFiles().model(model)
+    loaded = model if isinstance(model, Model) else load_model(_path(cast("PathLike", model)))
     return regions_search.find_regions(loaded, rules or RegionRules(), groups=groups)
 
 

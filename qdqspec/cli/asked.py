@@ -34,12 +34,31 @@ def _corrections(text: str) -> str | list[str]:
     return text if text in ("auto", "none") else text.split(",")
 
 
+def _data(text: str) -> object:
+    """A path, or a table as in a spec: ``{images: 'photos/*.jpg', size: 224}``."""
+    if not text.lstrip().startswith("{"):
+        return text
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"'{text}' is no table as in a spec: {error}") from None
+
+
 WORDS = (
     Word(name="quant", metavar="FORMAT", help="Number format (default of a model: int8)."),
-    Word(name="calibration", metavar="NPZ", help="Data to take activation ranges from."),
+    Word(
+        name="calibration",
+        metavar="PATH",
+        help="Data to take activation ranges from: .npz or .npy, a folder or a quoted glob of them, or a quoted table "
+        "as in a spec, such as '{images: photos, size: 224}'.",
+        read=_data,
+    ),
     Word(
         name="evaluation",
-        metavar="NPZ",
+        metavar="PATH",
+        read=_data,
         help="Data that accuracy is measured on: inputs, and 'labels' where --metric, --min or --max-drop is given.",
     ),
     Word(

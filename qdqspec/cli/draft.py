@@ -20,36 +20,50 @@ _SAFE = re.compile(r"[A-Za-z][\w./-]*", re.ASCII)
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})  # not text for some YAML
 _TAIL = """\
 # matrix: {{quant: [{formats}]}}   # a case for each; this backend's formats
-# patterns:
-#   deny: [Softmax]                       # operators or patterns that stay float, such as "Conv > Relu"
-#   nodes: {{exclude: ["/head/*"]}}         # the same by name
+# patterns: {{deny: [{denied}], nodes: {{exclude: [{excluded}]}}}}   # operators and nodes that stay float
 # quantize: {{calibration: entropy, weights: per-channel}}
 
 tune: {{preset: default, minutes: 5, min_sqnr_db: 20}}   # no placement below 20 dB wins
 
 checks:
-  - {{kind: speedup, min: 1.0}}             # never slower than the float model; raise it once you know what it gains
-  - {{kind: parity, min_sqnr_db: 20}}       # of its outputs against the float model's
-  # - {{kind: accuracy, metric: top1, max_drop: 1%}}   # needs labels in inputs.evaluation
-  # - {{kind: latency, max_ms: {{{target}: 10}}}}
+  - {{kind: speedup, min: 1.1}}             # reference time over tuned time; fails if the model gains less
+  - {{kind: parity, min_sqnr_db: 20}}       # of its outputs on all data against the float model's
+{accuracy}  # - {{kind: latency, max_ms: {{{target}: 10}}}}
   # - {{kind: regression, max: 5%}}         # against a committed baseline: pytest --qdq-update=new
   # - {{kind: lint, target: [{lint}]}}
 """
+_ACCURACY = "{kind: accuracy, metric: top1, max_drop: 1%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputDraft:
-    """An input of a model. ``shape`` is what the spec proposes, ``open_dims`` the dimensions that are not fixed."""
+    """An input of a model. ``shape`` is what the spec proposes, ``open_dims`` the dimensions that are not fixed.
+
+    ``from_data`` is true if data fixed those dimensions.
+    """
 
     name: str
     kind: str
     shape: tuple[int, ...] | None
     open_dims: tuple[int, ...] = ()
+    from_data: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataDraft:
+    """Data that fits the model, as written in the spec. ``labelled``: the evaluation data has labels."""
+
+    calibration: str = ""
+    evaluation: str = ""
+    labelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The contents of the spec. ``facts`` and ``cautions`` are sentences; ``target`` is a backend and variant."""
+    """The contents of the spec. ``facts`` and ``cautions`` are sentences; ``target`` is a backend and variant.
+
+    ``denied`` is an operator of the model, ``excluded`` a name of a node: both are examples in comments.
+    """
 
     model: str
     version: str
@@ -58,15 +72,27 @@ class Draft:
     inputs: Sequence[InputDraft]
     formats: Sequence[str]
     target: str
+    data: DataDraft = DataDraft()
+    denied: str = "Softmax"
+    excluded: str = "/head/*"
 
     def text(self) -> str:
         """The text of the file."""
         head = [f"# Written by qdqspec init {self.version}. Editors complete it from: qdqspec schema", "#"]
         for sentence in (*self.facts, *(f"Note: {caution}" for caution in self.cautions)):
             head += textwrap.wrap(plain(sentence), 110, initial_indent="# ", subsequent_indent="#   ")
-        body = ["qdqspec: 1", f"model: {quoted(self.model)}", "", *_inputs(self.inputs), ""]
+        head.append("# Each line below that is a comment can be used alone: remove its '# '.")
+        body = ["qdqspec: 1", f"model: {quoted(self.model)}", "", *_inputs(self.inputs, self.data), ""]
         lint = self.target if declares("lint_targets", self.target) else _DEFAULT_LINT
-        tail = _TAIL.format(formats=", ".join(self.formats), target=self.target, lint=lint)
+        accuracy = f"  # - {_ACCURACY}\n" if self.data.labelled else ""
+        tail = _TAIL.format(
+            formats=", ".join(self.formats),
+            target=self.target,
+            lint=lint,
+            accuracy=accuracy,
+            denied=self.denied,
+            excluded=json.dumps(self.excluded, ensure_ascii=False),
+        )
         return "\n".join([*head, *body]) + "\n" + tail
 
 
@@ -78,31 +104,52 @@ def quoted(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in written)
 
 
-def _inputs(inputs: Sequence[InputDraft]) -> Iterator[str]:
+def _inputs(inputs: Sequence[InputDraft], data: DataDraft) -> Iterator[str]:
+    shaped = [one for one in inputs if one.shape and all(one.shape)]
+    scalars = [one for one in inputs if one.shape == () and one.kind not in _FLOATS]
     yield "inputs:"
-    asked = [one for one in inputs if one.open_dims and one.shape is not None]
-    yield f"  {'' if asked else '# '}shapes:                                 # what is measured"
-    for one in inputs:
-        yield f"  {'' if one in asked else '# '}  {_shape(one)}"
-    yield "  # calibration: data.npz                 # one array per input, first axis = samples; without it"
-    yield "  #                                       # inputs are random, and scales and parity prove little"
-    yield "  # evaluation: data.npz                  # the same to judge by, with `labels` for accuracy"
-    if not asked:
-        yield "  {}"
+    if shaped:
+        yield "  shapes:                                 # what is measured"
+        yield from (f"    {_shape(one)}" for one in shaped)
+        yield from (
+            f"    # {quoted(one.name)}: [1]  # {one.kind}, of unknown rank" for one in _unknown(inputs)
+        )
+    else:
+        yield "  values: {}                              # inputs fixed to a value, by name"
+    if scalars and shaped:
+        fixed = ", ".join(f"{quoted(one.name)}: {'true' if one.kind == 'bool' else 1}" for one in scalars)
+        yield f"  # values: {{{fixed}}}   # fixed in the tuned model; write the value that is used"
+    about = "one array per input, first axis = samples" + (
+        "" if data.calibration else "; without it inputs are random"
+    )
+    yield f"  {_line('calibration', data.calibration)}  # {about}"
+    more = "" if data.labelled else "; with `labels` also for {kind: accuracy, max_drop: 1%}"
+    yield f"  {_line('evaluation', data.evaluation)}  # the same to judge by{more}"
+
+
+_FLOATS = frozenset({"float", "double", "float16", "bfloat16"})
+
+
+def _unknown(inputs: Sequence[InputDraft]) -> list[InputDraft]:
+    return [one for one in inputs if one.shape is None and one.kind != "no tensor"]
+
+
+def _line(key: str, found: str) -> str:
+    """A line for data that was found, else a comment with an example."""
+    return f"{key}: {found}" if found else f"# {key}: data.npz".ljust(34)
 
 
 def _shape(one: InputDraft) -> str:
-    shape = "?" if one.shape is None else "[" + ", ".join(map(str, one.shape)) + "]"
+    assert one.shape is not None
+    shape = "[" + ", ".join(map(str, one.shape)) + "]"
     said = "fixed"
-    if one.shape is None:
-        said = "of unknown rank: write it here"
-    elif one.open_dims:
+    if one.open_dims:
         which = ", ".join(map(str, one.open_dims))
-        said = (
-            f"dimension {which} is dynamic, and this a guess"
-            if len(one.open_dims) == 1
-            else (f"dimensions {which} are dynamic, and these are guesses")
-        )
+        single = len(one.open_dims) == 1
+        source = "taken from the data" if one.from_data else "a guess" if single else "guesses"
+        said = f"dimension {which} is dynamic, and this is {source}"
+        if not single:
+            said = f"dimensions {which} are dynamic, and these are {source}"
     return f"{quoted(one.name)}: {shape}  # {one.kind}, {said}"
 
 

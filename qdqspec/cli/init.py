@@ -6,13 +6,13 @@ import argparse
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qdqspec import __version__
 from qdqspec.cases import SPEC_SUFFIXES
-from qdqspec.cli.draft import Draft, InputDraft, counted
+from qdqspec.cli.draft import DataDraft, Draft, InputDraft, counted
 from qdqspec.cli.models import judged
 from qdqspec.cli.words import FINE, add_verb, backend_named, say, say_json, settings_from
 from qdqspec.config import Settings
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
     from qdqspec.graph.model import Model
     from qdqspec.regions.inspection import Judged
+    from qdqspec.types import Inputs
 
 _IMAGE, _SEQUENCE, _OTHER = 224, 128, 16  # guesses for dimensions that a model leaves open
 _REASONS = 3  # shown for what stays float
@@ -36,12 +37,19 @@ def add_verbs(verbs: Verbs) -> None:
         "init",
         init,
         does="Write a commented spec for a model: what was found in it, and what fits this machine.",
-        example="qdqspec init models/net.onnx -o specs/net.qdq.yaml",
+        example="qdqspec init models/net.onnx --data data/ -o specs/net.qdq.yaml",
         options=["backend", "device", "backend-option", "allow-path"],
     )
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="SPEC", help="Where to (default: <model>.qdq.yaml, here)."
+        "-o",
+        "--output",
+        type=Path,
+        metavar="SPEC",
+        help="Where to; folders are made (default: <model>.qdq.yaml, here).",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="PATH", help="A file, or a folder in which data for the model is found."
     )
 
 
@@ -52,12 +60,16 @@ def init(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     output = _output(arguments.model, arguments.output)
     model = load_model(arguments.model)
-    draft = _draft(model, output, settings)
+    data, inputs, found = _data(arguments.data, model, output)
+    draft = _draft(model, output, settings, data, inputs)
     _write_new(output, draft.text())
-    notes = [*draft.cautions, *_outside(model, settings)]
+    notes = [*draft.cautions, *found, *_outside([model.path, arguments.data], settings)]
     if arguments.json:
         shapes = {one.name: one.shape for one in draft.inputs}
-        say_json({"schema_version": 1, "output": str(output), "inputs": shapes, "notes": notes})
+        known = {"calibration": data.calibration, "evaluation": data.evaluation, "labels": data.labelled}
+        say_json(
+            {"schema_version": 1, "output": str(output), "inputs": shapes, "data": known, "notes": notes}
+        )
         return FINE
     for note in notes:
         say(f"note: {note}")
@@ -79,6 +91,7 @@ def _output(model: Path, asked: Path | None) -> Path:
 
 def _write_new(path: Path, text: str) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         create_file(path, text)
     except FileExistsError:
         raise OutputError(
@@ -88,20 +101,42 @@ def _write_new(path: Path, text: str) -> None:
         raise unwritable("the spec", path, error, "choose another folder with -o") from None
 
 
-def _draft(model: Model, output: Path, settings: Settings) -> Draft:
+def _data(path: Path | None, model: Model, output: Path) -> tuple[DataDraft, Inputs, list[str]]:
+    from qdqspec.cli.found_data import find_data
+    from qdqspec.types import Inputs
+
+    if path is None:
+        return DataDraft(), Inputs(), []
+    return find_data(path, model, output.absolute().parent)
+
+
+def _draft(model: Model, output: Path, settings: Settings, data: DataDraft, inputs: Inputs) -> Draft:
     from qdqspec.backends.base import BuildOptions
     from qdqspec.graph.cautions import cautions
+    from qdqspec.parity.data import shaped_by_data
 
     backend, options = backend_named(settings.backend), BuildOptions.of(settings)
+    shapes = shaped_by_data(model, inputs).profiles[0].opt()
     return Draft(
         model=_relative(model, output),
         version=__version__,
         facts=list(_facts(model, judged(model, settings), backend.target)),
         cautions=list(cautions(model)),
-        inputs=[_input(model, name) for name in model.inputs],
+        inputs=[_input(model, name, shapes.get(name)) for name in model.inputs],
+        data=data,
+        denied=_denied(model),
+        excluded=next((node.name for node in reversed(model.nodes) if not node.is_marker), "/head/*"),
         formats=backend.capabilities(options).formats,
         target=backend.target,
     )
+
+
+def _denied(model: Model) -> str:
+    """An operator of the model, as an example of a pattern."""
+    ops = Counter(
+        node.op_type for node in model.nodes if not node.is_marker and re.fullmatch(r"[A-Z]\w+", node.op_type)
+    )
+    return "Softmax" if "Softmax" in ops or not ops else min(ops, key=lambda op: (ops[op], op))
 
 
 def _relative(model: Model, output: Path) -> str:
@@ -125,8 +160,8 @@ def _facts(model: Model, found: Judged, target: str) -> Iterator[str]:
     yield forecast_line(forecast_tuning(model, TRIALS["default"]))
 
 
-def _input(model: Model, name: str) -> InputDraft:
-    """An input with proposed sizes for its dynamic dimensions: batch 1, images of a common size."""
+def _input(model: Model, name: str, known: tuple[int, ...] | None) -> InputDraft:
+    """An input with sizes for its dynamic dimensions: those of the data, else batch 1 and images of a common size."""
     import onnx
 
     elem_type = model.elem_type(name)
@@ -139,12 +174,16 @@ def _input(model: Model, name: str) -> InputDraft:
     open_dims = tuple(index for index, size in enumerate(own) if size is None or size < 0)
     if 0 in open_dims and len(own) > 1:
         filled = (1, *filled[1:])
+    if known is not None:
+        return InputDraft(name=name, kind=kind, shape=known, open_dims=open_dims, from_data=True)
     return InputDraft(name=name, kind=kind, shape=filled, open_dims=open_dims)
 
 
-def _outside(model: Model, settings: Settings) -> Iterator[str]:
-    """A caution if a spec may not name the model without an option."""
-    assert model.path is not None
+def _outside(paths: Sequence[Path | None], settings: Settings) -> Iterator[str]:
+    """Cautions for files that a spec may not name without an option."""
     allowed = (settings.root, *settings.allow_path)
-    if not any(model.path.resolve().is_relative_to(folder.resolve()) for folder in allowed):
-        yield f"the model lies outside {settings.root}: run with --qdq-allow-path={model.path.parent}"
+    for path, what in zip(paths, ("model", "data"), strict=True):
+        if path is None or any(path.resolve().is_relative_to(folder.resolve()) for folder in allowed):
+            continue
+        folder = path.absolute() if path.is_dir() else path.absolute().parent
+        yield f"the {what} lies outside {settings.root}: run with --qdq-allow-path={folder}"

@@ -1,4 +1,4 @@
-"""Sample inputs from .npz files, or random ones (`random_feeds`) if there are none.
+"""Sample inputs from files, or random ones (`random_feeds`) if there are none.
 
 Samples are streamed: one feed is in memory at a time.
 """
@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from qdqspec.errors import DataError
 from qdqspec.graph.model import Model
-from qdqspec.parity.npz import Member, read_members
 from qdqspec.parity.random_inputs import random_feeds
 from qdqspec.parity.shapes import InputSpec
+from qdqspec.parity.sources import LABELS, AnyMember, Arrays, as_samples, place_of, read_arrays
 from qdqspec.registry import did_you_mean
-from qdqspec.types import Inputs, InputShape
+from qdqspec.types import DataSource, Inputs, InputShape
 from qdqspec.units import count_text
 
 __all__ = ["Dataset", "Feeds", "open_data", "random_feeds", "shaped_by_data"]
@@ -29,7 +29,6 @@ Array = npt.NDArray[np.generic]
 Feed = dict[str, Array]
 
 _MOST_LABELS = 1 << 31  # bytes; labels are held in memory
-LABELS = "labels"  # the one array of a data file that is not a model input
 
 
 class Feeds(Protocol):
@@ -56,11 +55,11 @@ class Feeds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """Samples of one .npz file, or of a folder of them in order of name.
+    """Samples of one file, or of several in order of name.
 
     ``len`` counts feeds, ``samples`` the samples, and ``batch`` is the number of samples in a feed; the last
     feed is filled up with the first samples. ``labels`` are the samples' labels, in order. ``unused`` are
-    arrays for inputs that are fixed to a value.
+    arrays for inputs that are fixed to a value, ``ignored`` those for no input.
     """
 
     path: Path
@@ -70,6 +69,7 @@ class Dataset:
     notes: tuple[str, ...]
     random: bool = False
     unused: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     _columns: tuple[_Column, ...]
     _feeds: int
 
@@ -85,9 +85,10 @@ class Dataset:
         """The labels. Raises `DataError` if the file has none."""
         if self.labels is None:
             raise DataError(
-                f"accuracy needs labels, and there is no array '{LABELS}'",
+                f"accuracy needs labels, and there is no array '{LABELS}'{did_you_mean(LABELS, [*self.ignored])}",
                 where=self.path,
-                cure=f"add {LABELS}=... to numpy.savez: one class number a sample",
+                cure=f"add {LABELS}=... to numpy.savez, one class number a sample, or name a file of them with "
+                f"{{arrays: {self.path.name}, {LABELS}: FILE}}",
             )
         return self.labels
 
@@ -98,18 +99,24 @@ def shaped_by_data(model: Model, inputs: Inputs) -> Inputs:
     Declared shapes are kept. Calibration data takes precedence over evaluation data; of a folder, the first
     file is used.
     """
-    path = inputs.calibration or inputs.evaluation
-    if path is None or not (open_inputs := _open(model, inputs)):
+    source = inputs.calibration or inputs.evaluation
+    if source is None or not (open_inputs := _open(model, inputs)):
         return inputs
-    members = read_members(_files(path)[0])
+    members = read_arrays(source, [name for name in model.inputs if name not in inputs.values])[0]
     shapes = {
         name: (1, *sample) if len(sample) == rank - 1 else sample
         for name, rank in open_inputs.items()
-        if name in members and len(sample := members[name].shape[1:]) in (rank - 1, rank)
+        if name in members and len(sample := _sample_shape(members[name], rank)) in (rank - 1, rank)
     }
     fixed = {name: InputShape(min=shape, opt=shape, max=shape) for name, shape in shapes.items()}
     profiles = (replace(profile, shapes={**fixed, **profile.shapes}) for profile in inputs.profiles)
     return replace(inputs, profiles=tuple(profiles))
+
+
+def _sample_shape(member: AnyMember, rank: int) -> tuple[int, ...]:
+    """The shape of a sample of an array for an input of that rank."""
+    whole = as_samples(member, (1, *member.shape)) if len(member.shape) == rank - 1 else member
+    return whole.shape[1:]
 
 
 def _open(model: Model, inputs: Inputs) -> dict[str, int]:
@@ -118,18 +125,19 @@ def _open(model: Model, inputs: Inputs) -> dict[str, int]:
     return {name: len(shape) for name, shape in shapes.items() if shape and not all(shape[1:])}
 
 
-def open_data(path: Path, inputs: Mapping[str, InputSpec], *, fixed: Collection[str] = ()) -> Dataset:
+def open_data(source: DataSource, inputs: Mapping[str, InputSpec], *, fixed: Collection[str] = ()) -> Dataset:
     """Open calibration or evaluation data for a model with these inputs.
 
-    An .npz file has one array per model input, its first axis the samples, and may have ``labels``; a folder
-    of such files is read in order of name. A sample either has the shape of the input without its first axis,
-    and then as many samples as the batch are stacked (samples from the beginning fill up the last batch, with
-    a remark in ``notes``), or the shape of the whole input. Arrays for inputs that are ``fixed`` are not
-    read. Raises `DataError` for anything else; NaN and infinity are detected while the samples are read.
+    A file has one array per model input, its first axis the samples, and may have ``labels``; several files are read in
+    order of name. A sample either has the shape of the input without its first axis, and then as many samples as the
+    batch are stacked (samples from the beginning fill up the last batch, with a remark in ``notes``), or the shape of
+    the whole input. Arrays for inputs that are ``fixed``, and arrays for no input, are not read. Raises `DataError` for
+    anything else; NaN and infinity are detected while the samples are read.
     """
-    files = [read_members(file) for file in _files(path)]
+    path = place_of(source)
+    files = read_arrays(source, inputs)
     for members in files:
-        _check_names(members, inputs, fixed)
+        _check_names(members, inputs)
     columns = tuple(
         _column(name, spec, [members[name] for members in files]) for name, spec in inputs.items()
     )
@@ -137,16 +145,27 @@ def open_data(path: Path, inputs: Mapping[str, InputSpec], *, fixed: Collection[
         raise DataError("the model has no inputs, so it needs no data", where=path)
     rows, feeds = _count(path, columns)
     batch = columns[0].group
+    known = {*inputs, LABELS, *fixed}
+    ignored = tuple(dict.fromkeys(name for members in files for name in members if name not in known))
     return Dataset(
         path=path,
         samples=rows,
         batch=batch,
         labels=_labels(path, files, inputs, rows),
-        notes=(*_batch_notes(rows, batch), *(n for c in columns for n in c.notes())),
+        notes=(
+            *_batch_notes(rows, batch),
+            *(note for column in columns for note in column.notes()),
+            *(_ignored_note(name, sorted(known)) for name in ignored),
+        ),
         unused=tuple(name for name in fixed if any(name in members for members in files)),
+        ignored=ignored,
         _columns=columns,
         _feeds=feeds,
     )
+
+
+def _ignored_note(name: str, known: list[str]) -> str:
+    return f"array '{name}' is no input of the model and is not used{did_you_mean(name, known)}"
 
 
 def doubts(data: Dataset) -> Iterator[str]:
@@ -165,7 +184,7 @@ class _Column:
 
     name: str
     spec: InputSpec
-    members: tuple[Member, ...]
+    members: tuple[AnyMember, ...]
     stacked: bool
 
     @property
@@ -203,7 +222,7 @@ class _Column:
         for dtype in sorted({str(m.dtype) for m in self.members if m.dtype != self.spec.dtype}):
             yield f"array '{self.name}' is {dtype} and is given to the model as {self.spec.dtype}, unscaled"
 
-    def _rows(self, member: Member) -> Iterator[Array]:
+    def _rows(self, member: AnyMember) -> Iterator[Array]:
         for index, row in enumerate(member.rows()):
             with np.errstate(over="ignore"):
                 cast = row.astype(self.spec.dtype)
@@ -224,35 +243,19 @@ def _faithful(row: Array, cast: Array) -> bool:
     return bool(np.isfinite(cast).all())
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted(path.glob("*.npz"))
-    if not files:
-        raise DataError("this folder holds no .npz file", where=path, cure="put the samples there")
-    return files
-
-
-def _check_names(
-    members: Mapping[str, Member], inputs: Mapping[str, InputSpec], fixed: Collection[str]
-) -> None:
+def _check_names(members: Arrays, inputs: Mapping[str, InputSpec]) -> None:
     file = next(iter(members.values())).file
     if missing := [name for name in inputs if name not in members]:
         raise DataError(
             f"there is no array for the model's input '{missing[0]}'{did_you_mean(missing[0], [*members])}",
             where=file,
-            cure=f"its arrays: {', '.join(members)}; save one under the name of each input",
-        )
-    known = (*inputs, LABELS, *fixed)
-    if extra := [name for name in members if name not in known]:
-        raise DataError(
-            f"array '{extra[0]}' is no input of the model{did_you_mean(extra[0], known)}",
-            where=file,
-            cure=f"known: {', '.join(known)}",
+            cure=f"its arrays: {', '.join(members)}; save one under the name of each input, or map them: "
+            f"{{arrays: {file.name}, names: {{{missing[0]}: {next(iter(members))}}}}}",
         )
 
 
-def _column(name: str, spec: InputSpec, members: list[Member]) -> _Column:
+def _column(name: str, spec: InputSpec, members: list[AnyMember]) -> _Column:
+    members = [as_samples(member, spec.shape) for member in members]
     for member in members:
         if not np.can_cast(member.dtype, spec.dtype, "same_kind"):
             raise DataError(
@@ -268,14 +271,19 @@ def _column(name: str, spec: InputSpec, members: list[Member]) -> _Column:
     return _Column(name=name, spec=spec, members=tuple(members), stacked=stacked.pop())
 
 
-def _wrong_shape(name: str, spec: InputSpec, member: Member) -> DataError:
+def _wrong_shape(name: str, spec: InputSpec, member: AnyMember) -> DataError:
     sample, whole = list(spec.shape[1:]), list(spec.shape)
     return DataError(
         f"array '{name}' has shape {list(member.shape)}: samples of shape {list(member.shape[1:])}, "
         f"where the model takes {whole}",
         where=member.file,
-        cure=f"give each sample the shape {sample}, in every file; its first axis counts samples",
+        cure=f"give N samples as {_numbered(sample)}, which are stacked, or N whole inputs as {_numbered(whole)}; the "
+        "same form in every file",
     )
+
+
+def _numbered(shape: list[int]) -> str:
+    return f"[{', '.join(map(str, ('N', *shape)))}]"
 
 
 def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
@@ -295,17 +303,16 @@ def _count(path: Path, columns: tuple[_Column, ...]) -> tuple[int, int]:
     return columns[0].rows, feeds.pop()
 
 
-def _labels(
-    path: Path, files: list[dict[str, Member]], inputs: Mapping[str, InputSpec], rows: int
-) -> Array | None:
+def _labels(path: Path, files: list[Arrays], inputs: Mapping[str, InputSpec], rows: int) -> Array | None:
     """The labels, one per sample."""
     members = [members[LABELS] for members in files if LABELS in members and LABELS not in inputs]
     if not members:
         return None
     count, size = sum(m.shape[0] for m in members), sum(m.shape[0] * m.row_bytes for m in members)
     if count != rows:
+        where = path if len(members) > 1 else members[0].file
         raise DataError(
-            f"there are {count} {LABELS} for {rows} samples", where=path, cure="give every sample one"
+            f"there are {count} {LABELS} for {rows} samples", where=where, cure="give every sample one"
         )
     if len({member.shape[1:] for member in members}) > 1:
         raise DataError(f"{LABELS} differ in shape from file to file", where=path, cure="give them one shape")

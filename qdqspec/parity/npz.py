@@ -1,4 +1,4 @@
-"""Reads arrays of an .npz file row by row, with one row in memory at a time, and writes such files.
+"""Reads arrays of .npz and .npy files row by row, with one row in memory at a time, and writes .npz files.
 
 No pickle: object arrays are rejected.
 """
@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -34,12 +34,17 @@ _MOST_ARRAYS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One array of an .npz file, described by its header. ``shape`` includes the first axis, the samples."""
+    """One array of a file, described by its header. ``shape`` includes the first axis, the samples.
+
+    ``is_npy``: the file holds this array alone. ``is_sample``: the array is one sample, and its first axis was added.
+    """
 
     file: Path
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
+    is_npy: bool = False
+    is_sample: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -49,14 +54,23 @@ class Member:
     def rows(self) -> Iterator[Array]:
         """The array's rows along its first axis, each in its own memory."""
         size = self.row_bytes
-        with (
-            _reading(self.file, self.name),
-            zipfile.ZipFile(self.file) as archive,
-            archive.open(f"{self.name}.npy") as stream,
-        ):
+        with _reading(self.file, self.name), self._opened() as stream:
             _header(stream, self.file, self.name)
             for row in range(self.shape[0]):
                 yield self._row(_read_exactly(stream, size), size, row)
+
+    def as_sample(self) -> Member:
+        """The same array as one sample."""
+        return replace(self, shape=(1, *self.shape), is_sample=True)
+
+    @contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
+        if self.is_npy:
+            with self.file.open("rb") as stream:
+                yield stream
+        else:
+            with zipfile.ZipFile(self.file) as archive, archive.open(f"{self.name}.npy") as inside:
+                yield inside
 
     def _row(self, data: bytes, size: int, row: int) -> Array:
         if len(data) < size:
@@ -79,6 +93,18 @@ def read_members(file: Path) -> dict[str, Member]:
         if len(names) > _MOST_ARRAYS:
             raise DataError(f"this .npz file holds {len(names):,} arrays", where=file, cure=_HOW)
         return {name[:-4]: _member(archive, file, name) for name in names}
+
+
+def read_npy(file: Path, name: str) -> Member:
+    """The array of an .npy file, under a name. Only the header is read. Raises `DataError` as `read_members`."""
+    if not file.is_file():
+        raise DataError("there is no such data file", where=file, cure="check the path in the spec")
+    with _reading(file), file.open("rb") as stream:
+        shape, fortran, dtype = _header(stream, file, name)
+        held = file.stat().st_size - stream.tell()
+    return _described(
+        Member(file=file, name=name, shape=shape, dtype=dtype, is_npy=True), held, fortran=fortran
+    )
 
 
 def npz_bytes(arrays: Mapping[str, Array], beside: Mapping[str, str] | None = None) -> bytes:
@@ -113,26 +139,30 @@ def _member(archive: zipfile.ZipFile, file: Path, name: str) -> Member:
     with archive.open(name) as stream:
         shape, fortran, dtype = _header(stream, file, name[:-4])
         held = archive.getinfo(name).file_size - stream.tell()
-    where = f"array '{name[:-4]}'"
-    if dtype.hasobject or dtype.names is not None:
+    return _described(Member(file=file, name=name[:-4], shape=shape, dtype=dtype), held, fortran=fortran)
+
+
+def _described(member: Member, held: int, *, fortran: bool) -> Member:
+    """The array, checked; ``held`` is the number of bytes after its header."""
+    where, file = f"array '{member.name}'", member.file
+    if member.dtype.hasobject or member.dtype.names is not None:
         raise DataError(
             f"{where} holds pickled objects, which are never loaded",
             where=file,
             cure="store plain numbers: numpy.asarray(array, dtype=numpy.float32)",
         )
-    if not shape:
+    if not member.shape:
         raise DataError(
             f"{where} is a single number; its first axis must count samples",
             where=file,
             cure="stack one entry a sample",
         )
-    if fortran and len(shape) > 1:
+    if fortran and len(member.shape) > 1:
         raise DataError(
             f"{where} is stored column by column (Fortran order), so its samples cannot be streamed",
             where=file,
             cure="save numpy.ascontiguousarray(array)",
         )
-    member = Member(file=file, name=name[:-4], shape=shape, dtype=dtype)
     _check_size(member, held)
     return member
 

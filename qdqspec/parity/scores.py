@@ -56,7 +56,7 @@ class Scores:
             raise DataError(
                 "accuracy is asked for, and there is no evaluation data",
                 where=self._place(line),
-                cure="name an .npz file with inputs and labels in inputs.evaluation",
+                cure="name data with inputs and labels in inputs.evaluation",
             )
         self._data.require_labels()
 
@@ -139,7 +139,7 @@ class Scores:
         if not math.isfinite(score.value):
             raise DataError(
                 f"metric '{metric}' gave {score.value} for the model itself, and nothing can be held to that",
-                where=self._case.inputs.evaluation,
+                where=None if self._data is None else self._data.path,
                 cure="look at its outputs and labels, or use another metric",
             )
         return score

@@ -24,7 +24,7 @@ from qdqspec.plugin._compat import DataModule
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.render import CheckFailed, without_traceback
 from qdqspec.plugin.run import run_check
-from qdqspec.types import Case, CheckSpec
+from qdqspec.types import Case, CheckSpec, Data
 
 PYTHON_SPECS = "spec_*.py"
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
@@ -119,10 +119,16 @@ def _refuse_far_paths(case: Case, path: Path, settings: Settings) -> None:
     from qdqspec.spec.place import CURE, LEADS_OUT, place_of
 
     place = place_of(path, settings.root, settings.allow_path)
-    named = (case.model, case.inputs.calibration, case.inputs.evaluation, *case.tune.start_from)
+    named = (case.model, *_data_files(case), *case.tune.start_from)
     for far in (place.far(one) for one in named if one is not None):
         if far is not None:
             raise SpecError(f"'{case.id}': {LEADS_OUT.format(text=far)}", where=path.name, cure=CURE)
+
+
+def _data_files(case: Case) -> Iterator[Path | None]:
+    """The paths that the data of a case names."""
+    for source in (case.inputs.calibration, case.inputs.evaluation):
+        yield from (source.path, source.labels) if isinstance(source, Data) else (source,)
 
 
 class CaseNode(_Explained):

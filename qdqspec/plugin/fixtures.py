@@ -1,7 +1,7 @@
 """Fixtures of the plugin. Each may be overridden in a conftest, for specs and plain tests alike.
 
-``qdq_session``, ``qdq_backend``, ``qdq_calibration``, ``qdq_metrics`` and ``qdq_model`` determine what the
-checks of specs judge; the others return results. Those about one case are function-scoped, because pytest has
+``qdq_session``, ``qdq_backend``, ``qdq_calibration``, ``qdq_data``, ``qdq_metrics`` and ``qdq_model`` determine
+what the checks of specs judge; the others return results. Those about one case are function-scoped, because pytest has
 no scope for a case; the session caches results, so that a second request costs nothing. On a plain test,
 ``@pytest.mark.qdq("specs/a.qdq.yaml::int8-b8")`` names the case they are about.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
@@ -24,9 +23,11 @@ from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
 from qdqspec.types import (
     Case,
+    DataSource,
     Evidence,
     EvidenceKind,
     LatencyEvidence,
+    Loader,
     Metric,
     ParityEvidence,
     Region,
@@ -69,9 +70,21 @@ def qdq_metrics() -> Mapping[str, Metric]:
 
 
 @pytest.fixture
-def _qdq_the_case(request: pytest.FixtureRequest, qdq_metrics: Mapping[str, Metric]) -> Case:
+def qdq_data() -> Mapping[str, Loader]:
+    """Your own data loaders, by the name that specs use (``{loader: NAME}``): empty, until a conftest defines some.
+
+    Each is called without arguments and returns arrays by input name with samples along the first axis, or yields
+    mappings from input names to arrays, one a sample; ``labels`` may be among them.
+    """
+    return {}
+
+
+@pytest.fixture
+def _qdq_the_case(
+    request: pytest.FixtureRequest, qdq_metrics: Mapping[str, Metric], qdq_data: Mapping[str, Loader]
+) -> Case:
     """The case a fixture is about: the one of the check, or the one that marker ``qdq`` names."""
-    return replace(_asked_case(request), metrics=qdq_metrics)
+    return replace(_asked_case(request), metrics=qdq_metrics, loaders=qdq_data)
 
 
 def _asked_case(request: pytest.FixtureRequest) -> Case:
@@ -87,7 +100,7 @@ def _asked_case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture
-def qdq_calibration(_qdq_the_case: Case) -> Path | None:
+def qdq_calibration(_qdq_the_case: Case) -> DataSource | None:
     """The case's calibration data; ``None`` if its spec names none."""
     return _qdq_the_case.inputs.calibration
 
@@ -127,12 +140,15 @@ def qdq_latency(qdq_session: Session, _qdq_the_case: Case, pytestconfig: pytest.
 
 @pytest.fixture
 def qdq_case(
-    qdq_session: Session, qdq_metrics: Mapping[str, Metric], pytestconfig: pytest.Config
+    qdq_session: Session,
+    qdq_metrics: Mapping[str, Metric],
+    qdq_data: Mapping[str, Loader],
+    pytestconfig: pytest.Config,
 ) -> Callable[[str], CaseView]:
     """Return ``qdq_case("specs/a.qdq.yaml::int8-b8")``: a `CaseView`; the file is relative to the root."""
 
     def view(reference: str) -> CaseView:
-        case = replace(_one_case(reference, pytestconfig), metrics=qdq_metrics)
+        case = replace(_one_case(reference, pytestconfig), metrics=qdq_metrics, loaders=qdq_data)
         return CaseView(case=case, session=qdq_session, _pytest_config=pytestconfig)
 
     return view

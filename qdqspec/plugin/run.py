@@ -16,7 +16,7 @@ from qdqspec.plugin.distribute import note_session
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
 from qdqspec.plugin.render import CheckFailed, VerdictWarning, failure_text, reproduction
-from qdqspec.types import Case, CheckResult, Evidence, Metric
+from qdqspec.types import Case, CheckResult, DataSource, Evidence, Loader, Metric
 
 if TYPE_CHECKING:
     from qdqspec.plugin.collect import CheckItem
@@ -27,8 +27,9 @@ def run_check(
     request: pytest.FixtureRequest,
     qdq_session: Session,
     qdq_backend: str,
-    qdq_calibration: Path | None,
+    qdq_calibration: DataSource | None,
     qdq_metrics: Mapping[str, Metric],
+    qdq_data: Mapping[str, Loader],
 ) -> None:
     """Judge the check of the requesting item."""
     item: CheckItem = request.node
@@ -37,7 +38,7 @@ def run_check(
     note_session(item.config, qdq_session)
     _skip_unless(item.case, qdq_backend, qdq_session)
     inputs = replace(item.case.inputs, calibration=qdq_calibration)
-    case = replace(item.case, inputs=inputs, metrics=qdq_metrics)
+    case = replace(item.case, inputs=inputs, metrics=qdq_metrics, loaders=qdq_data)
     if settings.mode == "plan":
         pytest.skip(f"plan: {qdq_session.plan(case)}")
     _require_device(case, qdq_session, qdq_backend, settings)

@@ -41,13 +41,14 @@ from qdqspec.session.backends import Backends
 from qdqspec.session.compared_runtimes import compare_runtimes, grouped
 from qdqspec.session.culprits import MOST, culprits_of
 from qdqspec.session.evidence import CaseWork, skipped_record
+from qdqspec.session.given_data import GivenFiles, is_model
 from qdqspec.session.parity import SideBySide
 from qdqspec.session.probes import Prober, read_probe
 from qdqspec.session.resources import Resources
 from qdqspec.session.result import Result
 from qdqspec.session.study import AnyStrategy, Study
 from qdqspec.session.tuning import plan_text
-from qdqspec.spec.inline import Asked, AskedWithStrategy, PathLike, inline_case
+from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
 from qdqspec.types import (
     Case,
     CaseRecord,
@@ -56,6 +57,7 @@ from qdqspec.types import (
     CulpritEvidence,
     Evidence,
     EvidenceKind,
+    Loader,
     Metric,
     Probe,
     Progress,
@@ -74,8 +76,8 @@ class Session:
     """Tunes, measures and checks cases. Errors of the input or the machine are raised as `QdqspecError`.
 
     ``overrides`` are fields of `Settings`, such as ``backend="onnxruntime"`` or ``seed=7``. ``watch`` is called with
-    the progress of a search. ``metrics`` are task metrics by the names used in specs; see `Metric`. Close a session
-    after use: it holds child processes.
+    the progress of a search. ``metrics`` are task metrics and ``loaders`` data loaders by the names used in specs; see
+    `Metric` and `Loader`. Close a session after use: it holds child processes.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Session:
         *,
         watch: Callable[[Progress], None] | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        loaders: Mapping[str, Loader] | None = None,
         **overrides: Any,
     ) -> None:
         self.settings = Settings(**overrides) if settings is None else replace(settings, **overrides)
@@ -91,6 +94,8 @@ class Session:
             check_option(option, "backend_option", command_line=True)
         self.watch = watch
         self.metrics = joined_metrics(metrics or {})
+        self.loaders = dict(loaders or {})
+        self._files = GivenFiles()
         self.backends = Backends(self.settings)
         self.backend = self.backends.default.backend
         self._runtimes: tuple[RuntimeComparison, ...] = ()
@@ -125,7 +130,7 @@ class Session:
         """The backend of a case and its variant."""
         return self.backends.of(case).backend.target
 
-    def tune(self, model: PathLike | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
+    def tune(self, model: GivenModel | Case, **asked: Unpack[AskedWithStrategy]) -> Result:
         """Search for the fastest placement of a model, or of a case of a spec; `Asked` lists the options.
 
         A cached winner that passes its recheck is reused. Raises `QdqspecError` for errors of input or machine.
@@ -133,12 +138,13 @@ class Session:
         case = self._asked(model, asked)
         evidence = self.evidence(case, frozenset({"latency", "parity"}))
         record = self._run_record([CaseRecord(evidence=evidence)])
-        return Result(record=record, kept=self.work(case).finder.kept, given=self.model(case))
+        kept = self.work(case).finder.kept
+        return Result(record=record, kept=kept, given=self.model(case), files=self._files)
 
     def find_culprits(
         self,
-        model: PathLike | Case,
-        tuned: PathLike | None = None,
+        model: GivenModel | Case,
+        tuned: GivenModel | None = None,
         *,
         most: int | None = MOST,
         **asked: Unpack[AskedWithStrategy],
@@ -152,7 +158,7 @@ class Session:
         work = self.work(self.case(model, asked))
         if tuned is None:
             return culprits_of(work.bench, work.finder.pairs, most=most)
-        imported = import_placement(load_model(Path(tuned)), work.bench.given)
+        imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.bench.given)
         return culprits_of(work.bench, imported.pairs, most=most)
 
     def probe(
@@ -178,7 +184,7 @@ class Session:
 
     def study(
         self,
-        model: PathLike | Case,
+        model: GivenModel | Case,
         *,
         strategy: AnyStrategy | None = None,
         folder: PathLike | None = None,
@@ -199,7 +205,7 @@ class Session:
             folder=None if folder is None else Path(folder).absolute(),
         )
 
-    def _asked(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
+    def _asked(self, model: GivenModel | Case, asked: Mapping[str, object]) -> Case:
         """The requested case; raises `BackendUnavailableError` if the backend cannot run it."""
         case = self.case(model, asked)
         found = self.availability(case)
@@ -210,14 +216,18 @@ class Session:
             )
         return case
 
-    def case(self, model: PathLike | Case, asked: Mapping[str, Any]) -> Case:
+    def case(self, model: GivenModel | Case, asked: Mapping[str, Any]) -> Case:
         """A model with its options as a case; ``spec.qdq.yaml::id`` selects a case of a spec.
 
         A case of a spec accepts ``metrics`` only: a spec names metrics and holds no code.
         """
         words = {word: value for word, value in asked.items() if word != "metrics"}
-        case = self._case(model, words)
+        case = self._case(self.file(model), self._files.asked(words))
         return replace(case, metrics=joined_metrics(case.metrics, asked.get("metrics", {})))
+
+    def file(self, model: GivenModel | Case) -> PathLike | Case:
+        """A model in memory as a file; anything else as it is."""
+        return self._files.model(model) if is_model(model) else cast("PathLike | Case", model)
 
     def _case(self, model: PathLike | Case, asked: Mapping[str, object]) -> Case:
         if not isinstance(model, Case) and SPEC_SUFFIXES[0] not in str(model):
@@ -244,11 +254,15 @@ class Session:
 
     def evidence(self, case: Case, needs: frozenset[EvidenceKind]) -> Evidence:
         """The evidence of a case; the requested kinds are measured."""
-        work = self.work(case)
+        self.work(case)
+        return self._evidence(_key(case), needs)
+
+    def _evidence(self, key: _Key, needs: frozenset[EvidenceKind]) -> Evidence:
+        work = self._works[key]
         search = work.search
-        self._needs.setdefault(_key(case), set()).update(needs)
+        self._needs.setdefault(key, set()).update(needs)
         return Evidence(
-            case=case,
+            case=work.bench.case,
             backend=work.bench.backend.name,
             target=work.bench.target,
             device=work.bench.device,
@@ -369,17 +383,18 @@ class Session:
         for result in self._results.get(key, {}).values():
             needs |= cast("Check", resolve("check", result.kind)).needs if result.id not in raised else set()
         try:
-            return self.evidence(work.bench.case, frozenset(needs))
+            return self._evidence(key, frozenset(needs))
         except QdqspecError:
             if not raised:
                 raise
-            return self.evidence(work.bench.case, frozenset())
+            return self._evidence(key, frozenset())
 
     def work(self, case: Case) -> CaseWork:
         """The work of a case, shared by all its checks."""
         key = _key(case)
         if key not in self._works:
             case = replace(case, metrics=joined_metrics(self.metrics, case.metrics))
+            case = self._files.loaded(case, self.loaders)
             self._works[key] = CaseWork(
                 case, self._resources(case), self._store, self.backends.of(case).device
             )

@@ -16,8 +16,11 @@ from pathlib import Path
 from qdqspec.codec import from_data, to_data
 from qdqspec.measurement.journal import trial_from_json, trial_to_json
 from qdqspec.measurement.store import Store, cache_key
+from qdqspec.parity.sources import all_files
 from qdqspec.types import (
     Case,
+    Data,
+    DataSource,
     Placement,
     Provenance,
     SearchResult,
@@ -65,15 +68,18 @@ def key_of(case: Case, model_sha256: str, data_sha256: str, device: str, seed: i
     )
 
 
-def data_digest(path: Path | None) -> str:
-    """Hash of a data file, or of the files of a folder in order of name; empty for no data."""
-    if path is None:
+def data_digest(source: DataSource | None) -> str:
+    """Hash of a data file, or of several in order of name, with the transform and names; empty for no data."""
+    if source is None:
         return ""
     digest = hashlib.sha256()
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+    for file in all_files(source):
         if file.is_file():
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
+    if isinstance(source, Data):
+        digest.update(json.dumps([to_data(source.images), to_data(source.names)], sort_keys=True).encode())
+        digest.update(b"labels" if source.labels is not None else b"")
     return digest.hexdigest()
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
-from pathlib import Path
 from typing import get_args
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
@@ -35,7 +34,7 @@ from qdqspec.session.correcting import Correcting
 from qdqspec.session.runtimes import FusionBuild, Groups, Observing, groups_of_file
 from qdqspec.session.start import KeptScales, kept_scales
 from qdqspec.spec.problems import Problem, source_lines, spec_error
-from qdqspec.types import Case, InputShape, PatternRules, Region
+from qdqspec.types import Case, DataSource, InputShape, PatternRules, Region
 
 RANDOM_SAMPLES = 8
 _GIVE_DATA = "random inputs may not suit this model: give it real ones (inputs.calibration, or --calibration)"
@@ -124,27 +123,27 @@ class Prepared:
     @cached_property
     def calibration(self) -> Dataset | None:
         """The calibration data; ``None`` if the case has none."""
-        path = self.case.inputs.calibration
-        if path is None:
+        source = self.case.inputs.calibration
+        if source is None:
             return None
-        data = self._opened(path)
+        data = self._opened(source)
         for doubt in doubts(data):
-            self.note_once(f"calibration data {path.name}: {doubt}")
+            self.note_once(f"calibration data {source.name}: {doubt}")
         return data
 
     @cached_property
     def evaluation(self) -> Dataset | None:
         """The evaluation data; ``None`` if the case has none."""
-        path = self.case.inputs.evaluation
-        return None if path is None else self._opened(path)
+        source = self.case.inputs.evaluation
+        return None if source is None else self._opened(source)
 
-    def _opened(self, path: Path) -> Dataset:
+    def _opened(self, source: DataSource) -> Dataset:
         values = self.case.inputs.values
-        data = open_data(path, self.inputs, fixed=values)
+        data = open_data(source, self.inputs, fixed=values)
         for note in data.notes:
-            self.note_once(f"{path.name}: {note}")
+            self.note_once(f"{source.name}: {note}")
         for name in data.unused:
-            self.note_once(f"{path.name}: array '{name}' is not used: the input is fixed to {values[name]}")
+            self.note_once(f"{source.name}: array '{name}' is not used: the input is fixed to {values[name]}")
         return data
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from qdqspec.errors import StateError
@@ -10,6 +10,7 @@ from qdqspec.files import RESULT, write_whole
 from qdqspec.graph.model import Model, require_path
 from qdqspec.session.cached import CachedSearch
 from qdqspec.session.files import make_folder, take_results
+from qdqspec.session.given_data import GivenFiles
 from qdqspec.types import (
     Evidence,
     FrontPoint,
@@ -33,6 +34,9 @@ class Result:
     record: RunRecord
     kept: CachedSearch
     given: Model
+    files: GivenFiles | None = field(
+        default=None, repr=False
+    )  # a model given in memory is a file as long as this
 
     @property
     def evidence(self) -> Evidence:

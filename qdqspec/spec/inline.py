@@ -7,11 +7,11 @@ no checks.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
 from pydantic import Field, ValidationError
 
@@ -25,7 +25,13 @@ from qdqspec.spec.place import SpecPath
 from qdqspec.spec.sections import PatternsSection, QuantizeSection, RegionsSection, TuneSection
 from qdqspec.types import Case, Metric
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
 PathLike: TypeAlias = str | os.PathLike[str]
+GivenModel: TypeAlias = "PathLike | ModelProto"
+# A path, a table as in a spec, arrays by input name with samples along the first axis, or feeds, one a sample.
+GivenData: TypeAlias = PathLike | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 Shape: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 
 
@@ -46,9 +52,9 @@ class Asked(TypedDict, total=False):
     activations: str
     outputs: bool | Literal["auto"]
     corrections: Literal["auto", "none"] | Sequence[str]
-    calibration: PathLike
+    calibration: GivenData
     scales: PathLike
-    evaluation: PathLike
+    evaluation: GivenData
     shapes: Mapping[str, Shape]
     values: Mapping[str, Any]
     batch: int
@@ -136,7 +142,7 @@ def with_words(case: Case, asked: Mapping[str, Any], *, written: Callable[[str],
     """
     own: dict[str, Any] = {"model": str(case.model)}
     if case.inputs.evaluation is not None:
-        _put(own, ("inputs", "evaluation"), case.inputs.evaluation)
+        _put(own, ("inputs", "evaluation"), case.model)  # only whether there is some is validated
     if case.tune.accuracy is not None:
         limits = {name: value for name, value in asdict(case.tune.accuracy).items() if value is not None}
         _put(own, ("tune", "accuracy"), limits)

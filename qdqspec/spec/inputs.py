@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from qdqspec.spec.data import ShortData
 from qdqspec.spec.fields import Count, Listed, Positive, Section
 from qdqspec.spec.place import SpecPath
 from qdqspec.types import Inputs, InputShape, ShapeProfile
@@ -102,16 +103,18 @@ class InputsSection(Section):
         description="Inputs fixed to a value, by name. The tuned model does not have them: what follows from them is "
         "folded, and of an If on them the branch that is taken remains.",
     )
-    calibration: SpecPath | None = Field(
-        default=None, description="An .npz with one array per input, first axis samples; or a folder of them."
+    calibration: ShortData | None = Field(
+        default=None,
+        description="Data to take activation ranges from: an .npz with one array per input, first axis samples, or an "
+        ".npy; a folder or a glob of them; or a table for images, Python loaders, other names and labels apart.",
     )
     scales: SpecPath | None = Field(
         default=None,
         description="Ranges of activations that are known already: a calibration cache of TensorRT, or JSON with "
         "{tensor: 6.0} or {tensor: [-1.5, 6.0]}. Activations without one stay in floating point.",
     )
-    evaluation: SpecPath | None = Field(
-        default=None, description="An .npz with inputs and labels, for accuracy."
+    evaluation: ShortData | None = Field(
+        default=None, description="The same with labels, to compare outputs and measure accuracy on."
     )
 
     @model_validator(mode="after")
@@ -129,9 +132,9 @@ class InputsSection(Section):
         return Inputs(
             profiles=profiles or (ShapeProfile(),),
             values=self.values,
-            calibration=self.calibration,
+            calibration=None if self.calibration is None else self.calibration.source(),
             scales=self.scales,
-            evaluation=self.evaluation,
+            evaluation=None if self.evaluation is None else self.evaluation.source(),
         )
 
 

@@ -6,7 +6,7 @@ keys and tags of a file at once, and limits depth and size before memory is spen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import ModuleType
@@ -65,9 +65,15 @@ class Document:
         here: Loc = ()
         for part in loc:
             here = (*here, part) if (*here, part) in self.values else here
-        at_key = at_key or here[-1:] != loc[-1:]
+        at_key = at_key or (here[-1:] != loc[-1:] and not self._is_scalar(here))
         marks = (self.keys.get(here) if at_key else None) or self.values.get(here)
         return _problem_at(marks, message, hint=hint, note=note)
+
+    def _is_scalar(self, loc: Loc) -> bool:
+        value: Any = self.data
+        for part in loc:
+            value = value[part]
+        return not isinstance(value, Mapping | list)
 
 
 def read_yaml(text: str) -> Document:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import glob
+import itertools
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from qdqspec.spec.locate import MAX_BYTES
 
+_WILD = frozenset("*?[")
 _SHOWN = 40  # characters of a name that is too long
 
 
@@ -58,6 +61,23 @@ class Place:
             return next((link for link in links if not self._is_inside(link)), None)
         return None
 
+    def data_path(self, text: str) -> Path:
+        """The absolute path of data, or a glob; the same rules as `path` hold for each file that matches."""
+        if not _WILD & set(text) or not text.isprintable():
+            return self.path(text)
+        pattern = Path(os.path.abspath(self.base / text))  # noqa: PTH100 - as in `path`
+        if os.path.lexists(pattern):  # a name with brackets
+            return self.path(text)
+        fixed = Path(*itertools.takewhile(lambda part: not _WILD & set(part), pattern.parts))
+        self._require_inside(fixed, text)
+        for found in glob.iglob(str(pattern), recursive=True):  # noqa: PTH207 - it is absolute
+            self._require_inside(Path(found), text)
+        return pattern
+
+    def _require_inside(self, path: Path, text: str) -> None:
+        if self.roots and not self._is_inside(path):
+            raise PydanticCustomError("path", LEADS_OUT, {"text": text, "hint": CURE})
+
     def _is_inside(self, path: Path) -> bool:
         real = Path(os.path.realpath(path))
         return any(real.is_relative_to(root) for root in self.roots)
@@ -93,6 +113,12 @@ def _absolute(value: object, info: ValidationInfo) -> object:
     return _place(info).path(os.fspath(value))
 
 
+def _absolute_data(value: object, info: ValidationInfo) -> object:
+    if not isinstance(value, str | os.PathLike):
+        return value
+    return _place(info).data_path(os.fspath(value))
+
+
 def _listed_names(value: object, info: ValidationInfo) -> tuple[str, ...]:
     """Node-name wildcards of a text file, one per line; ``#`` begins a comment."""
     if not isinstance(value, str | os.PathLike):
@@ -119,4 +145,5 @@ def _text(path: Path, name: object) -> str:
 
 
 SpecPath: TypeAlias = Annotated[Path, BeforeValidator(_absolute, json_schema_input_type=str)]
+DataPath: TypeAlias = Annotated[Path, BeforeValidator(_absolute_data, json_schema_input_type=str)]
 NamesFile: TypeAlias = Annotated[tuple[str, ...], PlainValidator(_listed_names, json_schema_input_type=str)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -45,6 +45,49 @@ class ShapeProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRules:
+    """How an image becomes a sample: ``(pixels * scale - mean) / std`` after resizing, one value per channel or one.
+
+    ``size`` is height and width. With ``resize`` the shorter side gets that length and ``size`` is cut from the
+    centre; without it the image is scaled until it covers ``size``, then cut.
+    """
+
+    size: tuple[int, int]
+    resize: int | None = None
+    scale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    colors: Literal["rgb", "bgr", "gray"] = "rgb"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Data that a path alone does not describe. Paths are absolute.
+
+    ``path`` is a file, a folder or a glob; with ``images`` of images. ``loader`` names Python code that yields feeds.
+    ``names`` maps inputs of the model to arrays of the data. ``labels`` is a file of labels beside the data.
+    """
+
+    path: Path | None = None
+    loader: str = ""
+    images: ImageRules | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    labels: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """A short name for messages."""
+        return self.loader if self.path is None else self.path.name
+
+
+DataSource: TypeAlias = Path | Data  # a path: of a file, a folder or a glob of .npz or .npy files
+
+# Makes the feeds of a data loader: a mapping from input names (and ``labels``) to arrays for each sample.
+Loader: TypeAlias = Callable[[], Iterable[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
     """Shapes and data of a case. Paths are absolute. ``values`` are inputs fixed to a value.
 
@@ -55,9 +98,9 @@ class Inputs:
     profiles: tuple[ShapeProfile, ...] = (ShapeProfile(),)
     values: Mapping[str, FixedValue] = field(default_factory=dict)
     batch: int | None = None  # from the matrix: replaces the first dimension of every input
-    calibration: Path | None = None
+    calibration: DataSource | None = None
     scales: Path | None = None
-    evaluation: Path | None = None
+    evaluation: DataSource | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +268,7 @@ class Case:
 
     ``backend`` is the runtime that the matrix chooses; without one, that of the run.
 
-    ``metrics`` are task metrics of the caller, by the name that a spec gives them.
+    ``metrics`` are task metrics and ``loaders`` data loaders of the caller, by the name that a spec gives them.
     """
 
     id: str
@@ -244,6 +287,7 @@ class Case:
     checks: tuple[CheckSpec, ...] = ()
     skipping: SkipRules = SkipRules()
     metrics: Mapping[str, Metric] = field(default_factory=dict, compare=False, repr=False)
+    loaders: Mapping[str, Loader] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def spec_name(self) -> str:

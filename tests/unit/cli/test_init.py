@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Iterator
 
+import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
+from qdqspec.graph.model import load_model
+from qdqspec.parity.data import open_data
+from qdqspec.parity.shapes import InputSpec, require_inputs
 from qdqspec.testing.odd import ODD_MODELS
+from qdqspec.types import Data
 
 FAKE = ("--backend", "fake")
 WRITABLE = [odd for odd in ODD_MODELS if odd.name != "no-nodes"]
@@ -42,6 +50,97 @@ def test_the_spec_of_any_model_loads(verb, tmp_path, odd):
         assert list(shape) == result.json["inputs"][name]
 
 
+OPTION = re.compile(r"^( *)# (?=\S)")
+
+
+def specs_with_comments_removed(text: str) -> Iterator[str]:
+    """The spec with each option that is a comment in use, and with all of them."""
+    head, body = text.split("qdqspec: 1\n")
+    lines = body.splitlines()
+    options = [number for number, line in enumerate(lines) if OPTION.match(line)]
+    assert len(options) >= 4
+    for chosen in [*([number] for number in options), options]:
+        changed = [OPTION.sub(r"\1", line) if number in chosen else line for number, line in enumerate(lines)]
+        yield "\n".join([f"{head}qdqspec: 1", *changed]) + "\n"
+
+
+@pytest.mark.parametrize("odd", WRITABLE, ids=lambda odd: odd.name)
+def test_each_comment_can_be_removed(verb, tmp_path, odd):
+    """Alone and together; what then is in use is resolved against the model, not only loaded."""
+    onnx.save(odd.make(), tmp_path / "net.onnx")
+    assert verb("init", "net.onnx", *FAKE, "-o", "spec.qdq.yaml").code == 0
+    model = load_model(tmp_path / "net.onnx")
+    for text in specs_with_comments_removed((tmp_path / "spec.qdq.yaml").read_text()):
+        (tmp_path / "changed.qdq.yaml").write_text(text)
+        for case in load_cases(tmp_path / "changed.qdq.yaml", Settings(root=tmp_path)):
+            require_inputs(model, case.inputs)
+
+
+def test_folders_of_the_output_are_made(verb, project):
+    assert verb("init", "digits_resnet.onnx", *FAKE, "-o", "specs/vision/d.qdq.yaml").code == 0
+    (case,) = load_cases(project / "specs" / "vision" / "d.qdq.yaml", Settings(root=project))
+    assert case.model == project / "digits_resnet.onnx"
+
+
+@pytest.fixture
+def data(project):
+    (project / "data").mkdir()
+    np.savez(project / "data" / "unrelated.npz", other=np.zeros((2, 2), np.float32))
+    return project / "data"
+
+
+def samples(count, **more):
+    return {"input": np.zeros((count, 1, 16, 16), np.float32), **more}
+
+
+def test_data_of_a_folder_is_found_by_what_fits(verb, project, data):
+    np.savez(data / "calibration.npz", **samples(2))
+    np.savez(data / "rest.npz", **samples(3, labels=np.arange(3)))
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data", "-o", "specs/d.qdq.yaml")
+    assert (result.code, result.err) == (0, "")
+    (case,) = load_cases(project / "specs" / "d.qdq.yaml", Settings(root=project))
+    assert case.inputs.calibration == data / "calibration.npz"
+    assert case.inputs.evaluation == data / "rest.npz"
+    text = (project / "specs" / "d.qdq.yaml").read_text()
+    assert "  # - {kind: accuracy, metric: top1, max_drop: 1%}" in text
+    for changed in specs_with_comments_removed(text):
+        (project / "specs" / "c.qdq.yaml").write_text(changed)
+        assert load_cases(project / "specs" / "c.qdq.yaml", Settings(root=project))
+
+
+def test_many_files_without_names_are_one_data_set(verb, project, data):
+    for number in range(6):
+        np.savez(data / f"{number}.npz", **samples(1))
+    (data / "unrelated.npz").unlink()
+    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "data").code == 0
+    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
+    assert case.inputs.calibration == case.inputs.evaluation == data
+
+
+def test_images_get_a_transform_of_the_models_size(verb, project, data):
+    (data / "cats").mkdir()
+    for number in range(2):
+        Image.new("L", (20, 30)).save(data / "cats" / f"{number}.png")
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
+    assert (result.code, result.err) == (0, "")
+    assert "check the transform of the images" in result.out
+    (case,) = load_cases(project / "digits_resnet.qdq.yaml", Settings(root=project))
+    assert isinstance(case.inputs.calibration, Data)
+    rules = case.inputs.calibration.images
+    assert (rules.size, rules.colors, rules.layout) == ((16, 16), "gray", "nchw")
+    opened = open_data(
+        case.inputs.calibration, {"input": InputSpec(dtype=np.dtype("f4"), shape=(1, 1, 16, 16))}
+    )
+    assert len(list(opened)) == 2
+
+
+def test_data_that_does_not_fit_states_what_the_model_takes(verb, data):
+    result = verb("init", "digits_resnet.onnx", *FAKE, "--data", "data")
+    assert result.code == 2
+    assert "no data there fits the model's inputs: input [?, 1, 16, 16]" in result.err
+    assert verb("init", "digits_resnet.onnx", *FAKE, "--data", "gone").code == 2
+
+
 @pytest.mark.parametrize("name", ["my net.onnx", "a: b #.onnx", "true.onnx", "größe[1].qdq.onnx", "7.onnx"])
 def test_file_names_are_quoted_where_yaml_needs_it(verb, project, name):
     (project / "digits_resnet.onnx").rename(project / name)
@@ -68,7 +167,7 @@ def test_it_may_stand_elsewhere_and_still_finds_the_model(verb, project):
     ("output", "says"),
     [
         ("spec.yaml", "pytest collects a spec by its ending"),
-        ("nowhere/d.qdq.yaml", "the spec cannot be written: No such file"),
+        ("digits_resnet.onnx/x/d.qdq.yaml", "the spec cannot be written: Not a directory"),
     ],
 )
 def test_an_output_that_cannot_be_is_refused(verb, project, output, says):

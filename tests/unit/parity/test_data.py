@@ -141,9 +141,12 @@ def test_memory_holds_single_rows_of_a_large_array(tmp_path: Path) -> None:
 
 WRONG = [
     ({"y": images(2)}, "no array for the model's input 'x'"),
-    ({"x": images(2), "lables": np.arange(2)}, "'lables' is no input of the model (did you mean 'labels'?)"),
     ({"x": images(0)}, "array 'x' has no samples"),
     ({"x": np.zeros((2, 3, 3), np.float32)}, "array 'x' has shape [2, 3, 3]"),
+    (
+        {"x": np.zeros((2, 3, 3), np.float32)},
+        "N samples as [N, 2, 3], which are stacked, or N whole inputs as [N, 1, 2, 3]",
+    ),
     ({"x": np.zeros((2, 3), np.float32)}, "array 'x' has shape [2, 3]"),
     ({"x": images(2).astype(complex)}, "array 'x' is complex128, and the model takes float32"),
     ({"x": np.float32(1)}, "array 'x' is a single number"),
@@ -194,7 +197,7 @@ def test_unequal_counts_are_found_though_the_batches_are_equally_many(saved: Cal
 def test_a_missing_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such data file"):
         open_data(tmp_path / "nowhere.npz", IMAGE)
-    with pytest.raises(DataError, match=r"holds no \.npz file"):
+    with pytest.raises(DataError, match=r"holds no \.npz or \.npy file"):
         open_data(tmp_path, IMAGE)
 
 
@@ -209,6 +212,15 @@ def test_missing_labels_are_an_error_for_those_who_need_them(saved: Callable[...
     data = open_data(saved(x=images(2)), IMAGE)
     assert data.labels is None
     with pytest.raises(DataError, match="accuracy needs labels"):
+        data.require_labels()
+
+
+def test_an_array_for_no_input_is_not_read_and_noted(saved: Callable[..., Path]) -> None:
+    data = open_data(saved(x=images(2), lables=np.arange(2), other=np.zeros((2, 9))), IMAGE)
+    assert data.ignored == ("lables", "other")
+    assert "array 'lables' is no input of the model and is not used (did you mean 'labels'?)" in data.notes
+    np.testing.assert_array_equal(together(data), images(2))
+    with pytest.raises(DataError, match=r"no array 'labels' \(did you mean 'lables'\?\)"):
         data.require_labels()
 
 

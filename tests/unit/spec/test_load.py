@@ -350,7 +350,7 @@ def test_loading_imports_no_heavy_library(write: Write) -> None:
         (HEAD + CHECKS + "skip_unless: {gpu: yes}\n", "5:15: unknown key 'gpu' in 'skip_unless'"),
         (HEAD + CHECKS + "skip: no\n", "5:7: 'no' is no reason: leave the key out, or say why"),
         (HEAD + CHECKS + "skip: 'Yes '\n", "5:7: 'Yes ' is no reason"),
-        (HEAD + CHECKS + "xfail: no\n", "5:1: 'no' is no reason"),
+        (HEAD + CHECKS + "xfail: no\n", "5:8: 'no' is no reason"),
         (HEAD + CHECKS + "xfail: {reason: on}\n", "5:17: 'on' is no reason"),
         (
             HEAD + CHECKS + "skip_unless: {backend: onnxruntime-cpuu}\n",

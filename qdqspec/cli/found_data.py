@@ -1,0 +1,131 @@
+"""Finds data that fits a model among the files of a folder, for ``init --data``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec.cli.draft import DataDraft, quoted
+from qdqspec.errors import ConfigError, QdqspecError
+
+if TYPE_CHECKING:
+    from qdqspec.graph.model import Model
+    from qdqspec.parity.data import Dataset
+    from qdqspec.types import Inputs
+
+_CALIBRATION, _EVALUATION = re.compile("calib|train"), re.compile("eval|val|test")
+_MANY = 4  # more files than this without telling names are one data set
+
+
+def find_data(path: Path, model: Model, base: Path) -> tuple[DataDraft, Inputs, list[str]]:
+    """What a spec in folder ``base`` says of the data, the inputs with that data, and notes.
+
+    ``path`` is a file or a folder. Raises `ConfigError` if nothing there fits the model.
+    """
+    from qdqspec.types import Inputs
+
+    if not path.exists():
+        raise ConfigError("there is no such file or folder", where=path, cure="name it with --data")
+    files = _files(path)
+    fits = {file: data for file in files if file.suffix in (".npz", ".npy") and (data := opened(model, file))}
+    if not fits and path.is_dir() and (data := opened(model, path)):
+        fits = {path: data}
+    if fits:
+        calibration, evaluation = _chosen(path, fits)
+        data = fits.get(evaluation) or opened(model, evaluation)
+        draft = DataDraft(
+            calibration=_relative(calibration, base),
+            evaluation=_relative(evaluation, base),
+            labelled=data is not None and data.labels is not None,
+        )
+        return draft, Inputs(calibration=calibration, evaluation=evaluation), []
+    if (images := _images(files, model, path, base)) is not None:
+        return (
+            images,
+            Inputs(),
+            ["check the transform of the images: mean and std are those of your training"],
+        )
+    raise ConfigError(
+        f"no data there fits the model's inputs: {', '.join(_said(model, name) for name in model.inputs)}",
+        where=path,
+        cure="save .npz files with one array per input, first axis samples",
+    )
+
+
+def opened(model: Model, path: Path) -> Dataset | None:
+    """The data of a path; ``None`` if it does not fit the model."""
+    from qdqspec.parity.data import open_data, shaped_by_data
+    from qdqspec.parity.shapes import input_specs, resolve_shapes
+    from qdqspec.types import Inputs
+
+    try:
+        shaped = shaped_by_data(model, Inputs(calibration=path))
+        return open_data(path, input_specs(model, resolve_shapes(model, shaped)))
+    except QdqspecError:
+        return None
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+
+
+def _chosen(path: Path, fits: dict[Path, Dataset]) -> tuple[Path, Path]:
+    """Calibration and evaluation data, by name and by whether it has labels."""
+    found = list(fits)
+    calibration = _named(found, _CALIBRATION)
+    evaluation = _named(found, _EVALUATION)
+    if calibration is None and evaluation is None and len(found) > _MANY and path.is_dir():
+        return path, path
+    labelled = next((file for file in found if fits[file].labels is not None), None)
+    evaluation = evaluation or labelled or next((file for file in found if file != calibration), found[0])
+    return calibration or next((file for file in found if file != evaluation), evaluation), evaluation
+
+
+def _named(files: Sequence[Path], pattern: re.Pattern[str]) -> Path | None:
+    return next((file for file in files if pattern.search(file.stem.lower())), None)
+
+
+def _images(files: Sequence[Path], model: Model, path: Path, base: Path) -> DataDraft | None:
+    """A transform for images, with the size that the model states."""
+    from qdqspec.parity.images import SUFFIXES
+
+    images = [file for file in files if file.suffix.lower() in SUFFIXES]
+    shape = model.shape(next(iter(model.inputs), "")) if len(model.inputs) == 1 else None
+    if not images or shape is None or len(shape) != 4:
+        return None
+    last = shape[3] in (1, 3) and shape[1] not in (1, 3)
+    channels, height, width = (shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])
+    size = [side if side else 224 for side in (height, width)]
+    folder = os.path.commonpath([str(file.parent) for file in images]) if path.is_dir() else ""
+    pattern = (
+        f"{_relative_text(Path(folder), base)}/**/*{images[0].suffix}"
+        if folder
+        else _relative_text(path, base)
+    )
+    rest = [f"size: {size}", f"layout: {'nhwc' if last else 'nchw'}"] + (
+        ["colors: gray"] if channels == 1 else []
+    )
+    text = f"{{images: {quoted(pattern)}, {', '.join(rest)}, mean: [0.0], std: [1.0]}}"
+    return DataDraft(calibration=text, evaluation=text)
+
+
+def _relative_text(path: Path, base: Path) -> str:
+    return Path(os.path.relpath(path.absolute(), base)).as_posix()
+
+
+def _relative(path: Path, base: Path) -> str:
+    return quoted(_relative_text(path, base))
+
+
+def _said(model: Model, name: str) -> str:
+    shape = model.shape(name)
+    return (
+        name
+        if shape is None
+        else f"{name} [{', '.join('?' if side is None else str(side) for side in shape)}]"
+    )

@@ -1,0 +1,100 @@
+"""Images as samples: decoded one at a time with Pillow, resized and normalized as a spec states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from qdqspec.errors import DataError
+from qdqspec.types import ImageRules
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Array = npt.NDArray[np.generic]
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
+_MODES = {"rgb": "RGB", "bgr": "RGB", "gray": "L"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageMember:
+    """One image as an array of one sample, under the name of the input it is for."""
+
+    file: Path
+    name: str
+    rules: ImageRules
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One sample, and the shape of an image after the transform."""
+        channels = 1 if self.rules.colors == "gray" else 3
+        height, width = self.rules.size
+        return (1, channels, height, width) if self.rules.layout == "nchw" else (1, height, width, channels)
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """float32; uint8 if the pixels are not changed."""
+        return np.dtype(np.uint8 if _is_plain(self.rules) else np.float32)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the sample."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+    def rows(self) -> Iterator[Array]:
+        """The one sample."""
+        yield transformed(_pixels(self.file, self.rules), self.rules)
+
+
+def transformed(pixels: npt.NDArray[np.uint8], rules: ImageRules) -> Array:
+    """Pixels in height, width, channels (RGB or gray) as a sample."""
+    if rules.colors == "bgr":
+        pixels = pixels[..., ::-1]
+    sample: Array = pixels
+    if not _is_plain(rules):
+        mean, std = np.array(rules.mean, np.float32), np.array(rules.std, np.float32)
+        sample = (pixels.astype(np.float32) * np.float32(rules.scale) - mean) / std
+    return np.ascontiguousarray(sample if rules.layout == "nhwc" else np.moveaxis(sample, -1, 0))
+
+
+def _is_plain(rules: ImageRules) -> bool:
+    return rules.scale == 1 and set(rules.mean) == {0.0} and set(rules.std) == {1.0}
+
+
+def _pixels(file: Path, rules: ImageRules) -> npt.NDArray[np.uint8]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise DataError(
+            "images are decoded with Pillow, which is not installed",
+            where=file,
+            cure="pip install 'qdqspec[images]'",
+        ) from None
+    try:
+        with Image.open(file) as opened:
+            # An EXIF orientation is how the photograph is meant to be seen, and what every viewer shows.
+            image = ImageOps.exif_transpose(opened).convert(_MODES[rules.colors])
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"the image cannot be read ({error})", where=file, cure="take it out") from None
+    pixels = np.asarray(_fitted(image, rules), dtype=np.uint8)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def _fitted(image: Image, rules: ImageRules) -> Image:
+    """Scaled so that it covers ``size``, or to ``resize``, and cut from the centre."""
+    from PIL import Image as Pillow
+
+    height, width = rules.size
+    if rules.resize is None:
+        factor = max(width / image.width, height / image.height)
+    else:
+        factor = rules.resize / min(image.width, image.height)
+    scaled = max(round(image.width * factor), width), max(round(image.height * factor), height)
+    image = image.resize(scaled, Pillow.Resampling.BILINEAR)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))

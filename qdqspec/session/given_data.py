@@ -1,0 +1,148 @@
+"""Writes what a caller has in memory to files: arrays and feeds as data, and models.
+
+A search reads its data several times and in several processes, and identifies it by content; files give both.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+
+import numpy as np
+
+from qdqspec.errors import DataError
+from qdqspec.files import write_whole
+from qdqspec.parity.npz import npz_bytes
+from qdqspec.parity.sources import LABELS, without_loader
+from qdqspec.temporary import TemporaryFolder
+from qdqspec.types import Case, Data, DataSource, Loader
+
+if TYPE_CHECKING:
+    import onnx
+
+_GROUP = "qdqspec.data"
+_FORMS = "give a path, {input: array} with samples along the first axis, or an iterable of {input: array}, one a sample"
+InMemory: TypeAlias = "Mapping[str, Any] | Iterable[Mapping[str, Any]]"
+
+
+class GivenFiles:
+    """The files of one session, in a temporary folder that exists as long as this object."""
+
+    def __init__(self) -> None:
+        self._folder: TemporaryFolder | None = None
+
+    def model(self, proto: onnx.ModelProto) -> Path:
+        """A file of a model in memory, named after its graph."""
+        import onnx
+
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", proto.graph.name).strip("-.") or "model"
+        path = self._new() / f"{name}.onnx"
+        onnx.save(proto, path)
+        return path
+
+    def data(self, given: InMemory, name: str) -> Path:
+        """A folder of .npz files: one for arrays of samples, one a feed for an iterable of feeds."""
+        folder = self._new() / name
+        folder.mkdir()
+        if isinstance(given, Mapping):
+            _write(folder / "0.npz", _arrays(given, name))
+            return folder
+        number = -1
+        for number, feed in enumerate(_iterated(given, name)):
+            if not isinstance(feed, Mapping):
+                raise DataError(
+                    f"feed {number} is no mapping but {type(feed).__name__}", where=name, cure=_FORMS
+                )
+            arrays = {
+                key: _label(value) if key == LABELS else value[None]
+                for key, value in _arrays(feed, name).items()
+            }
+            _write(folder / f"{number:08d}.npz", arrays)
+        if number < 0:
+            raise DataError("it yields no feed", where=name, cure=_FORMS)
+        return folder
+
+    def loaded(self, case: Case, loaders: Mapping[str, Loader]) -> Case:
+        """The case with folders in place of data loaders; those of entry points are used after ``loaders``."""
+        known = {**loaders, **case.loaders}
+        sources = {word: getattr(case.inputs, word) for word in ("calibration", "evaluation")}
+        found: dict[str, DataSource] = {}
+        for word, source in sources.items():
+            if not isinstance(source, Data) or not source.loader:
+                continue
+            name = source.loader
+            load = known.get(name) or _installed(name)
+            if load is not None:  # else reported, with what to do, when the data is opened
+                found[word] = without_loader(source, self.data(load(), name))
+        return replace(case, inputs=replace(case.inputs, **found)) if found else case  # type: ignore[arg-type]
+
+    def asked(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a case with files in place of data in memory."""
+        return {
+            word: self.data(value, word)
+            if word in ("calibration", "evaluation") and _is_data(value)
+            else value
+            for word, value in asked.items()
+        }
+
+    def _new(self) -> Path:
+        if self._folder is None:
+            self._folder = TemporaryFolder()
+        path = self._folder.path / str(len(list(self._folder.path.iterdir())))
+        path.mkdir()
+        return path
+
+
+def is_model(given: object) -> TypeGuard[onnx.ModelProto]:
+    """Whether it is a model in memory."""
+    return type(given).__name__ == "ModelProto"
+
+
+def _is_data(value: object) -> bool:
+    """Whether an argument is data in memory: neither a path nor a table of a spec."""
+    if isinstance(value, str | os.PathLike):
+        return False
+    return not (
+        isinstance(value, Mapping) and set(value) & {"arrays", "images", "loader"} and _is_plain(value)
+    )
+
+
+def _is_plain(table: Mapping[str, Any]) -> bool:
+    return not any(hasattr(value, "__array__") for value in table.values())
+
+
+@cache
+def _installed(name: str) -> Loader | None:
+    points = [point for point in importlib.metadata.entry_points(group=_GROUP) if point.name == name]
+    found: Loader | None = points[0].load() if points else None
+    return found
+
+
+def _iterated(given: object, name: str) -> Iterable[object]:
+    if not isinstance(given, Iterable) or hasattr(given, "__array__"):
+        raise DataError(f"this is no data but {type(given).__name__}", where=name, cure=_FORMS)
+    return given
+
+
+def _arrays(given: Mapping[str, Any], name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a mapping. Raises `DataError` for what is no array of numbers."""
+    found = {str(key): np.asarray(value) for key, value in given.items()}
+    for key, array in found.items():
+        if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind in "USV":
+            raise DataError(f"'{key}' is no array of numbers", where=name, cure=_FORMS)
+    return found
+
+
+def _label(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """One entry; a single number whatever axes of length 1 it has."""
+    return value.reshape(1) if value.size == 1 else value[None]
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    write_whole(path, npz_bytes(arrays), what="the data")

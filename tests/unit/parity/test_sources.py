@@ -1,0 +1,224 @@
+"""Data as .npy files, globs, images with a transform, arrays of other names, and labels in a file of their own."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from qdqspec.errors import DataError
+from qdqspec.parity.data import open_data, shaped_by_data
+from qdqspec.parity.shapes import InputSpec
+from qdqspec.session.cached import data_digest
+from qdqspec.types import Data, ImageRules
+
+FLOAT = np.dtype(np.float32)
+X = {"x": InputSpec(dtype=FLOAT, shape=(1, 2, 3))}
+TWO = {**X, "mask": InputSpec(dtype=np.dtype(np.int64), shape=(1, 4))}
+PICTURE = {"image": InputSpec(dtype=FLOAT, shape=(1, 3, 4, 6))}
+
+
+def rows(count: int, first: int = 0) -> np.ndarray:
+    return np.arange(first * 6, (first + count) * 6, dtype=np.float32).reshape(count, 2, 3)
+
+
+def values(source: Path | Data, inputs: dict[str, InputSpec] = X, name: str = "x") -> np.ndarray:
+    return np.concatenate([feed[name] for feed in open_data(source, inputs)])
+
+
+@pytest.mark.parametrize(
+    "saved", [rows(4), rows(4)[:, None], rows(1)[0]], ids=["samples", "whole inputs", "one sample"]
+)
+def test_an_npy_file_is_the_data_of_the_only_input(tmp_path: Path, saved: np.ndarray) -> None:
+    np.save(tmp_path / "any.npy", saved)
+    np.testing.assert_array_equal(values(tmp_path / "any.npy"), saved.reshape(-1, 2, 3))
+
+
+def test_npy_files_of_a_folder_are_samples_in_order_of_name(tmp_path: Path) -> None:
+    for number in (2, 0, 1):
+        np.save(tmp_path / f"sample-{number}.npy", rows(1, first=number)[0])
+    np.save(tmp_path / "labels.npy", np.array([7, 8, 9]))
+    np.testing.assert_array_equal(values(tmp_path), rows(3))
+    np.testing.assert_array_equal(open_data(tmp_path, X).require_labels(), [7, 8, 9])
+
+
+def test_npy_files_named_after_inputs_are_their_arrays(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", rows(2))
+    np.save(tmp_path / "mask.npy", np.ones((2, 4), np.int64))
+    feeds = list(open_data(tmp_path, TWO))
+    assert [sorted(feed) for feed in feeds] == [["mask", "x"]] * 2
+
+
+def test_a_glob_selects_files(tmp_path: Path) -> None:
+    np.savez(tmp_path / "b-1.npz", x=rows(1, first=1))
+    np.savez(tmp_path / "b-0.npz", x=rows(1))
+    np.savez(tmp_path / "other.npz", y=rows(1))
+    np.testing.assert_array_equal(values(tmp_path / "b-*.npz"), rows(2))
+    with pytest.raises(DataError, match="no file matches this pattern"):
+        open_data(tmp_path / "c-*.npz", X)
+
+
+def test_arrays_of_other_names_are_mapped(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", pixels=rows(2))
+    np.testing.assert_array_equal(values(Data(path=tmp_path / "d.npz", names={"x": "pixels"})), rows(2))
+    with pytest.raises(DataError, match=r"or map them: {arrays: d.npz, names: {x: pixels}}"):
+        open_data(tmp_path / "d.npz", X)
+    with pytest.raises(DataError, match="`names` refers to array 'pictures', which is not there"):
+        open_data(Data(path=tmp_path / "d.npz", names={"x": "pictures"}), X)
+
+
+@pytest.mark.parametrize("name", ["l.npy", "l.npz", "l.txt"])
+def test_labels_may_be_in_a_file_of_their_own(tmp_path: Path, name: str) -> None:
+    np.savez(tmp_path / "d.npz", x=rows(3), labels=np.zeros(3))
+    labels = np.array([2, 0, 1])
+    if name == "l.npy":
+        np.save(tmp_path / name, labels)
+    elif name == "l.npz":
+        np.savez(tmp_path / name, targets=labels)
+    else:
+        (tmp_path / name).write_text("2\n0\n1\n")
+    data = open_data(Data(path=tmp_path / "d.npz", labels=tmp_path / name), X)
+    np.testing.assert_array_equal(data.require_labels(), labels)
+    np.savez(tmp_path / "d.npz", x=rows(2))
+    with pytest.raises(DataError, match="3 labels for 2 samples"):
+        open_data(Data(path=tmp_path / "d.npz", labels=tmp_path / name), X)
+
+
+@pytest.mark.parametrize("text", ["one\n", "1 2\n", "\xff"])
+def test_labels_that_are_no_numbers_are_named(tmp_path: Path, text: str) -> None:
+    np.savez(tmp_path / "d.npz", x=rows(1))
+    (tmp_path / "l.txt").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match=r"l\.txt: the labels are not one number a line"):
+        open_data(Data(path=tmp_path / "d.npz", labels=tmp_path / "l.txt"), X)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """An image of 12 x 8 whose red channel is its column times ten, green its row, blue constant."""
+    pixels = np.zeros((8, 12, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1], pixels[..., 2] = np.arange(12) * 10, np.arange(8)[:, None], 200
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def test_an_image_is_cut_from_the_centre_and_normalized(photo: Path) -> None:
+    rules = ImageRules(size=(4, 6), resize=8, mean=(0.5, 0.0, 0.0), std=(0.5, 1.0, 2.0))
+    (sample,) = values(Data(path=photo, images=rules), PICTURE, "image")
+    red = (np.arange(3, 9) * 10 / 255 - 0.5) / 0.5
+    np.testing.assert_allclose(sample[0], np.broadcast_to(red, (4, 6)), rtol=1e-6)
+    np.testing.assert_allclose(sample[1][:, 0], np.arange(2, 6) / 255, rtol=1e-6)
+    np.testing.assert_allclose(sample[2], 200 / 255 / 2, rtol=1e-6)
+
+
+def test_without_resize_the_image_just_covers_the_size(photo: Path) -> None:
+    (sample,) = values(Data(path=photo, images=ImageRules(size=(4, 6))), PICTURE, "image")
+    assert sample.shape == (3, 4, 6)
+    assert sample[0, 0, 0] * 255 == pytest.approx(5, abs=3)  # columns 0 and 1 together
+    assert sample[0, 0, 5] * 255 == pytest.approx(105, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("rules", "shape", "dtype"),
+    [
+        (ImageRules(size=(4, 6), layout="nhwc"), (1, 4, 6, 3), np.float32),
+        (ImageRules(size=(4, 6), colors="gray"), (1, 1, 4, 6), np.float32),
+        (ImageRules(size=(4, 6), scale=1, layout="nhwc"), (1, 4, 6, 3), np.uint8),
+    ],
+)
+def test_layout_channels_and_plain_pixels(
+    photo: Path, rules: ImageRules, shape: tuple[int, ...], dtype: type[np.generic]
+) -> None:
+    inputs = {"image": InputSpec(dtype=np.dtype(dtype), shape=shape)}
+    (feed,) = open_data(Data(path=photo, images=rules), inputs)
+    assert (feed["image"].shape, feed["image"].dtype) == (shape, dtype)
+
+
+def test_bgr_reverses_the_channels(photo: Path) -> None:
+    (rgb,) = values(Data(path=photo, images=ImageRules(size=(4, 6))), PICTURE, "image")
+    (bgr,) = values(Data(path=photo, images=ImageRules(size=(4, 6), colors="bgr")), PICTURE, "image")
+    np.testing.assert_array_equal(bgr, rgb[::-1])
+    assert not np.array_equal(bgr, rgb)
+
+
+def test_a_folder_of_images_with_labels(photo: Path) -> None:
+    Image.new("RGB", (12, 8)).save(photo.with_name("a.jpg"))
+    photo.with_name("labels.txt").write_text("0\n1\n")
+    source = Data(path=photo.parent, images=ImageRules(size=(4, 6)), labels=photo.with_name("labels.txt"))
+    data = open_data(source, PICTURE)
+    assert (data.samples, data.require_labels().tolist()) == (2, [0, 1])
+
+
+def test_images_without_a_transform_are_an_error_that_shows_one(photo: Path) -> None:
+    for source in (photo, photo.parent):
+        with pytest.raises(DataError, match="no transform is given") as caught:
+            open_data(source, PICTURE)
+        assert "{images: 'photos/*.jpg', size: 224}" in str(caught.value.cure)
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"a\.jpg: the image cannot be read"):
+        values(Data(path=tmp_path, images=ImageRules(size=(4, 6))), PICTURE, "image")
+
+
+def test_images_are_for_models_with_one_input(photo: Path) -> None:
+    with pytest.raises(DataError, match="images are data for one input, and the model has 2"):
+        open_data(Data(path=photo, images=ImageRules(size=(4, 6))), TWO)
+
+
+def test_a_damaged_npy_file_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", rows(3))
+    (tmp_path / "x.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:-4])
+    with pytest.raises(DataError, match="array 'x' is damaged: it holds 68 bytes, and its shape needs 72"):
+        open_data(tmp_path / "x.npy", X)
+    (tmp_path / "x.npy").write_bytes(b"something else")
+    with pytest.raises(DataError, match="array 'x' is damaged: its header"):
+        open_data(tmp_path / "x.npy", X)
+
+
+def test_the_digest_depends_on_content_and_transform(photo: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "l.npy", np.array([1]))
+    sources = [
+        photo,
+        Data(path=photo, images=ImageRules(size=(4, 6))),
+        Data(path=photo, images=ImageRules(size=(4, 6), mean=(0.5,))),
+        Data(path=photo, images=ImageRules(size=(4, 6)), labels=tmp_path / "l.npy"),
+    ]
+    assert len({data_digest(source) for source in sources}) == len(sources)
+    before = data_digest(sources[1])
+    photo.write_bytes(photo.read_bytes() + b" ")
+    assert data_digest(sources[1]) != before
+
+
+def test_files_of_a_zip_are_not_read_as_npy(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npy", "w") as archive:
+        archive.writestr("x.npy", b"")
+    with pytest.raises(DataError, match="its header is not one of numpy's"):
+        open_data(tmp_path / "x.npy", X)
+
+
+def test_shapes_follow_from_npy_and_images(tmp_path: Path, photo: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    from qdqspec.graph.model import load_model
+    from qdqspec.types import Inputs
+
+    x = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, "h", "w"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Relu", ["image"], ["y"])], "g", [x], [y])
+    onnx.save(
+        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]),
+        tmp_path / "m.onnx",
+    )
+    model = load_model(tmp_path / "m.onnx")
+    np.save(tmp_path / "one.npy", np.zeros((3, 5, 7), np.float32))
+    for source, shape in (
+        (tmp_path / "one.npy", (1, 3, 5, 7)),
+        (Data(path=photo, images=ImageRules(size=(4, 6))), (1, 3, 4, 6)),
+    ):
+        shaped = shaped_by_data(model, Inputs(calibration=source))
+        assert shaped.profiles[0].opt() == {"image": shape}

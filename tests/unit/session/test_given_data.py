@@ -1,0 +1,124 @@
+"""Arrays, feeds and models of a caller, and Python data loaders, become files that the session reads."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import numpy as np
+import onnx
+import pytest
+
+from qdqspec import Session
+from qdqspec.errors import DataError
+from qdqspec.parity.data import open_data
+from qdqspec.parity.shapes import InputSpec
+from qdqspec.session import given_data
+from qdqspec.session.cached import data_digest
+from qdqspec.session.given_data import GivenFiles
+from qdqspec.spec.inline import inline_case
+from qdqspec.types import Data
+
+X = {"x": InputSpec(dtype=np.dtype(np.float32), shape=(1, 2, 3))}
+ROWS = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+
+
+def values(path):
+    return np.concatenate([feed["x"] for feed in open_data(path, X)])
+
+
+@pytest.mark.parametrize("form", ["arrays", "samples", "whole inputs", "lists"])
+def test_arrays_and_feeds_give_the_same_samples(form):
+    given = {
+        "arrays": {"x": ROWS, "labels": np.arange(4)},
+        "samples": ({"x": row, "labels": number} for number, row in enumerate(ROWS)),
+        "whole inputs": ({"x": row[None], "labels": [number]} for number, row in enumerate(ROWS)),
+        "lists": [{"x": row.tolist(), "labels": number} for number, row in enumerate(ROWS)],
+    }[form]
+    files = GivenFiles()
+    data = open_data(files.data(given, "calibration"), X)
+    np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in data]), ROWS)
+    np.testing.assert_array_equal(data.require_labels(), np.arange(4))
+
+
+def test_equal_content_has_an_equal_digest():
+    one, other = GivenFiles(), GivenFiles()
+    assert data_digest(one.data({"x": ROWS}, "c")) == data_digest(other.data({"x": ROWS.copy()}, "d"))
+    assert data_digest(one.data({"x": ROWS}, "c")) != data_digest(other.data({"x": ROWS + 1}, "d"))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([], "it yields no feed"),
+        ([1], "feed 0 is no mapping but int"),
+        (ROWS, "this is no data but ndarray"),
+        (7, "this is no data but int"),
+        ({"x": ["a"]}, "'x' is no array of numbers"),
+        ([{"x": object()}], "'x' is no array of numbers"),
+    ],
+)
+def test_what_is_no_data_is_refused(given, says):
+    with pytest.raises(DataError, match=says) as caught:
+        GivenFiles().data(given, "calibration")
+    assert "{input: array}" in str(caught.value.cure)
+
+
+def test_a_table_of_a_spec_is_no_data_in_memory(tmp_path):
+    table = {"arrays": str(tmp_path / "d.npz"), "names": {"x": "pixels"}}
+    assert GivenFiles().asked({"calibration": table, "trials": 3}) == {"calibration": table, "trials": 3}
+
+
+def test_a_session_takes_a_model_and_data_in_memory(models):
+    proto = onnx.load(models / "digits_resnet.onnx")
+    rows = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
+    with Session(backend="fake") as session:
+        case = session.case(proto, {"calibration": {"input": rows}})
+        assert case.model.is_file()
+        data = open_data(
+            case.inputs.calibration, {"input": InputSpec(dtype=np.dtype("f4"), shape=(1, 1, 16, 16))}
+        )
+        assert data.samples == 3
+
+
+def case_of(tmp_path, loader):
+    (tmp_path / "m.onnx").touch()
+    return inline_case(tmp_path / "m.onnx", {"calibration": {"loader": loader}})
+
+
+def test_a_loader_of_the_caller_is_called_once(tmp_path):
+    calls = []
+
+    def load():
+        calls.append(1)
+        return ({"x": row} for row in ROWS)
+
+    files = GivenFiles()
+    case = files.loaded(case_of(tmp_path, "mine"), {"mine": load})
+    np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
+    np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
+    assert len(calls) == 1
+
+
+def load_installed():
+    return {"x": ROWS}
+
+
+def test_a_loader_of_an_entry_point_is_found(tmp_path, monkeypatch):
+    point = importlib.metadata.EntryPoint("theirs", f"{__name__}:load_installed", "qdqspec.data")
+    monkeypatch.setattr(point.__class__, "load", lambda self: load_installed)
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [point] if group == "qdqspec.data" else []
+    )
+    given_data._installed.cache_clear()
+    files = GivenFiles()
+    case = files.loaded(case_of(tmp_path, "theirs"), {})
+    np.testing.assert_array_equal(values(case.inputs.calibration), ROWS)
+    given_data._installed.cache_clear()
+
+
+def test_an_unknown_loader_states_where_one_is_defined(tmp_path):
+    case = GivenFiles().loaded(case_of(tmp_path, "gone"), {})
+    assert isinstance(case.inputs.calibration, Data)
+    with pytest.raises(DataError, match="no data loader is called 'gone'") as caught:
+        open_data(case.inputs.calibration, X)
+    assert "fixture qdq_data" in str(caught.value.cure)
