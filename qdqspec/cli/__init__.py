@@ -24,6 +24,7 @@ from qdqspec.cli.models import add_verbs as add_model_verbs
 from qdqspec.cli.qdq import add_verbs as add_qdq_verbs
 from qdqspec.cli.specs import add_verbs as add_spec_verbs
 from qdqspec.cli.tune import add_verbs as add_tune
+from qdqspec.cli.upgrade import add_verbs as add_upgrade
 from qdqspec.cli.verify import add_verbs as add_verify
 from qdqspec.cli.words import FINE, IMPOSSIBLE, complain
 from qdqspec.errors import QdqspecError
@@ -96,6 +97,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         add_lint,
         add_spec_verbs,
         add_compare,
+        add_upgrade,
         add_explain,
         add_verify,
         add_baseline,

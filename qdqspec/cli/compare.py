@@ -26,14 +26,14 @@ def add_verbs(verbs: Verbs) -> None:
     parser.add_argument("after", type=Path, metavar="RUN_B", help="A later one, of the same device.")
     parser.add_argument(
         "--fail-on",
-        type=_share,
+        type=share,
         default=0.0,
         metavar="SHARE",
         help="Exit 1 only where it is slower by more than this, such as 5%% (default: any proved slowdown).",
     )
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
     """``5%`` or ``0.05``."""
     value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     if not 0 <= value < math.inf:

@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from qdqspec.files import explained
 from qdqspec.measurement._wire import Stream
@@ -56,19 +57,42 @@ def engine_folder(scratch: Path) -> Path:
         return Path(tempfile.mkdtemp(dir=scratch))
 
 
+class Interpreter(Protocol):
+    """An interpreter of another environment: `qdqspec.measurement.environment.Environment`."""
+
+    @property
+    def python(self) -> Path:
+        """Its executable."""
+        ...
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables that it needs."""
+        ...
+
+
 def start_worker(
-    arguments: list[str], *, folder: Path, pass_fds: tuple[int, ...] = (), stdin: int = subprocess.DEVNULL
+    arguments: list[str],
+    *,
+    folder: Path,
+    pass_fds: tuple[int, ...] = (),
+    stdin: int = subprocess.DEVNULL,
+    interpreter: Interpreter | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start the worker module in a new interpreter with the module search path of this one."""
-    paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+    """Start the worker module in a new interpreter: with the module search path of this one, or another one."""
+    if interpreter is None:
+        paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
+        python, variables = sys.executable, {"PYTHONPATH": paths}
+    else:
+        python, variables = str(interpreter.python), dict(interpreter.variables)
     with (folder / LOG).open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "qdqspec.measurement.worker", *arguments, str(folder)],
+            [python, "-P", "-m", "qdqspec.measurement.worker", *arguments, str(folder)],
             stdin=stdin,
             stdout=output,
             stderr=output,
             pass_fds=pass_fds,
-            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": paths},
+            env={**os.environ, **_ENVIRONMENT, **variables},
         )
 
 

@@ -21,7 +21,7 @@ import time
 from typing import IO, Any
 
 from qdqspec.errors import BackendError
-from qdqspec.measurement._child import Child, engine_folder, kill, last_words, start_worker
+from qdqspec.measurement._child import Child, Interpreter, engine_folder, kill, last_words, start_worker
 from qdqspec.measurement._wire import Stream
 from qdqspec.temporary import TemporaryFolder
 
@@ -36,9 +36,9 @@ class NotForkableError(Exception):
 
 
 class Zygote:
-    """Forks children from a process with the backend's library loaded."""
+    """Forks children from a process with the backend's library loaded, by default in this environment."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, interpreter: Interpreter | None = None) -> None:
         self._own = TemporaryFolder()
         self._scratch = self._own.path
         # The garbage collector may close an engine in the middle of another request of this thread.
@@ -51,6 +51,7 @@ class Zygote:
                 ["zygote", backend, str(theirs.fileno())],
                 folder=self._scratch,
                 pass_fds=(theirs.fileno(),),
+                interpreter=interpreter,
             )
         try:
             threads = self._answer_to(0)["threads"]
@@ -136,8 +137,9 @@ class Zygote:
 class Interpreters:
     """Starts one fresh interpreter per child, connected over the loopback interface."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, interpreter: Interpreter | None = None) -> None:
         self._backend = backend
+        self._interpreter = interpreter
         self._own = TemporaryFolder()
         self._scratch = self._own.path
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -154,7 +156,10 @@ class Interpreters:
         token = secrets.token_bytes(32)
         with socket.create_server(("127.0.0.1", 0)) as server:
             process = start_worker(
-                ["single", self._backend, str(server.getsockname()[1])], folder=folder, stdin=subprocess.PIPE
+                ["single", self._backend, str(server.getsockname()[1])],
+                folder=folder,
+                stdin=subprocess.PIPE,
+                interpreter=self._interpreter,
             )
             self._processes.append(process)
             connection = _accepted(server, process, token)
@@ -178,12 +183,14 @@ def can_fork() -> bool:
     return hasattr(os, "fork") and hasattr(socket, "send_fds") and sys.platform != "darwin"
 
 
-def open_launcher(backend: str, *, fork: bool) -> Zygote | Interpreters:
+def open_launcher(
+    backend: str, *, fork: bool, interpreter: Interpreter | None = None
+) -> Zygote | Interpreters:
     """The fast launcher if requested and safe, else the plain one."""
     if fork:
         with contextlib.suppress(NotForkableError):
-            return Zygote(backend)
-    return Interpreters(backend)
+            return Zygote(backend, interpreter)
+    return Interpreters(backend, interpreter)
 
 
 def _accepted(server: socket.socket, process: subprocess.Popen[bytes], token: bytes) -> socket.socket | None:

@@ -30,7 +30,7 @@ from qdqspec.codec import from_data
 from qdqspec.config import options_of
 from qdqspec.errors import BackendError, OutputError
 from qdqspec.graph.weights import WEIGHTS
-from qdqspec.measurement._child import Child
+from qdqspec.measurement._child import Child, Interpreter
 from qdqspec.measurement._processes import Interpreters, Zygote, can_fork, open_launcher
 from qdqspec.measurement._records import options_to_json
 from qdqspec.measurement._wire import Header, WireClosedError
@@ -51,7 +51,8 @@ class Isolated:
     default the limit in the options of each build) and ``call_timeout`` are in seconds; several runs in one call get
     more time, by the duration of earlier runs. ``fork`` selects the launcher: by default a process with the library
     loaded is forked if that is safe, else a fresh interpreter is started. ``cpu_seconds`` adds up the processor time of
-    engines for ``build``, ``bind``, ``run``, ``time`` and ``layers``.
+    engines for ``build``, ``bind``, ``run``, ``time`` and ``layers``. Children run in ``interpreter``, which may have
+    another version of the runtime, by default in this one.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Isolated:
         build_timeout: float | None = None,
         call_timeout: float = CALL_TIMEOUT,
         fork: bool | None = None,
+        interpreter: Interpreter | None = None,
     ) -> None:
         self._local: Backend = backend_by_name(backend) if isinstance(backend, str) else backend
         self._registered = backend if isinstance(backend, str) else backend.name
         self._build_timeout = build_timeout
         self._call_timeout = call_timeout
         self._fork = can_fork() if fork is None else fork
+        self._interpreter = interpreter
         self._launcher: Zygote | Interpreters | None = None
         self._close_launcher: weakref.finalize[[], Isolated] | None = None
         self._builds = 0
@@ -122,7 +125,7 @@ class Isolated:
     def _open_launcher(self) -> Zygote | Interpreters:
         if self._launcher is None or not self._launcher.alive:
             self.close()
-            self._launcher = open_launcher(self._registered, fork=self._fork)
+            self._launcher = open_launcher(self._registered, fork=self._fork, interpreter=self._interpreter)
             self._close_launcher = weakref.finalize(self, self._launcher.close)
         return self._launcher
 

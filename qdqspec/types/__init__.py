@@ -71,6 +71,7 @@ from qdqspec.types.parity import (
 from qdqspec.types.placed import Consumer, Placement, Region, Site
 from qdqspec.types.rehearsed import BlockError, CorrectionGain, Rehearsed
 from qdqspec.types.runtimes import RuntimeComparison, RuntimeModel
+from qdqspec.types.upgrades import LayerChange, Upgrade, UpgradeCheck, UpgradeState
 from qdqspec.types.words import (
     HALVES,
     LABELS,
@@ -133,6 +134,7 @@ __all__ = [
     "Label",
     "LatencyEvidence",
     "LatencyLine",
+    "LayerChange",
     "LayerTime",
     "LintTarget",
     "Loader",
@@ -173,6 +175,9 @@ __all__ = [
     "Trial",
     "TriedInput",
     "TuneRules",
+    "Upgrade",
+    "UpgradeCheck",
+    "UpgradeState",
     "Verdict",
     "format_of",
     "kind_of",

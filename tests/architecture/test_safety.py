@@ -52,6 +52,7 @@ WRITES_IN_PLACE = {
     "files.py": "it is what makes writing whole",
     "graph/save.py": "into a hidden folder that files.py gave it",
     "graph/weights.py": "it only grows, in a folder that files.py or temporary.py gave",
+    "measurement/environment.py": "in a folder that temporary.py gave",
     "measurement/store.py": "into a hidden folder that files.py gave it",
     "session/cached.py": "into a hidden folder of the cache",
     "session/files.py": "into a folder that is moved out as a whole, see stage.py",

@@ -1,0 +1,176 @@
+"""Command ``upgrade-check``: tuned models under another version of the runtime, in another Python environment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec.cases import find_cases, find_specs
+from qdqspec.cli.compare import share
+from qdqspec.cli.words import (
+    FINE,
+    WANTING,
+    add_values,
+    add_verb,
+    inputs_given,
+    say,
+    say_json,
+    settings_from,
+    shapes,
+)
+from qdqspec.config import Settings, find_folder
+from qdqspec.errors import BackendUnavailableError, StateError
+from qdqspec.files import RESULT
+from qdqspec.types import Case, Upgrade, UpgradeCheck
+
+if TYPE_CHECKING:
+    from qdqspec.backends.base import BuildOptions
+    from qdqspec.cli.words import Verbs
+    from qdqspec.measurement.environment import Environment
+    from qdqspec.session import Session
+
+_OPTIONS = (
+    "backend",
+    "device",
+    "threads",
+    "seed",
+    "cache-dir",
+    "backend-option",
+    "build-limit",
+    "allow-path",
+)
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``upgrade-check``."""
+    parser = add_verb(
+        verbs,
+        "upgrade-check",
+        upgrade_check,
+        does="Replay tuned models under another version of the runtime, interleaved with the present one. Exits 1 "
+        "where one is slower than allowed, slower than float, or less accurate there.",
+        example="qdqspec upgrade-check specs --python next/bin/python --allow 5%",
+        options=_OPTIONS,
+    )
+    parser.add_argument(
+        "what",
+        nargs="+",
+        metavar="SPEC|CASE|DIR",
+        help="Specs, folders of specs, a case (file::case), or folders that `tune -o` wrote.",
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        required=True,
+        metavar="PYTHON",
+        help="The interpreter of the other environment, which has qdqspec's dependencies and the other runtime.",
+    )
+    parser.add_argument(
+        "--allow",
+        type=share,
+        default=0.05,
+        metavar="SHARE",
+        help="How much slower a tuned model may become, such as 5%% (default: 5%%).",
+    )
+    parser.add_argument(
+        "--shapes", type=shapes, metavar="NAME:1x3x224x224", help="Shapes of dynamic inputs of a DIR."
+    )
+    parser.add_argument("--data", type=Path, metavar="NPZ", help="Inputs of a DIR (default: random ones).")
+    add_values(parser, of="the model in a DIR")
+
+
+def upgrade_check(arguments: argparse.Namespace) -> int:
+    """Check all tuned models; return 1 if one fails. Raises if none is known, or the environment cannot be used."""
+    from qdqspec.measurement.environment import Environment
+    from qdqspec.session import Session
+
+    settings = replace(settings_from(arguments), mode="measure")
+    models = [found for what in arguments.what for found in _models(what, arguments, settings)]
+    if not models:
+        raise StateError("no spec was found", cure="name specs, or folders that tune -o wrote")
+    found: list[Upgrade] = []
+    here: dict[str, dict[str, str]] = {}
+    there: dict[str, dict[str, str]] = {}
+    with closing(Environment(arguments.python)) as environment, closing(Session(settings)) as session:
+        for case in (known.case for known in models):
+            runtime = session.backends.of(case)
+            name = runtime.backend.name
+            if name not in here:
+                there[name] = _facts(environment, name, runtime.options)
+                here[name] = {**runtime.backend.probe(runtime.options).facts, **runtime.device.details}
+        found = [_checked(session, known, environment, arguments.allow) for known in models]
+    check = UpgradeCheck(allowed=arguments.allow, here=here, there=there, cases=tuple(found))
+    _report(check, as_json=arguments.json)
+    return FINE if check.passed else WANTING
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A case, its name in reports, and the file of its tuned model; ``None`` if that is to be found in the cache."""
+
+    case: Case
+    name: str
+    tuned: Path | None
+
+
+def _models(what: str, arguments: argparse.Namespace, settings: Settings) -> Iterator[_Known]:
+    """The tuned models that an argument names."""
+    folder = Path(what)
+    if (folder / RESULT).is_file():
+        yield _of_folder(folder.absolute(), arguments)
+        return
+    references = [str(path) for path in find_specs([folder])] if "::" not in what else [what]
+    for reference in references:
+        for case in find_cases(reference, settings, Path.cwd()):
+            own = find_folder(settings, case)
+            is_result = (own / RESULT).is_file() and (own / "tuned.onnx").is_file()
+            yield _Known(case, case.name, own / "tuned.onnx" if is_result else None)
+
+
+def _of_folder(folder: Path, arguments: argparse.Namespace) -> _Known:
+    """The case of a folder of results: its reference, on the backend that it was tuned on."""
+    try:
+        result = json.loads((folder / RESULT).read_bytes())
+        backend, name = str(result["backend"]), str(result["case"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(
+            f"the result cannot be read: {error}", where=folder / RESULT, cure="tune again"
+        ) from None
+    case = Case(id="default", model=folder / "reference.onnx", backend=backend)
+    inputs = inputs_given(case.inputs, shapes=arguments.shapes, data=arguments.data, values=arguments.values)
+    return _Known(replace(case, inputs=inputs), name, folder / "tuned.onnx")
+
+
+def _facts(environment: Environment, backend: str, options: BuildOptions) -> dict[str, str]:
+    """The facts of a backend there. Raises `BackendUnavailableError` if it is not usable."""
+    installed = environment.installed(backend, options)
+    if not installed.usable:
+        raise BackendUnavailableError(
+            f"backend {backend} is not usable there: {installed.why}",
+            where=environment.python,
+            cure=installed.install or None,
+        )
+    device = installed.device
+    return {**installed.facts, **(device.details if device is not None else {})}
+
+
+def _checked(session: Session, known: _Known, environment: Environment, allowed: float) -> Upgrade:
+    from qdqspec.session.upgrade import check_upgrade
+
+    work = session.work(known.case)
+    found = check_upgrade(work, known.tuned or work.finder.tuned_path, environment, allowed)
+    return replace(found, case=known.name)
+
+
+def _report(check: UpgradeCheck, *, as_json: bool) -> None:
+    from qdqspec.report.upgrade import upgrade_text, upgrade_to_json
+
+    if as_json:
+        say_json(upgrade_to_json(check))
+    else:
+        say(upgrade_text(check))
