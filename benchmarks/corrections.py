@@ -85,7 +85,7 @@ def _measured(model: RealModel, corrections: list[str]) -> Iterator[list]:
                 calibration=model.calibration, evaluation=model.evaluation, values=FIXED.get(model.name, {})
             )
             case = Case(id="default", model=model.path, inputs=inputs, quantize=rules)
-            bench = session.work(case).bench
+            bench = session.work(case).setup
             prepared = bench.prepared
             placements = judged_placements(prepared.space)
             started = time.monotonic()
@@ -99,7 +99,7 @@ def _measured(model: RealModel, corrections: list[str]) -> Iterator[list]:
                 feeds=lambda feeds=feeds: feeds,
                 samples=SAMPLES,
             )
-            runtime = reference_runtime(opened, bench.work.options, bench.work.backend)
+            runtime = reference_runtime(opened, bench.resources.options, bench.resources.backend)
             with Rehearsal(subject, runtime) as rehearsal:
                 errors = [rehearsal.error(placement) for placement in placements]
         before = before or errors

@@ -43,7 +43,7 @@ from qdqspec.graph.save import save_model
 from qdqspec.placement.import_qdq import placement_for
 from qdqspec.placement.insert import Inserter
 from qdqspec.session import Session
-from qdqspec.session.case import CaseBench
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.files import write_placement
 from qdqspec.session.timing import time_files
 from qdqspec.types import NOT_CANDIDATES, Case, Interval, LatencyEvidence, Placement, SearchResult, Site
@@ -78,13 +78,13 @@ def _row(path: Path, folder: Path, arguments: argparse.Namespace) -> tuple[objec
     settings = Settings(output=folder, cache_dir=folder / "cache", seed=arguments.seed)
     ours, result = _counted(lambda: _our_search(case, settings))
     with closing(Session(settings)) as session:
-        bench = session.work(case).bench
+        bench = session.work(case).setup
         preset = MODE_PRESETS[arguments.mode]
         peer = Peer(bench, folder / "peer", warmup=preset["warmup_runs"], runs=preset["timing_runs"])
         theirs, final = _counted(lambda: peer.search(preset["schemes_per_region"], arguments.seed))
         files = {"reference": path, "tuned": session.work(case).finder.tuned_path, "peer": final}
         files |= _on_the_way(bench, result, folder)
-        timed = time_files(bench.work, files, bench.prepared.sample, case.tune)
+        timed = time_files(bench.resources, files, bench.prepared.sample, case.tune)
     return (
         path.stem,
         _text(timed.ratios["tuned"]),
@@ -116,7 +116,7 @@ def _cpu_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def _on_the_way(bench: CaseBench, result: SearchResult, folder: Path) -> dict[str, Path]:
+def _on_the_way(bench: CaseSetup, result: SearchResult, folder: Path) -> dict[str, Path]:
     """What our search had for its best in turn, by number of build: written again, to be timed with the finals."""
     candidates = [trial for trial in result.trials if trial.phase not in NOT_CANDIDATES]
     files = {}
@@ -141,7 +141,7 @@ def _reached(timed: LatencyEvidence) -> str:
 class Peer:
     """ModelOpt's workflow on a case, its builds counted."""
 
-    bench: CaseBench
+    bench: CaseSetup
     folder: Path
     warmup: int
     runs: int

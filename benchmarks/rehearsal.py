@@ -51,7 +51,7 @@ def main() -> int:
     for model, data in zip(arguments.what[::2], arguments.what[1::2], strict=True):
         with tempfile.TemporaryDirectory() as folder, Session(root=Path(folder)) as session:
             case = Case(id="default", model=model.absolute(), inputs=Inputs(calibration=data.absolute()))
-            prepared = session.work(case).bench.prepared
+            prepared = session.work(case).setup.prepared
             with _opened(prepared, arguments.samples) as (rehearsal, seconds):
                 found, sensing = _timed(lambda: find_sensitivities(rehearsal))
                 costs.append(_costs(model, rehearsal, seconds, sensing))

@@ -38,10 +38,9 @@ from qdqspec.cases import is_spec, load_cases
 from qdqspec.config import Settings
 from qdqspec.measurement.bench import Bench
 from qdqspec.session import Session
-from qdqspec.session.constraint import NO_PLACEMENT
 from qdqspec.session.evidence import CaseWork
 from qdqspec.session.tuning import clock_for
-from qdqspec.types import Case, Interval, Placement, SearchResult, Site
+from qdqspec.types import Case, Interval, SearchResult
 
 HEADERS = (
     "model", "units", "builds", "search s", "CPU s", "build", "timing", "own", "own %",
@@ -145,35 +144,28 @@ def _row(case: Case, session: Session, folder: Path) -> tuple[object, ...]:
 
 def _ratios(work: CaseWork, session: Session, static: Path | None) -> tuple[dict[str, Interval], float]:
     """Reference, tuned, everything and static from fresh builds, interleaved."""
-    everything = work.bench.prepared.space.resolve(work.bench.prepared.space.everything())
-    files = {"reference": work.bench.case.model, "tuned": work.finder.tuned_path}
+    everything = work.setup.prepared.space.resolve(work.setup.prepared.space.everything())
+    files = {"reference": work.setup.case.model, "tuned": work.finder.tuned_path}
     if static is not None:
         files["static"] = static
     if everything.digest != work.search.winner.digest:
-        files["everything"] = work.bench.output / "everything.onnx"
+        files["everything"] = work.setup.output / "everything.onnx"
         from qdqspec.graph.save import save_model
         from qdqspec.placement.insert import insert_qdq
 
-        inserted = insert_qdq(work.bench.prepared.model, everything, work.bench.prepared.numbers)
-        save_model(inserted.proto, files["everything"], base=work.bench.case.model.parent)
-    stand_ins = {role: NO_PLACEMENT if role == "reference" else _stand_in(role) for role in files}
-    paths = {stand_ins[role].digest: path for role, path in files.items()}
+        inserted = insert_qdq(work.setup.prepared.model, everything, work.setup.prepared.numbers)
+        save_model(inserted.proto, files["everything"], base=work.setup.case.model.parent)
     bench = Bench(
         session.backend,
-        lambda placement: paths[placement.digest],
-        work.bench.prepared.sample,
-        clock=clock_for(work.bench.case.tune, 1),
+        None,
+        work.setup.prepared.sample,
+        clock=clock_for(work.setup.case.tune, 1),
         random=np.random.default_rng(0),
     )
-    measured = bench.compare(stand_ins)
+    measured = bench.compare(files)
     ratios = dict(measured.ratios)
     ratios.setdefault("everything", ratios["tuned"])
     return ratios, measured.median_ms("reference")
-
-
-def _stand_in(role: str) -> Placement:
-    """A placement that is only a name: the file behind it is given."""
-    return Placement(sites=frozenset({Site(tensor=role, consumers=(), format="uint8")}))
 
 
 def _quantize_static(work: CaseWork, output: Path) -> str | None:
@@ -183,7 +175,7 @@ def _quantize_static(work: CaseWork, output: Path) -> str | None:
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
-            self.feeds = iter(work.bench.prepared.feeds())
+            self.feeds = iter(work.setup.prepared.feeds())
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.feeds, None)
@@ -194,7 +186,7 @@ def _quantize_static(work: CaseWork, output: Path) -> str | None:
     prepared = output.with_name("preprocessed.onnx")
     try:
         with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
-            quant_pre_process(str(work.bench.case.model), str(prepared), skip_symbolic_shape=True)
+            quant_pre_process(str(work.setup.case.model), str(prepared), skip_symbolic_shape=True)
             quantize_static(
                 str(prepared),
                 str(output),

@@ -159,7 +159,7 @@ def _measured(pair: Pair, seed: int, folder: Path) -> tuple[object, ...]:
 
 def _timed_again(work: CaseWork, results: Sequence[SearchResult], folder: Path) -> dict[str, float]:
     """Time over float, by digest, of all that either search shipped or had for its best, built afresh together."""
-    prepared = work.bench.prepared
+    prepared = work.setup.prepared
     placements = {
         placement.digest: placement
         for result in results
@@ -171,7 +171,7 @@ def _timed_again(work: CaseWork, results: Sequence[SearchResult], folder: Path) 
         inserted = insert_qdq(prepared.model, placement, prepared.numbers)
         save_model(inserted.proto, files[digest], base=prepared.case.model.parent)
     roles = {**files, "reference": prepared.case.model, "tuned": files[results[0].winner.digest]}
-    measured = time_files(work.bench.work, roles, prepared.loads, prepared.case.tune)
+    measured = time_files(work.setup.resources, roles, prepared.loads, prepared.case.tune)
     return {digest: measured.ratios[digest].median for digest in files}
 
 

@@ -82,9 +82,9 @@ def measure(
     with Session(mode="measure", **here) as session:
         if tuned is None:
             return session.tune(model, **rest).latency
-        bench = session.work(session.case(model, rest)).bench
+        setup = session.work(session.case(model, rest)).setup
         path = _path(cast("PathLike", session.file(tuned)))
-        measured = bench.timed(path)
+        measured = setup.timed(path)
         if "tuned" not in measured.samples:
             raise BackendError(f"the model does not run: {measured.failures['tuned']}", where=path)
         return measured

@@ -42,9 +42,9 @@ def explain_culprits(arguments: argparse.Namespace) -> int:
     settings = settings_from(arguments)
     with _meant(arguments, settings) as (case, pairs, notes), Session(settings) as session:
         most = None if arguments.json else max(arguments.layers, 1)
-        bench = session.work(case).bench
-        found = culprits_of(bench, pairs, most=most)
-        notes = (*notes, *bench.prepared.warnings)
+        setup = session.work(case).setup
+        found = culprits_of(setup, pairs, most=most)
+        notes = (*notes, *setup.prepared.warnings)
     if arguments.json:
         say_json({**culprits_json(found), "notes": list(notes)})
     else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -37,6 +37,22 @@ CONFIRM_ROUNDS = 24
 FLOOR_EPS = 0.01  # smallest significant difference: one per cent
 
 Extract: TypeAlias = Callable[[Placement, tuple[str, ...]], Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A measurable model: a placement, whose file is written when it is built, or a model file.
+
+    Candidates with equal ids share their builds.
+    """
+
+    id: str
+    model: Placement | Path
+
+    @classmethod
+    def of(cls, model: Placement | Path) -> Self:
+        """The candidate of a placement, identified by its digest, or of a file, by its path."""
+        return cls(str(model) if isinstance(model, Path) else model.digest, model)
 
 
 @dataclass(slots=True)
@@ -72,16 +88,16 @@ class Bench:
     """Keeps the incumbent's engine open and races every challenger against it.
 
     With ``admission`` a candidate's accuracy is measured too, and one below the limits cannot win. ``feeds`` are inputs
-    of one shape profile, or loads of several. ``extract`` writes only the named nodes with their pairs, and gives
-    inputs for them. ``folder`` holds the candidates' files, and is removed from recorded messages. ``jobs`` is the
-    number of parallel builds while no measurement is pending; if ``memory`` reports that not all of them fit at once,
-    they are opened one after the other.
+    of one shape profile, or loads of several. Without ``write`` only model files are compared. ``extract`` writes only
+    the named nodes with their pairs, and gives inputs for them. ``folder`` holds the candidates' files, and is removed
+    from recorded messages. ``jobs`` is the number of parallel builds while no measurement is pending; if ``memory``
+    reports that not all of them fit at once, they are opened one after the other.
     """
 
     def __init__(
         self,
         backend: Backend,
-        write: Callable[[Placement], Path],
+        write: Callable[[Placement], Path] | None,
         feeds: Feeds,
         *,
         clock: Clock,
@@ -192,7 +208,8 @@ class Bench:
         ``eps`` is the larger of one per cent and twice the standard deviation between builds. Returns the samples.
         Raises `BackendError` if it does not build again.
         """
-        found = self._together({"noise": [placement] * NOISE_BUILDS}, NOISE_ROUNDS, take=Turn.sample)
+        builds = [Candidate.of(placement)] * NOISE_BUILDS
+        found = self._together({"noise": builds}, NOISE_ROUNDS, take=Turn.sample)
         if found.failures:
             why = self._reason(found.failures["noise"])
             raise BackendError(f"the model was built once and then not again: {why}")
@@ -206,32 +223,37 @@ class Bench:
         self.eps = max(FLOOR_EPS, 2 * build_deviation(builds))
 
     def compare(
-        self, roles: Mapping[str, Placement], *, builds: int = CONFIRM_BUILDS, rounds: int = CONFIRM_ROUNDS
+        self,
+        roles: Mapping[str, Placement | Path],
+        *,
+        builds: int = CONFIRM_BUILDS,
+        rounds: int = CONFIRM_ROUNDS,
     ) -> LatencyEvidence:
-        """Build each role freshly ``builds`` times and time all of them interleaved.
+        """Build each role, a placement or a model file, freshly ``builds`` times and time all of them interleaved.
 
-        ``roles`` must include ``reference`` and ``tuned``. Equal placements share their builds. Raises `BackendError`
+        ``roles`` must include ``reference`` and ``tuned``. Equal models share their builds. Raises `BackendError`
         if the reference does not build; another role that fails is omitted, with its reason recorded.
         """
-        distinct: dict[str, Placement] = {p.digest: p for p in roles.values()}
-        found = self._together({digest: [p] * builds for digest, p in distinct.items()}, rounds)
+        candidates = {role: Candidate.of(model) for role, model in roles.items()}
+        found = self._together({each.id: [each] * builds for each in candidates.values()}, rounds)
         timed = found.samples
-        broken = {digest: self._reason(error) for digest, error in found.failures.items()}
-        if why := broken.get(roles["reference"].digest):
+        broken = {each: self._reason(error) for each, error in found.failures.items()}
+        reference = candidates["reference"].id
+        if why := broken.get(reference):
             raise BackendError(f"the reference model could not be built and run again: {why}")
-        ratios = found.ratios(roles["reference"].digest, self.clock)
-        present = {role: p.digest for role, p in roles.items() if p.digest in timed}
+        ratios = found.ratios(reference, self.clock)
+        present = {role: each.id for role, each in candidates.items() if each.id in timed}
         return LatencyEvidence(
             clock=self.clock,
-            samples={role: joined(timed[digest]) for role, digest in present.items()},
-            ratios={role: ratios[digest] for role, digest in present.items()},
+            samples={role: joined(timed[each]) for role, each in present.items()},
+            ratios={role: ratios[each] for role, each in present.items()},
             speedup=inverse(ratios[present["tuned"]])
             if "tuned" in present
             else Interval(median=1, low=1, high=1),
             builds=builds,
             profiles=profile_latencies(self._loads, timed, present, self.clock),
             drift=drift([build.on(self.clock) for group in timed.values() for build in group]),
-            failures={role: broken[p.digest] for role, p in roles.items() if p.digest in broken},
+            failures={role: broken[each.id] for role, each in candidates.items() if each.id in broken},
         )
 
     def admits(self, placement: Placement) -> bool:
@@ -266,15 +288,21 @@ class Bench:
             self._incumbent.engine.close()
             self._incumbent.engine = None
 
-    def _open(self, placement: Placement, subgraph: tuple[str, ...] = (), *, fresh: bool = False) -> Engine:
-        with self._writing:
-            model, loads, options = self._files(placement, subgraph)
-        return attach(self._backend.build(model, replace(options, fresh=fresh)), loads)
+    def _open(
+        self, model: Placement | Path, subgraph: tuple[str, ...] = (), *, fresh: bool = False
+    ) -> Engine:
+        path, loads, options = model, self._loads, self._options
+        if isinstance(path, Placement):
+            with self._writing:
+                path, loads, options = self._files(path, subgraph)
+        return attach(self._backend.build(path, replace(options, fresh=fresh)), loads)
 
     def _files(
         self, placement: Placement, subgraph: tuple[str, ...]
     ) -> tuple[Path, tuple[Load, ...], BuildOptions]:
         if not subgraph:
+            if self._write is None:
+                raise BackendError("this bench builds model files only")
             return self._write(placement), self._loads, self._options
         if self._extract is None:
             raise BackendError("this bench builds whole models only")
@@ -386,12 +414,12 @@ class Bench:
         self._incumbent = successor
 
     def _together(
-        self, groups: Mapping[str, Sequence[Placement]], rounds: int, take: Take = Turn.both
+        self, groups: Mapping[str, Sequence[Candidate]], rounds: int, take: Take = Turn.both
     ) -> Together:
-        """Time fresh builds of placements together. Open engines are closed if memory is short."""
+        """Time fresh builds of candidates together. Open engines are closed if memory is short."""
         openers = {
-            name: [partial(self._open, each, fresh=True) for each in placements]
-            for name, placements in groups.items()
+            name: [partial(self._open, each.model, fresh=True) for each in candidates]
+            for name, candidates in groups.items()
         }
         kept = [self._incumbent.engine] if self._incumbent and self._incumbent.engine else []
         return self._fresh.time(openers, rounds, beside=kept, make_room=self.close, take=take)

@@ -157,9 +157,9 @@ class Session:
         """
         work = self.work(self.case(model, asked))
         if tuned is None:
-            return culprits_of(work.bench, work.finder.pairs, most=most)
-        imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.bench.given)
-        return culprits_of(work.bench, imported.pairs, most=most)
+            return culprits_of(work.setup, work.finder.pairs, most=most)
+        imported = import_placement(load_model(Path(cast("PathLike", self.file(tuned)))), work.setup.given)
+        return culprits_of(work.setup, imported.pairs, most=most)
 
     def probe(
         self,
@@ -178,8 +178,8 @@ class Session:
         kept = read_probe(Path(file))
         shapes = {name: list(array.shape) for name, array in kept.feeds.items()}
         case = inline_case(model, {"shapes": shapes, "values": values or {}})
-        work = self.work(case).bench
-        with SideBySide(work.work, case.model, Path(tuned).absolute(), work.fixed) as models:
+        setup = self.work(case).setup
+        with SideBySide(setup.resources, case.model, Path(tuned).absolute(), setup.fixed) as models:
             return Prober(models, limits or kept.params, kept.typical).probe(kept.feeds, kept.inputs)
 
     def study(
@@ -199,7 +199,7 @@ class Session:
         own = self.backends.of(case).settings
         settings = {name: getattr(own, name) for name in ("backend", "device", "threads", "seed")}
         return Study(
-            self.work(case).bench,
+            self.work(case).setup,
             settings,
             strategy=strategy,
             folder=None if folder is None else Path(folder).absolute(),
@@ -242,11 +242,11 @@ class Session:
 
     def model(self, case: Case) -> Model:
         """The user's model, loaded and validated."""
-        return self.work(case).bench.given
+        return self.work(case).setup.given
 
     def regions(self, case: Case) -> tuple[Region, ...]:
         """The regions of the model."""
-        return self.work(case).bench.prepared.regions
+        return self.work(case).setup.prepared.regions
 
     def search(self, case: Case) -> SearchResult:
         """Tune the case, or return the cached winner if it passes its recheck."""
@@ -262,11 +262,11 @@ class Session:
         search = work.search
         self._needs.setdefault(key, set()).update(needs)
         return Evidence(
-            case=work.bench.case,
-            backend=work.bench.backend.name,
-            target=work.bench.target,
-            device=work.bench.device,
-            model_sha256=work.bench.given.sha256,
+            case=work.setup.case,
+            backend=work.setup.backend.name,
+            target=work.setup.target,
+            device=work.setup.device,
+            model_sha256=work.setup.given.sha256,
             search=search,
             pairs=work.finder.pairs,
             latency=work.latency if "latency" in needs else None,
@@ -278,8 +278,8 @@ class Session:
             regression=work.gate.evidence if "regression" in needs else {},
             survival=work.survival if "survival" in needs else {},
             lint=work.lint if "lint" in needs else {},
-            node_ops={node.name: node.op_type for node in work.bench.given.nodes},
-            output=work.bench.output,
+            node_ops={node.name: node.op_type for node in work.setup.given.nodes},
+            output=work.setup.output,
             warnings=work.warnings,
         )
 
@@ -305,7 +305,7 @@ class Session:
         """The verdict of a check; inconclusive if the time limit of the run left it undecided."""
         kind, work = cast("Check", resolve("check", check.kind)), self.work(case)
         limit = seconds_text(self.settings.time_limit or 0.0)
-        if self._seconds_left() == 0 and not work.finder.is_found:
+        if self._seconds_left() == 0 and work.finder.found is None:
             return timed_out(limit)
         work.require(check)
         work.look_into(check)
@@ -320,7 +320,7 @@ class Session:
 
     def plan(self, case: Case) -> str:
         """The size of the search and an upper bound of its cost; nothing is built."""
-        return plan_text(self.work(case).bench.prepared, case.tune)
+        return plan_text(self.work(case).setup.prepared, case.tune)
 
     def compare_runtimes(self) -> tuple[RuntimeComparison, ...]:
         """Time the models of cases that differ in the runtime only, interleaved; see `RuntimeComparison`.
@@ -328,7 +328,7 @@ class Session:
         Cases that were not searched are left out. The result is part of the record.
         """
         if self.settings.mode in ("run", "measure") and self._seconds_left() != 0:
-            searched = [work for work in self._works.values() if work.finder.is_found]
+            searched = [work for work in self._works.values() if work.finder.found is not None]
             self._runtimes = tuple(
                 compare_runtimes(name, works, self._watched) for name, works in grouped(searched)
             )
@@ -336,14 +336,14 @@ class Session:
 
     def output(self, case: Case) -> Path:
         """The output folder of the case."""
-        return self.work(case).bench.output
+        return self.work(case).setup.output
 
     def record(self) -> RunRecord:
         """The record of all cases judged, searched or skipped so far, with all their evidence."""
         found = (
             CaseRecord(evidence=self._gathered(key), results=tuple(self._results.get(key, {}).values()))
             for key, work in self._works.items()
-            if self._results.get(key) or work.finder.is_found
+            if self._results.get(key) or work.finder.found is not None
         )
         return self._run_record((*found, *self._skipped.values()), self._runtimes)
 
@@ -376,7 +376,7 @@ class Session:
     def _gathered(self, key: _Key) -> Evidence:
         """The evidence of a case; nothing is searched or measured if no search finished or a check raised."""
         work, raised = self._works[key], self._raised.get(key, set())
-        if not work.finder.is_found:
+        if work.finder.found is None:
             return work.unsearched
         needs: set[EvidenceKind] = {"latency", "parity"}  # for every case, whatever its checks
         needs |= self._needs.get(key, set())

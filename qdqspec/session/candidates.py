@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -23,28 +23,24 @@ from qdqspec.placement.excerpt import Excerpt, Excerpts, Spans, looks_like_shape
 from qdqspec.placement.insert import Inserter
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.runtimes import half_model
-from qdqspec.types import Consumer, LatencyEvidence, Placement, ShapeProfile, Site
+from qdqspec.types import LatencyEvidence, Placement, ShapeProfile
 
 Nodes = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
-    """Writes placements as model files to one folder.
-
-    The file of the empty placement is the user's model; ``others`` are files that are written elsewhere, by digest.
-    """
+class CandidateFiles:
+    """Writes placements as model files to one folder. The file of the empty placement is the user's model."""
 
     folder: Path
     given: Path
     insert: Callable[[Placement], Parts]
-    others: Mapping[str, Path] = field(default_factory=dict)
 
     def __call__(self, placement: Placement) -> Path:
         """The file of a placement; written once."""
         if not placement.sites:
             return self.given
-        path = self.others.get(placement.digest, self.folder / f"{placement.digest}.onnx")
+        path = self.folder / f"{placement.digest}.onnx"
         if not path.exists():
             save_model(self.insert(placement), path)
         return path
@@ -177,11 +173,6 @@ def half_reference(prepared: Prepared, folder: Path) -> Path | None:
         return None
     onnx.save(proto, path, save_as_external_data=True, location=f"{FILE}.data")
     return path
-
-
-def stand_in(path: Path) -> Placement:
-    """A placement that represents a file in a bench; equal files share their builds."""
-    return Placement(sites=frozenset({Site(tensor=str(path), consumers=(Consumer("", 0),), format="")}))
 
 
 def note_half(prepared: Prepared, latency: LatencyEvidence) -> None:

@@ -29,15 +29,16 @@ from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Case, DeviceKey, LatencyEvidence
 
 
-class CaseBench:
+class CaseSetup:
     """Inputs of all work on a case. Each attribute is computed once, on first access."""
 
-    def __init__(self, case: Case, bench: Resources, device: DeviceKey) -> None:
+    def __init__(self, case: Case, resources: Resources, device: DeviceKey) -> None:
         self.case = case
         self.device = device
-        self.settings = bench.settings
-        self.backend = bench.backend
-        self._given_bench = bench
+        self.settings = resources.settings
+        self.backend = resources.backend
+        self._shared = resources
+        self._prepared: Prepared | None = None
 
     @cached_property
     def given(self) -> Model:
@@ -45,7 +46,7 @@ class CaseBench:
         model = given_model(self.case.model, self.case.inputs.values)
         if self.settings.mode == "plan" or not unconfirmed_outputs(model):
             return model
-        if not self.backend.capabilities(self._given_bench.options).enforces_output_shapes:
+        if not self.backend.capabilities(self._shared.options).enforces_output_shapes:
             return model
         try:
             return with_true_outputs(model, self._run_once(model))
@@ -54,7 +55,7 @@ class CaseBench:
 
     def _run_once(self, model: Model) -> Mapping[str, Array]:
         inputs = shaped_by_data(model, self.case.inputs)
-        options = replace(self._given_bench.options, profiles=shape_profiles(model, inputs))
+        options = replace(self._shared.options, profiles=shape_profiles(model, inputs))
         trial = Prepared(replace(self.case, inputs=inputs), model, self.backend, options, self.settings.seed)
         with closing(self.backend.build(require_path(model), options)) as engine:
             return engine.run(trial.sample)
@@ -75,19 +76,29 @@ class CaseBench:
         return replace(self.case, inputs=shaped_by_data(self.given, self.case.inputs))
 
     @cached_property
-    def work(self) -> Resources:
-        """The workbench with the shapes of this case and a state folder shared by its builds."""
+    def resources(self) -> Resources:
+        """The resources with the shapes of this case and a state folder shared by its builds."""
         options = replace(
-            self._given_bench.options,
+            self._shared.options,
             profiles=shape_profiles(self.given, self._shaped.inputs),
             state=self.output / self.backend.name,
         )
-        return replace(self._given_bench, options=options)
+        return replace(self._shared, options=options)
 
-    @cached_property
+    @property
     def prepared(self) -> Prepared:
         """The model, prepared for tuning."""
-        return Prepared(self._shaped, self.given, self.backend, self.work.options, self.settings.seed)
+        if self._prepared is None:
+            self._prepared = self._made()
+        return self._prepared
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notes of the preparation so far; empty if it has not begun."""
+        return () if self._prepared is None else tuple(self._prepared.warnings)
+
+    def _made(self) -> Prepared:
+        return Prepared(self._shaped, self.given, self.backend, self.resources.options, self.settings.seed)
 
     @cached_property
     def output(self) -> Path:
@@ -103,7 +114,7 @@ class CaseBench:
     @cached_property
     def key(self) -> str:
         """The cache key of a finished search of this case."""
-        words = sorted(self._given_bench.options.extra.items())  # other build options mean another search
+        words = sorted(self._shared.options.extra.items())  # other build options mean another search
         return key_of(
             self.case,
             self.given.sha256,
@@ -150,11 +161,11 @@ class CaseBench:
 
     def alone(self) -> AbstractContextManager[object]:
         """A lock on the output folder; a second run waits, then finds the work done."""
-        return RunLock(self.output, self._given_bench.report_wait)
+        return RunLock(self.output, self._shared.report_wait)
 
     def tuning(self, journal: BuildLogs, make: MakeStrategy, name: str) -> Tuning:
         """The search of this case by a strategy, to be run step by step."""
-        return Tuning(self.prepared, self.work, journal, make=make, name=name)
+        return Tuning(self.prepared, self.resources, journal, make=make, name=name)
 
     def timed(self, tuned: Path, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the given model and another with the same inputs, interleaved, from fresh builds.
@@ -166,10 +177,10 @@ class CaseBench:
         with TemporaryFolder() as folder:
             half = half_reference(self.prepared, folder)
             files |= {} if half is None else {ROLE: half}
-            measured = time_files(self.work, files, loads, rules, builds=builds, rounds=rounds)
+            measured = time_files(self.resources, files, loads, rules, builds=builds, rounds=rounds)
         note_half(self.prepared, measured)
         return measured
 
     def engine(self, path: Path) -> AbstractContextManager[Engine]:
         """An engine built from a model file; closed at the end of the block."""
-        return closing(self.backend.build(path, self.work.options))
+        return closing(self.backend.build(path, self.resources.options))

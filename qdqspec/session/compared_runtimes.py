@@ -73,9 +73,9 @@ def all_locked(works: Sequence[CaseWork]) -> Callable[[], AbstractContextManager
     @contextmanager
     def locked() -> Iterator[None]:
         with ExitStack() as stack:
-            devices = {work.bench.device.key: work for work in works}
+            devices = {work.setup.device.key: work for work in works}
             for key in sorted(devices):
-                stack.enter_context(devices[key].bench.work.exclusive())
+                stack.enter_context(devices[key].setup.resources.exclusive())
             yield
 
     return locked
@@ -85,13 +85,13 @@ def grouped(works: Iterable[CaseWork]) -> list[tuple[str, list[CaseWork]]]:
     """The works of cases that choose a backend and differ in nothing else, with what they have in common as a name."""
     groups: dict[tuple[str, ...], list[CaseWork]] = {}
     for work in works:
-        case = work.bench.case
+        case = work.setup.case
         if case.backend is not None:
             rest = {axis: value for axis, value in case.matrix.items() if axis != "backend"}
             name = "-".join([case.spec_name, *(str(value) for value in rest.values())])
             groups.setdefault((str(case.spec), str(case.model), repr(rest), name), []).append(work)
     return [
-        (key[-1], found) for key, found in groups.items() if len({w.bench.backend.name for w in found}) > 1
+        (key[-1], found) for key, found in groups.items() if len({w.setup.backend.name for w in found}) > 1
     ]
 
 
@@ -104,12 +104,12 @@ def compare_runtimes(name: str, works: Sequence[CaseWork], report: Report) -> Ru
     started = time.monotonic()
     blank = [model for work in works for model in _models(work)]
     files = {model.label: _file(work, model.model) for work in works for model in _models(work)}
-    benches = [work.bench for work in works]
-    clocks = {clock_for(bench.case.tune, bench.settings.threads) for bench in benches}
+    setups = [work.setup for work in works]
+    clocks = {clock_for(setup.case.tune, setup.settings.threads) for setup in setups}
     timed = time_across(
         files,
         clock="cpu" if clocks == {"cpu"} else "wall",
-        random=np.random.default_rng(benches[0].settings.seed),
+        random=np.random.default_rng(setups[0].settings.seed),
         exclusive=all_locked(works),
     )
     failures = {label: str(error) for label, error in timed.failures.items()}
@@ -144,11 +144,11 @@ def compare_runtimes(name: str, works: Sequence[CaseWork], report: Report) -> Ru
 
 def _models(work: CaseWork) -> list[RuntimeModel]:
     """The float model of a case and, unless that was selected, the tuned one; without times."""
-    bench, kept = work.bench, work.finder.kept
-    blank = RuntimeModel(case=bench.case.name, backend=bench.backend.name, target=bench.target, model="float")
+    setup, kept = work.setup, work.finder.kept
+    blank = RuntimeModel(case=setup.case.name, backend=setup.backend.name, target=setup.target, model="float")
     if kept.model is None:
         return [blank]
-    sqnr_db, least = work.parity.sqnr_db, bench.case.tune.limits.min_sqnr_db
+    sqnr_db, least = work.parity.sqnr_db, setup.case.tune.limits.min_sqnr_db
     tuned = replace(
         blank,
         model="tuned",
@@ -161,13 +161,13 @@ def _models(work: CaseWork) -> list[RuntimeModel]:
 
 
 def _file(work: CaseWork, model: Literal["float", "tuned"]) -> TimedFile:
-    bench, kept = work.bench, work.finder.kept
+    setup, kept = work.setup, work.finder.kept
     path = kept.model if model == "tuned" else None
     return TimedFile(
-        backend=bench.backend,
-        options=bench.work.options,
-        path=path or require_path(bench.given),
-        loads=bench.prepared.loads,
+        backend=setup.backend,
+        options=setup.resources.options,
+        path=path or require_path(setup.given),
+        loads=setup.prepared.loads,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from qdqspec.errors import BackendError
 from qdqspec.measurement.bench import CONFIRM_BUILDS, Bench
@@ -45,13 +46,13 @@ def confirm(
     *,
     pareto: bool,
     ended_by: str = "",
-    beside: Mapping[str, Placement] | None = None,
+    beside: Mapping[str, Path] | None = None,
 ) -> Confirmed:
     """Rebuild the finalists, time them together, and select one that satisfies the limits on all data.
 
     If the fastest is faster by the smallest gain and more, and too few builds were timed to prove it, it is measured
     once more, with twice as many builds; that measurement decides.
-    Placements in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
+    Model files in ``beside``, by role, are timed too and never selected. ``ended_by`` is the limit that ended the
     search, if any. Raises `BackendError` if the reference does not build again.
     """
     roles = finalists(trials, everything, fits=constraint.reaches, admits=lambda each: _admitted(each, bench))

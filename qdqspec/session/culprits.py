@@ -27,8 +27,8 @@ from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import SchemeNumbers, fit_pairs, prepared_for
 from qdqspec.quantize.formats import BIAS_FORMAT
 from qdqspec.rehearsal import Rehearsal, RehearsalRefusedError, RehearsedEngine, Runtime, Subject
-from qdqspec.session.candidates import Candidates
-from qdqspec.session.case import CaseBench
+from qdqspec.session.candidates import CandidateFiles
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.runtimes import ARITHMETIC, reference_runtime, unfused
 from qdqspec.temporary import TemporaryFolder
 from qdqspec.types import Culprit, CulpritEvidence, PlacedPair, Placement, Site
@@ -41,7 +41,7 @@ Pairs = tuple[Site, ...]  # a pair and its dependents: a weight with its bias
 
 
 def culprits_of(
-    bench: CaseBench,
+    setup: CaseSetup,
     pairs: Sequence[PlacedPair],
     output: str | None = None,
     *,
@@ -49,17 +49,17 @@ def culprits_of(
     seconds: float | None = None,
 ) -> CulpritEvidence:
     """`find_culprits` for pairs in the model of a case, on the best data available."""
-    left = [limit for limit in (seconds, bench.work.seconds_left()) if limit is not None]
-    feeds, data = bench.prepared.comparison_data()
+    left = [limit for limit in (seconds, setup.resources.seconds_left()) if limit is not None]
+    feeds, data = setup.prepared.comparison_data()
     return find_culprits(
-        bench.given,
+        setup.given,
         pairs,
         feeds,
         data,
         output=output,
         most=most,
         seconds=min(left, default=None),
-        options=bench.work.options,
+        options=setup.resources.options,
     )
 
 
@@ -182,7 +182,7 @@ def _built(opened: ExitStack, parts: _Parts, build: Callable[[Path], Engine]) ->
     folder = opened.enter_context(TemporaryFolder())
     store = WeightStore(folder, base=parts.given.parent)
     inserter = Inserter(parts.model, parts.numbers, floating=parts.floating, store=store)
-    write = Candidates(folder, parts.given, lambda placement: inserter.insert(placement).parts)
+    write = CandidateFiles(folder, parts.given, lambda placement: inserter.insert(placement).parts)
     return lambda placement: closing(build(write(placement)))
 
 

@@ -14,7 +14,7 @@ from qdqspec.measurement.race import MIXED_LAUNCHES
 from qdqspec.measurement.store import Store
 from qdqspec.parity.scores import accuracy_evidence
 from qdqspec.placement.survival import check_survival
-from qdqspec.session.case import CaseBench
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.culprits import culprits_of
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
 from qdqspec.session.parity import compare_models
@@ -47,11 +47,13 @@ CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
 class CaseWork:
     """The evidence of one case in one session. Each attribute is computed once, on first access."""
 
-    def __init__(self, case: Case, bench: Resources, store: Store, device: DeviceKey) -> None:
-        self.bench = CaseBench(case, bench, device)
-        self.finder = Finder(self.bench, store, self.validate)
+    def __init__(self, case: Case, resources: Resources, store: Store, device: DeviceKey) -> None:
+        self.setup = CaseSetup(case, resources, device)
+        self.finder = Finder(self.setup, store, self.validate)
         self.store = store
         self.culprits: CulpritEvidence | None = None
+        self._parity: ParityEvidence | None = None
+        self._gate: Gate | None = None
         self.parity_search: dict[str, ParitySearch] = {}
 
     @property
@@ -62,46 +64,48 @@ class CaseWork:
     @property
     def unsearched(self) -> Evidence:
         """The evidence of a case without a search, ended by an error or the time limit."""
-        bench = self.bench
+        setup = self.setup
         try:
-            sha256 = bench.given.sha256
+            sha256 = setup.given.sha256
         except QdqspecError:  # the error of the check states it
             sha256 = ""
         return Evidence(
-            case=bench.case,
-            backend=bench.backend.name,
-            target=bench.target,
-            device=bench.device,
+            case=setup.case,
+            backend=setup.backend.name,
+            target=setup.target,
+            device=setup.device,
             model_sha256=sha256,
-            regression=self.gate.evidence if "gate" in self.__dict__ else {},
-            output=None if bench.settings.mode == "plan" else bench.output,
+            regression={} if self._gate is None else self._gate.evidence,
+            output=None if setup.settings.mode == "plan" else setup.output,
             warnings=self.warnings,
         )
 
     @property
     def latency(self) -> LatencyEvidence | None:
         """Reference and tuned model timed against each other; ``None`` for a run without timing."""
-        if self.bench.settings.mode == "verify":
+        if self.setup.settings.mode == "verify":
             return None
         kept = self.finder.kept
         if self.finder.latency is None:
             self.finder.latency = self.finder.measured(kept)
         return self.finder.latency
 
-    @cached_property
+    @property
     def parity(self) -> ParityEvidence:
         """Outputs of the tuned model compared with the reference's, on evaluation data if available.
 
         The errors of quantization and of the runtime are measured separately if a parity check may need it, and if
         there are no checks.
         """
-        checks = self.bench.case.checks
-        divided = not checks or any(check.kind == "parity" for check in checks)
-        return compare_models(self.bench, self.finder.tuned_path, divided=divided)
+        if self._parity is None:
+            checks = self.setup.case.checks
+            divided = not checks or any(check.kind == "parity" for check in checks)
+            self._parity = compare_models(self.setup, self.finder.tuned_path, divided=divided)
+        return self._parity
 
     def parity_with(self, tuned: Path) -> ParityEvidence:
         """Outputs of another model that takes the same inputs, compared with those of the given model."""
-        return compare_models(self.bench, tuned)
+        return compare_models(self.setup, tuned)
 
     def look_into(self, check: CheckSpec) -> None:
         """Gather the evidence specific to a check, once; raises if its metric fails on the tuned model.
@@ -111,24 +115,24 @@ class CaseWork:
         """
         if check.kind == "accuracy":
             own = check.params
-            self.bench.prepared.scores.of_file(self.finder.tuned_path, own.metric, own.output)
+            self.setup.prepared.scores.of_file(self.finder.tuned_path, own.metric, own.output)
         if check.kind != "parity":
             return
         params, outputs = check.params, self.parity.outputs
         output = culpable_output(params, self.parity)
         if output is not None and self.culprits is None:
-            self.culprits = culprits_of(self.bench, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
+            self.culprits = culprits_of(self.setup, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
         unsearched = params.search is not None and params.evidence_key not in self.parity_search
         if unsearched and not params.broken_by(outputs, whole=True):
-            found = search_parity(self.bench, self.finder.tuned_path, params, check.id)
+            found = search_parity(self.setup, self.finder.tuned_path, params, check.id)
             self.parity_search[params.evidence_key] = found
 
     def validate(self) -> None:
         """Raise before a search if evaluation data, labels or a metric of a check cannot be used."""
-        checks = [check for check in self.bench.case.checks if check.kind == "accuracy"]
+        checks = [check for check in self.setup.case.checks if check.kind == "accuracy"]
         for check in checks:
             self.require(check)
-        evaluation = self.bench.prepared.evaluation
+        evaluation = self.setup.prepared.evaluation
         if evaluation is not None and not checks:  # computing the reference's metric has read all of it
             for _ in evaluation:
                 pass
@@ -136,7 +140,7 @@ class CaseWork:
     def require(self, check: CheckSpec) -> None:
         """Raise before a search if a check can never be judged."""
         if check.kind == "accuracy":
-            scores, params = self.bench.prepared.scores, check.params
+            scores, params = self.setup.prepared.scores, check.params
             scores.require(params.metric, line=check.line)
             scores.of_reference(params.metric, params.output)
 
@@ -146,8 +150,8 @@ class CaseWork:
 
         A metric that raises is omitted; `require` and `look_into` raise its error for the check.
         """
-        scores, found = self.bench.prepared.scores, {}
-        for check in self.bench.case.checks:
+        scores, found = self.setup.prepared.scores, {}
+        for check in self.setup.case.checks:
             if check.kind == "accuracy":
                 metric, output = check.params.metric, check.params.output
                 try:
@@ -161,54 +165,58 @@ class CaseWork:
     @cached_property
     def lint(self) -> dict[LintTarget, tuple[Finding, ...]]:
         """Lint findings on the tuned model, for the targets named by the case's checks."""
-        asked = [check.params.target for check in self.bench.case.checks if check.kind == "lint"]
+        asked = [check.params.target for check in self.setup.case.checks if check.kind == "lint"]
         targets = dict.fromkeys(target for targets in asked for target in targets)
-        tuned = load_model(self.finder.tuned_path) if targets else self.bench.given
+        tuned = load_model(self.finder.tuned_path) if targets else self.setup.given
         return {target: lint_model(tuned, target) for target in targets}
 
     @cached_property
     def survival(self) -> dict[Optimizer, SurvivalEvidence]:
         """The pairs of the tuned model that survive each optimizer named by the case's checks."""
-        asked = [check.params.through for check in self.bench.case.checks if check.kind == "survival"]
+        asked = [check.params.through for check in self.setup.case.checks if check.kind == "survival"]
         names = dict.fromkeys(name for through in asked for name in through)
         return {found.optimizer: found for found in check_survival(self.finder.tuned_path, tuple(names))}
 
-    @cached_property
+    @property
     def gate(self) -> Gate:
         """The comparison with the committed baseline; without timing, only whether the baseline is damaged."""
-        damaged = damaged_baselines(self.bench.case, self.bench.settings, self.bench.device)
+        if self._gate is None:
+            self._gate = self._compared_with_baseline()
+        return self._gate
+
+    def _compared_with_baseline(self) -> Gate:
+        damaged = damaged_baselines(self.setup.case, self.setup.settings, self.setup.device)
         if damaged:
             return Gate(evidence=damaged)
         latency = self.latency
         if latency is None:
             return Gate()
         now = conditions_of(
-            self.bench.case, self.bench.device, self.bench.given.sha256, self.search.winner.digest, latency
+            self.setup.case, self.setup.device, self.setup.given.sha256, self.search.winner.digest, latency
         )
-        measure, note = partial(self.finder.measured, self.finder.kept), self.bench.prepared.warnings.append
+        measure, note = partial(self.finder.measured, self.finder.kept), self.setup.prepared.warnings.append
         return Gatekeeper(
-            self.bench.case, self.bench.settings, self.bench.device, now, latency, measure, note
+            self.setup.case, self.setup.settings, self.setup.device, now, latency, measure, note
         ).gate()
 
     @property
     def renewals(self) -> tuple[Renewal, ...]:
         """Baseline entries measured in this session and not yet written."""
-        return self.gate.renewals if "gate" in self.__dict__ else ()
+        return () if self._gate is None else self._gate.renewals
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Bytes of the model files, including external data."""
         return {
-            "reference": _size(require_path(self.bench.given), self.bench.given),
+            "reference": _size(require_path(self.setup.given), self.setup.given),
             "tuned": _size(self.finder.tuned_path),
         }
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about this case so far."""
-        own = self.bench.prepared.warnings if "prepared" in self.bench.__dict__ else []
         return (
-            *own,
+            *self.setup.warnings,
             *self._drift_warning(),
             *self._sample_warnings(),
             *self._limit_warning(),
@@ -218,7 +226,7 @@ class CaseWork:
 
     def _output_warning(self) -> tuple[str, ...]:
         """Warn of graph outputs that hold rounded values, if the spec leaves that to the search."""
-        if self.bench.case.quantize.outputs != "auto" or "kept" not in self.finder.__dict__:
+        if self.setup.case.quantize.outputs != "auto" or self.finder.found is None:
             return ()
         sites = (pair.site for pair in self.finder.pairs)
         names = sorted(site.tensor for site in sites if any(end.is_output for end in site.consumers))
@@ -252,8 +260,7 @@ class CaseWork:
 
     def _limit_warning(self) -> tuple[str, ...]:
         """Warn if the tuned model is below the limit: its scheme was requested, or data or runtime changed since."""
-        parity: ParityEvidence | None = self.__dict__.get("parity")
-        least = self.bench.case.tune.limits.min_sqnr_db
+        parity, least = self._parity, self.setup.case.tune.limits.min_sqnr_db
         if parity is None or least is None or parity.sqnr_db >= least:
             return ()
         found = f"on all {parity.data} data the tuned model has {parity.sqnr_db:.1f} dB"

@@ -14,7 +14,7 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
 from qdqspec.parity.compare import Run, compare_outputs
-from qdqspec.session.case import CaseBench
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.resources import Resources
 from qdqspec.session.runtimes import ARITHMETIC, unfused
 from qdqspec.types import Case, ParityEvidence, TopK
@@ -154,16 +154,16 @@ def _bytes(arrays: Mapping[str, Array]) -> int:
     return sum(array.nbytes for array in arrays.values())
 
 
-def compare_models(bench: CaseBench, tuned: Path, *, divided: bool = True) -> ParityEvidence:
+def compare_models(setup: CaseSetup, tuned: Path, *, divided: bool = True) -> ParityEvidence:
     """Compare the outputs of a model with those of the given model on the best data available.
 
     The given model is the user's own file, fed the values of the inputs that the case fixes. ``divided`` also compares
     both with the Q/DQ arithmetic as ONNX defines it.
     """
-    feeds, kind = bench.prepared.comparison_data()
-    reference = bench.case.model.absolute() if bench.fixed else require_path(bench.given)
-    with SideBySide(bench.work, reference, tuned, bench.fixed, divided=divided) as models:
-        compared = compare_outputs(models.runs(feeds), kind, questions(bench.case))
+    feeds, kind = setup.prepared.comparison_data()
+    reference = setup.case.model.absolute() if setup.fixed else require_path(setup.given)
+    with SideBySide(setup.resources, reference, tuned, setup.fixed, divided=divided) as models:
+        compared = compare_outputs(models.runs(feeds), kind, questions(setup.case))
         return replace(compared, undivided=models.undivided)
 
 

@@ -12,7 +12,7 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.store import Store
 from qdqspec.placement.scheme import read_scheme
 from qdqspec.session.cached import MODEL, PATTERNS, RAW_MODEL, SCHEME, CachedSearch, keep, recall
-from qdqspec.session.case import CaseBench
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.files import (
     REFERENCE,
     make_folder,
@@ -31,23 +31,20 @@ from qdqspec.units import metric_text
 class Finder:
     """Finds the winner of a case once. ``latency`` is what the search measured of it, if anything.
 
-    ``validate`` raises if inputs of the checks cannot be used; it is called before a search begins.
+    ``found`` is the finished search, or ``None`` before `kept` was read. ``validate`` raises if inputs of the checks
+    cannot be used; it is called before a search begins.
     """
 
-    def __init__(self, bench: CaseBench, store: Store, validate: Callable[[], None] = lambda: None) -> None:
-        self.bench = bench
+    def __init__(self, setup: CaseSetup, store: Store, validate: Callable[[], None] = lambda: None) -> None:
+        self.setup = setup
         self.store = store
         self.latency: LatencyEvidence | None = None
         self.is_cut_short = False  # the time limit of the run ended the search
+        self.found: CachedSearch | None = None
         self._validate = validate
         self._failure: QdqspecError | None = None
 
     @property
-    def is_found(self) -> bool:
-        """Whether a result exists, so that reading `kept` costs nothing."""
-        return "kept" in self.__dict__
-
-    @cached_property
     def kept(self) -> CachedSearch:
         """The finished search: from the cache if it passes its recheck, else run now.
 
@@ -56,8 +53,10 @@ class Finder:
         if self._failure is not None:
             raise self._failure
         try:
-            with self.bench.alone():
-                return self._found()
+            if self.found is None:
+                with self.setup.alone():
+                    self.found = self._found()
+            return self.found
         except StateError:
             raise  # another run in the folder may have ended by the next attempt
         except QdqspecError as error:
@@ -67,7 +66,7 @@ class Finder:
     @cached_property
     def tuned_path(self) -> Path:
         """The file of the selected model: the tuned model, or the user's own if unchanged."""
-        return self.kept.model or require_path(self.bench.given)
+        return self.kept.model or require_path(self.setup.given)
 
     @cached_property
     def pairs(self) -> tuple[PlacedPair, ...]:
@@ -92,26 +91,26 @@ class Finder:
         return measured
 
     def _found(self) -> CachedSearch:
-        settings = self.bench.settings
-        known = None if settings.no_cache else recall(self.store, self.bench.key)
+        settings = self.setup.settings
+        known = None if settings.no_cache else recall(self.store, self.setup.key)
         if settings.scheme is not None:
             return self._chosen(settings.scheme, known)
         if settings.mode in ("measure", "verify"):
             return self._required(known)
         if known is not None and not settings.retune and self._is_kept(known):
-            take_results(known, self.bench.given, self.bench.output)
+            take_results(known, self.setup.given, self.setup.output)
             return known
         if known is not None:  # now rather than later: another process may store its own result meanwhile
-            self.store.discard(self.bench.key)
+            self.store.discard(self.setup.key)
         return self._tuned()
 
     def _tuned(self) -> CachedSearch:
-        refuse_own(self.bench.output, (REFERENCE, MODEL, RAW_MODEL), self.bench.given)  # before the work
+        refuse_own(self.setup.output, (REFERENCE, MODEL, RAW_MODEL), self.setup.given)  # before the work
         self._validate()
         with open_journal(
-            self.bench.output, self.bench.journal_header, self.bench.prepared.warnings
+            self.setup.output, self.setup.journal_header, self.setup.prepared.warnings
         ) as journal:
-            tuned = tune(self.bench.prepared, self.bench.work, journal)
+            tuned = tune(self.setup.prepared, self.setup.resources, journal)
             self.latency = tuned.latency
             kept = self._written(tuned)
             # Last, because they mark the journal as finished: a result that could not be written is not searched again.
@@ -121,21 +120,21 @@ class Finder:
 
     def _written(self, tuned: Tuned) -> CachedSearch:
         """The result in its folder and, unless disabled, in the cache."""
-        bench, result, raw_winner = self.bench, tuned.result, tuned.raw_winner
-        folder, target = bench.output, bench.target
-        write_results(bench.prepared, result, raw_winner, folder, target)
+        setup, result, raw_winner = self.setup, tuned.result, tuned.raw_winner
+        folder, target = setup.output, setup.target
+        write_results(setup.prepared, result, raw_winner, folder, target)
         patterns = folder / PATTERNS
-        write_patterns(bench.prepared, result, tuned.intervals, patterns, target, bench.device.key)
-        self.is_cut_short = bench.work.seconds_left() == 0  # such a search is not cached
-        if bench.settings.no_cache or self.is_cut_short:
+        write_patterns(setup.prepared, result, tuned.intervals, patterns, target, setup.device.key)
+        self.is_cut_short = setup.resources.seconds_left() == 0  # such a search is not cached
+        if setup.settings.no_cache or self.is_cut_short:
             return CachedSearch(result=result, folder=folder, raw_winner=raw_winner)
         about = {
-            "case": bench.case.name,
-            "model": bench.given.where,
-            "device": bench.device.key,
+            "case": setup.case.name,
+            "model": setup.given.where,
+            "device": setup.device.key,
             "target": target,
         }
-        kept = keep(self.store, bench.key, result, raw_winner, folder, about)
+        kept = keep(self.store, setup.key, result, raw_winner, folder, about)
         # another process may have stored its result first
         is_ours = _same_files(kept.folder / SCHEME, folder / SCHEME)
         return kept if is_ours else replace(kept, folder=folder)
@@ -146,7 +145,7 @@ class Finder:
             return True
         if lacking := self._inaccuracy(known.model):
             return self._is_kept_in_ci(known, lacking, is_usable=False)
-        found = recheck(partial(self._timed, known), self.bench.case.tune.min_gain)
+        found = recheck(partial(self._timed, known), self.setup.case.tune.min_gain)
         self.latency = found.latency
         if found.outcome == "inconclusive":
             self._note(f"{found.finding}; it is kept. Measure again later, or tune again with --qdq-retune")
@@ -156,9 +155,11 @@ class Finder:
 
     def _is_kept_in_ci(self, known: CachedSearch, finding: str, *, is_usable: bool) -> bool:
         """Whether a cached winner that is not proved faster is reused: in CI a search runs only on request."""
-        if not self.bench.settings.in_ci:
+        if not self.setup.settings.in_ci:
             self._note(f"{finding}; it was tuned again")
-            self.bench.work.report_wait(f"{finding}: tuning again")  # before the search, which takes minutes
+            self.setup.resources.report_wait(
+                f"{finding}: tuning again"
+            )  # before the search, which takes minutes
             return False
         if not is_usable:
             raise StateError(
@@ -170,11 +171,11 @@ class Finder:
         return True
 
     def _note(self, text: str) -> None:
-        self.bench.prepared.warnings.append(text)
+        self.setup.prepared.warnings.append(text)
 
     def _inaccuracy(self, model: Path) -> str:
         """Why a cached winner fails ``tune.accuracy``, else an empty text. The code of a metric may have changed."""
-        rules, scores = self.bench.case.tune.accuracy, self.bench.prepared.scores
+        rules, scores = self.setup.case.tune.accuracy, self.setup.prepared.scores
         if rules is None:
             return ""
         value = scores.of_file(model, rules.metric, rules.output).value
@@ -187,7 +188,7 @@ class Finder:
         )
 
     def _required(self, known: CachedSearch | None) -> CachedSearch:
-        case, mode = self.bench.case, self.bench.settings.mode
+        case, mode = self.setup.case, self.setup.settings.mode
         if known is None:
             raise StateError(
                 f"no winner is known for {case.name} on this device, and mode '{mode}' does not search",
@@ -198,7 +199,7 @@ class Finder:
 
     def _chosen(self, digest: str, known: CachedSearch | None) -> CachedSearch:
         """The placement of a known trial whose digest begins with ``digest``, rebuilt from its labels."""
-        case, trials = self.bench.case, known.result.trials if known else ()
+        case, trials = self.setup.case, known.result.trials if known else ()
         found = {t.placement.digest: t.placement for t in trials if t.ok}
         if known is not None:
             # a confirmed winner may be no trial of the search
@@ -224,14 +225,14 @@ class Finder:
             reason=f"scheme {placement.digest} was asked for",
             provenance=replace(known.result.provenance, source="replayed"),
         )
-        folder = self.bench.output / placement.digest
+        folder = self.setup.output / placement.digest
         make_folder(folder)
-        write_results(self.bench.prepared, result, placement, folder, self.bench.target)
+        write_results(self.setup.prepared, result, placement, folder, self.setup.target)
         return CachedSearch(result=result, folder=folder, raw_winner=placement)
 
     def _timed(self, kept: CachedSearch, builds: int = BUILDS, rounds: int = ROUNDS) -> LatencyEvidence:
         """Time the reference and the selected model, interleaved, from fresh builds."""
-        return self.bench.timed(kept.model or require_path(self.bench.given), builds, rounds)
+        return self.setup.timed(kept.model or require_path(self.setup.given), builds, rounds)
 
 
 def _same_files(one: Path, other: Path) -> bool:

@@ -28,7 +28,7 @@ from qdqspec.parity.recipes import make, words
 from qdqspec.parity.tried import Tried
 from qdqspec.parity.typical import Typical, typical_of
 from qdqspec.session.cached import MODEL
-from qdqspec.session.case import CaseBench
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.parity import SideBySide
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
 
@@ -180,19 +180,19 @@ _SEEN = 1000  # feeds from which the bounds of values are taken
 _OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
 
 
-def search_parity(bench: CaseBench, tuned: Path, params: ParityParams, check_id: str) -> ParitySearch:
+def search_parity(setup: CaseSetup, tuned: Path, params: ParityParams, check_id: str) -> ParitySearch:
     """Search for an input that breaks the limits; the smallest one found is written to a file.
 
     Both models are built once. The file of an earlier search is removed if nothing is found any more.
     """
     asked = params.search
     assert asked is not None
-    file = bench.output / FOLDER / f"{check_id}.npz"
+    file = setup.output / FOLDER / f"{check_id}.npz"
     file.unlink(missing_ok=True)
-    if tuned == require_path(bench.given):
+    if tuned == require_path(setup.given):
         return ParitySearch(missing="the model is unchanged")
-    hunter = _Hunter(bench, params, asked)
-    with SideBySide(bench.work, require_path(bench.given), tuned) as models:
+    hunter = _Hunter(setup, params, asked)
+    with SideBySide(setup.resources, require_path(setup.given), tuned) as models:
         try:
             return hunter.search(models, tuned, file)
         except BackendError as error:
@@ -202,17 +202,17 @@ def search_parity(bench: CaseBench, tuned: Path, params: ParityParams, check_id:
 class _Hunter:
     """Draws inputs for one case, and converts them to arrays and descriptions."""
 
-    def __init__(self, bench: CaseBench, params: ParityParams, asked: SearchParams) -> None:
-        self._bench = bench
+    def __init__(self, setup: CaseSetup, params: ParityParams, asked: SearchParams) -> None:
+        self._setup = setup
         self._params = params
         self._asked = asked
-        feeds, _ = bench.prepared.comparison_data()
+        feeds, _ = setup.prepared.comparison_data()
         self._samples = list(islice(feeds, _SAMPLES))
         self._domains = input_domains(
-            bench.given,
-            bench.prepared.inputs,
-            bench.work.options.profiles,
-            spans_of(islice(_calibrated(bench), _SEEN)),
+            setup.given,
+            setup.prepared.inputs,
+            setup.resources.options.profiles,
+            spans_of(islice(_calibrated(setup), _SEEN)),
             values={name: Span(*bounds) for name, bounds in asked.values.items()},
             beyond=asked.beyond,
         )
@@ -229,9 +229,11 @@ class _Hunter:
             lambda drawn: prober.attempt(self._feeds(drawn)),
             examples=self._asked.examples,
             seconds=min(
-                limit for limit in (self._asked.seconds, self._bench.work.seconds_left()) if limit is not None
+                limit
+                for limit in (self._asked.seconds, self._setup.resources.seconds_left())
+                if limit is not None
             ),
-            seed_number=self._bench.settings.seed,
+            seed_number=self._setup.settings.seed,
             simpler=lambda drawn: simpler(drawn, self._domains, self._feeds(drawn)),
         )
         probe = None
@@ -243,7 +245,7 @@ class _Hunter:
                 inputs=tuple(self._told(found.smallest)),
             )
             write_probe(file, kept)
-            command = _command(self._bench, tuned, file)
+            command = _command(self._setup, tuned, file)
             probe = prober.probe(kept.feeds, kept.inputs, file=_shown(file), command=command)
         return ParitySearch(
             tried=found.tried,
@@ -277,18 +279,18 @@ class _Hunter:
             )
 
 
-def _calibrated(bench: CaseBench) -> Iterable[Mapping[str, Array]]:
+def _calibrated(setup: CaseSetup) -> Iterable[Mapping[str, Array]]:
     """The data on which activations were calibrated, if known; else the data to compare on."""
-    return bench.prepared.calibration or bench.prepared.comparison_data()[0]
+    return setup.prepared.calibration or setup.prepared.comparison_data()[0]
 
 
-def _command(bench: CaseBench, tuned: Path, file: Path) -> str:
+def _command(setup: CaseSetup, tuned: Path, file: Path) -> str:
     """The command that tries the input again on the same two files."""
-    beside = bench.output / MODEL
+    beside = setup.output / MODEL
     if beside.is_file() and filecmp.cmp(beside, tuned, shallow=False):
         tuned = beside  # the copy of the same file among the results, not in the cache
-    models = [_shown(bench.reference), _shown(tuned)]
-    settings = bench.settings
+    models = [_shown(setup.reference), _shown(tuned)]
+    settings = setup.settings
     given = [f"--{name}={getattr(settings, name)}" for name in _OPTIONS if name in settings.origins]
     extra = [f"--backend-option={option}" for option in settings.backend_option]
     return shlex.join(["qdqspec", "verify", *models, "--input", _shown(file), *given, *extra])

@@ -31,7 +31,7 @@ from qdqspec.registry import names
 from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
-from qdqspec.session.case import CaseBench
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placement
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.rehearsing import Rehearser
@@ -60,7 +60,7 @@ class Study:
 
     def __init__(
         self,
-        bench: CaseBench,
+        setup: CaseSetup,
         settings: Mapping[str, Any],
         *,
         strategy: AnyStrategy | None = None,
@@ -71,21 +71,21 @@ class Study:
 
         ``settings`` are the session's settings to save for `load`; ``close`` closes that session.
         """
-        self.case: Case = bench.case
-        self._prepared: Prepared = bench.prepared
-        self._target = bench.target
-        make, name = _strategy(strategy, bench.case)
+        self.case: Case = setup.case
+        self._prepared: Prepared = setup.prepared
+        self._target = setup.target
+        make, name = _strategy(strategy, setup.case)
         self._about = {"schema_version": SCHEMA_VERSION, "settings": dict(settings), "strategy": name}
         with ExitStack() as opened:
             if close is not None:
                 opened.callback(close)
             self._folder = folder or opened.enter_context(TemporaryFolder())
             opened.enter_context(RunLock(self._folder))
-            header = {**bench.journal_header, "strategy": name}
+            header = {**setup.journal_header, "strategy": name}
             self._journal = opened.enter_context(Journal.open(self._folder / JOURNAL, header))
             self._logs = BuildLogs(self._journal, self._folder)
-            self._tuning = opened.enter_context(bench.tuning(self._logs, make, name))
-            self._rehearser = opened.enter_context(Rehearser(bench.prepared, bench.work))
+            self._tuning = opened.enter_context(setup.tuning(self._logs, make, name))
+            self._rehearser = opened.enter_context(Rehearser(setup.prepared, setup.resources))
             self._describe(self._folder)
             if self._journal.trials():
                 self._tuning.search.resume()
@@ -202,7 +202,7 @@ class Study:
         own = session or Session(**settings)
         known = strategy if strategy is not None else name if name in names("strategy") else None
         return cls(
-            own.work(case).bench, settings, strategy=known, folder=path, close=None if session else own.close
+            own.work(case).setup, settings, strategy=known, folder=path, close=None if session else own.close
         )
 
     def close(self) -> None:

@@ -18,7 +18,6 @@ from qdqspec.measurement.race import settle
 from qdqspec.parity.data import open_data, shaped_by_data
 from qdqspec.parity.random_inputs import random_feeds
 from qdqspec.parity.shapes import input_specs, resolve_shapes
-from qdqspec.session.candidates import stand_in
 from qdqspec.session.resources import Resources
 from qdqspec.session.tuning import clock_for
 from qdqspec.types import (
@@ -49,11 +48,9 @@ def time_files(
 
     Raises `BackendError` if the reference does not run; another role that fails is omitted, with its reason recorded.
     """
-    roles = {role: stand_in(path) for role, path in files.items()}
-    written = {roles[role].digest: path for role, path in files.items()}
     bench = Bench(
         work.backend,
-        lambda placement: written[placement.digest],
+        None,
         feeds,
         clock=clock_for(rules, work.settings.threads),
         random=np.random.default_rng(work.settings.seed),
@@ -61,7 +58,7 @@ def time_files(
         exclusive=work.exclusive,
         jobs=work.jobs,
     )
-    return bench.compare(roles, builds=builds, rounds=rounds)
+    return bench.compare(files, builds=builds, rounds=rounds)
 
 
 FIRST_BUILDS, FIRST_ROUNDS = 2, 12

@@ -23,7 +23,7 @@ from qdqspec.registry import resolve
 from qdqspec.search.base import SearchSetup, Strategy
 from qdqspec.search.loop import Budget, Search
 from qdqspec.search.select import Choice, raw_winner
-from qdqspec.session.candidates import FILE, ROLE, Candidates, PartFiles, half_reference, note_half, stand_in
+from qdqspec.session.candidates import ROLE, CandidateFiles, PartFiles, half_reference, note_half
 from qdqspec.session.confirm import Confirmed, confirm, most_builds
 from qdqspec.session.constraint import NO_PLACEMENT, AccuracyConstraint, constraint_of
 from qdqspec.session.correcting import SECONDS
@@ -142,7 +142,7 @@ class Tuning:
             self._constraint,
             pareto=prepared.case.tune.objective == "pareto",
             ended_by=self.search.ended_by,
-            beside={} if half is None else {ROLE: stand_in(half)},
+            beside={} if half is None else {ROLE: half},
         )
         note_half(prepared, confirmed.latency)
         winner = next(trial.placement for role, trial in confirmed.lines if role == "winner")
@@ -235,14 +235,12 @@ def _bench(
     rules = prepared.case.tune
     store = WeightStore(folder, base=require_path(prepared.given).parent)
     inserter = Inserter(prepared.model, prepared.numbers, store=store)
-    half = folder / FILE
     return Bench(
         work.backend,
-        Candidates(
+        CandidateFiles(
             folder,
             require_path(prepared.given),
             lambda placement: inserter.insert(prepared.space.permitted(placement)).parts,
-            {stand_in(half).digest: half},
         ),
         prepared.loads,
         clock=clock_for(rules, work.settings.threads),

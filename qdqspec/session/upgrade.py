@@ -39,15 +39,15 @@ def check_upgrade(work: CaseWork, tuned: Path, environment: Environment, allowed
 
     Raises `BackendError` if a model does not run in this environment.
     """
-    bench, case = work.bench, work.bench.case
-    blank = Upgrade(case=case.name, backend=bench.backend.name, state="ok")
-    with closing(Isolated(bench.backend.name, interpreter=environment)) as there:
+    setup, case = work.setup, work.setup.case
+    blank = Upgrade(case=case.name, backend=setup.backend.name, state="ok")
+    with closing(Isolated(setup.backend.name, interpreter=environment)) as there:
         files = _files(work, tuned, there)
-        clock = clock_for(case.tune, bench.settings.threads)
+        clock = clock_for(case.tune, setup.settings.threads)
         timed = time_across(
             files,
             clock=clock,
-            random=np.random.default_rng(bench.settings.seed),
+            random=np.random.default_rng(setup.settings.seed),
             exclusive=all_locked([work]),
         )
         for label in (FLOAT_HERE, TUNED_HERE):
@@ -92,12 +92,12 @@ def _share(interval: Interval) -> str:
 
 
 def _files(work: CaseWork, tuned: Path, there: Isolated) -> dict[str, TimedFile]:
-    bench = work.bench
+    setup = work.setup
     here = TimedFile(
-        backend=bench.backend,
-        options=replace(bench.work.options, state=None),  # it holds data of one version
-        path=require_path(bench.given),
-        loads=bench.prepared.loads,
+        backend=setup.backend,
+        options=replace(setup.resources.options, state=None),  # it holds data of one version
+        path=require_path(setup.given),
+        loads=setup.prepared.loads,
     )
     return {
         FLOAT_HERE: here,
@@ -142,7 +142,7 @@ def _sqnr_db(work: CaseWork, files: Mapping[str, TimedFile], label: str) -> floa
     """The SQNR of the worst output against the float model in this environment, on a few inputs."""
 
     def runs() -> Iterator[Run]:
-        data, _ = work.bench.prepared.comparison_data()
+        data, _ = work.setup.prepared.comparison_data()
         with ExitStack() as opened:
             engines = {}
             for each in (FLOAT_HERE, label):

@@ -75,7 +75,7 @@ def test_a_model_that_is_no_float16_model_is_built_as_it_is(
     monkeypatch.setattr(float16, "convert_float_to_float16", lambda *_, **__: 1 / 0)
     with Session(backend="tensorrt", root=tmp_path, layout="") as session:
         assert any(len(nodes) > 1 for nodes in leaves(session, case))
-        (warning,) = [w for w in session.work(case).bench.prepared.warnings if "fuses" in w]
+        (warning,) = [w for w in session.work(case).setup.prepared.warnings if "fuses" in w]
     assert warning.startswith("what fuses was looked up in the model as it is, not in float16: it cannot be")
     assert builds(tmp_path / "reports" / "tensorrt") == [MODEL]
 
@@ -94,11 +94,11 @@ def test_a_file_of_the_user_is_taken_in_place_of_a_build(case: Case, tmp_path: P
     with Session(backend="onnxruntime", root=tmp_path) as session:
         found = leaves(session, told)
         assert {tuple(group) for group in groups} <= found
-        assert session.work(told).bench.prepared.fused == tuple(map(tuple, groups))
-        key = session.work(told).bench.key
+        assert session.work(told).setup.prepared.fused == tuple(map(tuple, groups))
+        key = session.work(told).setup.key
     graph.write_text(graph.read_text().replace("k0", "k9"))
     with Session(backend="onnxruntime", root=tmp_path) as session:
-        assert session.work(told).bench.key != key, "another file is another search"
+        assert session.work(told).setup.key != key, "another file is another search"
 
 
 @pytest.mark.parametrize(

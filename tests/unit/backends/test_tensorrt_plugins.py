@@ -71,7 +71,7 @@ def test_tensorrt_itself_is_calibrated_on(
 ):
     install_tensorrt("11.4.0.106")
     with Session(backend="tensorrt", root=tmp_path, plugin=(library,)) as session:
-        prepared = session.work(case).bench.prepared
+        prepared = session.work(case).setup.prepared
         assert [unit.id for unit in prepared.candidates.units] == ["conv0", "conv1", "conv2"]
         found = session.tune(case).record.cases[0].evidence
         ranges = prepared.numbers._ranges
@@ -144,7 +144,7 @@ def test_another_cache_is_another_search(case: Case, tmp_path: Path):
     for bits in ("3c010a14", "3c010a15"):
         cache.write_text(f"TRT-8601-EntropyCalibration2\nx: {bits}\n")
         with Session(backend="fake", root=tmp_path) as session:
-            keys.add(session.work(told).bench.key)
+            keys.add(session.work(told).setup.key)
     with Session(backend="fake", root=tmp_path) as session:
-        keys.add(session.work(case).bench.key)
+        keys.add(session.work(case).setup.key)
     assert len(keys) == 3

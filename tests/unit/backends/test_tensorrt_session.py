@@ -40,7 +40,7 @@ def test_a_search(version: str, install_tensorrt: Callable[[str], None], tmp_pat
         assert work.parity.outputs
     finally:
         session.close()
-    state = work.bench.output / "tensorrt"
+    state = work.setup.output / "tensorrt"
     assert len(list(state.glob("nvidia-fake-100-sm90-tensorrt-*.timing-cache"))) == 1
     builds = [json.loads(line) for line in (state / "builds.jsonl").read_text("utf-8").splitlines()]
     assert sum("plan_bytes" in build for build in builds) > len(search.trials)

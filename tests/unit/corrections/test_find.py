@@ -45,7 +45,7 @@ def prepared(
     )
     rules = QuantizeRules(corrections=corrections)  # type: ignore[arg-type]
     case = Case(id="default", model=model, inputs=Inputs(calibration=data), quantize=rules)
-    return session.work(case).bench.prepared
+    return session.work(case).setup.prepared
 
 
 @pytest.mark.parametrize("name", ["rounding", "bias"])

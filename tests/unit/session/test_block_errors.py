@@ -19,7 +19,7 @@ def test_a_search_with_a_limit_knows_the_error_of_each_block(models: Path, tmp_p
     asked = {"calibration": data, "min_sqnr_db": 45, "trials": 4, "corrections": "none"}
     with Session(output=tmp_path / "out", cache_dir=tmp_path / "cache") as session:
         result = session.tune(models / "digits_resnet.onnx", **asked)
-        units = {unit.id for unit in session.work(result.evidence.case).bench.prepared.space.units}
+        units = {unit.id for unit in session.work(result.evidence.case).setup.prepared.space.units}
     errors = result.search.errors
     assert errors
     assert {error.block for error in errors} <= units

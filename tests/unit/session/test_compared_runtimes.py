@@ -95,8 +95,8 @@ def test_a_model_below_its_limit_does_not_win(models, tmp_path, other):
             session.evidence(case, frozenset({"latency", "parity"}))
             work = session.work(case)
             assert work.parity.sqnr_db < 150
-            strict = dataclasses.replace(work.bench.case, tune=dataclasses.replace(RULES, min_sqnr_db=150.0))
-            work.bench.case = strict  # as if the data or the runtime had changed since the search
+            strict = dataclasses.replace(work.setup.case, tune=dataclasses.replace(RULES, min_sqnr_db=150.0))
+            work.setup.case = strict  # as if the data or the runtime had changed since the search
         (found,) = session.compare_runtimes()
     assert found.named("fake tuned").limit_db == 150
     assert found.winner == "fake float"

@@ -15,7 +15,7 @@ from qdqspec import find_culprits
 from qdqspec.backends.base import BuildOptions
 from qdqspec.graph.model import load_model
 from qdqspec.session import Session, culprits
-from qdqspec.session.case import CaseBench
+from qdqspec.session.case import CaseSetup
 from qdqspec.session.culprits import culprits_of
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Consumer, CulpritEvidence, Inputs, PlacedPair, Site
@@ -71,11 +71,11 @@ def digits() -> CulpritEvidence:
 
 
 @pytest.fixture
-def bench(session: Session, case: Case) -> CaseBench:
-    return session.work(case).bench
+def bench(session: Session, case: Case) -> CaseSetup:
+    return session.work(case).setup
 
 
-def test_a_planted_culprit_is_found_first_and_leaving_it_out_gives_what_was_said(bench: CaseBench) -> None:
+def test_a_planted_culprit_is_found_first_and_leaving_it_out_gives_what_was_said(bench: CaseSetup) -> None:
     found = culprits_of(bench, PAIRS)
     worst = found.pairs[0]
     assert (worst.site.tensor, worst.nodes) == ("b", ("second",))
@@ -87,7 +87,7 @@ def test_a_planted_culprit_is_found_first_and_leaving_it_out_gives_what_was_said
     assert worst.without_db > found.together_db + 10
 
 
-def test_shares_add_up_and_what_is_not_listed_is_the_rest(bench: CaseBench) -> None:
+def test_shares_add_up_and_what_is_not_listed_is_the_rest(bench: CaseSetup) -> None:
     whole, some = culprits_of(bench, PAIRS, most=None), culprits_of(bench, PAIRS, most=2)
     assert sum(pair.share for pair in whole.pairs) == pytest.approx(1)
     assert whole.rest == pytest.approx(0, abs=1e-9)
@@ -95,7 +95,7 @@ def test_shares_add_up_and_what_is_not_listed_is_the_rest(bench: CaseBench) -> N
     assert some.rest == pytest.approx(1 - sum(pair.share for pair in some.pairs))
 
 
-def test_leaving_out_one_reader_keeps_the_pair_for_the_others(bench: CaseBench) -> None:
+def test_leaving_out_one_reader_keeps_the_pair_for_the_others(bench: CaseSetup) -> None:
     together = placed("b", ("second", 0), ("add", 0), scale=2.0)
     left = tuple(culprits._without(frozenset({together.site}), {"second"}))
     assert left == (Site(tensor="b", consumers=(Consumer("add", 0),), format="uint8"),)
@@ -103,7 +103,7 @@ def test_leaving_out_one_reader_keeps_the_pair_for_the_others(bench: CaseBench) 
     assert found.pairs[0].nodes == ("add", "second")
 
 
-def test_the_same_question_has_the_same_answer(bench: CaseBench) -> None:
+def test_the_same_question_has_the_same_answer(bench: CaseSetup) -> None:
     assert culprits_of(bench, PAIRS) == culprits_of(bench, PAIRS)
 
 
@@ -130,11 +130,11 @@ def test_noise_of_single_pairs_adds_up_to_that_of_all(digits: CulpritEvidence) -
     assert -10 * np.log10(total) == pytest.approx(digits.together_db, abs=2)
 
 
-def test_without_pairs_nobody_is_to_blame(bench: CaseBench) -> None:
+def test_without_pairs_nobody_is_to_blame(bench: CaseSetup) -> None:
     assert culprits_of(bench, []) == CulpritEvidence(missing="nothing is quantized")
 
 
-def test_what_was_found_before_the_time_was_over_is_told(bench: CaseBench) -> None:
+def test_what_was_found_before_the_time_was_over_is_told(bench: CaseSetup) -> None:
     found = culprits_of(bench, PAIRS, seconds=0.0)
     assert len(found.pairs) == 1
     assert found.missing == "the time was over"
@@ -148,7 +148,7 @@ def test_what_onnx_runtime_cannot_compute_is_said(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "own.onnx")
     with Session(root=tmp_path) as session:
         case = Case(id="default", model=tmp_path / "own.onnx")
-        found = culprits_of(session.work(case).bench, [placed("x", ("relu", 0), scale=0.1)])
+        found = culprits_of(session.work(case).setup, [placed("x", ("relu", 0), scale=0.1)])
     assert found.pairs == ()
     assert found.missing.startswith("ONNX Runtime does not compute it: ")
 

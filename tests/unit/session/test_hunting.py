@@ -76,7 +76,7 @@ def case(tmp_path: Path) -> Case:
 
 def searched(session: Session, case: Case, tuned: Path, **asked: object) -> ParitySearch:
     params = params_of("parity", **{"min_sqnr_db": 20, "search": 200, **asked})
-    return search_parity(session.work(case).bench, tuned, params, "parity")
+    return search_parity(session.work(case).setup, tuned, params, "parity")
 
 
 @pytest.fixture
@@ -238,8 +238,8 @@ class FragileEngine:
 
 @contextmanager
 def on(session: Session, case: Case, backend: object) -> Iterator[None]:
-    bench = session.work(case).bench
-    bench.__dict__["work"] = replace(bench.work, backend=backend)  # type: ignore[arg-type]  # a stand-in
+    bench = session.work(case).setup
+    bench.__dict__["resources"] = replace(bench.resources, backend=backend)  # type: ignore[arg-type]  # a stand-in
     yield
 
 
@@ -261,8 +261,8 @@ def test_an_unchanged_model_is_not_searched(session: Session, case: Case) -> Non
 
 
 def test_a_search_keeps_to_its_time_and_to_that_of_the_run(session: Session, case: Case, tuned: Path) -> None:
-    bench = session.work(case).bench
-    bench.__dict__["work"] = replace(bench.work, seconds_left=lambda: 0.0)
+    bench = session.work(case).setup
+    bench.__dict__["resources"] = replace(bench.resources, seconds_left=lambda: 0.0)
     found = searched(session, case, tuned)
     assert found.late
     assert found.tried == 0

@@ -40,7 +40,7 @@ def case(models: Path, tmp_path: Path) -> Case:
 @pytest.fixture
 def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Placement, Path]:
     """The model quantized with other ranges than the case's."""
-    own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).bench.prepared
+    own = session.work(replace(case, quantize=QuantizeRules(corrections="none"))).setup.prepared
     placement = own.space.resolve(own.space.everything())
     path = tmp_path / "trained.onnx"
     save_model(insert_qdq(own.model, placement, own.numbers).parts, path)
@@ -48,7 +48,7 @@ def trained(session: Session, case: Case, tmp_path: Path) -> tuple[Prepared, Pla
 
 
 def started(session: Session, case: Case, path: Path) -> Prepared:
-    return session.work(replace(case, tune=TuneRules(start_from=(path,)))).bench.prepared
+    return session.work(replace(case, tune=TuneRules(start_from=(path,)))).setup.prepared
 
 
 def test_scales_of_a_quantized_model_are_kept(
@@ -66,7 +66,7 @@ def test_recalibrate_takes_those_of_calibration(
     session: Session, case: Case, trained: tuple[Prepared, Placement, Path]
 ) -> None:
     own, placement, path = trained
-    plain = session.work(case).bench.prepared
+    plain = session.work(case).setup.prepared
     rules = replace(case.quantize, scales="recalibrate")
     work = started(session, replace(case, quantize=rules), path)
     for site in placement.ordered:

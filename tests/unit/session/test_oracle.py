@@ -46,8 +46,8 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def opened(session: Session, case: Case, notes: list[str]) -> Iterator[tuple[RehearsalOracle, SchemeSpace]]:
-    bench = session.work(case).bench
-    with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         yield RehearsalOracle(rehearser, bench.prepared.space, notes.append), bench.prepared.space
 
 
@@ -84,8 +84,8 @@ def test_the_offset_of_builds_and_the_difference_of_all_data_are_added(
 
 
 def test_far_from_the_limit_few_samples_decide_and_teach_nothing(session: Session, case: Case) -> None:
-    bench = session.work(case).bench
-    with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         space = bench.prepared.space
         everything = space.resolve(space.everything())
         whole = RehearsalOracle(rehearser, space, lambda _: None)
@@ -130,8 +130,8 @@ def test_where_memory_is_short_it_is_silent_and_the_reason_is_noted(
 def test_sensitivities_that_take_too_much_of_a_search_are_skipped(
     session: Session, case: Case, notes: list[str], seconds: float, known: bool
 ) -> None:
-    bench = session.work(case).bench
-    with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         oracle = RehearsalOracle(rehearser, bench.prepared.space, notes.append, seconds)
         assert (oracle.noise() is not None) == known
         assert ["was skipped: give it more time" in note for note in notes] == [True] * (not known)
@@ -142,8 +142,8 @@ def test_a_search_under_a_limit_builds_what_keeps_it(
 ) -> None:
     able = replace(FakeDevice().capabilities(), computes=True)  # the simulated device has no oracle otherwise
     monkeypatch.setattr(FakeDevice, "capabilities", lambda *_: able)
-    bench = session.work(case).bench
-    with Rehearser(bench.prepared, bench.work, bench.prepared.comparison_data()) as rehearser:
+    bench = session.work(case).setup
+    with Rehearser(bench.prepared, bench.resources, bench.prepared.comparison_data()) as rehearser:
         oracle = RehearsalOracle(rehearser, bench.prepared.space, lambda _: None)
         everything = oracle.predicted_db(bench.prepared.space.resolve(bench.prepared.space.everything()))
     assert everything is not None

@@ -66,7 +66,7 @@ def case(tmp_path: Path) -> Case:
 
 def test_inputs_of_other_profiles_are_the_data_repeated(case: Case, tmp_path: Path):
     with Session(backend="onnxruntime", root=tmp_path) as session:
-        first, second = session.work(case).bench.prepared.loads
+        first, second = session.work(case).setup.prepared.loads
     assert (first.name, first.share, second.name, second.share) == ("ids 1x8", 0.75, "ids 1x32", 0.25)
     given = arrays_of(tmp_path / "data.npz")["ids"][0]
     np.testing.assert_array_equal(first.feeds["ids"], given)
@@ -132,7 +132,7 @@ def test_parts_are_timed_at_the_same_profiles(case: Case, tmp_path: Path):
     """Cut out of the model they keep what varies, and are built for its whole span."""
     tuned = replace(case, tune=TuneRules(strategy="subgraph", trials=3))
     with Session(backend="onnxruntime", root=tmp_path) as session:
-        prepared = session.work(tuned).bench.prepared
+        prepared = session.work(tuned).setup.prepared
         store = WeightStore(tmp_path, base=tmp_path)
         part = PartFiles(prepared, tmp_path, store)(Placement(sites=frozenset()), ("matmul1",))
         assert [load.feeds["b"].shape for load in part.loads] == [(1, 8, 64), (1, 32, 64)]
@@ -157,7 +157,7 @@ def test_a_part_that_reads_a_computed_shape_is_that_of_the_first_profile(case: C
     proto.graph.node.extend(nodes)
     onnx.save(proto, case.model)
     with Session(backend="onnxruntime", root=tmp_path) as session:
-        prepared = session.work(case).bench.prepared
+        prepared = session.work(case).setup.prepared
         part = PartFiles(prepared, tmp_path, WeightStore(tmp_path, base=tmp_path))(
             Placement(sites=frozenset()), ("reshape",)
         )

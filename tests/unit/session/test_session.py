@@ -348,7 +348,7 @@ def with_tuned_scaled(session: Session, *scales: float) -> Session:
 
     def work(case: Case) -> CaseWork:
         found = measure(case)
-        timed = found.bench.timed
+        timed = found.setup.timed
 
         def measured(*arguments: Any) -> LatencyEvidence:
             latency = timed(*arguments)
@@ -356,7 +356,7 @@ def with_tuned_scaled(session: Session, *scales: float) -> Session:
                 left.pop(0)
             return latency
 
-        found.bench.timed = measured  # type: ignore[method-assign]
+        found.setup.timed = measured  # type: ignore[method-assign]
         return found
 
     session.backend.build = scaled  # type: ignore[method-assign]
