@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from qdqspec.cli.combined import FLAGS, add_combined, combined_words
 from qdqspec.cli.words import number, shapes, values
 from qdqspec.types import Case
 
@@ -44,6 +45,11 @@ def _data(text: str) -> object:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise argparse.ArgumentTypeError(f"'{text}' is no table as in a spec: {error}") from None
+
+
+def _switch(text: str) -> bool | str:
+    """``true`` or ``false``; other text unchanged, for the validation of the spec."""
+    return {"true": True, "false": False}.get(text, text)
 
 
 WORDS = (
@@ -84,6 +90,19 @@ WORDS = (
     Word(name="strategy", metavar="NAME", help="Search strategy (default: attribution)."),
     Word(name="preset", metavar="quick|default|extensive", help="Size of the search."),
     Word(name="trials", metavar="N", help="At most so many builds.", read=number),
+    Word(
+        name="trials_per_region",
+        metavar="N",
+        help="At most so many builds for each region, with --strategy region.",
+        read=number,
+    ),
+    Word(
+        name="validate_groups",
+        metavar="true|false",
+        help="Whether strategy subgraph measures each step on the whole model (default: true); false adds all groups "
+        "that won alone at once.",
+        read=_switch,
+    ),
     Word(name="minutes", metavar="M", help="At most so long: minutes, or 90s, 10m, 1h.", read=number),
     Word(
         name="objective",
@@ -122,6 +141,11 @@ WORDS = (
     Word(
         name="include", metavar="GLOB", help="Quantize only nodes of these names, as '/body/*'. Repeatable.", many=True
     ),
+    Word(
+        name="include_file",
+        metavar="FILE",
+        help="A file of such globs over node names, one a line; operator patterns go to --allow.",
+    ),
     Word(name="exclude", metavar="GLOB", help="Do not quantize nodes of these names. Repeatable.", many=True),
     Word(
         name="start_from",
@@ -143,6 +167,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
             help=word.help.replace("%", "%%"),
             action="append" if word.many else "store",
         )
+    add_combined(parser)
 
 
 def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
@@ -152,9 +177,12 @@ def case_as_asked(case: Case, arguments: argparse.Namespace) -> Case:
     """
     given: dict[str, Any] = {word.name: getattr(arguments, word.name) for word in WORDS}
     asked = {name: value for name, value in given.items() if value is not None}
+    combined = combined_words(arguments)
+    asked |= combined
     if not asked:
         return case
     from qdqspec.spec.inline import with_words
 
     flags = {word.name: word.flag for word in WORDS}
+    flags |= {name: flag for name, flag in FLAGS.items() if name in combined}
     return with_words(case, asked, written=lambda name: flags.get(name, name))

@@ -12,12 +12,12 @@ _PRESETS = ("quick", "default", "extensive")
 WORDS = {
     "--onnx_path": "the model as the first argument: qdqspec tune model.onnx",
     "--output_dir": "--output DIR",
-    "--schemes_per_region": "--trials N for the whole search, --minutes N, or --preset",
-    "--num_schemes": "--trials N for the whole search, --minutes N, or --preset",
-    "--pattern_cache": "--start-from FILE takes the patterns.yaml of an earlier run",
+    "--schemes_per_region": "--trials N for the whole search, or --strategy region --trials-per-region N",
+    "--num_schemes": "--trials N for the whole search, or --strategy region --trials-per-region N",
+    "--pattern_cache": "--pattern-cache FILE with the patterns.yaml of an earlier run",
     "--qdq_baseline": "--start-from MODEL takes the placement of a quantized model",
     "--state_file": "no option: a search resumes from trials.jsonl in its output folder",
-    "--node_filter_list": "--include GLOB for each pattern, or patterns.allow_file in a spec",
+    "--node_filter_list": "--include GLOB for each pattern, or --include-file FILE",
     "--quant_type": "--quant int8 (or fp8)",
     "--default_dq_dtype": "a model in that type: DequantizeLinear gives the model's float type",
     "--use_trtexec": "--backend trtexec (tensorrt is the Python API)",
@@ -44,7 +44,10 @@ def refuse_mode(words: Sequence[str]) -> None:
 
 
 def refuse_words(unknown: Sequence[str]) -> None:
-    """Raise `ConfigError` for the first unknown option that is ModelOpt's, spelled with underscores or dashes."""
+    """Raise `ConfigError` for the first unknown option that is ModelOpt's, spelled with underscores or dashes.
+
+    An option that exists here with dashes is unknown with underscores only.
+    """
     for word in unknown:
         name = word.partition("=")[0]
         known = WORDS.get(f"--{name[2:].replace('-', '_')}") if name.startswith("--") else None

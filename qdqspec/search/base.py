@@ -67,13 +67,16 @@ class SearchSetup:
     winners only: their trials carry it, and those below it do not become the incumbent. Without any of the three,
     trials carry no SQNR. ``accuracy`` predicts SQNRs without builds, if accuracy limits or guides the search and the
     model can be rehearsed. ``fused`` are nodes that run as one kernel, if the case requests them before the first
-    build.
+    build. ``trials_per_region`` limits strategy `region` for each pattern; without ``validate_groups`` strategy
+    `subgraph` combines all groups that won alone at once.
     """
 
     space: SchemeSpace
     clock: Clock
     preset: str = "default"
     trials: int = 60
+    trials_per_region: int | None = None
+    validate_groups: bool = True
     seeds: tuple[Placement, ...] = ()
     proved: frozenset[str] = frozenset()
     min_sqnr_db: float | None = None

@@ -50,9 +50,11 @@ class RegionSearch(Stepwise):
         super().__init__(self._search(), setup)
 
     @staticmethod
-    def default_trials(preset: str, space: SchemeSpace) -> int:
-        """The preset's number of schemes for each pattern, plus two models without a search."""
-        return 2 + SCHEMES[preset] * len({tied.pattern for tied in tied_classes(space)})
+    def default_trials(preset: str, space: SchemeSpace, trials_per_region: int | None = None) -> int:
+        """The given or the preset's number of schemes for each pattern, plus two models without a search."""
+        return 2 + (trials_per_region or SCHEMES[preset]) * len(
+            {tied.pattern for tied in tied_classes(space)}
+        )
 
     def _search(self) -> Steps:
         space = self._space
@@ -75,8 +77,13 @@ class RegionSearch(Stepwise):
             left -= share
 
     def _budget(self, share: float) -> int:
-        """The number of schemes for the next pattern: the preset's, or its share of a small remaining budget."""
+        """The number of schemes for the next pattern: the given or the preset's; at most its share of what remains.
+
+        With a given number a pattern may use all that remains.
+        """
         rest = max(0, self._setup.trials - self.asked)
+        if self._setup.trials_per_region is not None:
+            return min(self._setup.trials_per_region, rest)
         return min(SCHEMES[self._setup.preset], math.ceil(rest * min(1.0, share)))
 
     def _pattern(self, classes: Sequence[TiedClass], best: Labels, budget: int) -> Inner:

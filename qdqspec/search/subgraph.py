@@ -88,12 +88,14 @@ class SubgraphSearch(Stepwise):
     def _together(self, wins: Sequence[Win], held: Labels, told: Sequence[Trial]) -> Steps:
         """Add the wins step by step; then all of them at once, and everything, whatever the results of the steps.
 
-        A rejected step is repeated while others win: next to integer neighbours it needs fewer conversions. Under a
-        limit the last two leave out the units with the most noise for their time; ``told`` begins with the reference.
+        Without ``validate_groups`` the steps are skipped. A rejected step is repeated while others win: next to integer
+        neighbours it needs fewer conversions. Under a limit the last two leave out the units with the most noise for
+        their time; ``told`` begins with the reference.
         """
         gained = self.thinned({unit: label for win in wins for unit, label in win.labels.items()}, told)
         raw = self._space.resolve(gained)
-        waiting, before = list(steps_of(wins, STEP * self.eps)), -1
+        waiting = list(steps_of(wins, STEP * self.eps)) if self._setup.validate_groups else []
+        before = -1
         while waiting and len(waiting) != before:
             before, rejected = len(waiting), []
             for step in waiting:

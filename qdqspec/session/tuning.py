@@ -292,6 +292,8 @@ def _setup(
         clock=clock,
         preset=rules.preset,
         trials=trials,
+        trials_per_region=rules.trials_per_region,
+        validate_groups=rules.validate_groups,
         seeds=tuple(known.placement for known in starts if known.placement.sites),
         proved=frozenset(known.placement.digest for known in starts if known.proved),
         min_sqnr_db=constraint.min_sqnr_db,
@@ -310,14 +312,16 @@ def named(strategy: str) -> MakeStrategy:
 def trials_of(rules: TuneRules, space: SchemeSpace, make: MakeStrategy | None = None) -> int:
     """The number of search builds: as requested, else by the strategy or the preset.
 
-    A strategy may define its own budget as a function ``default_trials(preset, space)``.
+    A strategy may define its own budget as a function ``default_trials(preset, space)``; one that takes
+    ``trials_per_region`` gets it as a third argument.
     """
     if rules.trials is not None:
         return rules.trials
-    own: Callable[[str, SchemeSpace], int] | None = getattr(
-        make or named(rules.strategy), "default_trials", None
-    )
-    return TRIALS[rules.preset] if own is None else own(rules.preset, space)
+    own: Callable[..., int] | None = getattr(make or named(rules.strategy), "default_trials", None)
+    if own is None:
+        return TRIALS[rules.preset]
+    each = () if rules.trials_per_region is None else (rules.trials_per_region,)
+    return own(rules.preset, space, *each)
 
 
 def _seconds(rules: TuneRules, seconds_left: float | None) -> float | None:

@@ -61,12 +61,15 @@ class Asked(TypedDict, total=False):
     allow: Sequence[str]
     deny: Sequence[str]
     include: Sequence[str]
+    include_file: PathLike
     exclude: Sequence[str]
     regions: Literal["structure", "names", "fusion"] | Sequence[Sequence[str]]
     graph: PathLike
     max_nodes: int
     preset: Literal["quick", "default", "extensive"]
     trials: int
+    trials_per_region: int
+    validate_groups: bool
     minutes: float
     objective: Literal["latency", "pareto"]
     min_sqnr_db: float | Literal["none"]
@@ -112,6 +115,7 @@ _PLACES = {
     **{word: ("inputs", word) for word in ("calibration", "scales", "evaluation", "shapes", "values")},
     **{word: ("patterns", word) for word in ("allow", "deny")},
     **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},
+    "include_file": ("patterns", "allow_file"),
     "start_scales": ("quantize", "scales"),
     "regions": ("regions", "by"),
     "max_nodes": ("regions", "max_nodes"),
@@ -119,7 +123,8 @@ _PLACES = {
     **{
         word: ("tune", word)
         for word in (
-            "strategy", "preset", "trials", "minutes", "objective", "min_sqnr_db", "accuracy", "min_gain", "clock",
+            "strategy", "preset", "trials", "trials_per_region", "validate_groups",
+            "minutes", "objective", "min_sqnr_db", "accuracy", "min_gain", "clock",
             "float16", "start_from",
         )
     },
@@ -161,7 +166,7 @@ def _field(place: tuple[str, ...]) -> tuple[str, str]:
     """The record of a case, and its field, for a location in a spec."""
     section = place[0]
     field = place[1] if section == "tune" else place[-1]
-    return section, "profiles" if field == "shapes" else field
+    return section, {"shapes": "profiles", "allow_file": "include"}.get(field, field)
 
 
 def _validated(data: dict[str, Any], asked: Mapping[str, Any], written: Callable[[str], str]) -> BareSpec:

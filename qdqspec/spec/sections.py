@@ -227,6 +227,14 @@ class TuneSection(Section):
     strategy: Strategy = Field(default="attribution", description="Search strategy.")
     preset: Preset = Field(default="default", description="How thorough the search is.")
     trials: Count | None = Field(default=None, description="Search builds at most.")
+    trials_per_region: Count | None = Field(
+        default=None, description="Builds for each region at most, with strategy region."
+    )
+    validate_groups: bool = Field(
+        default=True,
+        description="Whether strategy subgraph measures each step on the whole model, or adds all groups that won "
+        "alone at once.",
+    )
     minutes: Minutes | None = Field(
         default=None,
         description="Time at most: minutes, or 90s, 10m, 1h; waiting for other runs does not count.",
@@ -254,12 +262,27 @@ class TuneSection(Section):
         default=(), description="Pattern caches, journals, schemes and Q/DQ models to start from."
     )
 
+    @model_validator(mode="after")
+    def _of_its_strategy(self) -> Self:
+        """Keys of one strategy are errors with another."""
+        wrong = {
+            "trials_per_region": self.trials_per_region is not None and self.strategy != "region",
+            "validate_groups": not self.validate_groups and self.strategy != "subgraph",
+        }
+        for key, is_wrong in wrong.items():
+            if is_wrong:
+                context = {"key": key, "strategy": "region" if key == "trials_per_region" else "subgraph"}
+                raise PydanticCustomError("tune", "'{key}' belongs to 'strategy: {strategy}'", context)
+        return self
+
     def rules(self) -> TuneRules:
         """The section as a frozen record."""
         return TuneRules(
             strategy=self.strategy,
             preset=self.preset,
             trials=self.trials,
+            trials_per_region=self.trials_per_region,
+            validate_groups=self.validate_groups,
             minutes=self.minutes,
             objective=self.objective,
             min_sqnr_db=self.min_sqnr_db,

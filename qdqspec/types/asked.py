@@ -218,6 +218,8 @@ class TuneRules:
     strategy: str = "attribution"
     preset: Literal["quick", "default", "extensive"] = "default"
     trials: int | None = None
+    trials_per_region: int | None = None  # of strategy `region`
+    validate_groups: bool = True  # by strategy `subgraph`, each step on the whole model
     minutes: float | None = None
     objective: Literal["latency", "pareto"] = "latency"
     min_sqnr_db: float | Literal["none"] | None = None

@@ -4,6 +4,7 @@ The bindings' wheels hold classes, enums and docstring signatures, and no engine
 are downloaded, never committed; what is committed are the names that qdqspec uses. After a change of the backend that
 uses a new name, or for a new version of TensorRT::
 
+    python tests/support/trt_surface.py --all     # checks the backend against every release from 10.9 on
     python tests/support/trt_surface.py           # renews tests/data/tensorrt/api; needs an index and a C compiler
 """
 
@@ -145,7 +146,7 @@ def bindings(version: str, folder: Path) -> Path:
 def _wheel(version: str, folder: Path) -> Path:
     """Wheels for CUDA 13 exist from 10.13.2 on, and of TensorRT for RTX; for CUDA 12 before."""
     product, _, number = version.rpartition("-")
-    old = not product and tuple(map(int, number.split(".")))[:3] < (10, 13, 2)
+    old = not product and _is_old(tuple(map(int, number.split("."))))
     package = "-".join(("tensorrt", *filter(None, [product]), "cu12" if old else "cu13", "bindings"))
     command = [
         sys.executable,
@@ -171,6 +172,11 @@ def _wheel(version: str, folder: Path) -> Path:
             f"the bindings of TensorRT {version} cannot be downloaded: {done.stderr.strip()[-200:]}"
         )
     return found[0]
+
+
+def _is_old(number: tuple[int, ...]) -> bool:
+    """Whether the wheels of a version are those for CUDA 12."""
+    return number[:3] < (10, 13, 2)
 
 
 def _make_libraries(folder: Path, libraries: set[str], functions: set[str]) -> None:
@@ -389,6 +395,65 @@ def _taken(kind: str, known: set[str]) -> str:
     return "Sequence[int]" if re.fullmatch(r"Dims\d?|tuple|list", kind) else _result(kind, known)
 
 
+# ---- the backend against a surface --------------------------------------------------------------
+
+
+def complaints(surface: Surface, folder: Path, cache: Path) -> list[str]:
+    """What mypy says of the backend when TensorRT has this surface."""
+    package = folder / "tensorrt"
+    package.mkdir(parents=True)
+    (package / "__init__.pyi").write_text(stub(surface), encoding="utf-8")
+    files = [str(path) for path in (*SOURCES, package / "__init__.pyi")]
+    words = ["--config-file=", "--follow-imports=skip", "--check-untyped-defs", "--no-error-summary"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words, f"--cache-dir={cache}", *files],
+        env={**os.environ, "MYPYPATH": str(folder)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
+
+
+def try_subclasses(site: Path) -> subprocess.CompletedProcess[str]:
+    """Make the backend's subclasses of the real bindings' classes, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", _SUBCLASSES],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+_SUBCLASSES = """
+import tensorrt as trt
+from qdqspec.backends.tensorrt import api as trt_api
+from qdqspec.backends.tensorrt import log as trt_log
+from qdqspec.backends.tensorrt import run as trt_run
+trt_api.require_tensorrt()
+log, logger = trt_log.open_log()
+logger.log(trt.ILogger.Severity.WARNING, "a line")
+assert log.warnings == ("a line",)
+trt.init_libnvinfer_plugins(logger, "")
+profiler = trt_run._profiler_type()()
+profiler.begin()
+profiler.report_layer_time("conv", 0.5)
+assert profiler.runs == [[("conv", 0.5)]]
+allocator = trt_run._allocator_type()()
+allocator.notify_shape("y", trt.Dims([2, 3]))
+assert allocator.shape == (2, 3)
+profile_shape = trt.Dims([1, 3])
+assert tuple(profile_shape) == (1, 3)
+print("1 <<", trt_api.network_flags().bit_length() - 1)
+for name in ("reallocate_output_async", "notify_shape"):
+    if name in trt.IOutputAllocator.__doc__:
+        print(name)
+"""
+
+
 # ---- command line -------------------------------------------------------------------------------
 
 
@@ -402,7 +467,55 @@ def update() -> None:
         (API / f"{version}.json").write_text(text + "\n", encoding="utf-8")
 
 
+def released() -> list[str]:
+    """The newest build of each minor release from 10.9 on, as the package index lists them; raises `MissingError`."""
+    found: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+    for package in ("tensorrt-cu12-bindings", "tensorrt-cu13-bindings"):
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "index", "versions", package],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        listed = re.search(r"^Available versions: (.*)$", done.stdout, re.MULTILINE)
+        if listed is None:
+            raise MissingError(f"the versions of {package} are not known: {done.stderr.strip()[-200:]}")
+        for text in listed[1].split(", "):
+            number = tuple(map(int, text.split(".")))
+            if number >= (10, 9) and _is_old(number) == ("cu12" in package):
+                key = (package, number[:2])
+                found[key] = max(found.get(key, number), number)
+    return [".".join(map(str, number)) for number in sorted(found.values())]
+
+
+def check_all() -> int:
+    """Check every released version and print a row for each; returns the number of versions that do not fit."""
+    wrong = 0
+    _say("| TensorRT | classes | names that do not fit | subclasses |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as cache:
+        for version in released():
+            with tempfile.TemporaryDirectory() as folder:
+                site = bindings(version, Path(folder))
+                surface = read_surface(site)
+                found = complaints(surface, Path(folder) / "mypy", Path(cache))
+                made = try_subclasses(site)
+            ok = "made" if made.returncode == 0 else f"failed: {made.stderr.strip()[-200:]}"
+            wrong += bool(found or made.returncode)
+            _say(f"| {version} | {len(surface['classes'])} | {len(found)} | {ok} |")
+            for line in found:
+                _say(f"  {line}")
+    return wrong
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 if __name__ == "__main__":
+    if "--all" in sys.argv:
+        sys.exit(1 if check_all() else 0)
     if "--dump" in sys.argv:
         sys.stdout.write(json.dumps(dump()) + "\n")
     else:

@@ -7,10 +7,7 @@ enum members, with the types that methods really give. Nothing lists the names, 
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -28,28 +25,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("mypy")
 
 
-def complaints(surface: Surface, folder: Path, cache: Path) -> list[str]:
-    """What mypy says of the backend when TensorRT has this surface."""
-    package = folder / "tensorrt"
-    package.mkdir(parents=True)
-    (package / "__init__.pyi").write_text(trt_surface.stub(surface), encoding="utf-8")
-    files = [str(path) for path in (*SOURCES, package / "__init__.pyi")]
-    words = ["--config-file=", "--follow-imports=skip", "--check-untyped-defs", "--no-error-summary"]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *words, f"--cache-dir={cache}", *files],
-        env={**os.environ, "MYPYPATH": str(folder)},
-        cwd=trt_surface.ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert not done.stderr, done.stderr
-    return [line for line in done.stdout.splitlines() if ": error:" in line]
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_backend_uses_only_what_is_there(version: str, tmp_path: Path, cache: Path):
-    assert complaints(trt_surface.load(version), tmp_path, cache) == []
+    assert trt_surface.complaints(trt_surface.load(version), tmp_path, cache) == []
 
 
 def test_a_name_that_is_not_there_is_noticed(tmp_path: Path, cache: Path):
@@ -59,7 +37,9 @@ def test_a_name_that_is_not_there_is_noticed(tmp_path: Path, cache: Path):
         entry["properties"] = {}
     surface["enums"] = {name: {"NOTHING": 0} for name in surface["enums"]}
     surface["functions"] = {}
-    missing = set(re.findall(r'has no attribute "(\w+)"', "\n".join(complaints(surface, tmp_path, cache))))
+    missing = set(
+        re.findall(r'has no attribute "(\w+)"', "\n".join(trt_surface.complaints(surface, tmp_path, cache)))
+    )
     assert {
         "add_optimization_profile", "build_serialized_network", "create_execution_context", "create_timing_cache",
         "deserialize_cuda_engine", "execute_async_v3", "get_tensor_profile_shape",
@@ -73,7 +53,7 @@ def test_a_keyword_or_a_name_at_the_end_of_a_chain_is_noticed(tmp_path: Path, ca
     del surface["classes"]["EngineInspector"]["methods"]["get_engine_information"]
     for told in surface["classes"]["IBuilderConfig"]["methods"]["set_timing_cache"]:
         told["parameters"][1][0] = "renamed"
-    said = complaints(surface, tmp_path, cache)
+    said = trt_surface.complaints(surface, tmp_path, cache)
     assert any('"ignore_mismatch"' in line for line in said)
     assert any('"get_engine_information"' in line for line in said)
 
@@ -195,46 +175,14 @@ def test_tensorrt_for_rtx_lacks_nothing_that_is_used(tmp_path: Path, cache: Path
     assert surface["version"] == trt_surface.RTX.removeprefix("rtx-")
     used = trt_surface.trimmed(surface, trt_surface.used_names())
     assert {"IBuilderConfig", "IExecutionContext", "OnnxParser"} <= used["classes"].keys()
-    assert complaints(used, tmp_path / "mypy", cache) == []
+    assert trt_surface.complaints(used, tmp_path / "mypy", cache) == []
 
 
 def test_our_subclasses_can_be_made_of_the_real_classes(bindings: tuple[str, Path]):
     _, site = bindings
-    done = subprocess.run(
-        [sys.executable, "-c", _SUBCLASSES],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(trt_surface.ROOT)])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = trt_surface.try_subclasses(site)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert "1 << 0" in said or "1 << 1" in said
     assert set(said) >= CALLBACKS
     assert "[TRT] [W] a line" in done.stderr
-
-
-_SUBCLASSES = """
-import tensorrt as trt
-from qdqspec.backends.tensorrt import api as trt_api
-from qdqspec.backends.tensorrt import log as trt_log
-from qdqspec.backends.tensorrt import run as trt_run
-trt_api.require_tensorrt()
-log, logger = trt_log.open_log()
-logger.log(trt.ILogger.Severity.WARNING, "a line")
-assert log.warnings == ("a line",)
-trt.init_libnvinfer_plugins(logger, "")
-profiler = trt_run._profiler_type()()
-profiler.begin()
-profiler.report_layer_time("conv", 0.5)
-assert profiler.runs == [[("conv", 0.5)]]
-allocator = trt_run._allocator_type()()
-allocator.notify_shape("y", trt.Dims([2, 3]))
-assert allocator.shape == (2, 3)
-profile_shape = trt.Dims([1, 3])
-assert tuple(profile_shape) == (1, 3)
-print("1 <<", trt_api.network_flags().bit_length() - 1)
-for name in ("reallocate_output_async", "notify_shape"):
-    if name in trt.IOutputAllocator.__doc__:
-        print(name)
-"""

@@ -257,6 +257,65 @@ def test_shapes_are_said_as_trtexec_takes_them(verb, fake, monkeypatch):
     }  # fmt: skip
 
 
+@pytest.fixture
+def cases_planned(monkeypatch):
+    """The cases that ``--mode plan`` is asked about."""
+    from qdqspec.session import Session
+
+    cases = []
+    monkeypatch.setattr(Session, "plan", lambda self, case: cases.append(case) or "a plan")
+    return cases
+
+
+def test_ranges_of_shapes_as_trtexec_takes_them(verb, fake, cases_planned):
+    words = ("--min-shapes", "x:1x3", "--opt-shapes", "x:8x3,y:2", "--max-shapes", "x:16x3")
+    assert verb("tune", "m.onnx", "--mode", "plan", *words).code == 0
+    shapes = cases_planned[0].inputs.profiles[0].shapes
+    assert {name: (shape.min, shape.opt, shape.max) for name, shape in shapes.items()} == {
+        "x": ((1, 3), (8, 3), (16, 3)), "y": ((2,), (2,), (2,)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--min-shapes", "x:1"], "--opt-shapes is missing"),
+        (["--opt-shapes", "x:1", "--max-shapes", "z:4"], "--max-shapes names 'z', and --opt-shapes does not"),
+        (["--opt-shapes", "x:1", "--shapes", "x:1"], "are both given"),
+        (["--opt-shapes", "x:4", "--max-shapes", "x:2"], "--min-shapes, --opt-shapes, --max-shapes"),
+        (["--graph-json", "m.onnx"], "--graph-json is a model"),
+        (["--include-file", "none.txt"], "cannot read 'none.txt'"),
+        (["--trials-per-region", "3"], "'trials_per_region' belongs to 'strategy: region'"),
+        (["--validate-groups", "false"], "'validate_groups' belongs to 'strategy: subgraph'"),
+        (["--strategy", "subgraph", "--validate-groups", "perhaps"], "--validate-groups"),
+    ],
+)
+def test_combined_options_that_contradict_are_refused(verb, fake, words, said):
+    result = verb("tune", "m.onnx", "--mode", "plan", *words)
+    assert result.code == 2
+    assert said in result.err
+
+
+def test_files_of_names_layers_and_patterns(verb, fake, cases_planned, tmp_path):
+    (tmp_path / "names.txt").write_text("/a/*  # first\n\n/b\n")
+    (tmp_path / "more.json").write_text("{}")
+    words = (
+        "--include", "/c", "--include-file", "names.txt", "--graph-json", "more.json", "--start-from", "s.json",
+        "--pattern-cache", "patterns.yaml", "--strategy", "region", "--trials-per-region", "3",
+    )  # fmt: skip
+    assert verb("tune", "m.onnx", "--mode", "plan", *words).code == 0
+    (case,) = cases_planned
+    assert case.patterns.include == ("/c", "/a/*", "/b")
+    assert (case.regions.by, case.regions.graph) == ("fusion", tmp_path / "more.json")
+    assert case.tune.start_from == (tmp_path / "s.json", tmp_path / "patterns.yaml")
+    assert case.tune.trials_per_region == 3
+    assert (
+        verb("tune", "m.onnx", "--mode", "plan", "--strategy", "subgraph", "--validate-groups", "false").code
+        == 0
+    )
+    assert cases_planned[1].tune.validate_groups is False
+
+
 @pytest.mark.parametrize("text", ["x", "x:", "x:1x", "1x3", "x:1x3,", "x:1x3,y"])
 def test_shapes_that_are_none_are_refused(verb, fake, text):
     result = verb("tune", "m.onnx", "--shapes", text)

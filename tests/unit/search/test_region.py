@@ -139,3 +139,19 @@ def test_presets_are_schemes_a_pattern(space_of) -> None:
 
 def test_a_model_with_nothing_to_quantize_ends_at_once(space_of, drive) -> None:
     assert len(drive(RegionSearch, space_of("digits_resnet", "Identity"), by_pairs)) == 1
+
+
+def test_a_budget_for_each_region(space_of, drive) -> None:
+    space = space_of()
+    start = space.resolve({})
+    patterns = {tied.pattern for tied in tied_classes(space)}
+    for each in (1, 3):
+        budget = RegionSearch.default_trials("default", space, each)
+        assert budget == 2 + each * len(patterns)
+        counts: dict[str, int] = {}
+        for trial in drive(RegionSearch, space, hurting, trials=budget, trials_per_region=each):
+            if trial.phase == "region":
+                (pattern,) = patterns_of(space, start, trial.placement)
+                counts[pattern] = counts.get(pattern, 0) + 1
+        assert max(counts.values()) == each
+        assert len(counts) >= len(patterns) - 1, "no region takes the builds of others"

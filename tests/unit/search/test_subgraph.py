@@ -189,6 +189,19 @@ def test_on_a_noisy_machine_steps_are_larger(space_of) -> None:
     assert counts[0] == counts[1] > counts[2]
 
 
+def test_groups_are_combined_at_once_without_their_validation(space_of) -> None:
+    space = space_of("digits_resnet")
+    asked = Device(space, whole=lambda p: 0.9 ** len(p.labels)).run(validate_groups=False)
+    whole = [p for p in asked if not p.subgraph]
+    assert "validate" not in {p.phase for p in whole}
+    assert [p.phase for p in whole].count("raw") == 1
+    validated = Device(space, whole=lambda p: 0.9 ** len(p.labels)).run()
+    (raw,) = [p.placement for p in whole if p.phase == "raw"]
+    assert raw.digest in {p.placement.digest for p in validated if not p.subgraph}, (
+        "what all of them make together"
+    )
+
+
 def test_parts_come_before_the_whole_and_each_kind_once(space_of) -> None:
     space = space_of("digits_resnet")
     asked = Device(space).run()
