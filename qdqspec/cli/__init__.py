@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from qdqspec import __version__
 from qdqspec.cli.baseline import add_verbs as add_baseline
 from qdqspec.cli.cache import add_verbs as add_cache
+from qdqspec.cli.cluster import add_verbs as add_cluster
 from qdqspec.cli.compare import add_verbs as add_compare
 from qdqspec.cli.explain import add_verbs as add_explain
 from qdqspec.cli.init import add_verbs as add_init
@@ -102,6 +103,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         add_verify,
         add_baseline,
         add_cache,
+        add_cluster,
         add_machine_verbs,
     ):
         add(verbs)

@@ -40,6 +40,7 @@ _OPTIONS = (
     "backend", "device", "mode", "threads", "jobs", "seed", "time-limit", "require", "scheme", "cache-dir", "no-cache",
     "build-limit", "retune",
     "report", "allow-path", "baseline", "backend-option", "plugin", "trtexec-args",
+    "cluster", "cluster-device", "cluster-tls",
 )  # fmt: skip
 
 
@@ -71,9 +72,7 @@ def tune(arguments: argparse.Namespace) -> int:
     cases = on_backends(cases, backends)
     _prepare_output(cases, settings)
     _refuse_unknown_formats(settings)
-    from qdqspec.session import Session
-
-    with closing(Session(settings)) as session:
+    with closing(_session(settings, cases)) as session:
         if settings.mode == "plan":
             return _print_plans(cases, session)
         is_whole = _run(cases, session)
@@ -84,6 +83,17 @@ def tune(arguments: argparse.Namespace) -> int:
         return IMPOSSIBLE
     failed = [r for case in record.cases for r in case.results if _is_wanting(r, settings)]
     return WANTING if failed else FINE
+
+
+def _session(settings: Settings, cases: list[Case]) -> Session:
+    """The session of this run: on the workers of a cluster if an address is given."""
+    if settings.cluster is not None and settings.mode != "plan":
+        from qdqspec.cluster.session import ClusterSession
+
+        return ClusterSession(settings, expected=cases)
+    from qdqspec.session import Session
+
+    return Session(settings)
 
 
 def _cases(what: str, settings: Settings, *, bare: bool) -> tuple[Case, ...]:

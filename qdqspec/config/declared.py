@@ -19,6 +19,7 @@ from qdqspec.errors import ConfigError
 from qdqspec.registry import did_you_mean, resolve
 
 NATIVE_CODE = "native code is loaded only where the command line says so"
+REMOTE_CODE = "a cluster is used only where the command line names it, since its scheduler can run code here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from qdqspec.config.declared import NATIVE_CODE, check_option, require_plugins
+from qdqspec.config.declared import NATIVE_CODE, REMOTE_CODE, check_option, require_plugins
 from qdqspec.config.options import BY_KEY, COMMAND_LINE, ENVIRONMENT_PREFIX, OPTIONS, Option
 from qdqspec.config.settings import Settings
 from qdqspec.errors import ConfigError
@@ -72,7 +72,8 @@ def _refuse_native_code(quiet: Iterable[tuple[str, object, str]], prefix: str) -
     for key, _, origin in quiet:
         if key in COMMAND_LINE:
             raise ConfigError(
-                f"{origin}: {NATIVE_CODE}", cure=f"give {prefix}{BY_KEY[key].name} on the command line"
+                f"{origin}: {REMOTE_CODE if key.startswith('cluster') else NATIVE_CODE}",
+                cure=f"give {prefix}{BY_KEY[key].name} on the command line",
             )
 
 

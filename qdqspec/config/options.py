@@ -157,10 +157,29 @@ OPTIONS: tuple[Option, ...] = (
         metavar="ARGS",
         help="More arguments for trtexec, quoted as one. On the command line only.",
     ),
+    Option(
+        name="cluster",
+        parse=values.word,
+        metavar="ADDRESS",
+        help="Run each case on a worker of the scheduler at this address, such as tls://10.0.0.5:8786.",
+    ),
+    Option(
+        name="cluster-device",
+        parse=values.word,
+        metavar="KEY",
+        help="Device key of the workers to use, if they have several for the backend; qdqspec cluster list shows them.",
+    ),
+    Option(
+        name="cluster-tls",
+        parse=values.path,
+        metavar="DIR",
+        help="Certificates of the cluster (default: .qdqspec/cluster).",
+    ),
     Option(name="update-in-ci", parse=values.switch, kind="switch", help="Allow --qdq-update in CI."),
 )
 BY_KEY = {option.key: option for option in OPTIONS}
-COMMAND_LINE = frozenset({"plugin", "trtexec_args"})  # they load native code, so no file may set them
+# No file or variable may set these: the first two load native code, and a scheduler can run code on its clients.
+COMMAND_LINE = frozenset({"plugin", "trtexec_args", "cluster", "cluster_tls"})
 
 
 def add_options(

@@ -27,7 +27,8 @@ class Settings:
     ``device`` those for a missing backend, ``conclusive`` those for an undecided measurement. ``baseline`` is
     the policy for a missing baseline. ``retune`` searches again although a winner is cached; ``in_ci`` is
     whether the variable ``CI`` is set; there, a cached winner is replaced only on request. ``origins`` has the
-    origin of each option that was given; ``layout`` is the folder structure of ``output``.
+    origin of each option that was given; ``layout`` is the folder structure of ``output``. ``cluster`` is the address
+    of a scheduler.
     """
 
     root: Path = field(default_factory=Path.cwd)
@@ -54,12 +55,15 @@ class Settings:
     backend_option: tuple[str, ...] = ()
     plugin: tuple[Path, ...] = ()
     trtexec_args: str = ""
+    cluster: str | None = None
+    cluster_device: str | None = None
+    cluster_tls: Path = Path(".qdqspec/cluster")
     layout: Literal["spec/case", "case", ""] = "spec/case"
     in_ci: bool = False
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("cache_dir", "output"):
+        for name in ("cache_dir", "output", "cluster_tls"):
             object.__setattr__(self, name, self.root / getattr(self, name))
 
     @property

@@ -9,7 +9,7 @@ brackets from ``--lf``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,6 +28,12 @@ from qdqspec.types import Case, CheckSpec, Data
 
 PYTHON_SPECS = "spec_*.py"
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_CHANGING = (
+    "qdq_model",
+    "qdq_calibration",
+    "qdq_metrics",
+    "qdq_data",
+)  # fixtures that a conftest may replace
 _FIRST_KEY = re.compile(r"^qdqspec\s*:", re.MULTILINE)
 
 
@@ -192,3 +198,21 @@ def _marks(node: CaseNode) -> Iterator[pytest.MarkDecorator]:
         # Cases that choose a runtime are timed together at the end, so one worker runs all of a spec.
         together = node.nodeid if node.case.backend is None else getattr(node.parent, "nodeid", "")
         yield pytest.mark.xdist_group(together.replace("@", "_"))
+
+
+def unchanged_cases(items: Sequence[pytest.Item]) -> tuple[Case, ...]:
+    """The cases of the selected checks that will run as their specs state them.
+
+    Those that may be skipped, or that a fixture of a conftest may change, are left out.
+    """
+    found: dict[str, Case] = {}
+    for item in items:
+        if (
+            isinstance(item, CheckItem)
+            and not item.case.skipping.unless
+            and not item.get_closest_marker("skip")
+        ):
+            defined = item._fixtureinfo.name2fixturedefs  # noqa: SLF001
+            if all(len(defined.get(name, ())) <= 1 for name in _CHANGING):
+                found.setdefault(item.nodeid.rpartition("::")[0], item.case)
+    return tuple(found.values())

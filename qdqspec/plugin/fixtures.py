@@ -17,7 +17,7 @@ import pytest
 
 from qdqspec.cases import find_cases
 from qdqspec.errors import SpecError
-from qdqspec.plugin.collect import CheckItem
+from qdqspec.plugin.collect import CheckItem, unchanged_cases
 from qdqspec.plugin.distribute import note_session, record_of
 from qdqspec.plugin.options import settings_of
 from qdqspec.plugin.progress import shown
@@ -49,11 +49,20 @@ def qdq_backend(pytestconfig: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def qdq_session(pytestconfig: pytest.Config, qdq_backend: str) -> Iterator[Session]:
+def qdq_session(
+    request: pytest.FixtureRequest, pytestconfig: pytest.Config, qdq_backend: str
+) -> Iterator[Session]:
     """The session that tunes, measures and judges; one a run (and one a worker of pytest-xdist)."""
-    from qdqspec.session import Session
+    settings = replace(settings_of(pytestconfig), backend=qdq_backend)
+    session: Session
+    if settings.cluster is not None and settings.mode != "plan":
+        from qdqspec.cluster.session import ClusterSession
 
-    session = Session(replace(settings_of(pytestconfig), backend=qdq_backend))
+        session = ClusterSession(settings, expected=unchanged_cases(request.session.items))
+    else:
+        from qdqspec.session import Session
+
+        session = Session(settings)
     note_session(pytestconfig, session)
     yield session
     session.close()

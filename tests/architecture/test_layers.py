@@ -20,7 +20,7 @@ LAYERS = {
     "rehearsal": 4, "search": 4,
     "checks": 5, "corrections": 5,
     "cases": 6, "gpu_day": 6, "progress": 6, "session": 6,
-    "report": 7,
+    "report": 7, "cluster": 7,
     "plugin": 8, "cli": 8, "api": 8, "testing": 8, "__main__": 8,
 }  # fmt: skip
 

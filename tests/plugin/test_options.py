@@ -37,6 +37,8 @@ def test_a_wrong_option_is_refused_at_once(project, option, message):
         "--qdq-plugin=evil.so",
         "--qdq-trtexec-args=--dynamicPlugins=evil.so",
         "--qdq-backend-option=onnxruntime.plugins=evil.so",
+        "--qdq-cluster=tls://evil:8786",
+        "--qdq-cluster-tls=evil",
     ],
 )
 @pytest.mark.parametrize("place", ["file", "variable"])

@@ -1,0 +1,193 @@
+"""Commands ``cluster`` and ``worker``: run a scheduler, list what its workers have, make certificates, be a worker."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import signal
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qdqspec import registry
+from qdqspec.cli.words import FINE, add_verb, complain, say, say_json, settings_from
+from qdqspec.errors import ConfigError
+from qdqspec.units import size_text
+
+if TYPE_CHECKING:
+    from qdqspec.cli.words import Verbs
+    from qdqspec.cluster.inventory import Announcement, WorkerInfo
+
+_ACTIONS = ("start", "list", "certificates")
+_PORT = 8786
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """Declare ``cluster`` and ``worker``."""
+    parser = add_verb(
+        verbs,
+        "cluster",
+        cluster,
+        does="Run the scheduler of a cluster, list its workers, or make its certificates.",
+        example="qdqspec cluster start --host 10.0.0.5",
+        options=["cluster-tls"],
+    )
+    parser.add_argument(
+        "action",
+        choices=_ACTIONS,
+        help="start: run the scheduler and print its address; list: the devices of the workers at ADDRESS; "
+        "certificates: make those that tls needs, in the folder of --cluster-tls.",
+    )
+    parser.add_argument("address", nargs="?", metavar="ADDRESS", help="The scheduler, for list.")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="Address that start serves at (default: 127.0.0.1, this machine only).",
+    )
+    parser.add_argument(
+        "--port", type=int, default=_PORT, metavar="N", help=f"Port of start (default: {_PORT})."
+    )
+    parser.add_argument(
+        "--days", type=int, default=365, metavar="N", help="Days that certificates are valid (default: 365)."
+    )
+    own = add_verb(
+        verbs,
+        "worker",
+        worker,
+        does="Offer the devices of this machine to the scheduler at ADDRESS, until interrupted.",
+        example="qdqspec worker tls://10.0.0.5:8786",
+        options=["cluster-tls", "device", "backend-option", "plugin", "trtexec-args"],
+    )
+    own.add_argument(
+        "address", metavar="ADDRESS", help="The scheduler, as `qdqspec cluster start` printed it."
+    )
+    own.add_argument(
+        "--backend",
+        action="append",
+        choices=registry.names("backend"),
+        help="Offer only this backend. Repeatable (default: all that are usable).",
+    )
+    own.add_argument(
+        "--folder",
+        type=Path,
+        metavar="DIR",
+        help="Received models and running cases (default: .qdqspec/worker); workers of a machine may share it.",
+    )
+
+
+def _end_on_sigterm() -> None:
+    """End on SIGTERM, which service managers send, as on Ctrl-C: with all processes."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def cluster(arguments: argparse.Namespace) -> int:
+    """Run the scheduler, list workers, or make certificates."""
+    settings = settings_from(arguments)
+    if arguments.action == "certificates":
+        return _certificates(arguments, settings.cluster_tls)
+    from qdqspec.cluster.address import Address, require_distributed
+
+    require_distributed()
+    if arguments.action == "list":
+        if arguments.address is None:
+            raise ConfigError("list needs the address of the scheduler", cure="qdqspec cluster list ADDRESS")
+        return _list(arguments, settings.cluster_tls)
+    from qdqspec.cluster.scheduler import run_scheduler
+
+    host = f"[{arguments.host}]" if ":" in arguments.host.removeprefix("tls://") else arguments.host
+    address = Address.parse(f"{host}:{arguments.port}")
+    _end_on_sigterm()
+    run_scheduler(address, settings.cluster_tls, lambda at: _started(arguments, at))
+    return FINE
+
+
+def _started(arguments: argparse.Namespace, address: str) -> None:
+    if arguments.json:
+        say_json({"schema_version": 1, "address": address})
+    else:
+        say(address)
+        complain(f"The scheduler runs. Add devices with: qdqspec worker {address}")
+    sys.stdout.flush()
+
+
+def _certificates(arguments: argparse.Namespace, folder: Path) -> int:
+    from importlib.util import find_spec
+
+    if find_spec("cryptography") is None:
+        raise ConfigError(
+            "certificates need the library cryptography, which is not installed",
+            cure='install it with: pip install "qdqspec[cluster]"',
+        )
+    from qdqspec.cluster.certificates import make_certificates
+
+    paths = make_certificates(folder, arguments.days)
+    if arguments.json:
+        say_json({"schema_version": 1, "files": [str(path) for path in paths], "days": arguments.days})
+    else:
+        say("\n".join(map(str, paths)))
+        complain(
+            "Copy these files to each machine of the cluster. Whoever has the key can run code on all of them."
+        )
+    return FINE
+
+
+def _list(arguments: argparse.Namespace, certificates: Path) -> int:
+    from qdqspec.cluster.address import Address
+    from qdqspec.cluster.client import Cluster
+
+    address = Address.parse(arguments.address)
+    with closing(Cluster(address, certificates)) as connection:
+        workers = connection.workers()
+    if arguments.json:
+        rows = [_row(worker) for worker in workers]
+        say_json({"schema_version": 1, "address": str(address), "workers": rows})
+        return FINE
+    say(f"{address}: {len(workers)} {'worker' if len(workers) == 1 else 'workers'}")
+    for each in workers:
+        own = each.announcement
+        silent = f", silent for {each.silent_seconds:.0f} s" if each.silent_seconds > 10 else ""
+        say(f"{own.host} ({own.system}, qdqspec {own.version}, {size_text(each.free_bytes)} free{silent})")
+        for device in own.devices:
+            say(f"  {device.backend}: {device.key}")
+    return FINE
+
+
+def _row(worker: WorkerInfo) -> dict[str, Any]:
+    return {
+        "address": worker.address,
+        "free_bytes": worker.free_bytes,
+        "silent_seconds": round(worker.silent_seconds, 1),
+        **worker.announcement.to_data(),
+    }
+
+
+def worker(arguments: argparse.Namespace) -> int:
+    """Offer the devices of this machine until interrupted."""
+    from qdqspec.cluster.address import Address, require_distributed
+
+    require_distributed()
+    from qdqspec.cluster.worker import run_worker
+
+    settings = settings_from(arguments)
+    folder = (arguments.folder or settings.root / ".qdqspec" / "worker").absolute()
+
+    def ready(found: Announcement) -> None:
+        if arguments.json:
+            say_json({"schema_version": 1, **found.to_data()})
+        else:
+            say(f"{platform.node()} offers:")
+            for device in found.devices:
+                say(f"  {device.backend}: {device.key}")
+        sys.stdout.flush()
+
+    _end_on_sigterm()
+    run_worker(
+        Address.parse(arguments.address),
+        settings.cluster_tls,
+        settings,
+        folder,
+        tuple(arguments.backend or ()),
+        ready,
+    )
+    return FINE

@@ -1,0 +1,383 @@
+"""The client's side of a cluster: finds workers, runs a case on one of them, and transfers its files.
+
+Each attempt of a case is one task. The client asks the worker for news every second: an attempt whose worker does not
+answer for the lease, or whose case makes no progress until its deadline, is given up, and the case is run elsewhere
+with the trials known so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qdqspec import __version__
+from qdqspec.cluster.address import Address
+from qdqspec.cluster.case_process import Answer
+from qdqspec.cluster.content import file_digest
+from qdqspec.cluster.inventory import Device, WorkerInfo
+from qdqspec.cluster.jobs import CHUNK
+from qdqspec.cluster.request import FileEntry, Package
+from qdqspec.cluster.worker import HANDLERS, run_case
+from qdqspec.codec import from_data, to_data
+from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError, StateError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+ATTEMPTS = 4
+LEASE = 30.0  # seconds without an answer after which a worker counts as lost, and a client as gone
+STUCK = (
+    3600.0  # seconds without progress of a case after which its attempt is given up, beside its build limit
+)
+IN_FLIGHT = 3  # chunks
+_ASK = 0.5  # seconds between questions
+_CONNECT = 10.0
+_MISSING = 20.0  # seconds for which a device may have no worker: a Nanny restarts its own within a few
+
+
+class LostError(Exception):
+    """An attempt failed because of its worker: the case can run elsewhere."""
+
+
+class Listener(Protocol):
+    """Receives what a case reports while it runs. Only the current attempt of the case calls it."""
+
+    def package(self) -> Package:
+        """The files for the next attempt, with all trials known so far."""
+        ...
+
+    def begin(self, worker: str, host: str) -> None:
+        """An attempt begins on a worker; its journal is counted from the first line."""
+        ...
+
+    def news(self, news: Mapping[str, Any]) -> None:
+        """News of the job."""
+        ...
+
+    def results(self, files: Mapping[str, Path], answer: Answer) -> None:
+        """The case is done; the files are removed after this call."""
+        ...
+
+
+@dataclass(slots=True)
+class _Started:
+    """Where a job runs, once it has begun."""
+
+    event: threading.Event
+    worker: str = ""
+    host: str = ""
+
+
+class Cluster:
+    """A connection to a scheduler. Raises `ConfigError` if none answers. ``note`` receives remarks on lost workers."""
+
+    def __init__(
+        self,
+        address: Address,
+        certificates: Path,
+        *,
+        lease: float | None = None,
+        stuck: float = STUCK,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        from distributed import Client
+
+        self.address = address
+        self.closing = threading.Event()
+        self._lease, self._stuck = lease or LEASE, stuck
+        self._note = note or logging.getLogger("qdqspec").warning
+        self._topic = f"qdqspec-{secrets.token_hex(8)}"
+        self._jobs: dict[str, _Started] = {}
+        logging.getLogger("distributed").setLevel(logging.ERROR)
+        try:
+            self._client: Client = Client(
+                str(address),
+                security=address.security(certificates),
+                timeout=_CONNECT,
+                set_as_default=False,
+                name="qdqspec",
+            )
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ConfigError(
+                f"no scheduler answers at {address}: {error}", cure="start one with: qdqspec cluster start"
+            ) from None
+        self._client.subscribe_topic(self._topic, self._on_event)
+
+    def workers(self) -> tuple[WorkerInfo, ...]:
+        """The connected workers of qdqspec, by host and address."""
+        known = self._client.scheduler_info(n_workers=-1)["workers"]
+        found = (WorkerInfo.of(address, each, time.time()) for address, each in known.items())
+        return tuple(
+            sorted((w for w in found if w is not None), key=lambda w: (w.announcement.host, w.address))
+        )
+
+    def device(self, backend: str, key: str | None = None) -> Device:
+        """The device that a backend's cases run on: the one with that key, or the only one there is.
+
+        Raises `BackendUnavailableError` or `ConfigError`, naming what the workers have.
+        """
+        devices = (each for worker in self._fitting() for each in worker.announcement.devices)
+        found = {each.key: each for each in devices if each.backend == backend}
+        if key is not None:
+            found = {each: device for each, device in found.items() if each == key}
+        if not found:
+            wanted = f"backend {backend}" + (f" on device {key}" if key is not None else "")
+            raise BackendUnavailableError(
+                f"no worker at {self.address} has {wanted}", cure=f"there is: {self._inventory()}"
+            )
+        if len(found) > 1:
+            raise ConfigError(
+                f"backend {backend} has several devices at {self.address}, and one is wanted",
+                cure=f"choose with --qdq-cluster-device: {', '.join(sorted(found))}",
+            )
+        return next(iter(found.values()))
+
+    def slots(self, device: Device) -> int:
+        """The number of workers with a device."""
+        return len(self._with(device, ()))
+
+    def run(self, listener: Listener, device: Device, name: str, limit: float | None = None) -> None:
+        """Run a case on a device; it is run elsewhere if its worker is lost.
+
+        ``limit`` is the build limit of the case, in seconds. Raises `StateError` if no worker completes it.
+        """
+        lost: list[str] = []
+        for _ in range(ATTEMPTS):
+            job = secrets.token_hex(8)
+            try:
+                self._attempt(job, listener, device, lost, self._stuck + 2 * (limit or 0.0))
+                return
+            except LostError as error:
+                lost.append(self._jobs[job].worker)
+                self._note(f"{name}: {error}; the case is run elsewhere with the trials known so far")
+            finally:
+                del self._jobs[job]
+        raise StateError(
+            f"{name}: {ATTEMPTS} workers were lost while they ran this case",
+            cure="see the logs of the workers; run again to continue with the trials known so far",
+        )
+
+    def stop(self) -> None:
+        """Stop all jobs of this client. Threads in `run` end within seconds; `close` is called after them."""
+        self.closing.set()
+        for name, job in list(self._jobs.items()):
+            if job.worker:
+                with suppress(Exception):
+                    self._call(job.worker, "stop", 2.0, job=name, taken=False)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.stop()
+        with suppress(Exception):
+            self._client.close(timeout=5)
+
+    def _attempt(
+        self, job: str, listener: Listener, device: Device, lost: Iterable[str], stuck: float
+    ) -> None:
+        started = self._jobs[job] = _Started(threading.Event())
+        package = listener.package()
+        request = json.dumps(to_data(package.request(job, self._topic, self._lease)))
+        future = self._client.submit(
+            run_case,
+            request,
+            key=f"qdqspec-{job}",
+            workers=self._with(device, lost),
+            resources={device.resource: 1},
+            pure=False,
+            retries=0,
+        )
+        try:
+            self._wait(started, future, device)
+            listener.begin(started.worker, started.host)
+            self._follow(job, started.worker, listener, package, stuck)
+        except BaseException:
+            if started.worker:
+                with suppress(Exception):
+                    self._call(started.worker, "stop", 2.0, job=job, taken=False)
+            raise
+        finally:
+            with suppress(Exception):
+                future.cancel(force=True)
+
+    def _wait(self, started: _Started, future: Future, device: Device) -> None:
+        """Wait until the task has begun; it may wait for other cases on the device as long as there is a worker."""
+        seen = time.monotonic()
+        while not started.event.wait(0.5):
+            self._require_open()
+            if future.status == "error" and isinstance(error := future.exception(), QdqspecError):
+                raise error
+            if future.status in ("error", "lost", "cancelled"):
+                raise LostError(f"a worker of {device.key} was lost before the case began ({future.status})")
+            if self._with(device, ()):
+                seen = time.monotonic()
+            elif time.monotonic() - seen > _MISSING:
+                raise BackendUnavailableError(
+                    f"no worker at {self.address} has device {device.key} any more",
+                    cure=f"there is: {self._inventory()}",
+                )
+
+    def _follow(self, job: str, worker: str, listener: Listener, package: Package, stuck: float) -> None:
+        """Ask for news until the case is done, send the files it needs, and fetch its results."""
+        seen, state, moved = 0, None, time.monotonic()
+        while True:
+            self._require_open()
+            news = self._ask(worker, job, seen)
+            now = (news["phase"], news["progress"], len(news["entries"]))
+            if news["entries"] or now != state:
+                state, moved = now, time.monotonic()
+            if time.monotonic() - moved > stuck:
+                raise LostError(f"worker {worker} made no progress for {stuck:.0f} s")
+            listener.news(news)
+            seen += len(news["entries"])
+            if news["phase"] == "done":
+                break
+            if news["need"]:
+                self._send(worker, job, news["need"], package.local)
+                moved = time.monotonic()
+            else:
+                time.sleep(_ASK)
+        entries = tuple(from_data(FileEntry, entry) for entry in news["files"])
+        from qdqspec.temporary import TemporaryFolder
+
+        with TemporaryFolder() as folder:
+            self._lost_if(worker, self._client.sync, self._fetch, worker, job, entries, folder)
+            listener.results({entry.path: entry.below(folder) for entry in entries}, _answer(news["answer"]))
+        with suppress(LostError):
+            self._lost_if(worker, self._call, worker, "stop", 5.0, job=job, taken=True)
+
+    def _ask(self, worker: str, job: str, seen: int) -> dict[str, Any]:
+        """News of a job. Raises `LostError` if the worker does not answer for the lease, or knows the job no more."""
+        silent = time.monotonic()
+        while True:
+            self._require_open()
+            left = self._lease - (time.monotonic() - silent)
+            if left <= 0:
+                raise LostError(f"worker {worker} did not answer for {self._lease:.0f} s")
+            try:
+                news: dict[str, Any] = self._call(worker, "ask", min(left, 5.0), job=job, seen=seen)
+                return news
+            except KeyError:
+                raise LostError(f"worker {worker} has given up the case") from None
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if worker not in self._client.scheduler_info(n_workers=-1)["workers"]:
+                    raise LostError(f"worker {worker} was lost ({error})") from None
+                time.sleep(0.2)
+
+    def _send(self, worker: str, job: str, need: Iterable[str], local: Mapping[str, Path]) -> None:
+        for digest in need:
+            if digest not in local:
+                raise StateError(f"worker {worker} asks for a file that is not of this case")
+            self._require_open()
+            self._lost_if(worker, self._client.sync, self._send_file, worker, job, digest, local[digest])
+
+    async def _send_file(self, worker: str, job: str, digest: str, path: Path) -> None:
+        """Send a file in chunks, a few at a time; the last one, which lets the worker verify it, after the others."""
+        size, limit = path.stat().st_size, asyncio.Semaphore(IN_FLIGHT)
+        *offsets, last = range(0, size, CHUNK) or (0,)
+
+        def read(offset: int) -> bytes:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read(CHUNK)
+
+        async def send(offset: int, *, is_last: bool) -> bool:
+            async with limit:
+                data = await asyncio.to_thread(read, offset)
+                words = {"job": job, "digest": digest, "offset": offset, "data": data, "last": is_last}
+                found: bool = await asyncio.wait_for(
+                    self._client.rpc(worker).qdqspec_put(**words), self._lease + 60
+                )
+                return found
+
+        await asyncio.gather(*(send(offset, is_last=False) for offset in offsets))
+        if not await send(last, is_last=True) and await asyncio.to_thread(file_digest, path) != digest:
+            raise StateError("this file was changed while it was sent", where=path, cure="run again")
+
+    async def _fetch(self, worker: str, job: str, entries: Iterable[FileEntry], folder: Path) -> None:
+        """Fetch results in chunks, a few at a time, and verify each file."""
+        limit = asyncio.Semaphore(IN_FLIGHT)
+
+        async def fetch(entry: FileEntry, offset: int) -> None:
+            async with limit:
+                data = await asyncio.wait_for(
+                    self._client.rpc(worker).qdqspec_get(job=job, path=entry.path, offset=offset), self._lease
+                )
+                await asyncio.to_thread(_write_at, entry.below(folder), offset, data)
+
+        for entry in entries:
+            path = entry.below(folder)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            await asyncio.gather(*(fetch(entry, offset) for offset in range(0, entry.size, CHUNK)))
+            if await asyncio.to_thread(file_digest, path) != entry.sha256:
+                raise OSError(f"{entry.path} is not what the worker has")
+
+    def _call(self, worker: str, method: str, timeout: float, **words: Any) -> Any:
+        async def call() -> Any:
+            handler = getattr(self._client.rpc(worker), HANDLERS[method])
+            return await asyncio.wait_for(handler(**words), timeout)
+
+        return self._client.sync(call)
+
+    def _lost_if(self, worker: str, function: Callable[..., Any], *words: Any, **more: Any) -> Any:
+        """Call a function; errors of the connection mean that the worker is lost."""
+        try:
+            return function(*words, **more)
+        except (OSError, TimeoutError, KeyError) as error:
+            raise LostError(f"worker {worker} was lost during a transfer ({error})") from None
+
+    def _fitting(self) -> tuple[WorkerInfo, ...]:
+        """The workers of this version: another one may measure and store otherwise."""
+        return tuple(w for w in self.workers() if w.announcement.version == __version__)
+
+    def _with(self, device: Device, lost: Iterable[str]) -> list[str]:
+        """Addresses of the workers with a device, without those lost if there are others."""
+        found = [w.address for w in self._fitting() if w.device(device.backend, device.key) is not None]
+        return [address for address in found if address not in set(lost)] or found
+
+    def _inventory(self) -> str:
+        """The devices of all workers, as text."""
+        found: dict[str, int] = {}
+        for worker in self.workers():
+            other = worker.announcement.version
+            note = (
+                ""
+                if other == __version__
+                else f" with qdqspec {other}, which differs from {__version__} here"
+            )
+            for each in worker.announcement.devices:
+                text = f"{each.backend} on {each.key}{note}"
+                found[text] = found.get(text, 0) + 1
+        return ", ".join(f"{text} ({count})" for text, count in sorted(found.items())) or "no worker at all"
+
+    def _require_open(self) -> None:
+        if self.closing.is_set():
+            raise StateError("the run was interrupted")
+
+    def _on_event(self, event: tuple[float, Mapping[str, Any]]) -> None:
+        _, message = event
+        job = self._jobs.get(str(message.get("job")))
+        if job is not None and not job.event.is_set():
+            job.worker, job.host = str(message["worker"]), str(message["host"])
+            job.event.set()
+
+
+def _answer(data: Any) -> Answer:
+    return from_data(Answer, data)
+
+
+def _write_at(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)

@@ -1,0 +1,102 @@
+"""The content store of a machine: files by SHA-256, shared by its workers, evicted by age and size."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import FileLock
+
+from qdqspec.files import explained
+
+MOST_BYTES = 50 << 30
+MOST_SECONDS = 30 * 86400.0
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PARTIAL = "receiving"
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class ContentStore:
+    """Files by their SHA-256 below ``folder``. A file appears only when it is complete and verified.
+
+    Jobs use hard links to the files, so that eviction does not disturb a running job. ``clock`` gives seconds since the
+    epoch.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.folder = folder
+        self._clock = clock
+
+    def path(self, digest: str) -> Path:
+        """Where the file of a digest is, or will be."""
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError(f"'{digest[:80]}' is not a SHA-256")
+        return self.folder / digest[:2] / digest
+
+    def has(self, digest: str) -> bool:
+        """Whether a file is present; its age begins anew."""
+        path = self.path(digest)
+        if not path.is_file():
+            return False
+        with suppress(OSError):
+            os.utime(path, (self._clock(),) * 2)
+        return True
+
+    def receiving(self) -> FileLock:
+        """The lock under which one job of the machine receives files; others wait, and then find them."""
+        with explained("the content store", self.folder):
+            (self.folder / _PARTIAL).mkdir(parents=True, exist_ok=True)
+        return FileLock(self.folder / _PARTIAL / ".lock", thread_local=False)
+
+    def partial(self) -> Path:
+        """A path to receive a file at."""
+        return self.folder / _PARTIAL / secrets.token_hex(8)
+
+    def take(self, partial: Path, digest: str) -> bool:
+        """Move a received file to its place; returns false, and removes it, if its content is not that digest."""
+        if file_digest(partial) != digest:
+            partial.unlink()
+            return False
+        path = self.path(digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.chmod(0o444)
+        partial.replace(path)
+        return True
+
+    def link(self, digest: str, target: Path) -> None:
+        """Make the file available at ``target``; a copy where the file system has no links."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(self.path(digest), target)
+        except OSError:
+            shutil.copyfile(self.path(digest), target)
+
+    def evict(self, most_bytes: int = MOST_BYTES, most_seconds: float = MOST_SECONDS) -> int:
+        """Remove files unused for ``most_seconds``, then the longest unused until all fit; returns their number.
+
+        Incomplete files of killed workers are removed after a day.
+        """
+        files = [(path, path.stat()) for path in self.folder.glob("??/*") if _DIGEST.fullmatch(path.name)]
+        files.sort(key=lambda pair: pair[1].st_mtime)
+        total, gone, now = sum(stat.st_size for _, stat in files), 0, self._clock()
+        for path, stat in files:
+            if total > most_bytes or now - stat.st_mtime > most_seconds:
+                path.unlink(missing_ok=True)
+                total, gone = total - stat.st_size, gone + 1
+        for path in (self.folder / _PARTIAL).glob("[0-9a-f]*"):
+            with suppress(OSError):
+                if now - path.stat().st_mtime > 86400:
+                    path.unlink()
+        return gone

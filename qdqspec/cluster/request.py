@@ -1,0 +1,288 @@
+"""A case with its settings and files as a request to a worker, and back.
+
+The request is JSON data. Files are listed by path, size and SHA-256, and every path of the case points into the job's
+folder. A worker checks the paths and options again: it trusts no client.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+from qdqspec import __version__
+from qdqspec.checks.base import Check
+from qdqspec.cluster.content import file_digest
+from qdqspec.codec import from_data, to_data
+from qdqspec.config import Settings
+from qdqspec.config.declared import check_option
+from qdqspec.errors import ConfigError, DataError, ModelError, StateError
+from qdqspec.graph.model import load_model
+from qdqspec.registry import resolve
+from qdqspec.types import Case, CheckSpec, Data, DataSource
+
+INPUTS, OUTPUT, CACHE = "inputs", "output", "cache"  # folders of a job
+# Settings that a client decides. The device, plugins and the worker's own options of backends are the worker's.
+_SENT = (
+    "backend", "mode", "retune", "no_cache", "seed", "threads", "jobs", "time_limit", "build_limit", "require",
+    "scheme", "baseline", "update", "update_in_ci", "backend_option", "in_ci",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A file of a job: its path in the job's folder."""
+
+    path: str
+    size: int
+    sha256: str
+
+    def below(self, folder: Path) -> Path:
+        """Its path in ``folder``. Raises `ConfigError` if it leads out of it."""
+        return folder / checked(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a worker is asked: a case as JSON data, settings, and the files that both need.
+
+    ``topic`` is where the worker reports that it has begun; ``lease`` is after how many seconds without a question of
+    the client it stops.
+    """
+
+    id: str
+    version: str
+    topic: str
+    lease: float
+    case: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    files: tuple[FileEntry, ...] = ()
+
+
+@dataclass(slots=True)
+class Package:
+    """The parts of a request that are the same for each attempt, with the local file of each digest."""
+
+    case: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    files: list[FileEntry] = field(default_factory=list)
+    local: dict[str, Path] = field(default_factory=dict)
+    places: list[tuple[str, Path]] = field(default_factory=list)  # a path of the case in the job, and here
+
+    def add(self, path: str, source: Path) -> None:
+        """Add a file under its path in the job's folder."""
+        digest = file_digest(source)
+        self.files.append(FileEntry(path=path, size=source.stat().st_size, sha256=digest))
+        self.local[digest] = source
+
+    def add_folder(self, path: str, source: Path) -> None:
+        """Add all files below a folder."""
+        for file in sorted(each for each in source.rglob("*") if each.is_file()):
+            self.add(f"{path}/{file.relative_to(source).as_posix()}", file)
+
+    def place(self, path: Path | None) -> Path | None:
+        """Add a file or folder of the case, and return its path in the job's folder."""
+        if path is None:
+            return None
+        place = f"{INPUTS}/{len(self.places)}/{path.name}"
+        self.places.append((place, path))
+        if path.is_dir():
+            self.add_folder(place, path)
+        elif path.is_file():
+            self.add(place, path)
+        else:
+            raise DataError("this file does not exist", where=path)
+        return Path(place)
+
+    def place_data(self, source: DataSource | None) -> DataSource | None:
+        """Add the files of data, and return the data with paths in the job's folder."""
+        if not isinstance(source, Data):
+            return None if source is None else self._place_glob(source)
+        if source.loader or source.path is None:
+            raise ConfigError(
+                f"the data loader {source.loader} is Python code of this project, which is not sent to workers",
+                cure="save its feeds as .npz, or run this case without --qdq-cluster",
+            )
+        return replace(source, path=self._place_glob(source.path), labels=self.place(source.labels))
+
+    def _place_glob(self, path: Path) -> Path | None:
+        """Add a file, a folder, or the files of a glob, below its first folder without wildcards."""
+        if path.exists() or not glob.has_magic(str(path)):
+            return self.place(path)
+        base = next(folder for folder in path.parents if not glob.has_magic(str(folder)))
+        place = f"{INPUTS}/{len(self.places)}"
+        self.places.append((place, base))
+        for name in sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207 - it is absolute
+            if Path(name).is_file():
+                self.add(f"{place}/{Path(name).relative_to(base).as_posix()}", Path(name))
+        return Path(place) / path.relative_to(base)
+
+    def request(self, name: str, topic: str, lease: float) -> Request:
+        """The request of one attempt."""
+        return Request(
+            id=name,
+            version=__version__,
+            topic=topic,
+            lease=lease,
+            case=self.case,
+            settings=self.settings,
+            files=tuple(self.files),
+        )
+
+
+def pack(case: Case, settings: Settings) -> Package:
+    """The package of a case. Raises `QdqspecError` if it depends on something that cannot be sent."""
+    _refuse_local(case, settings)
+    package = Package(case={}, settings={name: to_data(getattr(settings, name)) for name in _SENT})
+    model = package.place(case.model)
+    assert model is not None
+    _add_external(package, case.model, model.parent.as_posix())
+    spec = package.place(case.spec)
+    if case.spec is not None and spec is not None:
+        _add_baselines(package, case, spec.parent.as_posix())
+    inputs = {
+        "calibration": package.place_data(case.inputs.calibration),
+        "scales": package.place(case.inputs.scales),
+        "evaluation": package.place_data(case.inputs.evaluation),
+    }
+    starts = tuple(cast("Path", package.place(path)) for path in case.tune.start_from)
+    moved = replace(
+        case,
+        model=model,
+        spec=spec,
+        inputs=replace(case.inputs, **cast("Any", inputs)),
+        regions=replace(case.regions, graph=package.place(case.regions.graph)),
+        tune=replace(case.tune, start_from=starts),
+        metrics={},
+        loaders={},
+        checks=(),
+    )
+    checks = [
+        {
+            **{name: getattr(check, name) for name in ("id", "kind", "severity", "line")},
+            "params": check.params.model_dump(mode="json", by_alias=True),
+        }
+        for check in case.checks
+    ]
+    package.case = {**to_data(moved), "checks": checks}
+    return package
+
+
+def unpack(request: Request, folder: Path, worker: Settings) -> tuple[Case, Settings]:
+    """The case and settings of a request, with paths in ``folder`` and the worker's own device, plugins and options.
+
+    Raises `QdqspecError` for a path that leads out of the folder, or an option that only the worker's command line may
+    give.
+    """
+    data = dict(request.case)
+    checks = tuple(_check(check) for check in data.pop("checks"))
+    case = from_data(Case, data)
+
+    def here(path: Path | None) -> Path | None:
+        return None if path is None else folder / checked(path.as_posix())
+
+    def data_here(source: DataSource | None) -> DataSource | None:
+        if not isinstance(source, Data):
+            return here(source)
+        if source.loader:
+            raise ConfigError("a request names a data loader, and a worker loads no code of a client")
+        return replace(source, path=here(source.path), labels=here(source.labels))
+
+    paths = {
+        "calibration": data_here(case.inputs.calibration),
+        "scales": here(case.inputs.scales),
+        "evaluation": data_here(case.inputs.evaluation),
+    }
+    starts = tuple(cast("Path", here(path)) for path in case.tune.start_from)
+    case = replace(
+        case,
+        model=cast("Path", here(case.model)),
+        spec=here(case.spec),
+        inputs=replace(case.inputs, **cast("Any", paths)),
+        regions=replace(case.regions, graph=here(case.regions.graph)),
+        tune=replace(case.tune, start_from=starts),
+        checks=checks,
+    )
+    given = {name: request.settings[name] for name in _SENT if name in request.settings}
+    given |= {name: tuple(given[name]) for name in ("require", "backend_option")}
+    for option in given["backend_option"]:
+        check_option(option, "the client's --qdq-backend-option", command_line=False)
+    given["backend_option"] = (*given["backend_option"], *worker.backend_option)
+    return case, Settings(
+        root=folder / INPUTS,
+        output=folder / OUTPUT,
+        cache_dir=folder / CACHE,
+        layout="",
+        device=worker.device,
+        plugin=worker.plugin,
+        trtexec_args=worker.trtexec_args,
+        **given,
+    )
+
+
+def checked(text: str) -> PurePosixPath:
+    """A path relative to a job's folder. Raises `ConfigError` if it leads out of it."""
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in text or "\0" in text:
+        raise ConfigError(f"the path '{text[:200]}' of a request leads out of the job's folder")
+    return path
+
+
+def _check(data: Mapping[str, Any]) -> CheckSpec:
+    kind = cast("Check", resolve("check", data["kind"]))
+    try:
+        params = kind.Params.model_validate(data["params"])
+    except ValueError as error:
+        raise StateError(f"check {data['id']} of a request is invalid: {error}") from None
+    return CheckSpec(
+        id=data["id"], kind=data["kind"], params=params, severity=data["severity"], line=data["line"]
+    )
+
+
+def _refuse_local(case: Case, settings: Settings) -> None:
+    """Reject what exists only on the client: metrics in Python, plugins, and settings of the device."""
+    asked = {check.params.metric for check in case.checks if check.kind == "accuracy"}
+    if case.tune.accuracy is not None:
+        asked.add(case.tune.accuracy.metric)
+    own = sorted(asked & set(case.metrics))
+    if own:
+        raise ConfigError(
+            f"the metric {', '.join(own)} is Python code of this project, which is not sent to workers",
+            where=case.name,
+            cure="use top1, top5 or miou, or run this case without --qdq-cluster",
+        )
+    for name in ("plugin", "trtexec_args"):
+        if getattr(settings, name):
+            flag = name.replace("_", "-")
+            raise ConfigError(
+                f"--qdq-{flag} loads native code, which a worker loads only if its own command line names it",
+                cure=f"give --{flag} to: qdqspec worker ADDRESS",
+            )
+    for option in settings.backend_option:
+        check_option(option, "--qdq-backend-option with --qdq-cluster", command_line=False)
+
+
+def _add_external(package: Package, path: Path, place: str) -> None:
+    """Add the files of external data; a model that names files outside its own folder cannot be sent."""
+    for file in load_model(path).external_files():
+        try:
+            relative = Path(os.path.relpath(file, path.parent)).as_posix()
+            checked(relative)
+        except (ValueError, ConfigError):
+            raise ModelError("its external data is not below its own folder", where=path) from None
+        package.add(f"{place}/{relative}", file)
+
+
+def _add_baselines(package: Package, case: Case, place: str) -> None:
+    from qdqspec.baseline.store import FOLDER
+
+    assert case.spec is not None
+    for file in _files(case.spec.parent / FOLDER / case.spec_name):
+        package.add(f"{place}/{FOLDER}/{case.spec_name}/{file.name}", file)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return iter(sorted(path for path in folder.glob("*") if path.is_file()))

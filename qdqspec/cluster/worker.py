@@ -1,0 +1,104 @@
+"""Runs a worker: a Nanny, which restarts the worker's process if it ends, with one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qdqspec.cluster.address import Address
+from qdqspec.cluster.case_process import WorkerOptions
+from qdqspec.cluster.inventory import ANNOUNCED, Announcement, announce
+from qdqspec.cluster.jobs import Jobs
+from qdqspec.codec import from_data, to_data
+from qdqspec.config import Settings
+from qdqspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+_ENTRY = "qdqspec.cluster.worker"
+_CONFIG = (
+    "qdqspec"  # section of Dask's configuration, through which the Nanny passes it to the worker's process
+)
+_JOBS: list[Jobs] = []  # of this process; one, set by `dask_setup`
+HANDLERS = {"ask": "qdqspec_ask", "put": "qdqspec_put", "get": "qdqspec_get", "stop": "qdqspec_stop"}
+
+
+def run_worker(
+    address: Address,
+    certificates: Path,
+    settings: Settings,
+    folder: Path,
+    backends: tuple[str, ...],
+    ready: Callable[[Announcement], None],
+) -> None:
+    """Connect to the scheduler and work until interrupted; ``ready`` is called once, when connected.
+
+    Raises `ConfigError` if no backend is usable, or no scheduler answers within half a minute.
+    """
+    import dask
+    from distributed import Nanny
+
+    security, found = address.security(certificates), announce(settings, backends)
+    if not found.devices:
+        raise ConfigError(
+            "no backend is usable on this machine", cure="qdqspec doctor shows what each of them needs"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    given = [str(folder), json.dumps(to_data(WorkerOptions.of(settings))), json.dumps(found.to_data())]
+
+    async def serve() -> None:
+        try:
+            nanny = await Nanny(
+                str(address),
+                nthreads=1,
+                name=None,
+                host=address.host if not address.tls else None,
+                security=security,
+                resources={device.resource: 1.0 for device in found.devices},
+                local_directory=str(folder / "dask"),
+                memory_limit=0,
+                death_timeout=30.0,
+                preload=[_ENTRY],
+                config={**dask.config.config, _CONFIG: {"given": given}},
+                dashboard_address="127.0.0.1:0",
+            )
+        except (OSError, TimeoutError, RuntimeError) as error:
+            raise ConfigError(
+                f"no scheduler answers at {address}: {error}", cure="start one with: qdqspec cluster start"
+            ) from None
+        async with nanny:
+            ready(found)
+            await nanny.finished()
+
+    with dask.config.set({"distributed.comm.timeouts.connect": "10s"}):
+        asyncio.run(serve())
+
+
+def dask_setup(worker: Worker) -> None:
+    """Prepare the worker's process; called by Dask before it connects to the scheduler."""
+    import dask
+
+    folder, options, announcement = dask.config.get(f"{_CONFIG}.given")
+    jobs = Jobs(
+        Path(folder),
+        from_data(WorkerOptions, json.loads(options)),
+        lambda topic, message: worker.log_event(
+            topic, {**message, "worker": worker.address, "host": platform.node()}
+        ),
+    )
+    _JOBS[:] = [jobs]
+    known = json.loads(announcement)
+    worker.startup_information[ANNOUNCED] = lambda _: known
+    worker.metrics[ANNOUNCED] = lambda _: jobs.free_bytes
+    for method, name in HANDLERS.items():
+        worker.handlers[name] = getattr(jobs, method)
+
+
+def run_case(request: str) -> str:
+    """The task of a case."""
+    return _JOBS[0].run(request)

@@ -1,0 +1,32 @@
+"""A cluster on this machine, and a small model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from chains import chain_model
+from cluster_processes import Processes
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory) -> Iterator[Processes]:
+    """A scheduler and two workers with the simulated device."""
+    pytest.importorskip("distributed", reason="the extra [cluster] is not installed")
+    found = Processes(tmp_path_factory.mktemp("cluster"))
+    try:
+        found.address = found.start("cluster", "start", "--port", "0", "--json")["address"]
+        for name in ("one", "two"):
+            found.worker(name, "--backend", "fake")
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    path = tmp_path / "chain.onnx"
+    onnx.save(chain_model(), path)
+    return path

@@ -1,0 +1,102 @@
+"""Addresses of schedulers: encrypted beyond this machine, and certificates that authenticate both sides."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from qdqspec.cluster.address import Address
+from qdqspec.errors import ConfigError, OutputError
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("127.0.0.1", "tcp://127.0.0.1:8786"),
+        ("localhost:99", "tcp://localhost:99"),
+        ("[::1]:99", "tcp://[::1]:99"),
+        ("10.0.0.5", "tls://10.0.0.5:8786"),
+        ("gpu-farm:99", "tls://gpu-farm:99"),
+        ("tls://127.0.0.1:99", "tls://127.0.0.1:99"),
+    ],
+)
+def test_addresses_beyond_this_machine_are_encrypted(text, full):
+    assert str(Address.parse(text)) == full
+
+
+@pytest.mark.parametrize("text", ["tcp://10.0.0.5:8786", "tcp://gpu-farm", "tcp://0.0.0.0:1"])
+def test_plain_tcp_is_refused_beyond_this_machine(text):
+    with pytest.raises(ConfigError, match="plain tcp is refused") as error:
+        Address.parse(text)
+    assert "qdqspec cluster certificates" in error.value.cure
+
+
+@pytest.mark.parametrize("text", ["", "http://a", "tls://", "a:b", "tls://a:1/path"])
+def test_what_is_no_address(text):
+    with pytest.raises(ConfigError, match="not an address"):
+        Address.parse(text)
+
+
+def test_tls_needs_certificates(tmp_path):
+    with pytest.raises(ConfigError, match=r"ca\.pem, cluster\.pem, cluster\.key is missing"):
+        Address.parse("10.0.0.5").security(tmp_path)
+
+
+@pytest.fixture
+def make():
+    pytest.importorskip("cryptography", reason="the extra [cluster] is not installed")
+    from qdqspec.cluster.certificates import make_certificates
+
+    return make_certificates
+
+
+def test_certificates_authenticate_both_sides(make, tmp_path):
+    folder = tmp_path / "own"
+    make(folder, days=10)
+    assert _handshake(folder, folder)
+    assert not [path for path in folder.iterdir() if path.stat().st_mode & 0o077 and path.suffix == ".key"]
+
+
+def test_certificates_of_another_authority_are_refused(make, tmp_path):
+    for name in ("own", "other"):
+        make(tmp_path / name, days=10)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        _handshake(tmp_path / "own", tmp_path / "other")
+
+
+def test_certificates_are_not_overwritten(make, tmp_path):
+    make(tmp_path, days=10)
+    with pytest.raises(OutputError, match="exists already"):
+        make(tmp_path, days=10)
+
+
+def test_a_key_that_others_may_read_is_refused(make, tmp_path):
+    make(tmp_path, days=10)
+    (tmp_path / "cluster.key").chmod(0o644)
+    with pytest.raises(ConfigError, match="private key"):
+        Address.parse("10.0.0.5").security(tmp_path)
+
+
+def _handshake(server, client) -> bool:
+    """A mutual handshake in memory, with the contexts that Dask makes: certificates are required on both sides."""
+    contexts = []
+    for folder, purpose in ((server, ssl.Purpose.CLIENT_AUTH), (client, ssl.Purpose.SERVER_AUTH)):
+        context = ssl.create_default_context(purpose, cafile=str(folder / "ca.pem"))
+        context.verify_mode, context.check_hostname = (
+            (ssl.CERT_REQUIRED, False) if purpose is ssl.Purpose.CLIENT_AUTH else (context.verify_mode, False)
+        )
+        context.load_cert_chain(folder / "cluster.pem", folder / "cluster.key")
+        contexts.append(context)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        contexts[0].wrap_bio(to_server, to_client, server_side=True),
+        contexts[1].wrap_bio(to_client, to_server),
+    ]
+    for _ in range(4):
+        for side in reversed(sides):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return all(side.getpeercert() for side in sides)

@@ -1,0 +1,189 @@
+"""Cases on real workers: results as without a cluster, and faults of workers and clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cluster_processes import LEASE, PATIENCE, wait_for
+
+from qdqspec.cases import load_cases
+from qdqspec.config import Settings
+from qdqspec.errors import BackendUnavailableError
+from qdqspec.session import Session
+from qdqspec.types import Case, TuneRules
+
+psutil = pytest.importorskip("psutil", reason="the extra [cluster] is not installed")
+rare = pytest.mark.skipif(
+    "CLUSTER_FAULTS" not in os.environ,
+    reason="takes a minute; CLUSTER_FAULTS=1 pytest tests/unit/cluster runs it",
+)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+
+
+@pytest.fixture
+def settings(processes, tmp_path, monkeypatch) -> Settings:
+    from qdqspec.cluster import client
+
+    monkeypatch.setattr(client, "LEASE", LEASE)
+    return Settings(root=tmp_path, backend="fake", cluster=processes.address)
+
+
+@pytest.fixture
+def case(model) -> Case:
+    return Case(id="default", model=model, tune=TuneRules(trials=8))
+
+
+def opened(settings: Settings, **more: object):
+    from qdqspec.cluster.session import ClusterSession
+
+    return closing(ClusterSession(settings, **more))
+
+
+NEEDS = frozenset({"latency", "parity"})
+
+
+def entries(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+
+
+def worker_of(session) -> object:
+    """The worker that has begun the session's case."""
+    jobs = session._cluster._jobs
+    wait_for(lambda: any(job.worker for job in jobs.values()))
+    address = next(job.worker for job in jobs.values() if job.worker)
+    pids = session._cluster._client.run(os.getpid, workers=[address])
+    return psutil.Process(pids[address])
+
+
+def processes_of_cases() -> list:
+    running = psutil.process_iter(["cmdline"])
+    return [one for one in running if "qdqspec.cluster.case_process" in (one.info["cmdline"] or [])]
+
+
+def test_a_case_on_a_cluster_gives_what_it_gives_here(settings, case, tmp_path):
+    with opened(settings) as session:
+        there = session.evidence(case, NEEDS)
+        folder, record = session.output(case), session.record()
+    alone = Settings(root=tmp_path / "alone", backend="fake")
+    with closing(Session(alone)) as session:
+        here = session.evidence(case, NEEDS)
+    assert there.search.winner.digest == here.search.winner.digest
+    assert there.latency.speedup.median == pytest.approx(here.latency.speedup.median, rel=0.05)
+    assert there.output == folder
+    assert {"reference.onnx", "tuned.onnx", "scheme.json", "trials.jsonl"} <= {
+        p.name for p in folder.iterdir()
+    }
+    assert [case.evidence.case.name for case in record.cases] == ["chain::default"]
+    lines = entries(folder)
+    assert lines[-1]["phase"] == "confirm"
+    assert {line["host"] for line in lines} == {os.uname().nodename}
+    with opened(settings) as session:  # the search is in the client's cache, whichever worker has it now
+        assert session.search(case).provenance.source == "cached"
+
+
+@rare
+def test_checks_are_judged_on_the_worker_and_errors_are_of_their_class(settings, case, tmp_path):
+    spec = tmp_path / "chain.qdq.yaml"
+    spec.write_text(
+        "qdqspec: 1\nmodel: chain.onnx\ntune: {trials: 6}\n"
+        "checks: [{kind: speedup, min: 1.01}, {kind: speedup, id: most, min: 50}]\n"
+    )
+    (judged,) = load_cases(spec, settings)
+    with opened(settings, expected=[judged]) as session:
+        outcomes = [session.judge(judged, check).verdict.outcome for check in judged.checks]
+    assert outcomes == ["pass", "fail"]
+
+
+def test_an_unknown_device_is_an_error_that_names_what_is_there(settings, processes):
+    with pytest.raises(BackendUnavailableError, match=r"no worker at .* has backend onnxruntime") as error:
+        opened(replace(settings, backend="onnxruntime"))
+    assert "fake on fake (2)" in error.value.cure
+    with pytest.raises(BackendUnavailableError, match="on device other"):
+        opened(replace(settings, cluster_device="other"))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(signal.SIGKILL, marks=rare, id="killed"), pytest.param(signal.SIGSTOP, id="frozen")],
+)
+def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, fault):
+    notes = []
+    with opened(settings) as session:
+        session.watch = lambda progress: notes.append(progress.waiting)
+        future = session._future(replace(case, tune=TuneRules(trials=16)))
+        lost, journal = worker_of(session), session.output(case) / "trials.jsonl"
+        wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 2)
+        lost.send_signal(fault)
+        try:
+            assert future.result(PATIENCE).record.evidence.search.total >= 8
+        finally:
+            if fault == signal.SIGSTOP:
+                lost.kill()  # the Nanny starts another one
+        lines = entries(session.output(case))
+    assert any("the case is run elsewhere" in note for note in notes if note)
+    trials = [
+        (line["phase"], line["trial"], line["placement"]) for line in lines if line["phase"] != "confirm"
+    ]
+    assert len(trials) == len(set(trials)) >= 8  # none is lost, and none is there twice
+    wait_for(lambda: not processes_of_cases(), 4 * LEASE)
+
+
+@rare
+def test_a_killed_client_leaves_nothing_running_and_is_resumed(settings, case, processes, tmp_path):
+    words = ["tune", str(case.model), "--backend", "fake", "--trials", "60", "--cluster", processes.address]
+    program = (
+        "from qdqspec.cluster import client\n"
+        f"client.LEASE = {LEASE}\n"
+        f"from qdqspec.cli import main\nmain({[*words, '-o', str(tmp_path / 'out')]!r})"
+    )
+    journal = tmp_path / "out" / "trials.jsonl"
+    client = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.DEVNULL)
+    wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 2)
+    client.kill()
+    client.wait()
+    wait_for(lambda: not processes_of_cases(), 4 * LEASE)
+    before = journal.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True)
+    assert journal.read_bytes().startswith(before)
+    assert entries(journal.parent)[-1]["phase"] == "confirm"
+
+
+@rare
+def test_a_worker_of_another_version_gets_no_case(settings, case, processes):
+    said = processes.worker(
+        "old", "--backend", "onnxruntime", prelude="import qdqspec; qdqspec.__version__ = '0.0.1'"
+    )
+    assert said["version"] == "0.0.1"
+    with pytest.raises(BackendUnavailableError, match="no worker") as error:
+        opened(replace(settings, backend="onnxruntime"))
+    assert "with qdqspec 0.0.1, which differs" in error.value.cure
+
+
+@rare
+def test_candidates_that_kill_their_process_are_failed_trials(settings, case):
+    faulty = replace(settings, backend_option=("fake.crash=build", "fake.fault_rate=0.5"))
+    with opened(faulty) as session:
+        before = {worker.address for worker in session._cluster.workers()}
+        evidence = session.evidence(case, NEEDS)
+        assert before <= {worker.address for worker in session._cluster.workers()}
+    statuses = {line["status"] for line in entries(evidence.output)}
+    assert statuses == {"ok", "failed"}
+
+
+@rare
+def test_closing_a_session_stops_its_case(settings, case):
+    long = replace(case, tune=TuneRules(trials=400))
+    with opened(settings) as session:
+        future = session._future(long)
+        wait_for(lambda: processes_of_cases())
+    assert future.exception() is not None
+    wait_for(lambda: not processes_of_cases(), 3 * LEASE)

@@ -1,0 +1,66 @@
+"""The content store of a worker's machine."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from qdqspec.cluster.content import ContentStore
+
+
+def put(store: ContentStore, content: bytes) -> str:
+    digest = hashlib.sha256(content).hexdigest()
+    with store.receiving():
+        partial = store.partial()
+        partial.write_bytes(content)
+        assert store.take(partial, digest)
+    return digest
+
+
+def test_a_file_is_there_once_it_is_verified(tmp_path):
+    store = ContentStore(tmp_path)
+    digest = put(store, b"model")
+    assert store.has(digest)
+    assert store.path(digest).read_bytes() == b"model"
+
+
+def test_other_content_is_dropped(tmp_path):
+    store = ContentStore(tmp_path)
+    digest = hashlib.sha256(b"model").hexdigest()
+    with store.receiving():
+        partial = store.partial()
+        partial.write_bytes(b"another")
+        assert not store.take(partial, digest)
+    assert not store.has(digest)
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("digest", ["../../etc/passwd", "A" * 64, "0" * 63, ""])
+def test_a_name_that_is_no_digest_is_refused(tmp_path, digest):
+    with pytest.raises(ValueError, match="not a SHA-256"):
+        ContentStore(tmp_path).path(digest)
+
+
+def test_the_longest_unused_are_evicted_first(tmp_path):
+    now = [1000.0]
+    store = ContentStore(tmp_path, clock=lambda: now[0])
+    digests = []
+    for number in range(3):
+        now[0] += 10
+        digests.append(put(store, bytes([number]) * 100))
+        store.has(digests[-1])
+    now[0] += 10
+    store.has(digests[0])  # used again
+    assert store.evict(most_bytes=250) == 1
+    assert [store.has(digest) for digest in digests] == [True, False, True]
+    now[0] += 1e6
+    assert store.evict(most_seconds=1e5) == 2
+
+
+def test_a_job_keeps_what_is_evicted(tmp_path):
+    store = ContentStore(tmp_path / "store")
+    digest = put(store, b"model")
+    store.link(digest, tmp_path / "job" / "model.onnx")
+    assert store.evict(most_bytes=0) == 1
+    assert (tmp_path / "job" / "model.onnx").read_bytes() == b"model"

@@ -1,0 +1,130 @@
+"""A case as a request: the same case arrives, and nothing leads out of the job's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from chains import SHAPE, chain_model
+
+from qdqspec.cases import load_cases
+from qdqspec.cluster.request import FileEntry, Request, pack, unpack
+from qdqspec.codec import from_data, to_data
+from qdqspec.config import Settings
+from qdqspec.errors import ConfigError, DataError
+from qdqspec.types import Case, Data
+
+SPEC = """\
+qdqspec: 1
+model: chain.onnx
+inputs: {calibration: data.npz, evaluation: data.npz}
+quantize: {calibration: entropy}
+tune: {preset: quick, min_sqnr_db: 25, accuracy: {metric: top1, max_drop: 1%}}
+checks:
+  - {kind: accuracy, metric: top1, min: 0.97, max_drop: 1%}
+  - {kind: speedup, min: 1.05}
+  - {kind: latency, max_ms: 3.5}
+  - {kind: parity, min_sqnr_db: 25, search: {}}
+  - {kind: regression}
+  - {kind: placement, require: ["Conv"]}
+  - {kind: survival, through: [onnxruntime-all]}
+  - {kind: lint, target: onnxruntime-cpu}
+  - {kind: size, max_ratio: 0.9}
+"""
+
+
+@pytest.fixture
+def case(tmp_path) -> Case:
+    onnx.save(chain_model(), tmp_path / "chain.onnx")
+    np.savez(tmp_path / "data.npz", x=np.zeros(SHAPE, np.float32), labels=np.zeros(1, np.int64))
+    spec = tmp_path / "chain.qdq.yaml"
+    spec.write_text(SPEC)
+    return load_cases(spec, Settings(root=tmp_path))[0]
+
+
+def arrived(given: Case, own: Settings, folder: Path, **changes: object) -> tuple[Case, Settings]:
+    sent = json.dumps(to_data(replace(pack(given, own).request("a", "b", 1.0), **changes)))
+    request = from_data(Request, json.loads(sent))
+    for entry in request.files:
+        entry.below(folder)
+    return unpack(request, folder, Settings(device=3))
+
+
+def test_the_same_case_arrives(case, tmp_path):
+    found, settings = arrived(case, Settings(root=tmp_path, seed=7, backend="fake"), tmp_path / "job")
+    assert [check.params for check in found.checks] == [check.params for check in case.checks]
+    assert found.checks == case.checks
+    assert (found.name, found.quantize, found.tune) == (case.name, case.quantize, case.tune)
+    assert {found.model.name, found.inputs.calibration.name} == {"chain.onnx", "data.npz"}
+    assert all(path.is_relative_to(tmp_path / "job") for path in (found.model, found.spec, settings.output))
+    assert (settings.seed, settings.backend, settings.device) == (7, "fake", 3)
+
+
+def test_each_content_is_sent_once(case, tmp_path):
+    package = pack(case, Settings(root=tmp_path))
+    assert len(package.files) == 4
+    assert len(package.local) == 3  # calibration and evaluation data are one file
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "inputs/../../x", "..", "", "a\\..\\b"])
+def test_a_worker_refuses_paths_out_of_the_job(case, tmp_path, path):
+    with pytest.raises(ConfigError, match="leads out of"):
+        FileEntry(path=path, size=1, sha256="0" * 64).below(tmp_path)
+    data = {**pack(case, Settings(root=tmp_path)).case, "model": path or ".."}
+    with pytest.raises(ConfigError, match="leads out of"):
+        arrived(case, Settings(root=tmp_path), tmp_path / "job", case=data)
+
+
+def test_a_worker_refuses_options_of_the_command_line(case, tmp_path):
+    settings = {**pack(case, Settings(root=tmp_path)).settings}
+    settings["backend_option"] = ["onnxruntime.plugins=/tmp/a.so"]
+    with pytest.raises(ConfigError, match="command line only"):
+        arrived(case, Settings(root=tmp_path), tmp_path / "job", settings=settings)
+
+
+def test_plugins_are_not_sent(case, tmp_path):
+    with pytest.raises(ConfigError, match="qdqspec worker ADDRESS"):
+        pack(case, Settings(root=tmp_path, plugin=(Path("a.so"),)))
+
+
+def test_metrics_in_python_are_not_sent(case, tmp_path):
+    with pytest.raises(ConfigError, match="top1 is Python code"):
+        pack(replace(case, metrics={"top1": lambda outputs, labels: 1.0}), Settings(root=tmp_path))
+
+
+def test_external_data_is_sent(tmp_path):
+    weights = {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
+    onnx.save(chain_model(), tmp_path / "chain.onnx", **weights)
+    package = pack(Case(id="default", model=tmp_path / "chain.onnx"), Settings(root=tmp_path))
+    assert sorted(entry.path for entry in package.files) == ["inputs/0/chain.onnx", "inputs/0/w.bin"]
+
+
+def test_a_missing_model_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        pack(Case(id="default", model=tmp_path / "no.onnx"), Settings(root=tmp_path))
+
+
+def test_files_of_a_glob_are_sent(case, tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name in ("a.npz", "b.npz", "c.txt"):
+        (tmp_path / "photos" / name).write_bytes(name.encode())
+    globbed = replace(case, inputs=replace(case.inputs, calibration=tmp_path / "photos" / "*.npz"))
+    found, _ = arrived(globbed, Settings(root=tmp_path), tmp_path / "job")
+    names = [entry.path for entry in pack(globbed, Settings(root=tmp_path)).files]
+    assert [name.rpartition("/")[2] for name in names if name.endswith("npz")] == [
+        "a.npz",
+        "b.npz",
+        "data.npz",
+    ]
+    assert found.inputs.calibration.name == "*.npz"
+    assert found.inputs.calibration.is_relative_to(tmp_path / "job")
+
+
+def test_data_loaders_are_not_sent(case, tmp_path):
+    loaded = replace(case, inputs=replace(case.inputs, calibration=Data(loader="own:feeds")))
+    with pytest.raises(ConfigError, match="data loader own:feeds is Python code"):
+        pack(loaded, Settings(root=tmp_path))
