@@ -127,7 +127,7 @@ def _certificates(arguments: argparse.Namespace, folder: Path) -> int:
     else:
         say("\n".join(map(str, paths)))
         complain(
-            "Copy these files to each machine of the cluster. Whoever has the key can run code on all of them."
+            "Copy these files to each machine of the cluster. The key gives the right to run code on all of them."
         )
     return FINE
 

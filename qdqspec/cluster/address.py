@@ -32,7 +32,7 @@ class Address:
         """The address of ``HOST``, ``HOST:PORT``, ``tls://HOST:PORT`` or ``tcp://HOST:PORT``.
 
         Without a scheme it is tcp on this machine (loopback) and tls elsewhere. Raises `ConfigError` for tcp to
-        another machine: whoever reaches an unencrypted port can run code there.
+        another machine: any program that reaches an unencrypted port can run code there.
         """
         scheme, _, rest = text.rpartition("://")
         try:

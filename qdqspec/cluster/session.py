@@ -27,7 +27,7 @@ from qdqspec.cluster.request import CACHE, OUTPUT, Package, pack
 from qdqspec.codec import from_data
 from qdqspec.config import Settings, claim_folder
 from qdqspec.errors import ConfigError, QdqspecError
-from qdqspec.files import explained
+from qdqspec.files import copy_whole, explained
 from qdqspec.measurement.journal import trial_from_json
 from qdqspec.measurement.lock import RunLock
 from qdqspec.measurement.store import Store
@@ -289,7 +289,7 @@ class _CaseRun:
             elif top == OUTPUT and not (rest in own and self._journal is not None):
                 with explained("the results", self._folder):
                     (self._folder / rest).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.move(path, self._folder / rest)
+                    copy_whole(path, self._folder / rest)
         for entry, host in self._held:
             self._write(entry, host)
         self._held.clear()

@@ -65,6 +65,12 @@ WRITES_IN_PLACE = {
     "backends/tensorrt/gpu_day/models.py": "into a temporary folder",
     "backends/tensorrt/gpu_day/parts.py": "into a temporary folder, packed as a whole",
     "backends/trtexec/files.py": "inputs for a tool, in a temporary folder",
+    "cluster/case_process.py": "the pipe of its progress",
+    "cluster/certificates.py": "a private key, which is readable by its owner only from the first byte",
+    "cluster/client.py": "results, in a temporary folder until they are verified",
+    "cluster/content.py": "into the folder of a job",
+    "cluster/jobs.py": "received chunks, which are verified before they are moved, and a job's own folder",
+    "cluster/session.py": "into a hidden folder of the cache",
     "testing/backends.py": "models of a test, in its folder",
 }
 WRITING_METHODS = {"write_text", "write_bytes"}
