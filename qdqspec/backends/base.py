@@ -133,7 +133,11 @@ PLAIN = BuildOptions()  # one thread, the first GPU, no other options
 
 
 class Engine(Protocol):
-    """A model ready to run. Not thread-safe; close it when done."""
+    """A model ready to run. Not thread-safe; close it when done.
+
+    An engine on a GPU may have ``device_memory()``: bytes that it holds there, and that are free. Then memory is
+    checked before several engines are open.
+    """
 
     graph_hash: str  # of the optimized graph: equal hashes run the same kernels on the same values
 

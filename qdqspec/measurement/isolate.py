@@ -106,6 +106,7 @@ class Isolated:
         request = {"do": "build", "model": str(model.absolute()), "options": words}
         answer, _ = engine.ask(request, timeout=self._build_timeout or options.build_seconds)
         engine.graph_hash = str(answer["graph_hash"])
+        engine.on_device = bool(answer.get("on_device"))
         return engine
 
     def close(self) -> None:
@@ -134,6 +135,7 @@ class IsolatedEngine:
     """An engine in a child process. After any failure it is closed, and stays closed."""
 
     graph_hash: str = ""
+    on_device: bool = False  # whether it has memory of its own on a device
 
     def __init__(self, child: Child, model: Path, call_timeout: float, spent: Counter[str]) -> None:
         """``spent`` accumulates the processor time of its answers, in seconds by kind of request."""
@@ -170,6 +172,13 @@ class IsolatedEngine:
         request = {"do": "layers", "runs": runs, "profile": profile}
         answer, _ = self.ask(request, timeout=self._patience(runs))
         return tuple(from_data(LayerTime, layer) for layer in answer["layers"])
+
+    def device_memory(self) -> tuple[int, int] | None:
+        """Bytes that the engine holds on its device, and that are free there now; ``None`` without a device."""
+        if not self.on_device:
+            return None
+        answer, _ = self.ask({"do": "memory"})
+        return int(answer["held"]), int(answer["free"])
 
     def log(self) -> str:
         """The log of the child so far; empty once it is closed."""

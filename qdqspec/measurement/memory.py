@@ -1,7 +1,7 @@
 """Estimates whether memory is sufficient for all engines that are to be open at once.
 
-Linux reports its available memory and that of a process; on other systems, and for the memory of a GPU, nothing is
-known in advance, and only the failure of an engine shows it.
+Linux reports its available memory and that of a process, an engine with ``device_memory`` that of its GPU. Otherwise
+nothing is known in advance, and only the failure of an engine shows it.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class MemoryShortError(Exception):
 
 def has_memory(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, groups: Path = _GROUPS) -> bool:
     """Whether ``more`` engines as large as the largest of these can be opened beside them; true if unknown."""
+    if not _has_device_memory(engines, more):
+        return False
     held = [
         _numbers(proc / str(getattr(engine, "pid", 0)) / "status", "RssAnon", "VmHWM") for engine in engines
     ]
@@ -44,6 +46,18 @@ def has_memory(engines: Sequence[Engine], more: int, *, proc: Path = _PROC, grou
     stays = max(size for size, _ in sizes)
     while_built = max(peak - size for size, peak in sizes)
     return more * stays + while_built <= SHARE * left
+
+
+def _has_device_memory(engines: Sequence[Engine], more: int) -> bool:
+    """The same for the memory of a GPU, which the engines themselves report."""
+    found: list[tuple[int, int] | None] = []
+    for engine in engines:
+        with contextlib.suppress(QdqspecError):  # an engine that fails here fails again when it is timed
+            found.append(getattr(engine, "device_memory", lambda: None)())
+    known = [each for each in found if each is not None]
+    if not known:
+        return True
+    return more * max(held for held, _ in known) <= SHARE * min(free for _, free in known)
 
 
 def is_memory_error(error: QdqspecError) -> bool:

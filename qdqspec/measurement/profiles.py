@@ -66,6 +66,11 @@ class AllProfiles:
         self._engine = engine
         self._shares = tuple(shares)
 
+    def device_memory(self) -> tuple[int, int] | None:
+        """Bytes that the engine holds on its device, and that are free there; ``None`` without a device."""
+        found: tuple[int, int] | None = getattr(self._engine, "device_memory", lambda: None)()
+        return found
+
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run once, at the profile that accepts these inputs."""
         return self._engine.run(feeds)

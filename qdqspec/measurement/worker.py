@@ -81,7 +81,11 @@ class Service:
         self.engine = self.backend.build(Path(header["model"]), options)
         if options.threads == 1 and self.backend.capabilities(options).one_processor:
             self.where = one_processor
-        return {"graph_hash": self.engine.graph_hash}, {}
+        return {"graph_hash": self.engine.graph_hash, "on_device": hasattr(self.engine, "device_memory")}, {}
+
+    def _do_memory(self, _: Header, __: Mapping[str, Array]) -> Answer:
+        held, free = getattr(self._built(), "device_memory")()  # noqa: B009 - not every engine has it
+        return {"held": held, "free": free}, {}
 
     def _do_run(self, _: Header, arrays: Mapping[str, Array]) -> Answer:
         outputs = self._built().run(arrays)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import tensorrt as trt
 
 _PROFILE_WARMUP = 5
+_CONTEXT_BYTES = 512 << 20  # assumed, of a process that uses CUDA and TensorRT's kernels
 _ENQUEUE_BOUND = 0.8  # launch over device time above which trtexec reports an enqueue-bound run
 _LAUNCHES = 256  # number of last runs used for that, and the smallest sufficient number
 _FEWEST_LAUNCHES = 8
@@ -136,6 +137,7 @@ class TensorRtEngine:
         found = Found(tensorrt=trt.__version__, gpu=gpu.name, capability=gpu.capability)
         key = f"{found.slug}-tensorrt-{trt.__version__}"
         self._shared = Shared(options.state, key, fresh=options.fresh, cache=self._words.timing_cache)
+        free = cuda.memory()[0]
         build = Build(model, self._words, self._shared, self._log, logger)
         self._built: Built | None = build.run(options.profiles)
         with refusals(self._log, "the engine could not be read", model):
@@ -143,6 +145,7 @@ class TensorRtEngine:
             self.graph_hash = graph_hash(self._information(self._built.engine, None), model)
         self._shared.record({**self._built.facts, "graph_hash": self.graph_hash})
         self._stream = cuda.Stream()
+        self._held = max(free - cuda.memory()[0], self._built.facts["plan_bytes"])
         self._bound: dict[int, Bound] = {}  # by profile
         self._watch = GpuWatch(cuda.bus_id(options.device))
         self._launches: deque[float] = deque(
@@ -169,7 +172,9 @@ class TensorRtEngine:
         It is captured as a CUDA graph if that is possible, with a second attempt; if not, ``builds.jsonl`` and
         a note on the samples state the reason: times may then include the host's launch time.
         """
+        free = cuda.memory()[0]
         session = self._open(feeds, profile)
+        self._held += max(0, free - cuda.memory()[0])
         self._unbind(profile)
         bound = self._bound[profile] = Bound(session=session, feeds=dict(feeds))
         session.settle()
@@ -220,6 +225,14 @@ class TensorRtEngine:
         with refusals(self._log, "the engine could not be serialized", self.model):
             plan = self._require_built().engine.serialize()
         write_whole(path, bytes(plan), what="the engine")
+
+    def device_memory(self) -> tuple[int, int]:
+        """Bytes on the GPU that another process with such an engine takes, and that are free now.
+
+        The former are what became less when this engine was built and bound, at least the size of its plan, and a CUDA
+        context. Memory that other processes took in the meantime is counted as well.
+        """
+        return self._held + _CONTEXT_BYTES, cuda.memory()[0]
 
     def close(self) -> None:
         """Free everything on the GPU; closing twice has no effect."""

@@ -13,6 +13,7 @@ import pytest
 from qdqspec.backends.base import BuildOptions
 from qdqspec.errors import BackendError
 from qdqspec.measurement.isolate import Isolated
+from qdqspec.measurement.memory import has_memory
 from qdqspec.testing.backends import small_model
 
 FEEDS = {"x": np.zeros((1, 3, 8, 8), np.float32)}
@@ -65,4 +66,27 @@ def test_the_next_candidate_builds(
         engine = backend.build(model, options)
         engine.bind(FEEDS)
         assert len(engine.time(3).wall_ms) == 3
+        engine.close()
+
+
+def test_memory_of_the_gpu_is_reported_and_grows_with_what_is_bound(model: Path, version: str) -> None:
+    with Isolated("tensorrt") as backend:
+        engine = backend.build(model, BuildOptions())
+        before = engine.device_memory()
+        engine.bind(FEEDS)
+        after = engine.device_memory()
+        assert before is not None
+        assert after is not None
+        buffers = FEEDS["x"].nbytes + 5 * 4
+        assert after[0] - before[0] >= buffers
+        assert before[1] - after[1] >= buffers
+        engine.close()
+
+
+def test_engines_that_do_not_fit_a_gpu_are_timed_two_at_a_time(model: Path, version: str) -> None:
+    """Each engine counts with a CUDA context of half a GiB; 40 GiB are free on the fake GPU."""
+    with Isolated("tensorrt") as backend:
+        engine = backend.build(model, BuildOptions())
+        assert has_memory([engine], 20)
+        assert not has_memory([engine], 100)
         engine.close()

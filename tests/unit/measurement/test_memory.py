@@ -142,3 +142,52 @@ def test_an_isolated_engine_shows_what_it_holds(tmp_path: Path) -> None:
 )
 def test_words_of_runtimes_that_have_no_room(words: str, yes: bool) -> None:
     assert is_memory_error(BackendError(words)) is yes
+
+
+# ---- memory of a GPU ----------------------------------------------------------------------------
+
+
+@dataclass
+class OnGpu:
+    """An engine on a GPU that reports what it holds and what is free, or fails."""
+
+    holds: int
+    free: int
+    graph_hash: str = ""
+    pid: int = 0
+
+    def device_memory(self) -> tuple[int, int]:
+        if self.free < 0:
+            raise BackendError("the engine is closed")
+        return self.holds * MEBI, self.free * MEBI
+
+
+@pytest.mark.parametrize(
+    ("holds", "free", "more", "fits"),
+    [
+        (100, 1000, 8, True),
+        (100, 1000, 10, False),
+        (600, 1000, 1, True),
+        (600, 500, 1, False),
+        (600, 500, 0, True),
+    ],
+)
+def test_engines_are_counted_against_the_gpus_free_memory(
+    machine: Machine, holds: int, free: int, more: int, fits: bool
+) -> None:
+    engines = (OnGpu(10, free + 50), OnGpu(holds, free))
+    assert machine.fits(more, *engines) is fits  # type: ignore[arg-type]
+
+
+def test_an_engine_that_cannot_answer_decides_nothing(machine: Machine) -> None:
+    assert machine.fits(100, OnGpu(1000, -1))  # type: ignore[arg-type]
+
+
+def test_engines_of_other_processes_report_their_devices_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(small_model(), path)
+    with Isolated("fake") as backend:
+        engine = backend.build(path, BuildOptions())
+        assert engine.device_memory() is None, "the simulated device has none"
+        assert AllProfiles(engine, (1.0,)).device_memory() is None
+        engine.close()

@@ -106,7 +106,7 @@ def cudaRuntimeGetVersion() -> Answer:
 
 
 def cudaMemGetInfo() -> Answer:
-    return OK, MEMORY_BYTES // 2, MEMORY_BYTES
+    return OK, MEMORY_BYTES // 2 - sum(map(len, gpu.blocks.values())), MEMORY_BYTES
 
 
 def cudaStreamCreateWithFlags(flags: int) -> Answer:
