@@ -1,7 +1,8 @@
 """Finds a backend, strategy, check or report format by name.
 
-A name is looked up first as a file or folder of the package (``backends/onnxruntime``), then as an entry point of an
-installed package; an unknown one raises an error with the nearest known name. Listing names imports nothing.
+A name is looked up first as a file or folder of the package (``backends/onnxruntime``; hyphens in a backend's name are
+underscores in that of its folder), then as an entry point of an installed package; an unknown one raises an error with
+the nearest known name. Listing names imports nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def _built_in(kind: Kind) -> tuple[str, ...]:
     stems = {path.stem for path in folder.glob("*.py")} | {
         path.parent.name for path in folder.glob("*/__init__.py")
     }
-    return tuple(sorted(s for s in stems if not s.startswith("_") and s not in _NOT_ENTRIES))
+    found = (s.replace("_", "-") if kind == "backend" else s for s in stems if not s.startswith("_"))
+    return tuple(sorted(set(found) - _NOT_ENTRIES))
 
 
 @cache
@@ -54,7 +56,7 @@ def module_of(kind: Kind, name: str) -> ModuleType:
     Raises `ConfigError` if there is none, with the nearest known name.
     """
     if name in _built_in(kind):
-        return importlib.import_module(f"qdqspec.{_ROOMS[kind][0]}.{name}")
+        return importlib.import_module(f"qdqspec.{_ROOMS[kind][0]}.{name.replace('-', '_')}")
     if name in _entry_points(kind):
         return importlib.import_module(_entry_points(kind)[name].module)
     near = did_you_mean(name, names(kind))

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from qdqspec.config.hooks import owner_of
 from qdqspec.types import Evidence, EvidenceKind, Severity, Verdict
 from qdqspec.units import fraction
 
@@ -55,7 +56,13 @@ def longest_match(names: Iterable[str], target: str) -> str | None:
     """The most specific match for ``target``: the longest name equal to it or to its head up to a dash.
 
     Of ``onnxruntime`` and ``onnxruntime-cpu`` the second for ``onnxruntime-cpu``, the first for
-    ``onnxruntime-cuda``.
+    ``onnxruntime-cuda``. A backend's name matches its own targets only: ``onnxruntime-web-node`` is no target of
+    ``onnxruntime``.
     """
-    fits = [name for name in names if target == name or target.startswith(f"{name}-")]
+    owner = owner_of(target)
+    fits = [
+        name
+        for name in names
+        if target == name or (target.startswith(f"{name}-") and len(name) >= len(owner))
+    ]
     return max(fits, key=len) if fits else None

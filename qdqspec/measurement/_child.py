@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from qdqspec.files import explained
-from qdqspec.measurement._wire import Stream
+from qdqspec.wire import Stream
 
 LOG = "log.txt"
 _TAIL_BYTES = 4096

@@ -22,8 +22,8 @@ from typing import IO, Any
 
 from qdqspec.errors import BackendError
 from qdqspec.measurement._child import Child, Interpreter, engine_folder, kill, last_words, start_worker
-from qdqspec.measurement._wire import Stream
 from qdqspec.temporary import TemporaryFolder
+from qdqspec.wire import Stream
 
 START_TIMEOUT = 120.0  # seconds to import a backend's library, on a loaded machine with a cold disk cache
 _CONTROL_LIMIT = 1 << 16  # bytes of one control message

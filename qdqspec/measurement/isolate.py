@@ -33,10 +33,10 @@ from qdqspec.graph.weights import WEIGHTS
 from qdqspec.measurement._child import Child, Interpreter
 from qdqspec.measurement._processes import Interpreters, Zygote, can_fork, open_launcher
 from qdqspec.measurement._records import options_to_json
-from qdqspec.measurement._wire import Header, WireClosedError
 from qdqspec.measurement.worker import backend_by_name
 from qdqspec.quantize.scales import as_real
 from qdqspec.types import DeviceKey, LayerTime, Samples
+from qdqspec.wire import Header, WireClosedError
 
 CALL_TIMEOUT = 120.0
 _PROFILE_ROOM = 16 << 20

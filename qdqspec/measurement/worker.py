@@ -36,7 +36,7 @@ from qdqspec.codec import to_data
 from qdqspec.errors import BackendError, QdqspecError
 from qdqspec.measurement._processor import one_processor
 from qdqspec.measurement._records import options_from_json
-from qdqspec.measurement._wire import Header, Stream, WireClosedError, travels
+from qdqspec.wire import Header, Stream, WireClosedError, travels
 
 CONTROL_LIMIT = 1 << 16  # bytes of one control message
 _DEATH_SIGNAL_OPTION = 1  # PR_SET_PDEATHSIG of Linux' prctl

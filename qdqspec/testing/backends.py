@@ -173,7 +173,7 @@ class BackendContract:
 
     def test_names_itself(self, backend: Backend) -> None:
         """The target is the name, or begins with it and a hyphen."""
-        assert re.fullmatch(r"[a-z0-9_]+", backend.name)
+        assert re.fullmatch(r"[a-z0-9][a-z0-9_-]*", backend.name)
         assert backend.target == backend.name or backend.target.startswith(f"{backend.name}-")
 
     def test_says_what_is_missing(self, backend: Backend, options: BuildOptions) -> None:

@@ -43,7 +43,7 @@ NEVER_CALLED = {
 }
 TALKS_TO_CHILDREN = {
     "measurement/_processes.py",
-    "measurement/_wire.py",
+    "wire.py",
     "measurement/worker.py",
 }  # over sockets of its own
 

@@ -10,9 +10,9 @@ import socket
 import threading
 
 from qdqspec.measurement._child import Child, engine_folder
-from qdqspec.measurement._wire import Stream
 from qdqspec.measurement.worker import Service, backend_by_name
 from qdqspec.temporary import TemporaryFolder
+from qdqspec.wire import Stream
 
 PATIENCE = 60  # seconds for an answer that is under way when its engine is closed
 

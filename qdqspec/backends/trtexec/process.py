@@ -7,7 +7,6 @@ safety engines takes one on the command line, and trtexec prints its command lin
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shlex
@@ -17,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO
 
 from qdqspec.backends._nvidia.smi import environment
+from qdqspec.backends._orphans import dying_with_parent
 from qdqspec.backends.trtexec.log import Report, read_log
 from qdqspec.backends.trtexec.messages import cause_of
 from qdqspec.errors import BackendError, BackendUnavailableError
@@ -52,7 +52,6 @@ PROFILING = frozenset(
 )
 _LOG_BYTES = 16 << 20  # bytes read from the end of a log; verbose ones have gigabytes
 _LAST_LINES = 6
-_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux' prctl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +198,7 @@ def _start(command: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_dying_with_us(),
+                preexec_fn=dying_with_parent(),
                 env=environment(),
             )
         except OSError as error:
@@ -213,14 +212,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _dying_with_us() -> Callable[[], None] | None:
-    """On Linux, request to be killed when this process ends, so that an abandoned build does not continue."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def _end_of(output: IO[bytes]) -> str:

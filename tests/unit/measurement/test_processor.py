@@ -18,9 +18,9 @@ from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.errors import BackendError
 from qdqspec.measurement._processor import chosen, one_processor
 from qdqspec.measurement._records import options_to_json
-from qdqspec.measurement._wire import Stream
 from qdqspec.measurement.worker import Service
 from qdqspec.types import LayerTime, Samples
+from qdqspec.wire import Stream
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity"), reason="this system does not keep processes on processors"

@@ -1,5 +1,7 @@
 """Protocol frames between qdqspec and its worker processes: a JSON header, then the raw bytes of arrays.
 
+A frame is the length of the header (4 bytes, little-endian), the header, and the arrays in the order of its ``arrays``.
+
 Pickle is not used: a broken or hostile child can at worst cause a wrong array or a rejected frame, never run code.
 """
 
@@ -14,10 +16,11 @@ from functools import cache
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from qdqspec.backends.base import Array
 from qdqspec.errors import BackendError
 
+Array: TypeAlias = npt.NDArray[np.generic]
 Header: TypeAlias = dict[str, Any]
 
 _LENGTH = struct.Struct("<I")

@@ -1,0 +1,218 @@
+"""The backend `onnxruntime-web`, and its engine: a session in a Node process of its own."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import external_data_helper
+
+from qdqspec.backends import _cpu
+from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
+from qdqspec.backends.onnxruntime.graph import graph_hash, read_source
+from qdqspec.backends.onnxruntime.layers import map_kernels
+from qdqspec.backends.onnxruntime.profile import layer_times, read_profile
+from qdqspec.backends.onnxruntime_web.install import (
+    INSTALL,
+    PACKAGE,
+    pinned_version,
+    require_node,
+    require_package,
+)
+from qdqspec.backends.onnxruntime_web.node import Node
+from qdqspec.backends.onnxruntime_web.ops import ABSORBED, BLOCKED_4, BLOCKED_AXES, DYNAMIC, LABELS, LINEAR
+from qdqspec.backends.onnxruntime_web.options import OPTIONS, level_from
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.graph.model import Model
+from qdqspec.types import DeviceKey, LayerTime, Samples
+
+_CALL_SECONDS = 110.0  # slightly less than the caller's limit, so that the reason is reported
+_PATIENCE = 0.95  # of a build's limit, for the same reason
+_PROFILE_WARMUP = 5  # largest number of warm-up runs
+_SLOWER_THAN_SEEN = 10
+
+
+class OnnxRuntimeWeb:
+    """The WebAssembly build with SIMD of ONNX Runtime in Node, on one thread."""
+
+    name = "onnxruntime-web"
+    target = "onnxruntime-web-node"
+    options = OPTIONS
+
+    def probe(self, options: BuildOptions = PLAIN) -> Availability:  # noqa: ARG002 - there is one device only
+        """Report whether Node and the pinned version of the package are installed."""
+        cpu = _cpu.detect()
+        facts = {"cpu": cpu.product, "cores": str(cpu.cores)}
+        try:
+            if sys.platform == "win32":
+                raise BackendUnavailableError("this backend needs Linux or macOS", cure="run it in WSL")
+            facts = {"node": require_node()[1]} | facts
+            facts = {PACKAGE: pinned_version(), "installed in": str(require_package())} | facts
+        except BackendUnavailableError as error:
+            return Availability(usable=False, why=error.what, install=error.cure or INSTALL, facts=facts)
+        return Availability(usable=True, facts=facts)
+
+    def device(self, options: BuildOptions) -> DeviceKey:  # noqa: ARG002 - one thread only
+        """Processor, major version of Node and major.minor of the package: V8 compiles the kernels."""
+        cpu, node = _cpu.detect(), require_node()[1]
+        details = {
+            "cpu": cpu.product,
+            "cores": str(cpu.cores),
+            "threads": "1",
+            PACKAGE: pinned_version(),
+            "node": node,
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        }
+        major_minor = ".".join(pinned_version().split(".")[:2])
+        return DeviceKey(key=f"{cpu.slug}-{PACKAGE}-{major_minor}-node{node.split('.')[0]}", details=details)
+
+    def capabilities(self, options: BuildOptions = PLAIN) -> Capabilities:  # noqa: ARG002 - there is one device only
+        """The operators that run in integers; the table is verified against the installed package by tests."""
+        return Capabilities(
+            formats=("int8", "uint8", *BLOCKED_4),
+            labels=LABELS,
+            activations={"int8": "uint8", "uint8": "uint8"},
+            weights={"int8": "int8", "uint8": "int8"} | {name: name for name in BLOCKED_4},
+            absorbs=ABSORBED,
+            integer_bias=frozenset(LINEAR),
+            bare=frozenset(LINEAR),
+            blocked_axes=BLOCKED_AXES,
+            dynamic={"int8": DYNAMIC, "uint8": DYNAMIC},
+            builds_side_by_side=True,
+            one_processor=True,
+        )
+
+    def build(self, model: Path, options: BuildOptions) -> OnnxRuntimeWebEngine:
+        """Start Node and open a session; raise `BackendError` with ONNX Runtime's reason on one line."""
+        return OnnxRuntimeWebEngine(model, options)
+
+
+class OnnxRuntimeWebEngine:
+    """A session in a Node process. The model file must exist as long as `layers` is used."""
+
+    def __init__(self, model: Path, options: BuildOptions) -> None:
+        self.model = model
+        if options.threads != 1:
+            raise BackendError(
+                f"onnxruntime-web runs on one thread, {options.threads} were asked for",
+                where=model,
+                cure="give --threads 1",
+            )
+        source = _source(model)
+        request = {
+            "do": "build",
+            "model": str(model.absolute()),
+            "optimization": level_from(options.extra),
+            "external": _external_files(source, model),
+        }
+        self._inputs = source.inputs
+        self._slowest = 0.0  # run so far, in seconds
+        self._bound: set[int] = set()
+        self._latest: dict[int, Samples] = {}  # of these inputs, by profile
+        self._node: Node | None = Node(model)
+        try:
+            _, values = self._node.ask(request, seconds=_PATIENCE * options.build_seconds)
+        except BaseException:
+            self.close()
+            raise
+        self._optimized = onnx.load_from_string(values["optimized"].tobytes())
+        self.graph_hash = graph_hash(self._optimized.graph, model.parent)
+        for tensor in self._optimized.graph.initializer:  # only the structure is used after this
+            tensor.ClearField("raw_data")
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once and return the outputs by name."""
+        return self._open().ask({"do": "run"}, self._checked(feeds), seconds=self._patience(1))[1]
+
+    def bind(self, feeds: Mapping[str, Array], profile: int = 0) -> None:
+        """Fix the inputs that `time` and `layers` use, and run until V8 has compiled all hot code."""
+        values = self._checked(feeds)
+        self._bound.discard(profile)
+        self._latest.pop(profile, None)
+        self._open().ask({"do": "bind", "profile": profile}, values, seconds=self._patience(1))
+        self._bound.add(profile)
+
+    def time(self, runs: int, warmup: int = 0, profile: int = 0) -> Samples:
+        """Time single runs in Node, in milliseconds, on both clocks."""
+        node = self._require_bound(profile)
+        request = {"do": "time", "runs": runs, "warmup": warmup, "profile": profile}
+        answer, _ = node.ask(request, seconds=self._patience(runs + warmup))
+        taken = Samples(wall_ms=tuple(answer["wall"]), cpu_ms=tuple(answer["cpu"]))
+        self._slowest = max(self._slowest, max(taken.wall_ms, default=0.0) / 1e3)
+        self._latest[profile] = taken
+        return taken
+
+    def layers(self, runs: int = 12, profile: int = 0) -> tuple[LayerTime, ...]:
+        """Time per kernel, from a second session with profiling; its sum is scaled to the unprofiled latency.
+
+        The latency is that of the last call of `time`; without one it is measured.
+        """
+        warmup = min(_PROFILE_WARMUP, (runs + 1) // 2)
+        node = self._require_bound(profile)
+        request = {"do": "layers", "runs": runs, "warmup": warmup, "profile": profile}
+        answer, _ = node.ask(request, seconds=self._patience(runs + warmup))
+        with tempfile.TemporaryDirectory(prefix="qdqspec-ort-web-") as folder:
+            written = Path(folder) / "profile.json"
+            written.write_text(answer["profile"], encoding="utf-8")
+            events = read_profile(written)
+        latency = self._latest.get(profile) or self.time(runs, warmup=warmup, profile=profile)
+        origins = map_kernels(self._optimized.graph, read_source(self.model))
+        kernels = Model(self._optimized, path=self.model)
+        return layer_times(kernels, origins, events, runs=runs, total_ms=latency.median_ms("cpu"))
+
+    def close(self) -> None:
+        """End Node; closing twice has no effect."""
+        if self._node is not None:
+            self._node.close()
+        self._node = None
+
+    def _open(self) -> Node:
+        if self._node is None:
+            raise BackendError("the engine is closed", where=self.model, cure="build it again")
+        return self._node
+
+    def _require_bound(self, profile: int) -> Node:
+        node = self._open()
+        if profile not in self._bound:
+            raise BackendError("no inputs are bound", where=self.model, cure="call bind() before timing")
+        return node
+
+    def _patience(self, runs: int) -> float:
+        return _CALL_SECONDS + _SLOWER_THAN_SEEN * self._slowest * runs
+
+    def _checked(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The inputs as arrays. Raises `BackendError` if names are missing or unknown."""
+        missing, unknown = set(self._inputs) - set(feeds), set(feeds) - set(self._inputs)
+        if missing or unknown:
+            raise BackendError(
+                f"the inputs do not fit the model: missing {sorted(missing)}, unknown {sorted(unknown)}",
+                where=self.model,
+                cure="check the names of the inputs",
+            )
+        return {name: np.asarray(value) for name, value in feeds.items()}
+
+
+def _source(model: Path) -> Model:
+    if not model.is_file():
+        raise BackendError("there is no such model file", where=model, cure="check the path")
+    try:
+        return read_source(model)
+    except Exception as error:  # noqa: BLE001 - protobuf raises various exceptions
+        why = " ".join(str(error).split())
+        raise BackendError(f"the file is no ONNX model: {why}", where=model, cure="check the path") from None
+
+
+def _external_files(source: Model, model: Path) -> list[list[str]]:
+    """The files of external weights: the name in the model, and the path."""
+    tensors = (t for t in source.proto.graph.initializer if external_data_helper.uses_external_data(t))
+    names = dict.fromkeys(external_data_helper.ExternalDataInfo(t).location for t in tensors)
+    return [[name, str((model.parent / name).absolute())] for name in names]
+
+
+backend = OnnxRuntimeWeb

@@ -1,0 +1,96 @@
+"""Finds Node and the pinned package onnxruntime-web, and installs the package into the user's cache folder.
+
+``python -m qdqspec.backends.onnxruntime_web.install`` runs ``npm ci`` there with the lock file of this folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from qdqspec.errors import BackendUnavailableError
+
+HERE = Path(__file__).parent
+INSTALL = f"python -m {__package__}.install"
+NODE = "install Node 20 or later with npm, and put node on PATH"
+PACKAGE = "onnxruntime-web"
+_OLDEST_NODE = 20
+_SECONDS = 60.0
+
+
+@cache
+def pinned_version() -> str:
+    """The version of the package in package.json."""
+    return str(json.loads((HERE / "package.json").read_text(encoding="utf-8"))["dependencies"][PACKAGE])
+
+
+def modules_folder() -> Path:
+    """The folder that the package is installed into: one for each version, in the user's cache folder."""
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    home = Path(cache_home) if cache_home else Path.home() / ".cache"
+    return home / "qdqspec" / f"{PACKAGE}-{pinned_version()}"
+
+
+def require_node() -> tuple[str, str]:
+    """Path and version of Node. Raises `BackendUnavailableError` if it is missing or too old."""
+    path = shutil.which("node")
+    if path is None:
+        raise BackendUnavailableError("there is no node on PATH", cure=NODE)
+    version = _version_of(path, Path(path).stat().st_mtime_ns)
+    major = version.split(".")[0]
+    if not major.isdecimal() or int(major) < _OLDEST_NODE:
+        raise BackendUnavailableError(f"Node {version or 'of unknown version'} is too old", cure=NODE)
+    return path, version
+
+
+def require_package() -> Path:
+    """The folder with the package. Raises `BackendUnavailableError` if another version or none is installed."""
+    folder = modules_folder()
+    try:
+        text = (folder / "node_modules" / PACKAGE / "package.json").read_text(encoding="utf-8")
+        found = json.loads(text).get("version")
+    except (OSError, ValueError):
+        raise BackendUnavailableError(
+            f"{PACKAGE} {pinned_version()} is not installed in {folder}", cure=INSTALL
+        ) from None
+    if found != pinned_version():
+        raise BackendUnavailableError(
+            f"{PACKAGE} {found} is in {folder}, {pinned_version()} is needed", cure=INSTALL
+        )
+    return folder
+
+
+@cache
+def _version_of(path: str, _changed: int) -> str:
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, timeout=_SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BackendUnavailableError(f"node cannot be run: {error}", where=path, cure=NODE) from None
+    return done.stdout.decode("utf-8", "replace").strip().removeprefix("v")
+
+
+def main() -> int:
+    """Install the package; returns npm's exit code."""
+    npm = shutil.which("npm")
+    if npm is None:
+        sys.stderr.write(f"there is no npm on PATH; {NODE}\n")
+        return 1
+    folder = modules_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copyfile(HERE / name, folder / name)
+    sys.stderr.write(f"installing {PACKAGE} {pinned_version()} into {folder}\n")
+    return subprocess.run(
+        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=folder, check=False
+    ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

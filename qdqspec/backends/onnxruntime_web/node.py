@@ -1,0 +1,145 @@
+"""Starts Node with the worker of this folder, and sends it requests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import tempfile
+import warnings
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from qdqspec.backends._orphans import dying_with_parent
+from qdqspec.backends.onnxruntime_web.install import HERE, NODE, require_node, require_package
+from qdqspec.backends.onnxruntime_web.messages import cure_for, plainly
+from qdqspec.errors import BackendError, BackendUnavailableError
+from qdqspec.wire import Array, Header, Stream, WireClosedError
+
+_START_SECONDS = 60.0
+_FLAGS = ("--single-threaded-gc", "--expose-gc")
+_LAST_BYTES = 2000
+
+
+class Node:
+    """A process of Node with one model. It ends with `close`, with this object, and with this process."""
+
+    def __init__(self, model: Path) -> None:
+        node, _ = require_node()
+        folder = require_package()
+        self._model = model
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [node, *_FLAGS, str(HERE / "worker.mjs"), str(theirs.fileno()), str(folder)]
+            try:
+                self._process = _started(command, theirs.fileno(), self._log)
+            except BaseException:
+                ours.close()
+                self._log.close()
+                raise
+        self._stream = Stream(ours)
+        self._end = weakref.finalize(self, _end, self._process, self._stream, self._log)
+        self.versions: Mapping[str, str] = self._receive("start", _START_SECONDS)[0]["versions"]
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ask(
+        self, request: Header, arrays: Mapping[str, Array] | None = None, *, seconds: float
+    ) -> tuple[Header, dict[str, Array]]:
+        """Send a request and wait for its answer. Raises `BackendError` for a refusal, a crash and a timeout.
+
+        After a crash and a timeout the process has ended.
+        """
+        self._follow_processors()
+        try:
+            self._stream.send(request, arrays, seconds)
+        except (WireClosedError, OSError):
+            raise self._ended(request["do"]) from None
+        answer, values = self._receive(request["do"], seconds)
+        if "error" in answer:
+            raise self._refused(str(answer["error"]))
+        return answer, values
+
+    def close(self) -> None:
+        """End the process; closing twice has no effect."""
+        self._end()
+
+    def _receive(self, what: str, seconds: float) -> tuple[Header, dict[str, Array]]:
+        try:
+            return self._stream.receive(seconds)
+        except TimeoutError:
+            self.close()
+            raise BackendError(
+                f"Node gave no answer to '{what}' for {seconds:g} s and was ended",
+                where=self._model,
+                cure="give it more time with --qdq-build-limit" if what == "build" else None,
+            ) from None
+        except (WireClosedError, OSError):
+            raise self._ended(what) from None
+        except BaseException:  # an interrupt leaves an unread answer in the connection
+            self.close()
+            raise
+
+    def _follow_processors(self) -> None:
+        """Let the thread that computes run on the processors that the calling thread may use."""
+        if hasattr(os, "sched_setaffinity"):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(self._process.pid, os.sched_getaffinity(0))
+
+    def _ended(self, what: str) -> BackendError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+        code, words = self._process.poll(), _last_words(self._log)
+        self.close()
+        return BackendError(
+            f"Node ended with code {code} during '{what}': {plainly(words) if words else 'it printed nothing'}",
+            where=self._model,
+            cure=cure_for(words),
+        )
+
+    def _refused(self, text: str) -> BackendError:
+        why = plainly(text)
+        return BackendError(f"ONNX Runtime Web: {why}", where=self._model, cure=cure_for(why))
+
+
+def _started(command: list[str], connection: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    with warnings.catch_warnings():
+        # From 3.12 on Python warns of code between fork and exec if there are threads; here it is one system call.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(connection,),
+                preexec_fn=dying_with_parent(),
+                env={name: value for name, value in os.environ.items() if name != "NODE_OPTIONS"},
+            )
+        except OSError as error:
+            raise BackendUnavailableError(
+                f"node cannot be run: {error}", where=command[0], cure=NODE
+            ) from None
+
+
+def _end(process: subprocess.Popen[bytes], stream: Stream, log: IO[bytes]) -> None:
+    stream.close()
+    process.kill()
+    process.wait()
+    log.close()
+
+
+def _last_words(log: IO[bytes]) -> str:
+    if log.closed:
+        return ""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - _LAST_BYTES))
+    lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    return " | ".join(lines[-6:])

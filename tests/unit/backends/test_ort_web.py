@@ -1,0 +1,231 @@
+"""The backend `onnxruntime-web`: Node ends with its engine, failures have reasons, files are pinned and shipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from web_installed import require_web
+
+from qdqspec.backends.base import BuildOptions
+from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb, OnnxRuntimeWebEngine, install
+from qdqspec.checks.base import longest_match
+from qdqspec.errors import BackendError, ConfigError
+from qdqspec.testing.backends import small_model
+
+FEEDS = {"x": np.ones((1, 3, 8, 8), np.float32)}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    require_web()
+    onnx.save(small_model(), tmp_path / "small.onnx")
+    return tmp_path / "small.onnx"
+
+
+def build(path: Path, **options: object) -> OnnxRuntimeWebEngine:
+    return OnnxRuntimeWeb().build(path, BuildOptions(**options))  # type: ignore[arg-type]
+
+
+def pid_of(engine: OnnxRuntimeWebEngine) -> int:
+    assert engine._node is not None
+    return engine._node.pid
+
+
+def has_ended(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+# ---- without Node ---------------------------------------------------------------------------------
+
+
+def test_without_node_it_reports_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    availability = OnnxRuntimeWeb().probe()
+    assert not availability.usable
+    assert "no node" in availability.why
+    assert "Node 20" in availability.install
+
+
+def test_without_the_package_it_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(install, "require_node", lambda: ("node", "22.1.0"))
+    monkeypatch.setattr("qdqspec.backends.onnxruntime_web.engine.require_node", lambda: ("node", "22.1.0"))
+    availability = OnnxRuntimeWeb().probe()
+    assert (availability.usable, availability.install) == (
+        False,
+        "python -m qdqspec.backends.onnxruntime_web.install",
+    )
+    assert str(tmp_path) in availability.why
+
+
+def test_another_version_of_the_package_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = install.modules_folder() / "node_modules" / "onnxruntime-web"
+    folder.mkdir(parents=True)
+    (folder / "package.json").write_text(json.dumps({"version": "1.2.3"}))
+    with pytest.raises(BackendError, match=r"onnxruntime-web 1\.2\.3 is in"):
+        install.require_package()
+
+
+def test_the_lock_file_pins_the_version_and_names_no_host() -> None:
+    text = (install.HERE / "package-lock.json").read_text()
+    locked = json.loads(text)["packages"]
+    assert locked["node_modules/onnxruntime-web"]["version"] == install.pinned_version()
+    assert all("integrity" in package for name, package in locked.items() if name.startswith("node_modules/"))
+    assert not re.search(r'"resolved"|https?://[^"]*(registry|npm)', text)
+
+
+def test_its_files_are_shipped() -> None:
+    text = Path(__file__).parents[3].joinpath("pyproject.toml").read_text(encoding="utf-8")
+    assert "backends/onnxruntime_web/*.mjs" in text
+    assert "backends/onnxruntime_web/*.json" in text
+
+
+def test_a_budget_of_onnxruntime_is_none_of_onnxruntime_web() -> None:
+    assert longest_match(["onnxruntime"], "onnxruntime-cpu") == "onnxruntime"
+    assert longest_match(["onnxruntime"], "onnxruntime-web-node") is None
+    assert longest_match(["onnxruntime", "onnxruntime-web"], "onnxruntime-web-node") == "onnxruntime-web"
+
+
+def test_a_browser_is_no_option_yet() -> None:
+    with pytest.raises(ConfigError, match="Node only"):
+        OnnxRuntimeWeb().options.read({"onnxruntime-web.browser": "chromium"})
+
+
+# ---- with Node ------------------------------------------------------------------------------------
+
+
+def test_node_ends_with_its_engine(small: Path) -> None:
+    engine = build(small)
+    pid = pid_of(engine)
+    engine.close()
+    assert has_ended(pid)
+    other = build(small)
+    pid = pid_of(other)
+    del other
+    assert has_ended(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Node ends when it reads from its connection")
+def test_node_ends_when_the_process_that_started_it_is_killed(small: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from qdqspec.backends.base import BuildOptions; "
+        "from qdqspec.backends.onnxruntime_web import OnnxRuntimeWeb; "
+        "engine = OnnxRuntimeWeb().build(Path(sys.argv[1]), BuildOptions()); "
+        "print(engine._node.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(small)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    assert has_ended(pid)
+
+
+def test_a_crash_is_an_error_with_the_reason_and_another_build_works(small: Path) -> None:
+    engine = build(small)
+    os.kill(pid_of(engine), signal.SIGKILL)
+    with pytest.raises(BackendError, match="Node ended with code -9 during 'run'"):
+        engine.run(FEEDS)
+    assert set(build(small).run(FEEDS)) == {"y"}
+
+
+def test_a_call_that_takes_too_long_ends_node(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = build(small)
+    pid = pid_of(engine)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(OnnxRuntimeWebEngine, "_patience", lambda *_: 0.2)
+    with pytest.raises(BackendError, match="no answer to 'run'"):
+        engine.run(FEEDS)
+    assert has_ended(pid)
+
+
+def test_a_refusal_has_the_reason_of_the_runtime(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    require_web()
+    model = small_model()
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(model, tmp_path / "odd.onnx")
+    with pytest.raises(BackendError, match="NoSuchOperator") as caught:
+        build(tmp_path / "odd.onnx")
+    assert caught.value.where == str(tmp_path / "odd.onnx")
+    assert "\n" not in caught.value.what
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["shape", "name", "dtype"])
+def test_wrong_inputs_are_refused_and_the_engine_goes_on(small: Path, kind: str) -> None:
+    wrong = {
+        "shape": {"x": np.ones((3, 8), np.float32)},
+        "name": {"image": FEEDS["x"]},
+        "dtype": {"x": FEEDS["x"].astype(np.float64)},
+    }[kind]
+    engine = build(small)
+    with pytest.raises(BackendError):
+        engine.run(wrong)
+    assert set(engine.run(FEEDS)) == {"y"}
+
+
+def test_two_threads_are_refused(small: Path) -> None:
+    with pytest.raises(BackendError, match="one thread"):
+        build(small, threads=2)
+
+
+def test_weights_in_external_files_are_read(tmp_path: Path, small: Path) -> None:
+    expected = build(small).run(FEEDS)["y"]
+    onnx.save(
+        small_model(), tmp_path / "big.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    assert (tmp_path / "w.bin").exists()
+    np.testing.assert_array_equal(build(tmp_path / "big.onnx").run(FEEDS)["y"], expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "float64", "int8", "uint8", "int32", "int64", "uint64", "bool"]
+)
+def test_tensors_of_all_types_pass_through(tmp_path: Path, dtype: str) -> None:
+    require_web()
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    values = [helper.make_tensor_value_info(name, kind, (2, 3)) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    value = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
+    result = build(tmp_path / "m.onnx").run({"x": value})["y"]
+    assert result.dtype == value.dtype
+    np.testing.assert_array_equal(result, value)
+
+
+def test_hot_code_is_compiled_before_runs_are_timed(tmp_path: Path) -> None:
+    """V8's first code of these kernels takes more than twice as long as its second."""
+    require_web()
+    weight = helper.make_tensor(
+        "w", TensorProto.FLOAT, (32, 32, 3, 3), np.full(32 * 32 * 9, 0.01, np.float32).tobytes(), raw=True
+    )
+    values = [helper.make_tensor_value_info(name, 1, (1, 32, 32, 32)) for name in "xy"]
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])
+    graph = helper.make_graph([node], "g", values[:1], values[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    engine = build(tmp_path / "m.onnx")
+    engine.bind({"x": np.ones((1, 32, 32, 32), np.float32)})
+    first, later = (min(engine.time(10).cpu_ms) for _ in range(2))
+    assert first < 1.6 * later
