@@ -9,11 +9,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-<<<<<<<< HEAD:tests/unit/measurement/test_wire.py
-from qdqspec.measurement._wire import Stream, WireClosedError
-========
 from qdqspec.wire import Stream, WireClosedError
->>>>>>>> fb55556 (Backend onnxruntime-web: ONNX Runtime's WebAssembly build in Node):tests/unit/test_wire.py
 
 
 @pytest.fixture
