@@ -45,6 +45,8 @@ class Capabilities:
     ``absorbs`` are ops that fuse into the quantized producer before them, so that the Q is inserted after them;
     ``integer_bias`` are linear ops that run ``in-only`` on integers only with an int32 bias after a DQ;
     ``bare`` are linear ops that run ``in-only`` on integers only if no op is absorbed directly after them;
+    ``constant_weight`` are ops that run on integers only if their weight is a constant, beside those for which that
+    always holds (Conv);
     ``blocked_axes[op_type]`` are the axes along which the op takes a two-dimensional weight in a blocked format;
     ``rules`` are names of `qdqspec.placement.rules`, for requirements of a compiler beyond single operators;
     ``observes`` is false if outputs are returned too slowly for calibration: ONNX Runtime is used instead.
@@ -70,6 +72,7 @@ class Capabilities:
     symmetric_activations: bool = False
     integer_bias: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
+    constant_weight: frozenset[str] = frozenset()
     blocked_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rules: frozenset[str] = frozenset()
     per_layer_profile: bool = True

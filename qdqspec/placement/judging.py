@@ -152,7 +152,10 @@ class _Words:
             yield "element type not known"
         if other := [name for name in types if name not in _FLOATS]:
             yield f"an input holds {other[0]}"
-        if node.op_type in NEEDS_WEIGHT and weight_input(self._model, node) is None:
+        if (
+            node.op_type in NEEDS_WEIGHT | self._can.constant_weight
+            and weight_input(self._model, node) is None
+        ):
             yield "its weight is computed, and integer kernels want a constant one"
         constants = [index for index in data_inputs(node) if node.inputs[index] in self._model.constants]
         if len(constants) == len(data_inputs(node)):

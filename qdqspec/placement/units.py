@@ -227,7 +227,7 @@ class UnitFinder:
             return None
         if node.op_type in RECURRENT:
             return self._recurrent(node)
-        if weight is None and node.op_type in NEEDS_WEIGHT:
+        if weight is None and node.op_type in NEEDS_WEIGHT | self._capabilities.constant_weight:
             return None
         indexes = data_inputs(node)
         if not all(is_float(self._model, node.inputs[index]) for index in indexes):

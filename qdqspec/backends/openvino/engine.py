@@ -30,7 +30,7 @@ from qdqspec.backends.openvino.library import (
     properties,
 )
 from qdqspec.backends.openvino.messages import cure_for, plainly
-from qdqspec.backends.openvino.ops import ABSORBED, LABELS
+from qdqspec.backends.openvino.ops import ABSORBED, LABELS, LINEAR
 from qdqspec.backends.openvino.options import CPU, OPTIONS, device_from
 from qdqspec.errors import BackendError, BackendUnavailableError
 from qdqspec.graph.model import Model
@@ -93,6 +93,7 @@ class OpenVino:
             activations={"int8": "uint8", "uint8": "uint8"},
             weights={"int8": "int8", "uint8": "int8"},
             absorbs=ABSORBED,
+            constant_weight=frozenset(LINEAR),
             reduce_range=on_cpu and _overflows(_cpu.detect()),
             builds_side_by_side=on_cpu,
             one_processor=on_cpu,

@@ -4,8 +4,8 @@ Derived from the runtime graphs of small models with OpenVINO 2026.4.1 (uint8 ac
 weights per channel) and verified entry by entry against the installed version in
 ``tests/unit/backends/test_openvino_ops.py``. Conditions that an operator type cannot express:
 
-- Conv, Gemm and MatMul need a constant weight; a float bias is added in the integer kernel. A MatMul of two activations
-  and a ConvTranspose run in float32 with uint8 activations.
+- Conv, Gemm and MatMul need a constant weight (`Capabilities.constant_weight`); a float bias is added in the integer
+  kernel. A ConvTranspose runs in float32 with uint8 activations.
 - An Add or Sub of two quantized tensors is computed in the kernel of the convolution that makes one of them. If one
   side only has a pair, the sum is a separate kernel in float32.
 - A Mul reads and writes integers if one operand is broadcast, as in squeeze-and-excitation blocks; of two

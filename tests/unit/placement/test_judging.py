@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -176,3 +177,16 @@ def test_a_backend_need_not_be_here_to_judge(backend: str, models: Path) -> None
     assert found.reasons["/layer2/layer2.0/conv2/Conv"] == ""
     small = backend in ("tensorrt", "trtexec")  # one column a class, of which there are ten
     assert found.outputs == {"logits": "Gemm: rule small-gemm leaves it in float" if small else NOT_ASKED}
+
+
+def test_a_product_of_two_activations_is_not_offered_where_the_weight_must_be_constant() -> None:
+    model = model_of(
+        "g (float[4,4] x) => (float[4,4] y) <float[4,4] v = {1,0,0,0,0,1,0,0,0,0,1,0,0,0,0,1}> "
+        "{ a = MatMul(x, v) y = MatMul(a, a) }"
+    )
+    can = replace(BACKEND, constant_weight=frozenset({"MatMul"}))
+    assert reasons(model)["y"] == ""
+    assert reasons(model, can) == {
+        "a": "",
+        "y": "MatMul: its weight is computed, and integer kernels want a constant one",
+    }
