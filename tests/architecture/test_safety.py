@@ -42,6 +42,7 @@ NEVER_CALLED = {
     *("yaml.load", "yaml.unsafe_load", "np.fromregex", "pd.read_pickle"),
 }
 TALKS_TO_CHILDREN = {
+    "backends/onnxruntime_web/node.py",
     "measurement/_processes.py",
     "wire.py",
     "measurement/worker.py",
@@ -49,6 +50,7 @@ TALKS_TO_CHILDREN = {
 
 # Who may write a file at its place, and why a kill in the middle does no harm.
 WRITES_IN_PLACE = {
+    "backends/onnxruntime_web/install.py": "npm reads both files; the next run of the command writes them again",
     "files.py": "it is what makes writing whole",
     "graph/save.py": "into a hidden folder that files.py gave it",
     "graph/weights.py": "it only grows, in a folder that files.py or temporary.py gave",
@@ -82,6 +84,7 @@ MAKES_TEMPORARY = {
     "report/private.py",  # knows its name, to keep it out of reports
     "backends/tensorrt/gpu_day/clean.py",  # knows its name, to keep it out of the archive
     "backends/onnxruntime/engine.py",  # in a child: inside the child's folder
+    "backends/onnxruntime_web/node.py",  # the log of its process, a file without a name
     "backends/trtexec/engine.py",
     "backends/trtexec/process.py",
 }

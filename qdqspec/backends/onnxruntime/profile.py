@@ -20,7 +20,12 @@ _INTEGER_TYPES = frozenset({"uint8", "int8"})
 
 def read_profile(path: Path) -> tuple[KernelEvent, ...]:
     """Kernel executions in the order they ended, over all runs."""
-    events = json.loads(path.read_text(encoding="utf-8"))
+    return parse_profile(path.read_text(encoding="utf-8"))
+
+
+def parse_profile(text: str) -> tuple[KernelEvent, ...]:
+    """As `read_profile`, from the text of the file."""
+    events = json.loads(text)
     return tuple(
         _event(e) for e in events if e.get("cat") == "Node" and str(e.get("name", "")).endswith(_SUFFIX)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from qdqspec.backends import _cpu
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
 from qdqspec.backends.onnxruntime.graph import graph_hash, read_source
 from qdqspec.backends.onnxruntime.layers import map_kernels
-from qdqspec.backends.onnxruntime.profile import layer_times, read_profile
+from qdqspec.backends.onnxruntime.profile import layer_times, parse_profile
 from qdqspec.backends.onnxruntime_web.install import (
     INSTALL,
     PACKAGE,
@@ -157,10 +156,7 @@ class OnnxRuntimeWebEngine:
         node = self._require_bound(profile)
         request = {"do": "layers", "runs": runs, "warmup": warmup, "profile": profile}
         answer, _ = node.ask(request, seconds=self._patience(runs + warmup))
-        with tempfile.TemporaryDirectory(prefix="qdqspec-ort-web-") as folder:
-            written = Path(folder) / "profile.json"
-            written.write_text(answer["profile"], encoding="utf-8")
-            events = read_profile(written)
+        events = parse_profile(answer["profile"])
         latency = self._latest.get(profile) or self.time(runs, warmup=warmup, profile=profile)
         origins = map_kernels(self._optimized.graph, read_source(self.model))
         kernels = Model(self._optimized, path=self.model)
