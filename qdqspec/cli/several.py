@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,38 @@ from dataclasses import replace
 from qdqspec import registry
 from qdqspec.errors import ConfigError
 from qdqspec.types import Case
+
+
+def weights(text: str) -> dict[str, float]:
+    """Parse ``onnxruntime:2,openvino``: a weight for each backend, 1 if not stated."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.strip().partition(":")
+        try:
+            value = float(weight or 1)
+        except ValueError:
+            value = 0.0
+        if not name or not 0 < value < math.inf or name in found:
+            raise argparse.ArgumentTypeError(
+                f"'{text}' is no list of backends with weights such as onnxruntime:2,openvino"
+            )
+        found[name] = value
+    return found
+
+
+def backends_asked(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The backends of ``--targets``, or of ``--backend`` if it names several; none otherwise.
+
+    Raises `ConfigError` as `split_backends`, and if both are given or there is one target only.
+    """
+    if arguments.targets is None:
+        return split_backends(arguments)
+    if arguments.qdq_backend is not None:
+        raise ConfigError("--targets and --backend are both given", cure="leave --backend out")
+    if len(arguments.targets) < 2:
+        raise ConfigError("--targets: one placement for several runtimes needs two backends or more")
+    arguments.qdq_backend = ",".join(arguments.targets)
+    return split_backends(arguments)
 
 
 def split_backends(arguments: argparse.Namespace) -> tuple[str, ...]:

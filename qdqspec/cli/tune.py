@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qdqspec.cases import find_cases
 from qdqspec.cli.asked import add_words, case_as_asked
-from qdqspec.cli.several import on_backends, split_backends
+from qdqspec.cli.several import backends_asked, on_backends, weights
 from qdqspec.cli.words import (
     FINE,
     IMPOSSIBLE,
@@ -57,13 +57,21 @@ def add_verbs(verbs: Verbs) -> None:
     )
     parser.add_argument("what", metavar="SPEC|MODEL", help="A spec, one case of it (file::case), or a model.")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="Where to put models and results.")
+    parser.add_argument(
+        "--targets",
+        type=weights,
+        metavar="A:2,B",
+        help="Backends, each with a weight (default: 1): tune on each, and find one placement for all that is "
+        "slower than float on none, with the least weighted geometric mean of ratios.",
+    )
     add_words(parser)
 
 
 def tune(arguments: argparse.Namespace) -> int:
     """Tune every case; return 1 if a check of a spec fails, 2 if one could not be evaluated."""
     bare = Path(arguments.what).suffix == ".onnx"
-    backends = split_backends(arguments)
+    targets = arguments.targets or {}
+    backends = backends_asked(arguments)
     single = bare and not backends
     settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if single else "case")
     if arguments.output is not None:
@@ -76,7 +84,7 @@ def tune(arguments: argparse.Namespace) -> int:
         if settings.mode == "plan":
             return _print_plans(cases, session)
         is_whole = _run(cases, session)
-        is_whole &= _compare_runtimes(session)
+        is_whole &= _compare_runtimes(session, targets)
         record = session.record()
     _report(record, settings, as_json=arguments.json)
     if not is_whole:
@@ -172,11 +180,13 @@ def _run(cases: list[Case], session: Session) -> bool:
     return not errors
 
 
-def _compare_runtimes(session: Session) -> bool:
-    """Time the runtimes of one model together; return whether that was possible."""
+def _compare_runtimes(session: Session, weights: Mapping[str, float]) -> bool:
+    """Time the runtimes of one model together; with weights find one placement for them. Return whether it worked."""
     with _watched(session):
         try:
             session.compare_runtimes()
+            if weights:
+                session.find_common(weights)
         except QdqspecError as error:
             complain(f"qdqspec: {error}")
             return False
@@ -211,7 +221,7 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
     from qdqspec.report.tables import summary_table
 
     say("\n".join([summary_table(record), *_verdict_lines(record), *warning_lines(record)]))
-    if record.runtimes:
+    if record.runtimes or record.common:
         say(f"\n{runtimes_text(record)}\n")
     for case in record.cases:
         if case.evidence.output is not None:

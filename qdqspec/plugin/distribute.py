@@ -99,6 +99,7 @@ def merge_records(records: Sequence[RunRecord]) -> RunRecord | None:
         seconds=max(record.seconds for record in records),
         cases=tuple(cases[key] for key in (cases if len(records) == 1 else sorted(cases, key=str))),
         runtimes=tuple(found for record in records for found in record.runtimes),
+        common=tuple(found for record in records for found in record.common),
     )
 
 

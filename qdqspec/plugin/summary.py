@@ -88,7 +88,7 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
 
     width = shutil.get_terminal_size().columns if terminal.isatty() else None
     terminal.write_line(summary_table(record, width=width))
-    if record.runtimes:
+    if record.runtimes or record.common:
         from qdqspec.report.runtimes import runtimes_text
 
         terminal.write_line(f"\n{runtimes_text(record)}\n")

@@ -19,6 +19,7 @@ from qdqspec.types import (
     AccuracyEvidence,
     BlockError,
     Clock,
+    CommonPlacement,
     Consumer,
     CorrectionGain,
     DeviceKey,
@@ -226,7 +227,10 @@ class CasePart(Part):
 
 
 class RunPart(Part):
-    """The run record: all cases of a run, and ``runtimes``: comparisons of cases that differ in the runtime only."""
+    """The run record: all cases of a run, and ``runtimes``: comparisons of cases that differ in the runtime only.
+
+    ``common`` is one placement for all runtimes of such cases, if it was asked for.
+    """
 
     schema_version: Literal[1]
     qdqspec: str
@@ -234,3 +238,4 @@ class RunPart(Part):
     seconds: float
     cases: tuple[CasePart, ...]
     runtimes: tuple[RuntimeComparison, ...] = ()
+    common: tuple[CommonPlacement, ...] = ()

@@ -36,6 +36,7 @@ def record_to_json(record: RunRecord) -> dict[str, Any]:
         seconds=record.seconds,
         cases=tuple(part_from_case(case) for case in record.cases),
         runtimes=redacted_runtimes(record),
+        common=record.common,
     )
     return _data(part)
 
@@ -61,6 +62,7 @@ def record_from_json(data: object) -> RunRecord:
         seconds=part.seconds,
         cases=cases,
         runtimes=part.runtimes,
+        common=part.common,
     )
 
 

@@ -28,15 +28,17 @@ def write_comparisons(record: RunRecord) -> None:
     Raises `OutputError` if a folder cannot be written.
     """
     outputs = {case.evidence.case.name: case.evidence.output for case in record.cases}
-    written = record_to_json(record)["runtimes"]
+    data = record_to_json(record)
+    written = data["runtimes"]
     folders: dict[Path, tuple[list[dict[str, Any]], dict[str, str]]] = {}
-    for found, data in zip(record.runtimes, written, strict=True):
+    for found, comparison in zip(record.runtimes, written, strict=True):
         winner = found.named(found.winner)
         output = outputs.get(winner.case)
         if output is not None:
             comparisons, files = folders.setdefault(output.parent, ([], {}))
-            comparisons.append(data)
+            comparisons.append(comparison)
             files[found.name] = f"{output.name}/{'tuned' if winner.model == 'tuned' else 'reference'}.onnx"
     for folder, (comparisons, files) in folders.items():
-        text = json_text(tune_to_json(record.version, comparisons, files))
+        common = [each for each in data["common"] if each["name"] in files]
+        text = json_text(tune_to_json(record.version, comparisons, files, common))
         write_whole(folder / TUNE, text, what="the comparison")

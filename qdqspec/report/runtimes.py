@@ -7,7 +7,7 @@ from typing import Any
 from tabulate import tabulate
 
 from qdqspec.report.facts import LONG, Table
-from qdqspec.types import RunRecord, RuntimeComparison, RuntimeModel
+from qdqspec.types import CommonPlacement, RunRecord, RuntimeComparison, RuntimeModel
 from qdqspec.units import count_text, db_text, interval_text, ms_text, plain, ratio_text
 
 TUNE_SCHEMA_VERSION = 1
@@ -87,11 +87,66 @@ def _text(model: RuntimeModel) -> str:
     return f"{'the model tuned for' if model.model == 'tuned' else 'float on'} {plain(model.target)}"
 
 
+def common_table(found: CommonPlacement) -> Table:
+    """The common placement on each runtime, beside the best model of that runtime's own search."""
+    rows = tuple(
+        (
+            plain(each.target, 30),
+            f"{each.weight:.2f}",
+            ratio_text(each.ratio.median),
+            interval_text(each.ratio),
+            ratio_text(each.own.median) + (" (float)" if each.own_unchanged else ""),
+            ratio_text(each.loss.median),
+            interval_text(each.loss),
+            "" if each.sqnr_db is None else db_text(each.sqnr_db),
+        )
+        for each in found.targets
+    )
+    builds = count_text(found.builds, "build")
+    return Table(
+        f"One placement for several runtimes of {plain(found.name)} ({found.clock} clock, {builds} each, interleaved)",
+        (
+            "runtime",
+            "weight",
+            "of float",
+            "95 % interval",
+            "own best",
+            "over own",
+            "95 % interval",
+            "SQNR dB",
+        ),
+        rows,
+        frozenset({1, 2, 5, 7}),
+    )
+
+
+def common_conclusions(found: CommonPlacement) -> list[str]:
+    """The placement and its mean, or why there is none; and how the best of each runtime were found."""
+    timed = count_text(found.candidates, "candidate")
+    if found.unchanged:
+        said = f"{plain(found.name)}: no common placement: {plain(found.reason, LONG)} ({timed} timed on all runtimes)"
+        return [said]
+    said = (
+        f"{plain(found.name)}: one placement of {count_text(found.pairs, 'pair')}, from the space of "
+        f"{plain(found.origin)}: weighted mean {ratio_text(found.mean.median)} of float "
+        f"(95 %: {interval_text(found.mean)}); {timed} timed on all runtimes"
+    )
+    searches = (
+        f"{plain(t.target)} by a search of {count_text(t.own_builds, 'build')}" for t in found.targets
+    )
+    return [said, f"own best: {', '.join(searches)}, timed again here; a longer search may find a better one"]
+
+
+def tables_of(record: RunRecord) -> list[tuple[Table, list[str]]]:
+    """The tables about several runtimes, each with its sentences."""
+    compared = [(runtimes_table(found), conclusions(found)) for found in record.runtimes]
+    return compared + [(common_table(found), common_conclusions(found)) for found in record.common]
+
+
 def runtimes_text(record: RunRecord) -> str:
     """The tables and sentences of all comparisons; empty if there are none."""
     parts: list[str] = []
-    for found in record.runtimes:
-        table = runtimes_table(found)
+    for table, said in tables_of(record):
         grid = tabulate(
             table.rows,
             headers=table.headers,
@@ -99,15 +154,18 @@ def runtimes_text(record: RunRecord) -> str:
             disable_numparse=True,
         )
         rows = "\n".join(line.rstrip() for line in grid.splitlines())
-        parts.append("\n".join([table.title, rows, *conclusions(found)]))
+        parts.append("\n".join([table.title, *([rows] if table.rows else []), *said]))
     return "\n\n".join(parts)
 
 
-def tune_to_json(version: str, found: list[dict[str, Any]], files: dict[str, str]) -> dict[str, Any]:
+def tune_to_json(
+    version: str, found: list[dict[str, Any]], files: dict[str, str], common: list[dict[str, Any]]
+) -> dict[str, Any]:
     """The content of ``tune.json``: comparisons as in the run record, and the file of each winner by name."""
     return {
         "schema_version": TUNE_SCHEMA_VERSION,
         "qdqspec": version,
         "runtimes": found,
         "winners": files,
+        "common": common,
     }

@@ -47,6 +47,7 @@ from qdqspec.session.probes import Prober, read_probe
 from qdqspec.session.resources import Resources
 from qdqspec.session.result import Result
 from qdqspec.session.study import AnyStrategy, Study
+from qdqspec.session.targets import find_common, folder_of
 from qdqspec.session.tuning import plan_text
 from qdqspec.spec.inline import Asked, AskedWithStrategy, GivenModel, PathLike, inline_case
 from qdqspec.types import (
@@ -54,6 +55,7 @@ from qdqspec.types import (
     CaseRecord,
     CheckResult,
     CheckSpec,
+    CommonPlacement,
     CulpritEvidence,
     Evidence,
     EvidenceKind,
@@ -99,6 +101,7 @@ class Session:
         self.backends = Backends(self.settings)
         self.backend = self.backends.default.backend
         self._runtimes: tuple[RuntimeComparison, ...] = ()
+        self._common: tuple[CommonPlacement, ...] = ()
         self._store = Store(self.settings.cache_dir)
         self._works: dict[_Key, CaseWork] = {}
         self._waits: list[float] = []  # seconds of each wait for other runs on the device
@@ -334,6 +337,18 @@ class Session:
             )
         return self._runtimes
 
+    def find_common(self, weights: Mapping[str, float]) -> tuple[CommonPlacement, ...]:
+        """Find one placement for the cases that differ in the runtime only; ``weights`` are by backend.
+
+        Cases that were not searched are left out. The result is part of the record.
+        """
+        searched = [work for work in self._works.values() if work.finder.is_found]
+        self._common = tuple(
+            find_common(name, works, weights, self._watched, folder_of(works))
+            for name, works in grouped(searched)
+        )
+        return self._common
+
     def output(self, case: Case) -> Path:
         """The output folder of the case."""
         return self.work(case).setup.output
@@ -345,16 +360,24 @@ class Session:
             for key, work in self._works.items()
             if self._results.get(key) or work.finder.found is not None
         )
-        return self._run_record((*found, *self._skipped.values()), self._runtimes)
+        return self._run_record((*found, *self._skipped.values()), self._runtimes, self._common)
 
     def _run_record(
-        self, cases: Iterable[CaseRecord], runtimes: tuple[RuntimeComparison, ...] = ()
+        self,
+        cases: Iterable[CaseRecord],
+        runtimes: tuple[RuntimeComparison, ...] = (),
+        common: tuple[CommonPlacement, ...] = (),
     ) -> RunRecord:
         started, clock = self._started
         found = tuple(cases)
         seconds = time.monotonic() - clock
         return RunRecord(
-            version=__version__, started=started, seconds=seconds, cases=found, runtimes=runtimes
+            version=__version__,
+            started=started,
+            seconds=seconds,
+            cases=found,
+            runtimes=runtimes,
+            common=common,
         )
 
     def renewals(self) -> tuple[Renewal, ...]:

@@ -71,6 +71,7 @@ from qdqspec.types.parity import (
 from qdqspec.types.placed import Consumer, Placement, Region, Site
 from qdqspec.types.rehearsed import BlockError, CorrectionGain, Rehearsed
 from qdqspec.types.runtimes import RuntimeComparison, RuntimeModel
+from qdqspec.types.targets import CommonPlacement, TargetResult
 from qdqspec.types.upgrades import LayerChange, Upgrade, UpgradeCheck, UpgradeState
 from qdqspec.types.words import (
     HALVES,
@@ -113,6 +114,7 @@ __all__ = [
     "CheckResult",
     "CheckSpec",
     "Clock",
+    "CommonPlacement",
     "Consumer",
     "CorrectionGain",
     "Culprit",
@@ -170,6 +172,7 @@ __all__ = [
     "SkipRules",
     "Status",
     "SurvivalEvidence",
+    "TargetResult",
     "TensorParity",
     "TopK",
     "Trial",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from qdqspec.types.evidence import Evidence
 from qdqspec.types.runtimes import RuntimeComparison
+from qdqspec.types.targets import CommonPlacement
 from qdqspec.types.words import Outcome, Severity
 
 
@@ -54,7 +55,7 @@ class CaseRecord:
 class RunRecord:
     """One run, as input of reports. ``started`` is an ISO 8601 time in UTC.
 
-    ``runtimes`` are comparisons of cases that differ in the runtime only.
+    ``runtimes`` are comparisons of cases that differ in the runtime only, ``common`` one placement for all of these.
     """
 
     version: str
@@ -62,3 +63,4 @@ class RunRecord:
     seconds: float
     cases: tuple[CaseRecord, ...]
     runtimes: tuple[RuntimeComparison, ...] = ()
+    common: tuple[CommonPlacement, ...] = ()

@@ -11,7 +11,7 @@ from qdqspec.report.charts import baseline_chart, errors_chart, front_chart, lat
 from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
-from qdqspec.report.runtimes import conclusions, runtimes_table
+from qdqspec.report.runtimes import tables_of
 from qdqspec.report.style import PAGE
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, Evidence, RunRecord
@@ -118,9 +118,8 @@ def _summary(record: RunRecord) -> Block:
 def _runtimes(record: RunRecord) -> list[Block]:
     """The comparisons of runtimes, each as a card."""
     blocks = []
-    for found in record.runtimes:
-        table = runtimes_table(found)
-        said = "".join(f"<p>{_e(line)}</p>" for line in conclusions(found))
+    for table, lines in tables_of(record):
+        said = "".join(f"<p>{_e(line)}</p>" for line in lines)
         body = f"<h3>{_title(table)}</h3>\n{_table(table)}{said}"
         blocks.append(Block(f'<div class="card">{body}</div>', brief=_left_out(table)))
     return blocks

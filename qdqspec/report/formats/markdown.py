@@ -10,7 +10,7 @@ from qdqspec.report import facts
 from qdqspec.report.fit import Block, Page, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
-from qdqspec.report.runtimes import conclusions, runtimes_table
+from qdqspec.report.runtimes import tables_of
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, RunRecord
 from qdqspec.units import count_text, plain
@@ -69,9 +69,8 @@ def _summary(record: RunRecord) -> Block:
 def _runtimes(record: RunRecord) -> list[Block]:
     """The comparisons of runtimes."""
     blocks = []
-    for found in record.runtimes:
-        table = runtimes_table(found)
-        said = "\n".join(f"- {escape(line)}" for line in conclusions(found))
+    for table, lines in tables_of(record):
+        said = "\n".join(f"- {escape(line)}" for line in lines)
         text = f"**{escape(table.title)}**\n\n{_table(table)}\n\n{said}"
         blocks.append(Block(text, brief=_left_out(table)))
     return blocks
