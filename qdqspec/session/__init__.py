@@ -342,7 +342,7 @@ class Session:
 
         Cases that were not searched are left out. The result is part of the record.
         """
-        searched = [work for work in self._works.values() if work.finder.is_found]
+        searched = [work for work in self._works.values() if work.finder.found is not None]
         self._common = tuple(
             find_common(name, works, weights, self._watched, folder_of(works))
             for name, works in grouped(searched)

@@ -95,9 +95,9 @@ class _Search:
         total = math.fsum(weights.get(_on(work), 1.0) for work in works)
         self._weights = {_on(work): weights.get(_on(work), 1.0) / total for work in works}
         self._candidates = candidates
-        clocks = {clock_for(work.bench.case.tune, work.bench.settings.threads) for work in works}
+        clocks = {clock_for(work.setup.case.tune, work.setup.settings.threads) for work in works}
         self._clock: Clock = "cpu" if clocks == {"cpu"} else "wall"
-        self._random = np.random.default_rng(works[0].bench.settings.seed)
+        self._random = np.random.default_rng(works[0].setup.settings.seed)
 
     def timed(
         self, candidates: Mapping[str, _Candidate], *, builds: int, rounds: int, own: bool = False
@@ -108,12 +108,12 @@ class _Search:
         """
         files: dict[str, TimedFile] = {}
         for work in self._works:
-            bench = work.bench
+            setup = work.setup
             blank = TimedFile(
-                backend=bench.backend,
-                options=bench.work.options,
-                path=require_path(bench.given),
-                loads=bench.prepared.loads,
+                backend=setup.backend,
+                options=setup.resources.options,
+                path=require_path(setup.given),
+                loads=setup.prepared.loads,
             )
             files[_text((_on(work), _FLOAT))] = blank
             if own:
@@ -168,7 +168,7 @@ class _Search:
         ratios = self.ratios(timed)
         complete = [digest for digest in finalists if _is_complete(ratios, self._works, digest)]
         ranked = sorted(complete, key=lambda digest: self.center(ratios, digest))
-        gain = max(work.bench.case.tune.min_gain for work in self._works)
+        gain = max(work.setup.case.tune.min_gain for work in self._works)
         for digest in ranked:
             if not self._fault(ratios, digest, gain):
                 over_own = self.ratios(timed, _OWN)
@@ -186,7 +186,7 @@ class _Search:
                     reason=f"least weighted mean of {len(finalists)} finalists",
                     placement=digest,
                     pairs=candidate.placement.pairs,
-                    origin=candidate.origin.bench.target,
+                    origin=candidate.origin.setup.target,
                 )
         reason = (
             self._fault(ratios, ranked[0], gain)
@@ -217,26 +217,26 @@ class _Search:
     ) -> TargetResult:
         result = work.finder.kept.result
         return TargetResult(
-            case=work.bench.case.name,
-            target=work.bench.target,
+            case=work.setup.case.name,
+            target=work.setup.target,
             weight=self._weights[_on(work)],
             ratio=ratios[_on(work), candidate.placement.digest],
             own=ratios[_on(work), _OWN],
             loss=loss,
             own_builds=result.built,
             own_unchanged=result.unchanged,
-            sqnr_db=compare_models(work.bench, candidate.path, divided=False).sqnr_db,
+            sqnr_db=compare_models(work.setup, candidate.path, divided=False).sqnr_db,
         )
 
 
 def folder_of(works: Sequence[CaseWork]) -> Path:
     """The folder of the common placement, beside those of the cases: ``common``, or ``common-int8`` of a matrix."""
-    rest = [str(value) for axis, value in works[0].bench.case.matrix.items() if axis != "backend"]
-    return works[0].bench.output.parent / "-".join(["common", *rest])
+    rest = [str(value) for axis, value in works[0].setup.case.matrix.items() if axis != "backend"]
+    return works[0].setup.output.parent / "-".join(["common", *rest])
 
 
 def _on(work: CaseWork) -> str:
-    return work.bench.backend.name
+    return work.setup.backend.name
 
 
 def _text(label: _Label) -> str:
@@ -254,13 +254,13 @@ def _candidates(works: Sequence[CaseWork], folder: Path) -> Iterator[_Candidate]
             if placement.sites:
                 path = folder / f"{placement.digest}.onnx"
                 if not path.exists():
-                    write_placement(origin.bench.prepared, placement, path)
+                    write_placement(origin.setup.prepared, placement, path)
                 yield _Candidate(placement, origin, path)
 
 
 def _best(work: CaseWork) -> list[Placement]:
     """The winner of a search, and its fastest candidates that were accurate enough."""
-    result, rules = work.finder.kept.result, work.bench.case.tune
+    result, rules = work.finder.kept.result, work.setup.case.tune
     least = None if result.accuracy is None else result.accuracy.least
     fits = partial(reaches, min_sqnr_db=rules.limits.min_sqnr_db, min_accuracy=least)
     good = [t for t in result.trials if t.ok and t.phase not in NOT_CANDIDATES and not t.subgraph]
@@ -272,7 +272,7 @@ def _best(work: CaseWork) -> list[Placement]:
 
 def _crossovers(origin: CaseWork, works: Sequence[CaseWork]) -> Iterator[Placement]:
     """In the space of one runtime: the best of another one, what the best of both quantize, and what either does."""
-    space = origin.bench.prepared.space
+    space = origin.setup.prepared.space
     mine = [labels_of(space, placement) for placement in _best(origin)[:1]]
     for work in works:
         if work is origin:
@@ -288,9 +288,9 @@ def _crossovers(origin: CaseWork, works: Sequence[CaseWork]) -> Iterator[Placeme
 def _is_accurate(works: Sequence[CaseWork], path: Path) -> bool:
     """Whether a model meets the limits of all cases, each measured on its own runtime, on all data."""
     for work in works:
-        rules, scores = work.bench.case.tune, work.bench.prepared.scores
+        rules, scores = work.setup.case.tune, work.setup.prepared.scores
         least_db = rules.limits.min_sqnr_db
-        if least_db is not None and compare_models(work.bench, path, divided=False).sqnr_db < least_db:
+        if least_db is not None and compare_models(work.setup, path, divided=False).sqnr_db < least_db:
             return False
         bound = rules.accuracy
         if bound is not None:
@@ -302,8 +302,8 @@ def _is_accurate(works: Sequence[CaseWork], path: Path) -> bool:
 
 def _write(candidate: _Candidate, output: Path) -> None:
     """Write the model and its scheme."""
-    prepared = candidate.origin.bench.prepared
+    prepared = candidate.origin.setup.prepared
     make_folder(output)
     write_placement(prepared, candidate.placement, output / "tuned.onnx")
     placed = prepared.numbers.placed(candidate.placement)
-    write_scheme(output / "scheme.json", candidate.placement, placed, candidate.origin.bench.target)
+    write_scheme(output / "scheme.json", candidate.placement, placed, candidate.origin.setup.target)
