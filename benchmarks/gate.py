@@ -24,9 +24,8 @@ from onnx import TensorProto, helper
 
 from qdqspec.backends.base import BuildOptions, Engine
 from qdqspec.backends.fake import FakeDevice, FakeEngine, options_from
-from qdqspec.baseline.compare import Conditions
+from qdqspec.baseline.compare import Conditions, is_stale, judge_change
 from qdqspec.baseline.store import Entry
-from qdqspec.checks.regression import is_stale, judge_change
 from qdqspec.measurement.bench import Bench
 from qdqspec.measurement.memory import HasMemory, has_memory
 from qdqspec.session.gate import (

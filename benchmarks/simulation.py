@@ -24,7 +24,7 @@ from qdqspec.placement.insert import Inserter
 from qdqspec.session.files import open_journal
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.resources import Resources
-from qdqspec.session.tuning import Tuned, tune
+from qdqspec.session.tuning import Tuned, Tuning
 from qdqspec.types import Case, Interval, Label, LayerTime, Placement, Samples, Trial
 
 # What was found on real machines: 3 % between runs, 1.2 % between builds. Twice that; and where half of all integer
@@ -189,8 +189,13 @@ def search(ready: Prepared, words: Mapping[str, str], seed: int) -> Outcome:
         watch=None,
     )
     started = time.process_time()
-    with TemporaryDirectory() as folder, open_journal(Path(folder), {}, []) as journal:
-        tuned = tune(ready, work, journal)
+    with (
+        TemporaryDirectory() as folder,
+        open_journal(Path(folder), {}, []) as journal,
+        Tuning(ready, work, journal) as tuning,
+    ):
+        tuning.search.run()
+        tuned = tuning.confirm()
     own = time.process_time() - started - device.cpu_seconds
     truth = Truth(ready, words)
     return Outcome(

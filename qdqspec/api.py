@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
-from qdqspec.checks.base import Check
+from qdqspec.checks._requests import needs_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model, load_model
 from qdqspec.regions import search as regions_search
-from qdqspec.registry import resolve
 from qdqspec.report.compare import Comparison, compare_runs
 from qdqspec.report.record import read_record
 from qdqspec.report.result import write_results
@@ -112,8 +111,7 @@ def verify(
         if tuned is not None:
             return session.work(case).parity_with(_path(cast("PathLike", session.file(tuned))))
         for check in case.checks:
-            kind = cast("Check", resolve("check", check.kind))
-            if not kind.needs & _TIMED:
+            if not needs_of(check) & _TIMED:
                 session.judge(case, check)
         return session.record()
 

@@ -11,6 +11,7 @@ from qdqspec.checks._params import require_a_limit
 from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
 from qdqspec.types import SLACK, AccuracyEvidence, Evidence, EvidenceKind, Interval, Section, Verdict
+from qdqspec.types.requests import Request, ScoreRequest
 from qdqspec.units import metric_text, percent_text, plain, refuse_more_than_all, share_text
 
 
@@ -38,9 +39,14 @@ class AccuracyParams(CheckParams):
         return self
 
     @property
+    def request(self) -> ScoreRequest:
+        """The metric that the check compares with its limits."""
+        return ScoreRequest(metric=self.metric, output=self.output)
+
+    @property
     def evidence_key(self) -> str:
-        """The key of ``Evidence.accuracy`` that answers it: ``top1``, or ``top1:logits``."""
-        return self.metric if self.output is None else f"{self.metric}:{self.output}"
+        """The key of ``Evidence.accuracy`` that answers it."""
+        return self.request.key
 
 
 class AccuracyCheck:
@@ -48,6 +54,11 @@ class AccuracyCheck:
 
     Params: ClassVar[type[CheckParams]] = AccuracyParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"accuracy"})
+
+    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+        """The metric of reference and tuned model."""
+        assert isinstance(params, AccuracyParams)
+        return (params.request,)
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
         """Pass if each given limit holds. The drop is reference minus tuned, in the metric's unit."""

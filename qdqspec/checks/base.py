@@ -22,7 +22,11 @@ class CheckParams(BaseModel):
 
 
 class Check(Protocol):
-    """One kind of check. ``Params`` also extends the spec's JSON Schema; ``needs`` lists the evidence to collect."""
+    """One kind of check. ``Params`` also extends the spec's JSON Schema; ``needs`` lists the evidence to collect.
+
+    A check that needs evidence with parameters, such as the value of a metric, also has a method
+    ``requests(params) -> Iterable[Request]``; see `qdqspec.types.requests`.
+    """
 
     Params: ClassVar[type[CheckParams]]
     needs: ClassVar[frozenset[EvidenceKind]]

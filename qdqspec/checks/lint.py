@@ -11,6 +11,7 @@ from qdqspec.checks._verdicts import WIDTH, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.spec.kinds import LintTargetName
 from qdqspec.types import Evidence, EvidenceKind, Finding, LintTarget, Section, Verdict
+from qdqspec.types.requests import LintRequest, Request
 from qdqspec.units import count_text, plain
 
 _SHOWN = 20  # findings in the table; `qdqspec lint` lists them all
@@ -45,6 +46,11 @@ class LintCheck:
 
     Params: ClassVar[type[CheckParams]] = LintParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"lint"})
+
+    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+        """The findings for each target."""
+        assert isinstance(params, LintParams)
+        return tuple(LintRequest(target=target) for target in params.target)
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
         """Pass if no target refuses anything, nor with ``strict`` runs anything slowly."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from qdqspec.checks._parity_limits import AGREEMENT, LIMITS, NAME_WIDTH, Limit, broken, value_of
@@ -21,6 +22,7 @@ from qdqspec.types import (
     TensorParity,
     Verdict,
 )
+from qdqspec.types.requests import InputRequest, ParityRequest, Request
 from qdqspec.units import plain
 
 __all__ = [
@@ -39,6 +41,12 @@ class ParityCheck:
 
     Params: ClassVar[type[CheckParams]] = ParityParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"parity"})
+
+    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+        """The comparison, the pairs that cost most if quantization breaks a limit, and the search for an input."""
+        assert isinstance(params, ParityParams)
+        compared = ParityRequest(top=params.top, culpable=partial(culpable_output, params))
+        return compared, *(() if params.search is None else (_input_request(params, params.search),))
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
         """Pass if each chosen output keeps each limit; outputs that are not floats must be equal."""
@@ -73,6 +81,17 @@ class ParityCheck:
             },
             advice=advised,
         )
+
+
+def _input_request(params: ParityParams, search: SearchParams) -> InputRequest:
+    return InputRequest(
+        key=params.evidence_key,
+        limits=params,
+        examples=search.examples,
+        seconds=search.seconds,
+        beyond=search.beyond,
+        values=search.values,
+    )
 
 
 def _conclusion(

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from qdqspec.baseline.compare import is_stale, judge_change
 from qdqspec.checks._verdicts import unmeasured, verdict
 from qdqspec.checks.base import CheckParams, Fraction
 from qdqspec.types import (
@@ -19,6 +20,7 @@ from qdqspec.types import (
     Section,
     Verdict,
 )
+from qdqspec.types.requests import BaselineRequest, Request
 from qdqspec.units import percent_text, plain, share_text
 
 ENTRY = "regression"  # the baseline entry of checks without an id
@@ -46,6 +48,11 @@ class RegressionCheck:
     Params: ClassVar[type[CheckParams]] = RegressionParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"regression"})
 
+    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+        """The comparison with the entry of the check."""
+        assert isinstance(params, RegressionParams)
+        return (BaselineRequest(key=params.evidence_key, allowed=params.max),)
+
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
         """Pass if the interval excludes growth beyond the allowance, fail if it is significant, else inconclusive."""
         assert isinstance(params, RegressionParams)
@@ -57,20 +64,6 @@ class RegressionCheck:
         if found.change is None or found.baseline is None or found.ratio is None:
             return _refused(found, evidence)
         return _compare(params, found, found.change, found.baseline, found.ratio)
-
-
-def judge_change(change: Change, allowed: float) -> Outcome:
-    """Fail if both the interval over builds and the rank test over rounds exclude the allowance."""
-    if change.builds.high <= 1 + allowed:
-        return "pass"
-    if change.builds.low > 1 + allowed and change.ranks.low > 1 + allowed:
-        return "fail"
-    return "inconclusive"
-
-
-def is_stale(change: Change, allowed: float) -> bool:
-    """Whether the model became faster by more than the allowance, so that the baseline would hide a later loss."""
-    return change.builds.high < 1 / (1 + allowed) and change.ranks.high < 1 / (1 + allowed)
 
 
 def _compare(

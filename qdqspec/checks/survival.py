@@ -10,6 +10,7 @@ from qdqspec.checks._verdicts import is_unchanged, unmeasured, verdict
 from qdqspec.checks.base import CheckParams
 from qdqspec.spec.kinds import OptimizerName
 from qdqspec.types import Evidence, EvidenceKind, Optimizer, Section, SurvivalEvidence, Verdict
+from qdqspec.types.requests import Request, SurvivalRequest
 from qdqspec.units import count_text, plain
 
 _SHOWN = 12  # lost pairs that a verdict names
@@ -40,6 +41,11 @@ class SurvivalCheck:
 
     Params: ClassVar[type[CheckParams]] = SurvivalParams
     needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"survival"})
+
+    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+        """The surviving pairs for each optimizer."""
+        assert isinstance(params, SurvivalParams)
+        return tuple(SurvivalRequest(optimizer=name) for name in params.through)
 
     def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
         """Fail if an optimizer lost a pair; inconclusive if one could not be run, or was not."""

@@ -72,6 +72,7 @@ def part_from_case(record: CaseRecord) -> CasePart:
         parity=_parity(found, redact),
         accuracy=found.accuracy,
         regression={name: redact.regression(seen) for name, seen in found.regression.items()},
+        figures=found.figures,
         size_bytes=found.size_bytes,
         ops=_ops(found),
         checks=tuple(_check(result, redact) for result in record.results),

@@ -246,6 +246,16 @@ def accuracy_table(found: Evidence) -> Table | None:
     return Table("Accuracy", headers, rows, frozenset({1, 2, 3, 4})) if rows else None
 
 
+def figures_table(found: Evidence) -> Table | None:
+    """The figures that checks measured themselves."""
+    rows = tuple(
+        (plain(key), plain(name), f"{value:.6g}")
+        for key, figures in found.figures.items()
+        for name, value in figures.items()
+    )
+    return Table("Figures of checks", ("measured", "figure", "value"), rows, frozenset({2})) if rows else None
+
+
 def front_table(found: Evidence) -> Table | None:
     """The Pareto front of latency and accuracy, if the search had both objectives."""
     points = found.search.front if found.search is not None else ()

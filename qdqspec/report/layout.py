@@ -219,6 +219,7 @@ class CasePart(Part):
     parity: ParityPart | None
     accuracy: Mapping[str, AccuracyEvidence]
     regression: Mapping[str, RegressionEvidence] = {}
+    figures: Mapping[str, Mapping[str, float]] = {}
     size_bytes: Mapping[str, int]
     ops: Mapping[str, tuple[str, ...]]
     checks: tuple[CheckPart, ...]

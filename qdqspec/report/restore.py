@@ -38,6 +38,7 @@ def case_from_part(part: CasePart) -> CaseRecord:
         parity=_parity(part),
         accuracy=part.accuracy,
         regression=part.regression,
+        figures=part.figures,
         size_bytes=part.size_bytes,
         node_ops={node: op_type for op_type, nodes in part.ops.items() for node in nodes},
         warnings=part.warnings,

@@ -132,6 +132,15 @@ def accuracy_text(case: CaseRecord) -> str:
     return ", ".join(f"{plain(name, 16)} {value:.4g}" for name, value in case.evidence.metrics.items())
 
 
+def figures_text(case: CaseRecord) -> str:
+    """The figures that checks measured themselves: ``mean-shift.largest 0.12``."""
+    return ", ".join(
+        f"{plain(key, 16)}.{plain(name, 16)} {value:.4g}"
+        for key, figures in case.evidence.figures.items()
+        for name, value in figures.items()
+    )
+
+
 def trials_text(case: CaseRecord) -> str:
     """Number of candidates built; out of how many, if some failed."""
     search: SearchResult | None = case.evidence.search
@@ -182,6 +191,7 @@ _COLUMNS = (
     Column("speed-up", speedup_text, "left"),
     Column("SQNR dB", sqnr_text, rank=1),
     Column("accuracy", accuracy_text, rank=3),
+    Column("figures", figures_text, rank=7),
     Column("built", trials_text, rank=6),
     Column("pairs", pairs_text, rank=5),
     Column("checks", verdicts_text, "left"),

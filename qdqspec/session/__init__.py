@@ -24,10 +24,10 @@ from qdqspec import __version__
 from qdqspec.backends.base import Availability
 from qdqspec.baseline.store import Renewal
 from qdqspec.cases import SPEC_SUFFIXES, find_case
+from qdqspec.checks._requests import needs_of
 from qdqspec.checks._verdicts import raised as raised_verdict
 from qdqspec.checks._verdicts import timed_out
 from qdqspec.checks.base import Check
-from qdqspec.checks.parity import ParityParams
 from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
@@ -69,6 +69,7 @@ from qdqspec.types import (
     SearchResult,
     Verdict,
 )
+from qdqspec.types.requests import InputLimits
 from qdqspec.units import seconds_text
 
 _Key = tuple[str, str, str, int, int, str]
@@ -106,6 +107,7 @@ class Session:
         self._works: dict[_Key, CaseWork] = {}
         self._waits: list[float] = []  # seconds of each wait for other runs on the device
         self._results: dict[_Key, dict[str, CheckResult]] = {}
+        self._judged_checks: dict[_Key, dict[str, CheckSpec]] = {}
         self._raised: dict[_Key, set[str]] = {}  # checks whose result is an error
         self._needs: dict[_Key, set[EvidenceKind]] = {}  # kinds of evidence requested for a case
         self._skipped: dict[_Key, CaseRecord] = {}
@@ -169,7 +171,7 @@ class Session:
         model: PathLike,
         tuned: PathLike,
         file: PathLike,
-        limits: ParityParams | None = None,
+        limits: InputLimits | None = None,
         *,
         values: Mapping[str, Any] | None = None,
     ) -> Probe:
@@ -281,6 +283,7 @@ class Session:
             regression=work.gate.evidence if "regression" in needs else {},
             survival=work.survival if "survival" in needs else {},
             lint=work.lint if "lint" in needs else {},
+            figures=work.figures if "figures" in needs else {},
             node_ops={node.name: node.op_type for node in work.setup.given.nodes},
             output=work.setup.output,
             warnings=work.warnings,
@@ -292,6 +295,7 @@ class Session:
         An error is recorded as a failed check, and raised.
         """
         judged = self._results.setdefault(_key(case), {})
+        self._judged_checks.setdefault(_key(case), {})[check.id] = check
         raised = self._raised.setdefault(_key(case), set())
         if check.id not in judged or check.id in raised:
             try:
@@ -311,8 +315,8 @@ class Session:
         if self._seconds_left() == 0 and work.finder.found is None:
             return timed_out(limit)
         work.require(check)
-        work.look_into(check)
-        verdict = kind.judge(check.params, self.evidence(case, kind.needs | {"parity"}))
+        work.gather(check)
+        verdict = kind.judge(check.params, self.evidence(case, needs_of(check) | {"parity"}))
         if verdict.outcome == "fail" and work.finder.is_cut_short:
             return timed_out(limit, verdict)
         return verdict
@@ -403,8 +407,8 @@ class Session:
             return work.unsearched
         needs: set[EvidenceKind] = {"latency", "parity"}  # for every case, whatever its checks
         needs |= self._needs.get(key, set())
-        for result in self._results.get(key, {}).values():
-            needs |= cast("Check", resolve("check", result.kind)).needs if result.id not in raised else set()
+        for judged in self._judged_checks.get(key, {}).values():
+            needs |= needs_of(judged) if judged.id not in raised else set()
         try:
             return self._evidence(key, frozenset(needs))
         except QdqspecError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 from qdqspec.baseline.store import Renewal
-from qdqspec.checks.parity import culpable_output
+from qdqspec.checks._requests import requests_of
 from qdqspec.errors import QdqspecError
 from qdqspec.graph.model import Model, load_model, require_path
 from qdqspec.lint import lint_model
@@ -17,9 +20,9 @@ from qdqspec.placement.survival import check_survival
 from qdqspec.session.case import CaseSetup
 from qdqspec.session.culprits import culprits_of
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
-from qdqspec.session.parity import compare_models
+from qdqspec.session.parity import BothModels, compare_models
 from qdqspec.session.pipeline import Finder
-from qdqspec.session.probes import search_parity
+from qdqspec.session.probes import search_input
 from qdqspec.session.resources import Resources
 from qdqspec.types import (
     AccuracyEvidence,
@@ -38,7 +41,16 @@ from qdqspec.types import (
     SearchResult,
     SurvivalEvidence,
 )
+from qdqspec.types.requests import (
+    FigureRequest,
+    InputRequest,
+    LintRequest,
+    ParityRequest,
+    ScoreRequest,
+    SurvivalRequest,
+)
 
+R = TypeVar("R")
 _COMPARED = ("reference", "tuned")
 DRIFT = 0.05  # relative change of speed from which it is reported
 CULPRIT_SECONDS = 30.0  # time limit of error attribution after a failed check
@@ -52,6 +64,7 @@ class CaseWork:
         self.finder = Finder(self.setup, store, self.validate)
         self.store = store
         self.culprits: CulpritEvidence | None = None
+        self._figures: dict[str, Mapping[str, float]] = {}
         self._parity: ParityEvidence | None = None
         self._gate: Gate | None = None
         self.parity_search: dict[str, ParitySearch] = {}
@@ -94,12 +107,11 @@ class CaseWork:
     def parity(self) -> ParityEvidence:
         """Outputs of the tuned model compared with the reference's, on evaluation data if available.
 
-        The errors of quantization and of the runtime are measured separately if a parity check may need it, and if
-        there are no checks.
+        The errors of quantization and of the runtime are measured separately if a check requests it, and if there
+        are no checks.
         """
         if self._parity is None:
-            checks = self.setup.case.checks
-            divided = not checks or any(check.kind == "parity" for check in checks)
+            divided = not self.setup.case.checks or bool(self._requested(ParityRequest))
             self._parity = compare_models(self.setup, self.finder.tuned_path, divided=divided)
         return self._parity
 
@@ -107,74 +119,96 @@ class CaseWork:
         """Outputs of another model that takes the same inputs, compared with those of the given model."""
         return compare_models(self.setup, tuned)
 
-    def look_into(self, check: CheckSpec) -> None:
-        """Gather the evidence specific to a check, once; raises if its metric fails on the tuned model.
+    def _requested(self, kind: type[R]) -> list[R]:
+        """The requests of one type of all checks of the case, in their order."""
+        checks = self.setup.case.checks
+        return [request for check in checks for request in requests_of(check) if isinstance(request, kind)]
+
+    def gather(self, check: CheckSpec) -> None:
+        """Collect the evidence that only this check may need, once; raises if it cannot be computed.
 
         If quantization contributes to a parity failure, that is the pairs that cost most; if the data breaks no limit
-        and the check requests a search, it is an input that does. Both are stored with the case.
+        and an input is to be searched, it is one that does. All is stored with the case.
         """
-        if check.kind == "accuracy":
-            own = check.params
-            self.setup.prepared.scores.of_file(self.finder.tuned_path, own.metric, own.output)
-        if check.kind != "parity":
-            return
-        params, outputs = check.params, self.parity.outputs
-        output = culpable_output(params, self.parity)
+        for request in requests_of(check):
+            if isinstance(request, ScoreRequest):
+                self.setup.prepared.scores.of_file(self.finder.tuned_path, request.metric, request.output)
+            elif isinstance(request, ParityRequest):
+                self._attribute(request.culpable(self.parity))
+            elif isinstance(request, InputRequest):
+                self._search_input(request, check.id)
+            elif isinstance(request, FigureRequest):
+                self._measure(request)
+
+    def _attribute(self, output: str | None) -> None:
         if output is not None and self.culprits is None:
             self.culprits = culprits_of(self.setup, self.finder.pairs, output, seconds=CULPRIT_SECONDS)
-        unsearched = params.search is not None and params.evidence_key not in self.parity_search
-        if unsearched and not params.broken_by(outputs, whole=True):
-            found = search_parity(self.setup, self.finder.tuned_path, params, check.id)
-            self.parity_search[params.evidence_key] = found
+
+    def _search_input(self, request: InputRequest, check: str) -> None:
+        if request.key not in self.parity_search and not request.limits.broken_by(
+            self.parity.outputs, whole=True
+        ):
+            found = search_input(self.setup, self.finder.tuned_path, request, check)
+            self.parity_search[request.key] = found
+
+    def _measure(self, request: FigureRequest) -> None:
+        if request.key not in self._figures:
+            measured = request.measure(BothModels(setup=self.setup, tuned=self.finder.tuned_path))
+            self._figures[request.key] = {name: float(value) for name, value in measured.items()}
 
     def validate(self) -> None:
         """Raise before a search if evaluation data, labels or a metric of a check cannot be used."""
-        checks = [check for check in self.setup.case.checks if check.kind == "accuracy"]
-        for check in checks:
+        for check in self.setup.case.checks:
             self.require(check)
         evaluation = self.setup.prepared.evaluation
-        if evaluation is not None and not checks:  # computing the reference's metric has read all of it
+        # computing the reference's metric has read all of it
+        if evaluation is not None and not self._requested(ScoreRequest):
             for _ in evaluation:
                 pass
 
     def require(self, check: CheckSpec) -> None:
         """Raise before a search if a check can never be judged."""
-        if check.kind == "accuracy":
-            scores, params = self.setup.prepared.scores, check.params
-            scores.require(params.metric, line=check.line)
-            scores.of_reference(params.metric, params.output)
+        for request in requests_of(check):
+            if isinstance(request, ScoreRequest):
+                scores = self.setup.prepared.scores
+                scores.require(request.metric, line=check.line)
+                scores.of_reference(request.metric, request.output)
 
     @cached_property
     def accuracy(self) -> dict[str, AccuracyEvidence]:
-        """The task metrics of the case's checks, for reference and tuned model.
+        """The task metrics that checks request, for reference and tuned model.
 
-        A metric that raises is omitted; `require` and `look_into` raise its error for the check.
+        A metric that raises is omitted; `require` and `gather` raise its error for the check.
         """
         scores, found = self.setup.prepared.scores, {}
-        for check in self.setup.case.checks:
-            if check.kind == "accuracy":
-                metric, output = check.params.metric, check.params.output
-                try:
-                    reference = scores.of_reference(metric, output)
-                    tuned = scores.of_file(self.finder.tuned_path, metric, output)
-                except QdqspecError:
-                    continue
-                found[check.params.evidence_key] = accuracy_evidence(metric, reference, tuned)
+        for request in self._requested(ScoreRequest):
+            try:
+                reference = scores.of_reference(request.metric, request.output)
+                tuned = scores.of_file(self.finder.tuned_path, request.metric, request.output)
+            except QdqspecError:
+                continue
+            found[request.key] = accuracy_evidence(request.metric, reference, tuned)
         return found
+
+    @property
+    def figures(self) -> Mapping[str, Mapping[str, float]]:
+        """The figures that checks define and request; without those that raised, see `accuracy`."""
+        for request in self._requested(FigureRequest):
+            with suppress(QdqspecError):
+                self._measure(request)
+        return dict(self._figures)
 
     @cached_property
     def lint(self) -> dict[LintTarget, tuple[Finding, ...]]:
-        """Lint findings on the tuned model, for the targets named by the case's checks."""
-        asked = [check.params.target for check in self.setup.case.checks if check.kind == "lint"]
-        targets = dict.fromkeys(target for targets in asked for target in targets)
+        """Lint findings on the tuned model, for the targets that checks request."""
+        targets = dict.fromkeys(request.target for request in self._requested(LintRequest))
         tuned = load_model(self.finder.tuned_path) if targets else self.setup.given
         return {target: lint_model(tuned, target) for target in targets}
 
     @cached_property
     def survival(self) -> dict[Optimizer, SurvivalEvidence]:
-        """The pairs of the tuned model that survive each optimizer named by the case's checks."""
-        asked = [check.params.through for check in self.setup.case.checks if check.kind == "survival"]
-        names = dict.fromkeys(name for through in asked for name in through)
+        """The pairs of the tuned model that survive each optimizer that checks request."""
+        names = dict.fromkeys(request.optimizer for request in self._requested(SurvivalRequest))
         return {found.optimizer: found for found in check_survival(self.finder.tuned_path, tuple(names))}
 
     @property

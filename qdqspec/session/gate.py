@@ -15,10 +15,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qdqspec import __version__
-from qdqspec.baseline.compare import Conditions, changes, differences, rules_of, unlikeness
+from qdqspec.baseline.compare import (
+    Conditions,
+    changes,
+    differences,
+    is_stale,
+    judge_change,
+    rules_of,
+    unlikeness,
+)
 from qdqspec.baseline.history import figures_elsewhere, history_of
 from qdqspec.baseline.store import Entry, Name, Ratio, Renewal, RoleTimes, baseline_file, read_baseline
-from qdqspec.checks.regression import is_stale, judge_change
+from qdqspec.checks._requests import requests_of
 from qdqspec.config import Settings
 from qdqspec.errors import StateError
 from qdqspec.measurement.change import (
@@ -30,6 +38,7 @@ from qdqspec.measurement.change import (
     ratio_times,
 )
 from qdqspec.types import Case, Change, Clock, DeviceKey, LatencyEvidence, RegressionEvidence, Samples
+from qdqspec.types.requests import BaselineRequest
 
 FIRST_BUILDS, FIRST_ROUNDS = 3, 24
 CLOSE_BUILDS, CLOSE_ROUNDS = 6, 48
@@ -82,11 +91,10 @@ class Gatekeeper:
         self._renewals: list[Renewal] = []
 
     def gate(self) -> Gate:
-        """Gather the evidence of all regression checks of the case, without a verdict. Times the model."""
+        """Gather the evidence of all baseline requests of the case, without a verdict. Times the model."""
         allowances: dict[str, list[float]] = {}
-        for check in self._case.checks:
-            if check.kind == "regression":
-                allowances.setdefault(check.params.evidence_key, []).append(check.params.max)
+        for _, request in baseline_requests(self._case):
+            allowances.setdefault(request.key, []).append(request.allowed)
         evidence = {name: self._told(name, min(allowed)) for name, allowed in allowances.items()}
         return Gate(evidence=evidence, renewals=tuple(self._renewals))
 
@@ -200,9 +208,7 @@ class Gatekeeper:
         """The command that writes the entry, with the options that choose the device."""
         spec = self._case.spec
         file = os.path.relpath(spec) if spec is not None else ""
-        check = next(
-            c.id for c in self._case.checks if c.kind == "regression" and c.params.evidence_key == name
-        )
+        check = next(check for check, request in baseline_requests(self._case) if request.key == name)
         words = ["pytest", f"{file}::{self._case.id}::{check}"]
         given = [key for key in ("backend", "device", "threads") if key in self._settings.origins]
         words += [f"--qdq-{key}={getattr(self._settings, key)}" for key in given]
@@ -227,8 +233,18 @@ def damaged_baselines(case: Case, settings: Settings, device: DeviceKey) -> dict
             reason=error.what,
             required=True,
         )
-        return {check.params.evidence_key: found for check in case.checks if check.kind == "regression"}
+        return {request.key: found for _, request in baseline_requests(case)}
     return {}
+
+
+def baseline_requests(case: Case) -> list[tuple[str, BaselineRequest]]:
+    """The requests of the case for comparisons with its baseline, each with the id of its check."""
+    return [
+        (check.id, request)
+        for check in case.checks
+        for request in requests_of(check)
+        if isinstance(request, BaselineRequest)
+    ]
 
 
 def conditions_of(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from qdqspec.backends.base import Array, Engine
+from qdqspec.checks._requests import requests_of
 from qdqspec.errors import BackendError
 from qdqspec.graph.model import require_path
 from qdqspec.measurement.isolate import Isolated
@@ -18,6 +19,7 @@ from qdqspec.session.case import CaseSetup
 from qdqspec.session.resources import Resources
 from qdqspec.session.runtimes import ARITHMETIC, unfused
 from qdqspec.types import Case, ParityEvidence, TopK
+from qdqspec.types.requests import ParityRequest
 
 HELD_BYTES = 64 * 2**20  # inputs and outputs that wait for the next engine
 
@@ -169,5 +171,26 @@ def compare_models(setup: CaseSetup, tuned: Path, *, divided: bool = True) -> Pa
 
 def questions(case: Case) -> tuple[TopK, ...]:
     """The top-k comparisons of the case's checks, and always the best class."""
-    asked = (check.params.top for check in case.checks if check.kind == "parity")
+    requests = (request for check in case.checks for request in requests_of(check))
+    asked = (request.top for request in requests if isinstance(request, ParityRequest))
     return tuple(dict.fromkeys((TopK(), *asked)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BothModels:
+    """Reference and tuned model of a case as `ComparedModels`."""
+
+    setup: CaseSetup
+    tuned: Path
+
+    @property
+    def reference(self) -> Path:
+        """The reference's file."""
+        return require_path(self.setup.given)
+
+    def outputs(self) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array], Mapping[str, Array]]]:
+        """For each input: its arrays, the reference's outputs, and the tuned model's."""
+        feeds, _ = self.setup.prepared.comparison_data()
+        with SideBySide(self.setup.resources, self.reference, self.tuned, divided=False) as models:
+            for given in feeds:
+                yield given, models.reference(given), models.tuned(given)

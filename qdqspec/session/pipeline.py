@@ -23,7 +23,7 @@ from qdqspec.session.files import (
     write_results,
 )
 from qdqspec.session.timing import BUILDS, FIRST_BUILDS, FIRST_ROUNDS, ROUNDS, recheck
-from qdqspec.session.tuning import Tuned, tune
+from qdqspec.session.tuning import Tuned, Tuning
 from qdqspec.types import LatencyEvidence, PlacedPair, Placement
 from qdqspec.units import metric_text
 
@@ -105,12 +105,15 @@ class Finder:
         return self._tuned()
 
     def _tuned(self) -> CachedSearch:
-        refuse_own(self.setup.output, (REFERENCE, MODEL, RAW_MODEL), self.setup.given)  # before the work
+        """Prepare, correct, search, confirm, write. Parity and other evidence follow when checks need them."""
+        setup = self.setup
+        refuse_own(setup.output, (REFERENCE, MODEL, RAW_MODEL), setup.given)  # before the work
         self._validate()
-        with open_journal(
-            self.setup.output, self.setup.journal_header, self.setup.prepared.warnings
-        ) as journal:
-            tuned = tune(self.setup.prepared, self.setup.resources, journal)
+        with open_journal(setup.output, setup.journal_header, setup.prepared.warnings) as journal:
+            # Regions, calibrated ranges, limits, corrections and the rehearsal are made when `Tuning` is opened.
+            with Tuning(setup.prepared, setup.resources, journal) as tuning:
+                tuning.search.run()  # propose, rehearse, build, race; every trial is in the journal before the next
+                tuned = tuning.confirm()  # the finalists are built anew and timed together
             self.latency = tuned.latency
             kept = self._written(tuned)
             # Last, because they mark the journal as finished: a result that could not be written is not searched again.

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from qdqspec.backends.base import Array
-from qdqspec.checks.parity import ParityParams, SearchParams
-from qdqspec.errors import BackendError, DataError
+from qdqspec.checks.base import Check
+from qdqspec.errors import BackendError, ConfigError, DataError
 from qdqspec.files import write_whole
 from qdqspec.graph.model import require_path
 from qdqspec.parity.compare import Comparison, compare_outputs
@@ -27,10 +27,12 @@ from qdqspec.parity.npz import npz_bytes, read_beside, read_members
 from qdqspec.parity.recipes import make, words
 from qdqspec.parity.tried import Tried
 from qdqspec.parity.typical import Typical, typical_of
+from qdqspec.registry import resolve
 from qdqspec.session.cached import MODEL
 from qdqspec.session.case import CaseSetup
 from qdqspec.session.parity import SideBySide
 from qdqspec.types import ParityEvidence, ParitySearch, Probe, TensorParity, TriedInput
+from qdqspec.types.requests import InputLimits, InputRequest
 
 if TYPE_CHECKING:
     from qdqspec.parity.draw import Drawn
@@ -52,7 +54,7 @@ class Prober:
     """
 
     def __init__(
-        self, models: SideBySide, params: ParityParams | None, typical: Mapping[str, Typical] | None = None
+        self, models: SideBySide, params: InputLimits | None, typical: Mapping[str, Typical] | None = None
     ) -> None:
         self.closest_db = math.inf
         self._models = models
@@ -120,7 +122,7 @@ class SavedProbe:
     """
 
     feeds: dict[str, Array]
-    params: ParityParams | None = None
+    params: InputLimits | None = None
     typical: Mapping[str, Typical] = field(default_factory=dict)
     inputs: tuple[TriedInput, ...] = ()
 
@@ -165,9 +167,9 @@ def read_probe(path: Path) -> SavedProbe:
         return SavedProbe(feeds=known)
     try:
         read = TypeAdapter(_Check).validate_json(text)
-        params = ParityParams.model_validate(read.check)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]["msg"]
+        params = _limits(read.check)
+    except ValueError as error:
+        problem = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
         raise DataError(
             f"'{_CHECK}' in it is damaged: {problem}", where=path, cure="have it found again"
         ) from None
@@ -180,18 +182,16 @@ _SEEN = 1000  # feeds from which the bounds of values are taken
 _OPTIONS = ("backend", "device", "threads")  # options that affect the result, repeated in the command if set
 
 
-def search_parity(setup: CaseSetup, tuned: Path, params: ParityParams, check_id: str) -> ParitySearch:
+def search_input(setup: CaseSetup, tuned: Path, request: InputRequest, check_id: str) -> ParitySearch:
     """Search for an input that breaks the limits; the smallest one found is written to a file.
 
     Both models are built once. The file of an earlier search is removed if nothing is found any more.
     """
-    asked = params.search
-    assert asked is not None
     file = setup.output / FOLDER / f"{check_id}.npz"
     file.unlink(missing_ok=True)
     if tuned == require_path(setup.given):
         return ParitySearch(missing="the model is unchanged")
-    hunter = _Hunter(setup, params, asked)
+    hunter = _Hunter(setup, request)
     with SideBySide(setup.resources, require_path(setup.given), tuned) as models:
         try:
             return hunter.search(models, tuned, file)
@@ -199,12 +199,24 @@ def search_parity(setup: CaseSetup, tuned: Path, params: ParityParams, check_id:
             return ParitySearch(missing=error.what)
 
 
+def _limits(check: Mapping[str, Any]) -> InputLimits:
+    """The limits in a file: the parameters of a check. Raises ``ValueError`` if they are not."""
+    try:
+        kind = cast("Check", resolve("check", str(check.get("kind"))))
+    except ConfigError as error:
+        raise ValueError(error.what) from None
+    params: Any = kind.Params.model_validate(check)
+    if not hasattr(params, "broken_by"):
+        raise ValueError(f"a check of kind '{check.get('kind')}' has no limits for single inputs")
+    limits: InputLimits = params
+    return limits
+
+
 class _Hunter:
     """Draws inputs for one case, and converts them to arrays and descriptions."""
 
-    def __init__(self, setup: CaseSetup, params: ParityParams, asked: SearchParams) -> None:
+    def __init__(self, setup: CaseSetup, asked: InputRequest) -> None:
         self._setup = setup
-        self._params = params
         self._asked = asked
         feeds, _ = setup.prepared.comparison_data()
         self._samples = list(islice(feeds, _SAMPLES))
@@ -223,7 +235,7 @@ class _Hunter:
         from qdqspec.parity.hunt import hunt
 
         typical = typical_of(models.reference(sample) for sample in self._samples)
-        prober = Prober(models, self._params, typical)
+        prober = Prober(models, self._asked.limits, typical)
         found = hunt(
             drawn_inputs(self._domains, len(self._samples)),
             lambda drawn: prober.attempt(self._feeds(drawn)),
@@ -240,7 +252,7 @@ class _Hunter:
         if found.smallest is not None:
             kept = SavedProbe(
                 feeds=self._feeds(found.smallest),
-                params=self._params,
+                params=self._asked.limits,
                 typical=typical,
                 inputs=tuple(self._told(found.smallest)),
             )

@@ -77,13 +77,6 @@ def clock_for(rules: TuneRules, threads: int) -> Clock:
     return rules.clock if rules.clock != "auto" else "cpu" if threads == 1 else "wall"
 
 
-def tune(prepared: Prepared, work: Resources, journal: BuildLogs) -> Tuned:
-    """Search, confirm by fresh builds, and select. Every trial is written to the journal before the next begins."""
-    with Tuning(prepared, work, journal) as tuning:
-        tuning.search.run()
-        return tuning.confirm()
-
-
 class Tuning:
     """The search of a case with its bench, to be run at once or step by step, and then confirmed.
 

@@ -196,6 +196,7 @@ class Evidence:
     survival: Mapping[Optimizer, SurvivalEvidence] = field(default_factory=dict)
     regression: Mapping[str, RegressionEvidence] = field(default_factory=dict)  # by name of baseline entry
     lint: Mapping[LintTarget, tuple[Finding, ...]] = field(default_factory=dict)
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of `FigureRequest`, by its key
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ Outcome: TypeAlias = Literal["pass", "fail", "inconclusive"]
 Status: TypeAlias = Literal["tuned", "unchanged", "skipped", "not run"]  # of a case
 Severity: TypeAlias = Literal["error", "warn"]
 EvidenceKind: TypeAlias = Literal[
-    "latency", "parity", "accuracy", "placement", "size", "survival", "regression", "lint"
+    "latency", "parity", "accuracy", "placement", "size", "survival", "regression", "lint", "figures"
 ]
 LintTarget: TypeAlias = str  # a lint target that a backend declares, see `qdqspec.config.hooks`
 FindingSeverity: TypeAlias = Literal["refused", "slow", "note"]

@@ -23,9 +23,8 @@ from qdqspec.backends.tensorrt.layer_json import read_profile, read_times
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.trtexec.log import read_log
 from qdqspec.backends.trtexec.messages import find_all
-from qdqspec.baseline.compare import Conditions, differences, unlikeness
+from qdqspec.baseline.compare import Conditions, differences, judge_change, unlikeness
 from qdqspec.baseline.store import Entry, Ratio, RoleTimes, read_baseline, update_baseline
-from qdqspec.checks.regression import judge_change
 from qdqspec.config import load_settings
 from qdqspec.graph.model import Model, load_model
 from qdqspec.measurement.change import BuildTimes, change_between

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qdqspec.backends import _cpu
+from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph, read_source
+from qdqspec.backends.onnxruntime.graph import graph_hash, read_graph
 from qdqspec.backends.onnxruntime.layers import map_kernels
 from qdqspec.backends.onnxruntime.messages import cure_for, plainly
 from qdqspec.backends.onnxruntime.ops import (

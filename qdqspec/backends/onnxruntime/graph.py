@@ -10,17 +10,14 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from qdqspec.graph.model import Model
+from qdqspec.backends._source import read_source
+
+__all__ = ["graph_hash", "read_graph", "read_source"]
 
 
 def read_graph(path: Path) -> onnx.GraphProto:
     """Read an optimized model's graph; large weights stay in their external file."""
     return onnx.load(str(path), load_external_data=False).graph
-
-
-def read_source(path: Path) -> Model:
-    """The given model, without its external weights. It was built, so it is not checked again."""
-    return Model(onnx.load(str(path), load_external_data=False), path=path)
 
 
 def graph_hash(graph: onnx.GraphProto, folder: Path) -> str:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from qdqspec.backends.onnxruntime.layers import Source
+from qdqspec.backends._source import Source
 from qdqspec.backends.openvino.graph import Kernel
 from qdqspec.graph.model import QDQ_OPS, Model
 from qdqspec.types import LayerTime

@@ -27,6 +27,7 @@ _COLUMNS = (
     "cosine",
     "max_abs",
     "accuracy",
+    "figures",
     "trials_built",
     "trials_failed",
     "search_seconds",
@@ -105,7 +106,12 @@ def _latency(latency: LatencyEvidence) -> dict[str, object]:
 def _quality(case: CaseRecord) -> dict[str, object]:
     parity, metrics = case.evidence.parity, case.evidence.metrics
     numbers: dict[str, object] = {
-        "accuracy": " ".join(f"{name}={value!r}" for name, value in metrics.items())
+        "accuracy": " ".join(f"{name}={value!r}" for name, value in metrics.items()),
+        "figures": " ".join(
+            f"{key}.{name}={value!r}"
+            for key, figures in case.evidence.figures.items()
+            for name, value in figures.items()
+        ),
     }
     if parity is not None and parity.outputs:
         numbers |= {"sqnr_db": parity.sqnr_db, "cosine": parity.cosine, "max_abs": parity.max_abs}

@@ -208,6 +208,7 @@ def _tables(found: Evidence) -> list[Block]:
         facts.parity_table,
         facts.ops_table,
         facts.accuracy_table,
+        facts.figures_table,
         facts.corrections_table,
         facts.front_table,
         facts.errors_table,

@@ -91,6 +91,7 @@ def _case_blocks(case: CaseRecord, name: str) -> list[Block]:
         facts.ops_table,
         facts.parity_table,
         facts.accuracy_table,
+        facts.figures_table,
         facts.corrections_table,
         facts.front_table,
         facts.errors_table,

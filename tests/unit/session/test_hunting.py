@@ -18,13 +18,15 @@ from hypothesis.extra import numpy as hnp
 from onnx import numpy_helper
 
 from qdqspec.backends.base import Array, BuildOptions, Engine
+from qdqspec.checks._requests import requests_of
 from qdqspec.cli import main
 from qdqspec.errors import BackendError, DataError
 from qdqspec.parity.typical import Typical
 from qdqspec.session import Session
-from qdqspec.session.probes import SavedProbe, read_probe, search_parity, write_probe
+from qdqspec.session.probes import SavedProbe, read_probe, search_input, write_probe
 from qdqspec.testing.records import params_of
 from qdqspec.types import Case, CheckSpec, Inputs, InputShape, ParitySearch, ShapeProfile, TriedInput
+from qdqspec.types.requests import InputRequest
 
 # A quantizer over -1 to 1 before a weighted sum: right within, saturated beyond.
 TEXT = """<ir_version: 8, opset_import: ["": 17]> net (float[batch,4] x) => (float[batch,1] y) { y = MatMul(x, w) }"""
@@ -76,7 +78,9 @@ def case(tmp_path: Path) -> Case:
 
 def searched(session: Session, case: Case, tuned: Path, **asked: object) -> ParitySearch:
     params = params_of("parity", **{"min_sqnr_db": 20, "search": 200, **asked})
-    return search_parity(session.work(case).setup, tuned, params, "parity")
+    requests = requests_of(CheckSpec(id="parity", kind="parity", params=params))
+    (request,) = (request for request in requests if isinstance(request, InputRequest))
+    return search_input(session.work(case).setup, tuned, request, "parity")
 
 
 @pytest.fixture
@@ -162,11 +166,11 @@ def test_a_check_is_searched_when_it_is_judged_and_once(
     )
     case = replace(case, checks=checks)
     work = session.work(case)
-    work.finder.__dict__ |= {"tuned_path": tuned, "kept": None}
-    work.look_into(checks[0])
+    work.finder.tuned_path = tuned
+    work.gather(checks[0])
     assert work.parity_search == {}, "another check's search is not made"
     for check in checks[1:]:
-        work.look_into(check)
+        work.gather(check)
     (found,) = work.parity_search.values()
     assert found.found is not None
     assert found.found.file.endswith("robust.npz"), "checks that ask the same share the answer"

@@ -1,0 +1,146 @@
+"""Evidence that checks request with parameters. The session collects it once, whatever the number of checks.
+
+Each request names the field of `Evidence` that answers it in ``kind``, and there is its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+from qdqspec.types.parity import ParityEvidence, TensorParity, TopK
+from qdqspec.types.words import EvidenceKind, LintTarget, Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """A task metric of reference and tuned model on the evaluation data, for one output or the metric's own choice."""
+
+    kind: ClassVar[EvidenceKind] = "accuracy"
+    metric: str
+    output: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The key in ``Evidence.accuracy``: ``top1``, or ``top1:logits``."""
+        return self.metric if self.output is None else f"{self.metric}:{self.output}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintRequest:
+    """The lint findings on the tuned model for a target: ``Evidence.lint[target]``."""
+
+    kind: ClassVar[EvidenceKind] = "lint"
+    target: LintTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivalRequest:
+    """The pairs that survive an optimizer: ``Evidence.survival[optimizer]``."""
+
+    kind: ClassVar[EvidenceKind] = "survival"
+    optimizer: Optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaselineRequest:
+    """A comparison with the entry ``key`` of the baseline file: ``Evidence.regression[key]``.
+
+    ``allowed`` is the growth of the ratio that is accepted: a measurement beyond it is repeated more precisely.
+    """
+
+    kind: ClassVar[EvidenceKind] = "regression"
+    key: str
+    allowed: float
+
+
+def _no_output(_: ParityEvidence) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParityRequest:
+    """The outputs compared with ``top``, and the errors of quantization and runtime separately: ``Evidence.parity``.
+
+    ``culpable`` selects the output whose error is attributed to Q/DQ pairs (``Evidence.culprits``), if any.
+    """
+
+    kind: ClassVar[EvidenceKind] = "parity"
+    top: TopK = field(default_factory=TopK)
+    culpable: Callable[[ParityEvidence], str | None] = _no_output
+
+
+class InputLimits(Protocol):
+    """Limits that single inputs are tried against: the parameters of a check, a pydantic model."""
+
+    def broken_by(self, outputs: tuple[TensorParity, ...], *, whole: bool = False) -> tuple[str, ...]:
+        """A message for each limit that the outputs exceed, for one input or for the ``whole`` data."""
+        ...
+
+    def badness(self, outputs: tuple[TensorParity, ...]) -> float:
+        """How close an input comes to exceeding a limit: larger is worse."""
+        ...
+
+    def model_dump(self, *, mode: str, exclude_none: bool) -> dict[str, Any]:
+        """The parameters as JSON data, with the ``kind`` of the check that reads them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRequest:
+    """A search for an input that breaks ``limits``, if the data breaks none: ``Evidence.parity_search[key]``.
+
+    At most ``examples`` inputs are tried in ``seconds``. Floats are drawn from a range ``beyond`` times as wide as that
+    of the data; ``values`` are the smallest and largest value by input.
+    """
+
+    kind: ClassVar[EvidenceKind] = "parity"
+    key: str
+    limits: InputLimits
+    examples: int = 200
+    seconds: float = 60.0
+    beyond: float = 2.0
+    values: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+class ComparedModels(Protocol):
+    """The reference and the tuned model of a case, with the data that outputs are compared on."""
+
+    @property
+    def reference(self) -> Path:
+        """The reference's file."""
+        ...
+
+    @property
+    def tuned(self) -> Path:
+        """The tuned model's file; the reference's if the model is unchanged."""
+        ...
+
+    def outputs(self) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]]:
+        """For each input: its arrays, the reference's outputs, and the tuned model's, by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureRequest:
+    """Figures that a check defines itself, by name: ``Evidence.figures[key]``, in records and reports.
+
+    ``measure`` is called once for each ``key`` of a case. It may raise `QdqspecError`, which fails the check.
+    """
+
+    kind: ClassVar[EvidenceKind] = "figures"
+    key: str
+    measure: Callable[[ComparedModels], Mapping[str, float]]
+
+
+Request: TypeAlias = (
+    ScoreRequest
+    | LintRequest
+    | SurvivalRequest
+    | BaselineRequest
+    | ParityRequest
+    | InputRequest
+    | FigureRequest
+)

@@ -1,0 +1,169 @@
+"""Checks request evidence with parameters, also those of other packages."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+from pydantic import Field
+
+import qdqspec
+from qdqspec import registry
+from qdqspec.checks._requests import needs_of, requests_of
+from qdqspec.checks._verdicts import unmeasured, verdict
+from qdqspec.checks.base import CheckParams
+from qdqspec.errors import DataError
+from qdqspec.report.record import case_from_json, case_to_json, record_to_json
+from qdqspec.report.tables import summary_table
+from qdqspec.report.write import format_named
+from qdqspec.session import Session
+from qdqspec.testing.checks import CheckContract
+from qdqspec.testing.records import faster_case, params_of
+from qdqspec.types import Case, CheckSpec, Evidence, EvidenceKind, Section, TuneRules, Verdict
+from qdqspec.types.requests import ComparedModels, FigureRequest, LintRequest, ParityRequest, Request
+
+FASTER = faster_case().evidence
+MODEL = Path(__file__).parents[3] / "specs" / "models" / "digits_resnet.onnx"
+CALLS: list[str] = []  # keys of the measurements made
+
+
+def mean_shift(models: ComparedModels) -> Mapping[str, float]:
+    """The largest shift of the mean of an output, and the number of inputs."""
+    CALLS.append("mean-shift")
+    assert models.reference.is_file()
+    assert models.tuned.is_file()
+    shifts = [
+        abs(float(np.mean(tuned[name]) - np.mean(values)))
+        for _, reference, tuned in models.outputs()
+        for name, values in reference.items()
+    ]
+    return {"largest": max(shifts), "inputs": float(len(shifts)), "constant": 123.25}
+
+
+class ShiftParams(CheckParams):
+    """How far the mean of an output may move."""
+
+    kind: Literal["mean-shift"]
+    max: float = Field(description="Largest shift of the mean.")
+    broken: bool = Field(False, description="Whether the measurement fails.")
+
+
+class ShiftCheck:
+    """A check of another package: it defines its own figures, and asks for the lint of a target."""
+
+    Params: ClassVar[type[CheckParams]] = ShiftParams
+    needs: ClassVar[frozenset[EvidenceKind]] = frozenset({"size"})
+
+    def requests(self, params: CheckParams) -> tuple[Request, ...]:
+        assert isinstance(params, ShiftParams)
+        measure = _fails if params.broken else mean_shift
+        return FigureRequest(key="mean-shift", measure=measure), LintRequest(target="onnxruntime-cpu")
+
+    def judge(self, params: CheckParams, evidence: Evidence) -> Verdict:
+        assert isinstance(params, ShiftParams)
+        found = evidence.figures.get("mean-shift")
+        if found is None:
+            return unmeasured("no shift was measured", "Run the case again.")
+        shift = found["largest"]
+        outcome: Literal["pass", "fail"] = "pass" if shift <= params.max else "fail"
+        table = Section(title="Shift", headers=("largest",), rows=((f"{shift:.3g}",),))
+        return verdict(outcome, f"the mean moved by {shift:.3g}", table, numbers=found, advice="Allow more.")
+
+
+check = ShiftCheck()
+
+
+def _fails(_: ComparedModels) -> Mapping[str, float]:
+    raise DataError("the sensor is not calibrated", cure="calibrate it")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check, registered as an installed package would."""
+    point = importlib.metadata.EntryPoint("mean-shift", f"{__name__}:check", "qdqspec.checks")
+    known = registry._entry_points
+
+    def entry_points(kind: registry.Kind) -> dict[str, importlib.metadata.EntryPoint]:
+        return {**known(kind), **({"mean-shift": point} if kind == "check" else {})}
+
+    monkeypatch.setattr(registry, "_entry_points", entry_points)
+    CALLS.clear()
+
+
+def shift(id: str = "mean-shift", **params: Any) -> CheckSpec:  # noqa: A002 - the field's name
+    values = ShiftParams.model_validate({"kind": "mean-shift", **params})
+    return CheckSpec(id=id, kind="mean-shift", params=values)
+
+
+def judged(tmp_path: Path, *checks: CheckSpec) -> Session:
+    """A session that judged these checks of a case on the simulated device."""
+    case = Case(id="default", model=MODEL, tune=TuneRules(trials=2, min_sqnr_db="none"), checks=checks)
+    session = Session(backend="fake", root=tmp_path, cache_dir=tmp_path / "cache", output=tmp_path / "out")
+    with session:
+        for check in checks:
+            session.judge(case, check)
+    return session
+
+
+@pytest.mark.usefixtures("engine_threads", "installed")
+def test_figures_of_an_installed_check_are_in_evidence_records_and_reports(tmp_path: Path) -> None:
+    session = judged(tmp_path, shift(max=1e9), shift("twice", max=0.0))
+    record = session.record()
+    (case,) = record.cases
+    assert [result.verdict.outcome for result in case.results] == ["pass", "fail"]
+    assert CALLS == ["mean-shift"], "equal requests are measured once"
+    figures = case.evidence.figures["mean-shift"]
+    assert figures["inputs"] > 0
+    assert case.evidence.lint.keys() == {"onnxruntime-cpu"}, "a request needs no entry in `needs`"
+    assert case.evidence.size_bytes.keys() == {"reference", "tuned"}
+    written = record_to_json(record)["cases"][0]
+    assert written["figures"] == {"mean-shift": figures}
+    assert case_from_json(case_to_json(case)).evidence.figures == {"mean-shift": figures}
+    assert "mean-shift" in summary_table(record)
+    for name in ("markdown", "html", "csv", "json"):
+        text = format_named(name).render(record)
+        assert "123.25" in (text if isinstance(text, str) else text.decode()), name
+
+
+@pytest.mark.usefixtures("engine_threads", "installed")
+def test_a_measurement_that_fails_is_the_error_of_its_check(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the sensor is not calibrated"):
+        judged(tmp_path, shift(max=1.0, broken=True))
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_a_check_needs_follows_from_its_requests() -> None:
+    assert needs_of(shift(max=1.0)) == {"size", "figures", "lint"}
+    parity = CheckSpec(id="p", kind="parity", params=params_of("parity", min_cosine=0.9))
+    assert [type(request) for request in requests_of(parity)] == [ParityRequest]
+    size = CheckSpec(id="s", kind="size", params=params_of("size", max_ratio=0.5))
+    assert requests_of(size) == ()
+
+
+def test_the_session_names_no_check() -> None:
+    """It imports what all checks share, and compares no kind of a check with a name."""
+    folder = Path(qdqspec.__file__).parent
+    kinds = {path.stem for path in (folder / "checks").glob("[a-z]*.py")} - {"base"}
+    assert {"parity", "accuracy", "regression"} <= kinds
+    for path in (folder / "session").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                assert (node.module or "").removeprefix("qdqspec.checks.") not in kinds, path
+            if isinstance(node, ast.Compare):
+                assert not ast.unparse(node.left).endswith("check.kind"), f"{path}:{node.lineno}"
+
+
+class TestShiftCheck(CheckContract):
+    check = check
+    passing = (
+        {"kind": "mean-shift", "max": 0.5},
+        replace(FASTER, figures={"mean-shift": {"largest": 0.25, "inputs": 8.0}}),
+    )
+    failing = ({"kind": "mean-shift", "max": 0.1}, passing[1])
+    inconclusive = ({"kind": "mean-shift", "max": 0.1}, FASTER)
