@@ -84,7 +84,7 @@ WORDS = (
         name="corrections",
         metavar="auto|none|LIST",
         help="What improves scales, weights and biases at no cost in time: auto (default), none, or some with commas: "
-        "ranges, rounding, bits, bias.",
+        "margins, ranges, rounding, bits, bias.",
         read=_corrections,
     ),
     Word(name="strategy", metavar="NAME", help="Search strategy (default: attribution)."),

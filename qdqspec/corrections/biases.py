@@ -10,22 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from qdqspec.corrections.layers import Array, Layer
-from qdqspec.corrections.statistics import Moments
+from qdqspec.corrections.statistics import Means
 from qdqspec.quantize.formats import QuantParams
 from qdqspec.quantize.scales import dequantize
 
 Floats = npt.NDArray[np.float64]
 
 
-def mean_shift(layer: Layer, weight: Array, params: QuantParams, integers: Array, means: Moments) -> Floats:
-    """What the quantized weight adds to the mean of each output channel, for these means of the inputs by group."""
+def mean_shift(layer: Layer, weight: Array, params: QuantParams, integers: Array, means: Means) -> Floats:
+    """What quantization adds to the mean of each output channel, for these means of the inputs by group."""
     real = layer.matrix(weight.astype(np.float32, copy=False)).astype(np.float64)
-    wrong = layer.matrix(dequantize(integers, params)).astype(np.float64) - real
-    return np.asarray(np.einsum("goc,gc->go", wrong, means.astype(np.float64)).reshape(-1), np.float64)
+    stored = layer.matrix(dequantize(integers, params)).astype(np.float64)
+    added = np.einsum("goc,gc->go", stored - real, means.quantized.astype(np.float64))
+    added += np.einsum("goc,gc->go", real, (means.quantized - means.real).astype(np.float64))
+    return np.asarray(added.reshape(-1), np.float64)
 
 
 def bias_shift(
-    layer: Layer, weight: Array, params: QuantParams, integers: Array, fit: Moments, held_out: Moments
+    layer: Layer, weight: Array, params: QuantParams, integers: Array, fit: Means, held_out: Means
 ) -> npt.NDArray[np.float32] | None:
     """What to add to the bias; ``None`` if it does not reduce the mean error for the held-out means of the inputs."""
     found = mean_shift(layer, weight, params, integers, fit)

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import TypeAlias
 
+import numpy as np
+
 from qdqspec.corrections.biases import bias_shift
 from qdqspec.corrections.bits import overflow_free_scale, without_overflow
-from qdqspec.corrections.judge import Errors, Judge
+from qdqspec.corrections.judge import Errors, Judge, sure_db
 from qdqspec.corrections.layers import Layer, find_layers
+from qdqspec.corrections.margins import FACTORS, widened
 from qdqspec.corrections.ranges import Ranges, chosen_ranges
 from qdqspec.corrections.rounding import is_better, rounded_weight
 from qdqspec.corrections.statistics import Observe, observed_means, observed_statistics
 from qdqspec.graph.model import Model
 from qdqspec.placement.biases import biased_layer
 from qdqspec.quantize.corrections import NO_CORRECTIONS, Corrections, WeightNumbers, weight_key
-from qdqspec.quantize.formats import number_format
+from qdqspec.quantize.formats import QuantParams, number_format
 from qdqspec.quantize.quantizer import Quantizer
 from qdqspec.quantize.ranges import tie_ranges, tied_groups
-from qdqspec.types import CORRECTIONS, CorrectionGain, Site
+from qdqspec.types import CORRECTIONS, Consumer, CorrectionGain, Site
 
 LEAST_DB = 0.1  # smallest mean gain over placements on held-out samples
 MOST_LOSS_DB = 0.05  # largest loss of any of these placements
 USABLE_DB = 10.0  # below it, a few pairs dominate the outputs, and gains or losses are not meaningful
 RANGES_SHARE = 0.7  # of the time that is left
 LEAST_JUDGEMENTS = 6  # that fit in the time: where one on all samples takes longer, it is on fewer of them
-JUDGEMENTS = 20  # time limit, in times of the first judgement: a small model needs less than a large one
+MARGIN_SAMPLES = 4  # held out, at least, to judge margins
+NEEDS_INPUTS = "bias"  # the correction for layers whose inputs are quantized too
+JUDGEMENTS = 25  # time limit, in times of the first judgement: a small model needs less than a large one
 STATISTICS = 64  # samples for the statistics of layer inputs, every second one held out
 
 _Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
@@ -38,9 +44,9 @@ _Step: TypeAlias = Callable[["_Search", Corrections], tuple[Corrections, int]]
 class Question:
     """The inputs of the search for corrections: the ``allowed`` ones, for these numbers, within ``seconds``.
 
-    ``ranges`` gives those of every calibration method, including the case's own ``method``. ``saturates`` is whether
-    sums of two neighbouring u8 x s8 products saturate on the processor. Numbers of tensors in ``fixed`` are not
-    changed.
+    ``ranges`` gives those of every calibration method, including the case's own ``method``; ``fit_ranges`` those of
+    that method by the even samples alone. ``saturates`` is whether sums of two neighbouring u8 x s8 products saturate
+    on the processor. Numbers of tensors in ``fixed`` are not changed.
     """
 
     model: Model
@@ -48,6 +54,7 @@ class Question:
     numbers: Quantizer
     sites: tuple[Site, ...]
     ranges: Callable[[], Mapping[str, Ranges]]
+    fit_ranges: Callable[[], Ranges]
     method: str
     observe: Observe
     allowed: tuple[str, ...]
@@ -68,6 +75,8 @@ class Found:
 def find_corrections(question: Question) -> Found:
     """Try each allowed correction in turn. Raises `RehearsalRefusedError` if the model cannot be rehearsed."""
     search = _Search(question)
+    if "margins" in question.allowed and search.judged >= MARGIN_SAMPLES and not search.is_over:
+        search.attempt_margins()
     for name in CORRECTIONS:
         if name in question.allowed and name in _STEPS and not search.is_over:
             search.attempt(name, _STEPS[name])
@@ -85,10 +94,11 @@ class _Search:
         started = question.clock()
         late = started + question.seconds / LEAST_JUDGEMENTS
         self.errors = question.judge.errors(question.numbers, is_late=lambda: question.clock() > late)
-        judged = len(self.errors[0].powers) if self.errors else question.judge.samples
-        self.question = replace(question, judge=replace(question.judge, samples=judged))
+        self.judged = len(self.errors[0].powers) if self.errors else question.judge.samples
+        self.question = replace(question, judge=replace(question.judge, samples=self.judged))
         self.until = started + min(question.seconds, JUDGEMENTS * (question.clock() - started))
         self.layers = find_layers(question.model, question.sites)
+        self.margin: tuple[float, frozenset[str]] = 1.0, frozenset()  # of ranges, and tensors without it
 
     @property
     def is_over(self) -> bool:
@@ -106,7 +116,7 @@ class _Search:
         if not changed:
             return
         after = self.question.judge.errors(self.numbers(tried))
-        taken = self.accepts(after)
+        taken = self.accepts(after, needs_inputs=name == NEEDS_INPUTS)
         self.gains = [gain for gain in self.gains if gain.name != name]
         self.gains.append(
             CorrectionGain(
@@ -124,22 +134,131 @@ class _Search:
         """Whether a correction was tried and not accepted."""
         return any(gain.name == name and not gain.taken for gain in self.gains)
 
-    def accepts(self, after: tuple[Errors, ...]) -> bool:
-        """Whether held-out errors are smaller than those so far, for placements whose outputs are usable."""
-        pairs = [(new, old) for new, old in zip(after, self.errors, strict=True) if old.total_db >= USABLE_DB]
-        gains = [gain for new, old in pairs if (gain := new.gain_db(old))]  # affected placements
-        least = min((min(new.gain_db(old), new.sure_gain_db(old)) for new, old in pairs), default=0.0)
-        return bool(gains) and sum(gains) / len(gains) >= LEAST_DB and least >= -MOST_LOSS_DB
+    def accepts(self, after: tuple[Errors, ...], *, needs_inputs: bool = False) -> bool:
+        """Whether held-out errors are smaller than those so far, for placements whose outputs are usable.
+
+        No placement may lose over all samples; the mean of the placements has to be a gain by its standard error too.
+        With ``needs_inputs``, placements of weights alone are ignored: the correction holds for quantized inputs.
+        """
+        pairs = [
+            (new, old)
+            for new, old, placement in zip(after, self.errors, self.question.judge.placements, strict=True)
+            if old.total_db >= USABLE_DB
+            and not (needs_inputs and all(site.weight for site in placement.sites))
+        ]
+        gains = _gains(*zip(*pairs, strict=True)) if pairs else []
+        changed = [(new, old) for new, old in pairs if new.gain_db(old)]
+        if not changed or not _is_gain(gains):
+            return False
+        by_sample = np.mean([new.by_sample_db - old.by_sample_db for new, old in changed], axis=0)
+        return sure_db(by_sample) >= -MOST_LOSS_DB
+
+    def attempt_margins(self) -> None:
+        """Widen the ranges of activations if that helps on samples that did not calibrate them.
+
+        All samples calibrate the ranges in use: even those held out look better with these than other data does. So
+        ranges of the other samples alone are compared with wider ones. The ranges in use, of twice as many samples,
+        get half of the margin that is best there.
+        """
+        question, before = self.question, self._errors_of(self._fit_ranges, 1.0, frozenset())
+        found: dict[tuple[float, frozenset[str]], tuple[float, tuple[Errors, ...]]] = {}
+        for factor in FACTORS:
+            for kept in dict.fromkeys((frozenset[str](), self.linear_inputs)):
+                after = self._errors_of(self._fit_ranges, factor, kept)
+                gains = _gains(after, before)
+                found[factor, kept] = (sum(gains) if _is_gain(gains) else 0.0), after
+                if min(gains, default=0.0) >= -MOST_LOSS_DB:
+                    break  # no placement loses: no ranges have to be kept
+        best = max(found, key=lambda key: found[key][0])
+        margin = 1 + (best[0] - 1) / 2, best[1]
+        tried = self._with_margin(self._own_ranges, *margin)
+        taken = found[best][0] > 0
+        changed = [tensor for tensor, span in tried.items() if span != self._own_ranges.get(tensor)]
+        self.gains.append(
+            CorrectionGain(
+                name="margins",
+                before_db=before[0].total_db,
+                after_db=found[best][1][0].total_db,
+                changed=len(changed),
+                taken=taken,
+            )
+        )
+        if taken:
+            self.margin = margin
+            self.taken = replace(self.taken, ranges={tensor: tried[tensor] for tensor in changed})
+            self.errors = question.judge.errors(self.numbers(self.taken))
+
+    @cached_property
+    def linear_inputs(self) -> frozenset[str]:
+        """The activations that are quantized where only linear operators are; empty if there is no such placement."""
+        quantized = [
+            frozenset(s.tensor for s in one.ordered if not s.weight) for one in self.question.judge.placements
+        ]
+        return frozenset(tensor for some in quantized if some != quantized[0] for tensor in some)
+
+    @cached_property
+    def activations(self) -> tuple[str, ...]:
+        """The activations whose ranges may change."""
+        tensors = dict.fromkeys(site.tensor for site in self.question.sites if not site.weight)
+        return tuple(tensor for tensor in tensors if tensor not in self.question.fixed)
+
+    @cached_property
+    def _own_ranges(self) -> Ranges:
+        calibrated = self.question.numbers.calibrated
+        return {tensor: calibrated[tensor] for tensor in self.activations if tensor in calibrated}
+
+    @cached_property
+    def _fit_ranges(self) -> Ranges:
+        found = tie_ranges(self.question.model, self.question.fit_ranges())
+        return {tensor: found[tensor] for tensor in self.activations if tensor in found}
+
+    def widened(self, ranges: Ranges) -> Ranges:
+        """Ranges with the margin that was accepted."""
+        return self._with_margin(ranges, *self.margin)
+
+    def _with_margin(self, ranges: Ranges, factor: float, kept: frozenset[str]) -> Ranges:
+        return widened(self.question.model, ranges, factor, {*kept, *self.question.fixed})
+
+    def _errors_of(self, ranges: Ranges, factor: float, kept: frozenset[str]) -> tuple[Errors, ...]:
+        wider = self._with_margin(ranges, factor, kept)
+        return self.question.judge.errors(self.numbers(replace(self.taken, ranges=wider)))
 
     def _may_change(self, site: Site) -> bool:
         """Whether a weight has an integer format with scales of its own, and is not fixed."""
         fmt = number_format(site.format)
         return not fmt.floating and not fmt.scale_type and site.tensor not in self.question.fixed
 
+    def pairs(self, numbers: Quantizer) -> dict[str, QuantParams]:
+        """The parameters of each layer's quantized input, by its weight; the first format of several."""
+        found: dict[str, QuantParams] = {}
+        by_end = {
+            (s.tensor, end): s for s in reversed(self.question.sites) if not s.weight for end in s.consumers
+        }
+        for name, layer in self.layers.items():
+            site = by_end.get((layer.source, Consumer(layer.node.name, 0)))
+            if (
+                site is not None
+                and not number_format(site.format).dynamic
+                and not number_format(site.format).at_run_time
+            ):
+                found[name] = numbers.params(site)
+        return found
+
     def weights(self) -> list[tuple[Site, Layer]]:
         """The weight sites in integer formats, each with its layer; one for each number format."""
         sites = {weight_key(s): s for s in self.question.sites if s.weight and s.tensor in self.layers}
         return [(site, self.layers[site.tensor]) for site in sites.values() if self._may_change(site)]
+
+
+def _gains(after: Iterable[Errors], before: Iterable[Errors]) -> list[float]:
+    """The gain of each placement that is usable and affected."""
+    pairs = zip(after, before, strict=True)
+    return [gain for new, old in pairs if old.total_db >= USABLE_DB and (gain := new.gain_db(old))]
+
+
+def _is_gain(gains: Sequence[float]) -> bool:
+    """Whether placements gain in the mean, and none loses."""
+    return bool(gains) and sum(gains) / len(gains) >= LEAST_DB and min(gains) >= -MOST_LOSS_DB
 
 
 def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
@@ -148,29 +267,28 @@ def _with_ranges(search: _Search, taken: Corrections) -> tuple[Corrections, int]
     A gain with everything quantized may be a loss where only linear operators are: then their inputs keep their ranges.
     """
     question = search.question
-    tied = {name: tie_ranges(question.model, ranges) for name, ranges in question.ranges().items()}
-    own = tied[question.method]
-    tensors = dict.fromkeys(
-        s.tensor for s in question.sites if not s.weight and s.tensor not in question.fixed
-    )
+    tied = {
+        name: search.widened(tie_ranges(question.model, ranges)) for name, ranges in question.ranges().items()
+    }
+    own, calibrated = tied[question.method], question.numbers.calibrated
 
     def corrected(ranges: Ranges) -> Corrections:
-        return replace(taken, ranges={t: r for t, r in ranges.items() if t in tensors and r != own.get(t)})
+        changed = {t: ranges[t] for t in search.activations if t in ranges and ranges[t] != calibrated.get(t)}
+        return replace(taken, ranges=changed)
 
     found = chosen_ranges(
         question.judge,
         lambda ranges: search.numbers(corrected(ranges)),
-        tied_groups(question.model, tensors),
+        tied_groups(question.model, search.activations),
         list(tied.values()),
         RANGES_SHARE * (search.until - question.clock()),
     )
-    quantized = [{s.tensor for s in one.ordered if not s.weight} for one in question.judge.placements]
-    linear = {tensor for some in quantized if some != quantized[0] for tensor in some}
+    linear = search.linear_inputs
     options = [*found, {t: own[t] if t in linear and t in own else r for t, r in found[-1].items()}]
     errors = [question.judge.errors(search.numbers(corrected(ranges))) for ranges in options]
     totals = [(search.accepts(some), sum(one.total_db for one in some)) for some in errors]
     chosen = corrected(options[totals.index(max(totals))])
-    return chosen, len(chosen.ranges)
+    return chosen, sum(span != taken.ranges.get(tensor) for tensor, span in chosen.ranges.items())
 
 
 def _with_bits(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
@@ -200,7 +318,11 @@ def _with_bias(search: _Search, taken: Corrections) -> tuple[Corrections, int]:
     samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
     biases = dict(taken.biases)
     for layer, fit, held_out in observed_means(
-        layers, lambda: islice(question.judge.feeds(), samples), samples, question.observe
+        layers,
+        lambda: islice(question.judge.feeds(), samples),
+        samples,
+        question.observe,
+        search.pairs(numbers),
     ):
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:
@@ -221,7 +343,11 @@ def _with_rounding(search: _Search, taken: Corrections) -> tuple[Corrections, in
     weights, biases, changed = dict(taken.weights), dict(taken.biases), 0
     samples = sum(1 for _ in islice(question.judge.feeds(), STATISTICS))
     for layer, fit, held_out in observed_statistics(
-        layers, lambda: islice(question.judge.feeds(), samples), samples, question.observe
+        layers,
+        lambda: islice(question.judge.feeds(), samples),
+        samples,
+        question.observe,
+        search.pairs(numbers),
     ):
         weight = question.model.array(layer.weight)
         for site in of_layer[layer.weight]:

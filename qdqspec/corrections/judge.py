@@ -96,9 +96,13 @@ class Errors:
 
     def sure_gain_db(self, before: Errors) -> float:
         """The mean gain per sample, less its standard error."""
-        gains = self.by_sample_db - before.by_sample_db
-        deviation = float(gains.std(ddof=1)) if len(gains) > 1 else 0.0
-        return float(gains.mean() - deviation / max(len(gains), 1) ** 0.5)
+        return sure_db(self.by_sample_db - before.by_sample_db)
+
+
+def sure_db(gains: Floats) -> float:
+    """The mean of gains by sample, less its standard error."""
+    deviation = float(gains.std(ddof=1)) if len(gains) > 1 else 0.0
+    return float(gains.mean() - deviation / max(len(gains), 1) ** 0.5)
 
 
 def powers(pairs: Iterable[tuple[Array, Array]]) -> Floats:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from qdqspec.corrections.layers import Array, Layer
+from qdqspec.quantize.formats import QuantParams
+from qdqspec.quantize.scales import dequantize, quantize
 
 Feed: TypeAlias = Mapping[str, Array]
 Observe: TypeAlias = Callable[[Sequence[str], Iterable[Feed]], Iterator[Mapping[str, Array]]]
@@ -21,33 +23,44 @@ MOST_COLUMNS = 2304  # more columns take too long to invert
 MOST_BYTES = 256 << 20  # of moments in one batch
 
 
+class Means(NamedTuple):
+    """The means of the columns of a layer's input, (group, column): of the real values, and of the quantized ones."""
+
+    real: Moments
+    quantized: Moments
+
+
 @dataclass(slots=True, kw_only=True)
 class InputStatistics:
-    """Statistics of one layer's input, by group: sums of ``x x^T`` and of ``x`` over ``rows`` rows."""
+    """Sums of ``x x^T``, of ``x`` and of quantized ``x`` over ``rows`` rows of one layer's input, by group."""
 
     moments: Moments  # (group, column, column)
-    sums: Moments  # (group, column)
+    sums: Means
     rows: int = 0
 
     @property
-    def means(self) -> Moments:
+    def means(self) -> Means:
         """The mean of each column."""
-        return np.asarray(self.sums / max(self.rows, 1), np.float32)
+        return Means(*(np.asarray(each / max(self.rows, 1), np.float32) for each in self.sums))
 
-    def add(self, rows: Moments) -> None:
-        """Add rows (group, row, column). Changes these statistics."""
+    def add(self, rows: Moments, stored: Moments) -> None:
+        """Add real and quantized rows (group, row, column). Changes these statistics."""
         self.moments += np.matmul(rows.transpose(0, 2, 1), rows)
-        self.sums += rows.sum(axis=1)
+        self.sums = Means(self.sums.real + rows.sum(axis=1), self.sums.quantized + stored.sum(axis=1))
         self.rows += rows.shape[1]
 
 
 def observed_statistics(
-    layers: Iterable[Layer], feeds: Callable[[], Iterable[Feed]], samples: int, observe: Observe
+    layers: Iterable[Layer],
+    feeds: Callable[[], Iterable[Feed]],
+    samples: int,
+    observe: Observe,
+    pairs: Mapping[str, QuantParams] | None = None,
 ) -> Iterator[tuple[Layer, InputStatistics, InputStatistics]]:
     """The statistics of each layer over even and over odd samples, in batches that fit into memory.
 
     ``samples`` is the number of ``feeds``: of many samples, fewer rows of each are enough. Layers whose inputs
-    are not observed in both parts are omitted.
+    are not observed in both parts are omitted. ``pairs`` are as in `observed_means`.
     """
     for batch in _batches([layer for layer in layers if layer.columns <= MOST_COLUMNS]):
         found: tuple[dict[str, InputStatistics], ...] = {}, {}
@@ -57,17 +70,24 @@ def observed_statistics(
                 value = values.get(layer.source)
                 rows = None if value is None or not value.size else layer.rows(value, _rows(layer, samples))
                 if rows is not None and np.isfinite(rows).all():
-                    _of(found[index % 2], layer).add(rows)
+                    _of(found[index % 2], layer).add(rows, _stored(rows, layer, pairs))
         for layer in batch:
             if all(layer.weight in part for part in found):
                 yield layer, found[0][layer.weight], found[1][layer.weight]
 
 
 def observed_means(
-    layers: Sequence[Layer], feeds: Callable[[], Iterable[Feed]], samples: int, observe: Observe
-) -> Iterator[tuple[Layer, Moments, Moments]]:
-    """The means of the columns of each layer's input, (group, column), over even and over odd samples."""
-    sums: tuple[dict[str, Moments], ...] = {}, {}
+    layers: Sequence[Layer],
+    feeds: Callable[[], Iterable[Feed]],
+    samples: int,
+    observe: Observe,
+    pairs: Mapping[str, QuantParams] | None = None,
+) -> Iterator[tuple[Layer, Means, Means]]:
+    """The means of the columns of each layer's input over even and over odd samples.
+
+    ``pairs`` are the parameters by which inputs are quantized, by weight; without them inputs are exact.
+    """
+    sums: tuple[dict[str, Means], ...] = {}, {}
     counts: tuple[dict[str, int], ...] = {}, {}
     sources = list(dict.fromkeys(layer.source for layer in layers))
     for index, values in enumerate(observe(sources, feeds())):
@@ -76,12 +96,18 @@ def observed_means(
             value = values.get(layer.source)
             rows = None if value is None or not value.size else layer.rows(value, _rows(layer, samples))
             if rows is not None and np.isfinite(rows).all():
-                part[layer.weight] = part.get(layer.weight, np.zeros((), np.float32)) + rows.sum(axis=1)
+                stored = _stored(rows, layer, pairs)
+                known = part.get(layer.weight, Means(np.zeros((), np.float32), np.zeros((), np.float32)))
+                part[layer.weight] = Means(
+                    known.real + rows.sum(axis=1), known.quantized + stored.sum(axis=1)
+                )
                 count[layer.weight] = count.get(layer.weight, 0) + rows.shape[1]
     for layer in layers:
         if all(layer.weight in part for part in sums):
-            parts = zip(sums, counts, strict=True)
-            fit, held_out = (np.asarray(p[layer.weight] / c[layer.weight], np.float32) for p, c in parts)
+            fit, held_out = (
+                Means(*(np.asarray(each / c[layer.weight], np.float32) for each in p[layer.weight]))
+                for p, c in zip(sums, counts, strict=True)
+            )
             yield layer, fit, held_out
 
 
@@ -91,12 +117,18 @@ def _rows(layer: Layer, samples: int) -> int:
     return min(MOST_ROWS, -(-2 * wanted // max(samples, 1)))
 
 
+def _stored(rows: Moments, layer: Layer, pairs: Mapping[str, QuantParams] | None) -> Moments:
+    """The values that the layer reads where its input is quantized."""
+    params = (pairs or {}).get(layer.weight)
+    return rows if params is None else dequantize(quantize(rows, params), params)
+
+
 def _of(found: dict[str, InputStatistics], layer: Layer) -> InputStatistics:
     if layer.weight not in found:
         groups, columns = layer.groups, layer.columns
         found[layer.weight] = InputStatistics(
             moments=np.zeros((groups, columns, columns), np.float32),
-            sums=np.zeros((groups, columns), np.float32),
+            sums=Means(np.zeros((groups, columns), np.float32), np.zeros((groups, columns), np.float32)),
         )
     return found[layer.weight]
 

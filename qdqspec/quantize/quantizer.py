@@ -80,6 +80,11 @@ class Quantizer:
         return self._corrections.biases.get(weight_key(site)) if site.weight else None
 
     @property
+    def calibrated(self) -> Mapping[str, TensorRange]:
+        """The ranges of activations before correction."""
+        return self._calibrated
+
+    @property
     def corrections(self) -> Corrections:
         """The corrections in use."""
         return self._corrections

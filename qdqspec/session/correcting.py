@@ -33,7 +33,10 @@ SHARE = 0.15  # of the time limit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correcting:
-    """A case with the inputs of correction. ``ranges`` calibrates by every method; ``run`` makes a model runner."""
+    """A case with the inputs of correction. ``run`` makes a model runner.
+
+    ``ranges`` calibrates by every method, ``fit_ranges`` by the case's own on the even samples alone.
+    """
 
     case: Case
     model: Model
@@ -43,6 +46,7 @@ class Correcting:
     backend: Backend
     options: BuildOptions
     ranges: Callable[[], Mapping[str, Ranges]]
+    fit_ranges: Callable[[], Ranges]
     run: Callable[[ExitStack, Parts], Callable[[Feed], Mapping[str, Array]]]
     note: Callable[[str], None]
     fixed: frozenset[str] = frozenset()
@@ -75,11 +79,12 @@ class Correcting:
                 numbers=self.numbers,
                 sites=tuple(dict.fromkeys(s for p in placements for s in p.ordered)),
                 ranges=self.ranges,
+                fit_ranges=self.fit_ranges,
                 method=self.case.quantize.calibration,
                 observe=self._observed,
                 allowed=allowed
                 if self.case.inputs.scales is None
-                else tuple(n for n in allowed if n != "ranges"),
+                else tuple(n for n in allowed if n not in ("margins", "ranges")),
                 saturates=capabilities.reduce_range,
                 fixed=self.fixed,
                 seconds=self._seconds,

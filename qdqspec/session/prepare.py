@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
+from itertools import islice
 from typing import get_args
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
@@ -258,6 +259,18 @@ class Prepared:
             )
             return {str(method): ranges for method, ranges in found.items()}
 
+    def _fit_ranges(self) -> Mapping[str, TensorRange]:
+        """The ranges of all activations by the case's method, calibrated on every second sample."""
+        with ExitStack() as observers:
+            return calibrate(
+                self.model,
+                self.space.tensors,
+                lambda: islice(self.feeds(), 0, None, 2),
+                self.case.quantize.calibration,
+                partial(self._observe, observers),
+                note=lambda _: None,  # the whole data was calibrated before
+            )
+
     @cached_property
     def corrections(self) -> Found:
         """The corrections that help on held-out calibration data, and the gain of each."""
@@ -271,6 +284,7 @@ class Prepared:
             backend=self._backend,
             options=self._options,
             ranges=self._all_ranges,
+            fit_ranges=self._fit_ranges,
             run=self._observe,
             note=self.note_once,
             fixed=self._kept.tensors,

@@ -7,9 +7,10 @@ import pytest
 from linear_models import layer_of, linear_model
 
 from qdqspec.corrections.biases import bias_shift, mean_shift
-from qdqspec.corrections.statistics import observed_means
+from qdqspec.corrections.statistics import Means, observed_means
 from qdqspec.quantize.formats import number_format
-from qdqspec.quantize.scales import dequantize, quantize, weight_params
+from qdqspec.quantize.ranges import TensorRange
+from qdqspec.quantize.scales import activation_params, dequantize, quantize, weight_params
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -40,6 +41,28 @@ def test_a_shift_that_does_not_hold_on_other_samples_is_not_taken() -> None:
     layer = layer_of(linear_model("Conv", weight, 4))
     params = weight_params(weight, number_format("int8"), 0)
     integers = quantize(weight, params)
-    fit = np.array([[1.0, 0.0]], np.float32)
+    mean = np.array([[1.0, 0.0]], np.float32)
+    fit, other = Means(mean, mean), Means(-mean, -mean)
     assert bias_shift(layer, weight, params, integers, fit, fit) is not None
-    assert bias_shift(layer, weight, params, integers, fit, -fit) is None
+    assert bias_shift(layer, weight, params, integers, fit, other) is None
+
+
+def test_the_shift_includes_that_of_the_quantized_input() -> None:
+    random = np.random.default_rng(3)
+    weight = random.standard_normal((8, 4, 1, 1)).astype(np.float32)
+    layer = layer_of(linear_model("Conv", weight, 4))
+    params = weight_params(weight, number_format("int4"), 0)
+    integers = quantize(weight, params)
+    samples = [{"x": random.uniform(0, 0.4, (1, 4, 5, 5)).astype(np.float32)} for _ in range(4)]
+    pair = activation_params(TensorRange(0.0, 100.0), number_format("uint8"))  # most values become zero
+    ((_, fit, _),) = observed_means(
+        [layer], lambda: samples, len(samples), lambda tensors, feeds: iter(feeds), {layer.weight: pair}
+    )
+    x = np.concatenate([sample["x"] for sample in samples[::2]]).transpose(0, 2, 3, 1).reshape(-1, 4)
+    stored = dequantize(quantize(x, pair), pair)
+    real, quantized = weight.reshape(8, 4), dequantize(integers, params).reshape(8, 4)
+    expected = (stored @ quantized.T - x @ real.T).mean(axis=0)
+    assert np.abs(expected).max() > 0.05
+    np.testing.assert_allclose(
+        mean_shift(layer, weight, params, integers, fit), expected, rtol=1e-4, atol=1e-5
+    )

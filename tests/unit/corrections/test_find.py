@@ -10,15 +10,18 @@ import numpy as np
 import onnx
 import pytest
 from arrays import arrays_of
+from onnx import TensorProto, helper
 
 from qdqspec.backends.onnxruntime import OnnxRuntime
 from qdqspec.corrections import find
 from qdqspec.corrections.judge import Errors, Judge
-from qdqspec.graph.model import load_model
+from qdqspec.corrections.margins import widened
+from qdqspec.graph.model import Model, load_model
 from qdqspec.graph.save import save_model
 from qdqspec.placement.insert import insert_qdq
 from qdqspec.placement.scheme import apply_scheme, write_scheme
 from qdqspec.placement.strip import strip_qdq
+from qdqspec.quantize.ranges import TensorRange
 from qdqspec.session import Session
 from qdqspec.session.prepare import Prepared
 from qdqspec.types import Case, Inputs, QuantizeRules
@@ -85,6 +88,52 @@ def test_a_list_of_corrections_with_too_few_samples_is_noted(
     work = prepared(session, models, tmp_path, ("ranges", "bits"), 3)
     assert work.corrections.gains == ()
     assert "corrections need 4 calibration samples, and there are 3: none is applied" in work.warnings
+
+
+def test_ranges_are_widened_where_other_samples_exceed_them(
+    session: Session, models: Path, tmp_path: Path
+) -> None:
+    work = prepared(session, models, tmp_path, ("margins",))
+    (gain,) = work.corrections.gains
+    assert (gain.name, gain.taken) == ("margins", True)
+    assert gain.after_db >= gain.before_db + 0.1
+    wider, own = work.corrections.corrections.ranges, work.numbers.calibrated
+    assert len(wider) == gain.changed > 4
+    inputs = set(work.model.inputs)
+    assert not inputs & wider.keys()  # images have the same bounds in all samples
+    factors = {span.largest / own[tensor].largest for tensor, span in wider.items()}
+    assert len({round(factor, 4) for factor in factors}) == 1
+    assert min(factors) > 1.0
+
+
+def test_a_margin_that_loses_is_not_taken(
+    session: Session, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = iter([30.0, 30.0, 29.9, 29.0, 29.0, 28.0])
+
+    def errors(judge: Judge, numbers: object, **late: object) -> tuple[Errors, ...]:
+        noise = 10 ** (-next(totals) / 10)
+        return (Errors(np.tile([1.0, noise], (4, 1, 1))),) * len(judge.placements)
+
+    monkeypatch.setattr(Judge, "errors", errors)
+    monkeypatch.setattr(find, "JUDGEMENTS", 1e9)
+    found = prepared(session, models, tmp_path, ("margins",)).corrections
+    assert [(gain.name, gain.taken) for gain in found.gains] == [("margins", False)]
+    assert not found.corrections.ranges
+
+
+@pytest.mark.parametrize(("bounded", "wider"), [("Relu", True), ("Sigmoid", False)])
+def test_ranges_of_bounded_tensors_stay(bounded: str, wider: bool) -> None:
+    x, y, z = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xyz")
+    nodes = [
+        helper.make_node(bounded, ["x"], ["y"]),
+        helper.make_node("MaxPool", ["y"], ["z"], kernel_shape=[1]),
+    ]
+    model = Model(helper.make_model(helper.make_graph(nodes, "g", [x], [z], value_info=[y])))
+    span = TensorRange(0.0, 1.0)
+    found = widened(model, {"x": span, "y": span, "z": span}, 1.25, {"z"})
+    assert found["x"] == span
+    assert found["y"] == found["z"] == (TensorRange(0.0, 1.25) if wider else span)  # tied
 
 
 def test_the_time_is_bounded_by_that_of_the_first_evaluation(

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from qdqspec.corrections.bits import overflow_free_scale, overflows, without_overflow
 from qdqspec.corrections.rounding import gptq, is_better, output_error, rounded_weight
-from qdqspec.corrections.statistics import InputStatistics
+from qdqspec.corrections.statistics import InputStatistics, Means
 from qdqspec.quantize.corrections import rounded, rounding_text
 from qdqspec.quantize.formats import number_format
 from qdqspec.quantize.scales import quantize, weight_params
@@ -89,10 +89,11 @@ def inputs(rows: int, columns: int, seed: int = 0) -> np.ndarray:
 
 
 def statistics(x: np.ndarray) -> InputStatistics:
+    nothing = np.zeros((1, x.shape[1]), np.float32)
     found = InputStatistics(
-        moments=np.zeros((1, x.shape[1], x.shape[1]), np.float32), sums=np.zeros((1, x.shape[1]), np.float32)
+        moments=np.zeros((1, x.shape[1], x.shape[1]), np.float32), sums=Means(nothing, nothing)
     )
-    found.add(x[None])
+    found.add(x[None], x[None])
     return found
 
 
