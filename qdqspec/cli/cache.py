@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qdqspec.cli.words import FINE, WANTING, add_verb, complain, say, say_json, settings_from
 from qdqspec.config import values
+from qdqspec.errors import ConfigError
 from qdqspec.units import seconds_text, size_text
 
 if TYPE_CHECKING:
     from qdqspec.cli.words import Verbs
-    from qdqspec.measurement.store import StoreEntry
+    from qdqspec.measurement.store import Store, StoreEntry
 
-_ACTIONS = ("list", "prune", "clear")
+_ACTIONS = ("list", "info", "prune", "clear", "export", "import")
 _MONTH = 30 * 86400.0  # seconds
 
 
@@ -23,7 +25,7 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "cache",
         cache,
-        does="List, thin out or empty the cache of finished searches. Exits 1 where an entry is damaged.",
+        does="List, prune, clear, export or import the cache of finished searches. Exits 1 where an entry is damaged.",
         example="qdqspec cache prune --older-than 30d",
         options=["cache-dir"],
     )
@@ -32,7 +34,11 @@ def add_verbs(verbs: Verbs) -> None:
         nargs="?",
         default="list",
         choices=_ACTIONS,
-        help="list: every entry (default); prune: remove old ones; clear: remove all.",
+        help="list: every entry (default); info: number, size and age; prune: remove old ones; clear: remove all; "
+        "export, import: write all intact entries to FILE, or add those of FILE.",
+    )
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="A .zip archive, for export and import."
     )
     parser.add_argument(
         "--older-than",
@@ -55,13 +61,42 @@ def cache(arguments: argparse.Namespace) -> int:
     from qdqspec.measurement.store import Store
 
     store = Store(settings_from(arguments).cache_dir)
+    if (arguments.file is None) is (arguments.action in ("export", "import")):
+        raise ConfigError(f"cache {arguments.action}: FILE is for export and import, which need it")
     if arguments.action == "list":
         return _list(arguments, store)
+    if arguments.action in ("info", "export", "import"):
+        return _one_line(arguments, store)
     gone = store.prune(arguments.older_than if arguments.action == "prune" else 0.0)
     if arguments.json:
         say_json({"schema_version": 1, "folder": str(store.folder), "removed": gone})
     else:
         say(f"{store.folder}: {gone} {'entry' if gone == 1 else 'entries'} removed")
+    return FINE
+
+
+def _one_line(arguments: argparse.Namespace, store: Store) -> int:
+    """Describe the cache, or write or read an archive."""
+    found: dict[str, Any] = {"folder": str(store.folder)}
+    if arguments.action == "info":
+        info = store.info()
+        found |= {
+            "entries": info.entries,
+            "bytes": info.size_bytes,
+            "oldest_seconds": round(info.oldest_seconds),
+        }
+        size, age = size_text(info.size_bytes), seconds_text(info.oldest_seconds)
+        text = f"{info.entries} finished searches, {size}, the oldest {age}"
+    elif arguments.action == "export":
+        found["exported"] = store.export(arguments.file)
+        text = f"{found['exported']} finished searches written to {arguments.file}"
+    else:
+        found["added"], found["present"] = store.take(arguments.file)
+        text = f"{found['added']} finished searches added, {found['present']} were there"
+    if arguments.json:
+        say_json({"schema_version": 1, **found})
+    else:
+        say(f"{store.folder}: {text}")
     return FINE
 
 

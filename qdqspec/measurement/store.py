@@ -10,8 +10,10 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +21,13 @@ from typing import Any
 
 from filelock import FileLock
 
-from qdqspec.files import is_full, partial_folder, remove_partial, replace_file, unwritable
+from qdqspec.errors import StateError
+from qdqspec.files import explained, is_full, partial_folder, remove_partial, replace_file, unwritable
 from qdqspec.plain_json import content_sum, parse_json
 from qdqspec.temporary import TemporaryFolder
 
 _MANIFEST = "entry.json"
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 # Errors of a folder that cannot be written; any other error is that of the function which fills the entry.
 _UNWRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR})
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of qdqspec; it may be deleted at any time.\n"
@@ -127,6 +131,50 @@ class Store:
         remove_partial(self.folder)
         return gone
 
+    def export(self, archive: Path) -> int:
+        """Write all intact entries to a zip archive, in one step; returns their number. Raises `OutputError`."""
+        with explained("the archive", archive), partial_folder(archive.parent) as folder:
+            intact = [entry for entry in self._entries() if _damage(entry) is None]
+            with zipfile.ZipFile(folder / "whole", "w") as file:
+                for entry in intact:
+                    for path in (*_files(entry), entry / _MANIFEST):
+                        file.write(path, f"{entry.name}/{path.relative_to(entry).as_posix()}")
+            (folder / "whole").replace(archive)
+        return len(intact)
+
+    def take(self, archive: Path) -> tuple[int, int]:
+        """Add the entries of an archive of `export`; returns the number added, and of those already present.
+
+        Each entry is verified by its digests before it appears. Raises `StateError` for an archive that is damaged or
+        names other files; entries before the damage are added.
+        """
+        added = present = 0
+        try:
+            with zipfile.ZipFile(archive) as file:
+                entries: dict[str, list[zipfile.ZipInfo]] = {}
+                for member in file.infolist():
+                    entries.setdefault(_entry_of(member.filename), []).append(member)
+                for key, members in entries.items():
+                    if (self.folder / key).is_dir() and _damage(self.folder / key) is None:
+                        present += 1
+                        continue
+                    with partial_folder(self._made_folder()) as partial:
+                        file.extractall(partial, members)
+                        reason = _damage(partial / key)
+                        if reason is not None:
+                            raise ValueError(f"entry {key}: {reason}")
+                        _move_in(partial / key, self.folder / key)
+                    added += 1
+        except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            raise StateError(
+                f"this archive cannot be imported: {error}",
+                where=archive,
+                cure="export it again; entries before the damage were added",
+            ) from None
+        except OSError as error:
+            raise unwritable("the cache", self.folder, error, "choose another with --cache-dir") from None
+        return added, present
+
     def _put(self, root: Path, key: str, fill: Callable[[Path], None]) -> Path:
         with partial_folder(root) as partial:
             fill(partial)
@@ -175,6 +223,15 @@ def cache_key(**parts: object) -> str:
     """The key of an entry that depends on ``parts``: JSON values; the order of keys in mappings does not matter."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _entry_of(name: str) -> str:
+    """The key of the entry that a member of an archive belongs to. Raises ``ValueError`` for any other name."""
+    key, _, rest = name.partition("/")
+    is_below = rest and ".." not in rest.split("/") and not rest.startswith("/") and "\\" not in rest
+    if not _KEY.fullmatch(key) or not is_below:
+        raise ValueError(f"it has a file {name[:200]!r}, which is not of an entry")
+    return key
 
 
 def _is_unwritable(error: OSError) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import pytest
 
@@ -72,3 +73,59 @@ def test_an_age_needs_its_unit(verb):
     result = verb("cache", "prune", "--older-than", "30")
     assert result.code == 2
     assert "a time with its unit is expected" in result.err
+
+
+def test_info(verb, kept):
+    found = verb("cache", "info", "--json").json
+    assert (found["entries"], found["folder"]) == (2, str(kept))
+    assert found["oldest_seconds"] == pytest.approx(40 * 86400, abs=60)
+    assert verb("cache", "info").out.startswith(f"{kept}: 2 finished searches, ")
+
+
+def test_an_export_is_imported_with_its_age(verb, kept, tmp_path):
+    archive = tmp_path / "cache.zip"
+    assert verb("cache", "export", str(archive), "--json").json["exported"] == 2
+    other = ["--cache-dir", str(tmp_path / "other")]
+    assert verb("cache", "import", str(archive), *other, "--json").json["added"] == 2
+    again = verb("cache", "import", str(archive), *other, "--json").json
+    assert (again["added"], again["present"]) == (0, 2)
+    old, _ = verb("cache", "--json", *other).json["entries"]
+    assert (old["key"], old["damage"]) == ("old", "")
+    assert old["age_seconds"] == pytest.approx(40 * 86400, abs=60)
+
+
+def test_a_damaged_entry_is_not_exported(verb, kept, tmp_path):
+    (kept / "old" / "search.json").write_text("{")
+    assert verb("cache", "export", str(tmp_path / "cache.zip"), "--json").json["exported"] == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil/x", "/evil/x", "new/../../evil", "new/a\\..\\b", ".git/x", "new", ""]
+)
+def test_an_archive_with_other_files_is_refused(verb, tmp_path, name):
+    with zipfile.ZipFile(tmp_path / "cache.zip", "w") as file:
+        file.writestr(zipfile.ZipInfo(name), b"x")
+    result = verb("cache", "import", str(tmp_path / "cache.zip"), "--cache-dir", str(tmp_path / "other"))
+    assert result.code == 2
+    assert "cannot be imported" in result.err
+    assert not [path for path in tmp_path.rglob("*") if "evil" in path.name]
+
+
+def test_an_entry_that_was_changed_is_not_imported(verb, kept, tmp_path):
+    verb("cache", "export", str(tmp_path / "cache.zip"))
+    with (
+        zipfile.ZipFile(tmp_path / "cache.zip") as good,
+        zipfile.ZipFile(tmp_path / "bad.zip", "w") as bad,
+    ):
+        for member in good.infolist():
+            content = b"{}" if member.filename == "new/search.json" else good.read(member)
+            bad.writestr(member.filename, content)
+    result = verb("cache", "import", str(tmp_path / "bad.zip"), "--cache-dir", str(tmp_path / "other"))
+    assert result.code == 2
+    assert "'search.json' is not what was put there" in result.err
+    assert not (tmp_path / "other" / "new").exists()
+
+
+@pytest.mark.parametrize("words", [["export"], ["import"], ["list", "x.zip"]])
+def test_a_file_is_for_export_and_import(verb, kept, words):
+    assert verb("cache", *words).code == 2

@@ -102,6 +102,18 @@ def test_checks_are_judged_on_the_worker_and_errors_are_of_their_class(settings,
     assert outcomes == ["pass", "fail"]
 
 
+def test_the_workers_are_listed(processes, tmp_path, monkeypatch, capsys):
+    from qdqspec.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["cluster", "list", processes.address, "--json"]) == 0
+    workers = json.loads(capsys.readouterr().out)["workers"]
+    assert [[device["key"] for device in worker["devices"]] for worker in workers] == [["fake"], ["fake"]]
+    assert all(worker["free_bytes"] > 0 and worker["version"] for worker in workers)
+    assert main(["cluster", "list", processes.address]) == 0
+    assert capsys.readouterr().out.count("  fake: fake\n") == 2
+
+
 def test_an_unknown_device_is_an_error_that_names_what_is_there(settings, processes):
     with pytest.raises(BackendUnavailableError, match=r"no worker at .* has backend onnxruntime") as error:
         opened(replace(settings, backend="onnxruntime"))
