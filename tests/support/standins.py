@@ -17,6 +17,7 @@ FILES = {
     "cuda": SUPPORT / "fake_trt" / "cuda" / "bindings" / "runtime.py",
     "GPU": SUPPORT / "fake_trt" / "fake_gpu.py",
     "trtexec": SUPPORT / "trtexec_standin.py",
+    "nvidia-smi": SUPPORT / "nvidia_smi.py",
 }
 _BINDINGS = "the bindings' own signatures and docstrings, 10.9 to 11.4 (tests/data/tensorrt/api)"
 _PYCORE = "NVIDIA/TensorRT release/11.1, python/src/infer/pyCore.cpp"
@@ -225,6 +226,18 @@ BEHAVIOURS = (
         "break_down",
         "crashes, hangs, ends without a verdict, or prints a recorded message and fails",
         "tests/data/tensorrt/samples/trtexec-messages.jsonl",
+    ),
+    _of(
+        "nvidia-smi",
+        "answering",
+        "one row of values in the order of --query-gpu; code 2 and a message for a field that it does not know",
+        "nvidia-smi --help-query-gpu; older drivers do not know clocks_event_reasons (R535)",
+    ),
+    _of(
+        "nvidia-smi",
+        "answering_for",
+        "name, compute capability and driver by -i INDEX; code 6 for a GPU that is not there",
+        "nvidia-smi, return codes: 6, a query to find an object was unsuccessful",
     ),
 )
 

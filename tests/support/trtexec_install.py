@@ -7,7 +7,6 @@ import functools
 import io
 import json
 import os
-import shlex
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from types import CodeType
 from typing import IO
 
 import pytest
+from nvidia_smi import answering_for
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt"
 OPTIONS: Mapping[str, list[str]] = json.loads((DATA / "api" / "trtexec-options.json").read_text())
@@ -66,10 +66,7 @@ def put_trtexec(
     (folder / "standin.json").write_text(json.dumps(config))
     source = (Path(__file__).parent / "trtexec_standin.py").read_text()
     _executable(folder / "trtexec", f"#!{sys.executable}\n{source}")
-    _executable(
-        folder / "nvidia-smi",
-        f"#!/bin/sh\ncase $2 in 0) echo {shlex.quote(GPU)};; none) exit 6;; *) echo {shlex.quote(OTHER_GPU)};; esac\n",
-    )
+    _executable(folder / "nvidia-smi", answering_for(GPU, OTHER_GPU))
     monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
     nvidia_smi._asked.cache_clear()
     return Trtexec(folder)

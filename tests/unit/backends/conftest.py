@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from nvidia_smi import answering
 from trt_surface import VERSIONS
 from trtexec_install import Trtexec, put_trtexec, run_here
 
@@ -66,14 +67,8 @@ def put_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
 
     def put(**fields: str) -> Path:
         folder.mkdir(exist_ok=True)
-        cases = "".join(f'    {name}) row="$row, {text}" ;;\n' for name, text in fields.items())
         script = folder / "nvidia-smi"
-        script.write_text(
-            '#!/bin/sh\nfor word in "$@"; do case "$word" in --query-gpu=*) asked=${word#*=} ;; esac; done\n'
-            'row=\nfor name in $(echo "$asked" | tr , " "); do case "$name" in\n'
-            f'{cases}    *) echo "Field \\"$name\\" is not a valid field to query."; exit 2 ;;\nesac; done\n'
-            'echo "${row#, }"\n'
-        )
+        script.write_text(answering(fields))
         script.chmod(0o755)
         gpu_state.gpu_settings.cache_clear()
         return script
