@@ -65,11 +65,23 @@ def is_unchanged(evidence: Evidence) -> bool:
     return evidence.search is not None and evidence.search.unchanged
 
 
-def faster_advice(evidence: Evidence, otherwise: str) -> str:
-    """What may make the model faster, given the result of the search; ``otherwise`` ends the sentence."""
+FAR = 1.5  # asked over found: more candidates of the same space do not close such a gap
+
+
+def faster_advice(evidence: Evidence, otherwise: str, *, gap: float = 1.0) -> str:
+    """What may make the model faster, given the result of the search; ``otherwise`` ends the sentence.
+
+    ``gap`` is the factor by which the model is slower than asked.
+    """
     search = evidence.search
     if search is None:
         return f"Tune the model again, or {otherwise}."
+    if gap >= FAR:
+        unchanged = f"The model is unchanged ({plain(search.reason)}). " if search.unchanged else ""
+        return (
+            f"{unchanged}It would have to be {gap:.1f}x faster still; other placements rarely give so much. See where "
+            f"the time goes with `qdqspec explain`, use another backend, device or number format, or {otherwise}."
+        )
     tried = f"{count_text(search.built, 'candidate')} built, {search.failed} failed"
     if search.unchanged:
         return (

@@ -158,7 +158,7 @@ def _advice(worst: _Limit, evidence: Evidence) -> str:
             f"a p{worst.percent:g} takes at least {needed} runs" if needed else "no number of runs tells it"
         )
         return f"One slow run of {worst.runs} decides it; {enough}. Hold a lower percentile, or raise the budget."
-    return faster_advice(evidence, "raise the budget")
+    return faster_advice(evidence, "raise the budget", gap=worst.value / worst.allowed)
 
 
 def _profile(params: LatencyParams, latency: LatencyEvidence) -> str:

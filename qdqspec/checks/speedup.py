@@ -58,7 +58,7 @@ def _compare(params: SpeedupParams, evidence: Evidence, latency: LatencyEvidence
         "fail": f"only {ratio_text(speedup.median)}x as fast as the reference (95 %: {bounds}), asked",
         "inconclusive": f"{ratio_text(speedup.median)}x as fast (95 %: {bounds}): too noisy to tell from",
     }[outcome]
-    advice = faster_advice(evidence, "lower min")
+    advice = faster_advice(evidence, "lower min", gap=params.min / speedup.median)
     if outcome == "inconclusive":
         advice = "Measure again on a quieter machine: the interval reaches over the minimum. " + advice
     return verdict(
@@ -81,7 +81,7 @@ def _unchanged(params: SpeedupParams, evidence: Evidence) -> Verdict:
         f"1.00x, unchanged: no faster placement was selected; asked {ratio_text(params.min)}x",
         *sections,
         numbers={"speedup": 1.0, "low": 1.0, "high": 1.0, "min": params.min},
-        advice=faster_advice(evidence, "lower min"),
+        advice=faster_advice(evidence, "lower min", gap=params.min),
     )
 
 

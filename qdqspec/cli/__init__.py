@@ -37,6 +37,8 @@ INTERRUPTED = 130  # the convention of shells
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. Errors of input and environment are one message on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(_parser()[0])
     if not words:
         _parser()[0].print_help()
         return FINE
@@ -55,6 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return INTERRUPTED
     return code
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks for completions, and exit."""
+    try:
+        import argcomplete
+    except ImportError:  # the extra `completion` is not installed
+        return
+    argcomplete.autocomplete(parser)
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:

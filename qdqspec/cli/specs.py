@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qdqspec import registry
 from qdqspec.cases import find_specs, load_cases
 from qdqspec.cli.words import FINE, IMPOSSIBLE, add_verb, complain, say, say_json, settings_from
 from qdqspec.config import Settings
@@ -24,12 +26,17 @@ def add_verbs(verbs: Verbs) -> None:
         verbs,
         "list",
         list_cases,
-        does="List the cases and checks of specs, without opening a model.",
-        example="qdqspec list specs/ --json",
+        does="List the cases and checks of specs, without opening a model; or, by a word, what there is of a kind: "
+        "backends, strategies, checks or formats (of reports).",
+        example="qdqspec list specs/ --json\n  qdqspec list checks",
         options=["allow-path"],
     )
     listing.add_argument(
-        "paths", nargs="*", type=Path, metavar="PATH", help="Specs or folders (default: here)."
+        "paths",
+        nargs="*",
+        type=Path,
+        metavar="PATH|WORD",
+        help="Specs or folders (default: here), or one of the words.",
     )
     schema = add_verb(
         verbs,
@@ -43,6 +50,12 @@ def add_verbs(verbs: Verbs) -> None:
 
 def list_cases(arguments: argparse.Namespace) -> int:
     """List the readable cases; an invalid spec is reported and does not hide the others."""
+    if (
+        len(arguments.paths) == 1
+        and (kind := _KINDS.get(str(arguments.paths[0])))
+        and not arguments.paths[0].exists()
+    ):
+        return _list_kind(kind, as_json=arguments.json)
     settings = settings_from(arguments)
     found, wrong = [], []
     for path in find_specs(arguments.paths or [Path()]):
@@ -61,6 +74,38 @@ def list_cases(arguments: argparse.Namespace) -> int:
     if not found and not wrong:
         complain("no spec found; specs are called *.qdq.yaml")
     return IMPOSSIBLE if wrong or not found else FINE
+
+
+_KINDS: dict[str, registry.Kind] = {
+    "backends": "backend",
+    "strategies": "strategy",
+    "checks": "check",
+    "formats": "format",
+}
+
+
+def _list_kind(kind: registry.Kind, *, as_json: bool) -> int:
+    """All entries of a kind with the first line of their documentation, those of installed packages among them."""
+    found = {name: _about(kind, name) for name in registry.names(kind)}
+    if as_json:
+        say_json(
+            {
+                "schema_version": 1,
+                "kind": kind,
+                "entries": [{"name": n, "about": a} for n, a in found.items()],
+            }
+        )
+        return FINE
+    width = max(map(len, found))
+    for name, about in found.items():
+        say(f"{name:<{width}}  {about}")
+    return FINE
+
+
+def _about(kind: registry.Kind, name: str) -> str:
+    """The first sentence of the documentation of an entry's module."""
+    text = inspect.cleandoc(registry.module_of(kind, name).__doc__ or "")
+    return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].removesuffix(".")
 
 
 def _lines(path: Path, case: Case) -> list[str]:

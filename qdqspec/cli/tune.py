@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -56,7 +57,13 @@ def add_verbs(verbs: Verbs) -> None:
         options=_OPTIONS,
     )
     parser.add_argument("what", metavar="SPEC|MODEL", help="A spec, one case of it (file::case), or a model.")
-    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="Where to put models and results.")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR|FILE.onnx",
+        help="Where to put models and results; for a model also a file, which the tuned model is copied to.",
+    )
     parser.add_argument(
         "--targets",
         type=weights,
@@ -74,7 +81,10 @@ def tune(arguments: argparse.Namespace) -> int:
     backends = backends_asked(arguments)
     single = bare and not backends
     settings = settings_from(arguments, "spec/case" if arguments.output is None else "" if single else "case")
-    if arguments.output is not None:
+    model_file = _model_file(arguments, single=single)
+    if model_file is not None:
+        settings = settings_from(arguments)  # results are in the usual folder
+    elif arguments.output is not None:
         settings = replace(settings, output=arguments.output.absolute())
     cases = [case_as_asked(case, arguments) for case in _cases(arguments.what, settings, bare=bare)]
     cases = on_backends(cases, backends)
@@ -86,6 +96,8 @@ def tune(arguments: argparse.Namespace) -> int:
         is_whole = _run(cases, session)
         is_whole &= _compare_runtimes(session, targets)
         record = session.record()
+    if model_file is not None and is_whole:
+        _write_model(record, model_file)
     _report(record, settings, as_json=arguments.json)
     if not is_whole:
         return IMPOSSIBLE
@@ -102,6 +114,34 @@ def _session(settings: Settings, cases: list[Case]) -> Session:
     from qdqspec.session import Session
 
     return Session(settings)
+
+
+def _model_file(arguments: argparse.Namespace, *, single: bool) -> Path | None:
+    """The file that ``-o FILE.onnx`` names for the tuned model of a bare model, else ``None``."""
+    output: Path | None = arguments.output
+    if output is None or output.suffix != ".onnx" or output.is_dir():
+        return None
+    if not single:
+        raise ConfigError(
+            "a file holds one tuned model, and this makes several", where=output, cure="name a folder with -o"
+        )
+    refuse_input_as_output(output, [Path(arguments.what)])
+    return output.absolute()
+
+
+def _write_model(record: RunRecord, path: Path) -> None:
+    """Copy the selected model of the only case to a file, with its external data."""
+    from qdqspec.graph.model import load_model
+    from qdqspec.graph.save import save_model
+
+    (case,) = record.cases
+    assert case.evidence.output is not None
+    tuned = case.evidence.output / "tuned.onnx"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_model(load_model(tuned).proto, path, inputs=[tuned], base=tuned.parent)
+    complain(
+        f"{'The model is unchanged; a copy is' if case.evidence.status == 'unchanged' else 'Tuned model'}: {path}"
+    )
 
 
 def _cases(what: str, settings: Settings, *, bare: bool) -> tuple[Case, ...]:
@@ -220,14 +260,20 @@ def _report(record: RunRecord, settings: Settings, *, as_json: bool) -> None:
     from qdqspec.report.runtimes import runtimes_text
     from qdqspec.report.tables import summary_table
 
-    say("\n".join([summary_table(record), *_verdict_lines(record), *warning_lines(record)]))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    say("\n".join([summary_table(record, width=width), *_verdict_lines(record), *warning_lines(record)]))
     if record.runtimes or record.common:
         say(f"\n{runtimes_text(record)}\n")
     for case in record.cases:
         if case.evidence.output is not None:
             say(f"Models and measurements: {case.evidence.output}")
+    from qdqspec.report.github import annotation_lines, is_github
+
     for path in settings.report:
-        say(f"Report: {path}")
+        if is_github(path):
+            say("\n".join(annotation_lines(record, settings.root)))
+        else:
+            say(f"Report: {path}")
 
 
 def _verdict_lines(record: RunRecord) -> list[str]:

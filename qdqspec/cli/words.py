@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from qdqspec import registry
 from qdqspec.config import Settings, add_options, find_root, flags_given, load_settings
@@ -41,11 +41,36 @@ def add_verb(
         description=does,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
     parser.add_argument("--json", action="store_true", help="Write JSON to standard output.")
-    add_options(parser.add_argument, prefix="--", only=options)
+    machine = parser.add_argument_group("where and how it runs")
+    add_options(machine.add_argument, prefix="--", only=options)
+    rare = [action for action in machine._group_actions if action.dest not in _COMMON]  # noqa: SLF001 - no other list
+    rare = rare if len(rare) >= _MANY else []
+    parser.add_argument("-h", "--help", action=_Help, hidden=rare, help="Show this help and exit.")
+    if rare:
+        parser.add_argument("--help-all", action=_Help, hidden=[], help="Show all options and exit.")
     parser.set_defaults(run=run)
     return parser
+
+
+_MANY = 6  # options that are shown by --help-all only, if a verb has so many
+_COMMON = ("qdq_backend", "qdq_mode", "qdq_threads", "qdq_report")
+
+
+class _Help(argparse.Action):
+    """Prints the help of a verb without the ``hidden`` options."""
+
+    def __init__(self, hidden: list[argparse.Action], **settings: Any) -> None:
+        super().__init__(**{**settings, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "nargs": 0})
+        self._hidden = hidden
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        for action in self._hidden:
+            action.help = argparse.SUPPRESS
+        parser.print_help()
+        parser.exit()
 
 
 def settings_from(

@@ -123,14 +123,16 @@ def write_results(record: RunRecord) -> None:
 
 def write_reports(record: RunRecord, settings: Settings) -> list[Path]:
     """Write the files of ``--qdq-report`` and ``--qdq-json``, and return their paths."""
+    from qdqspec.report.github import is_github
     from qdqspec.report.write import write_json
     from qdqspec.report.write import write_reports as write
 
     write(record, settings.report)
+    files = [path for path in settings.report if not is_github(path)]
     if settings.json is None:
-        return list(settings.report)
+        return files
     write_json(record, settings.json)
-    return [*settings.report, settings.json]
+    return [*files, settings.json]
 
 
 def refuse_unknown_formats(paths: Iterable[Path]) -> None:

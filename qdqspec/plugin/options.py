@@ -17,8 +17,6 @@ _SETTINGS = pytest.StashKey[Settings]()
 MARKERS = (
     'qdq("file::case"): judges a quantized model; on a plain test, the case its qdq_* fixtures are about',
     "tune: may start a search for the best placement, which takes minutes",
-    "gpu: needs a GPU",
-    "slow: takes long",
 )
 
 

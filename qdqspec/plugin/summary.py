@@ -99,6 +99,11 @@ def _print_table(terminal: Any, record: RunRecord, config: pytest.Config) -> Non
         terminal.write_line(f"Models and measurements: {_near(settings.output, config)}")
     for path in config.stash.get(_REPORTS, []):
         terminal.write_line(f"Report: {_near(path, config)}")
+    from qdqspec.report.github import annotation_lines, is_github
+
+    if any(is_github(path) for path in settings.report):
+        for line in annotation_lines(record, config.rootpath):
+            terminal.write_line(line)
 
 
 def _near(path: Path, config: pytest.Config) -> str:

@@ -272,6 +272,7 @@ def _engine_json(engine: Engine) -> dict[str, Any]:
         "float_writers": len(engine.float_writers),
         "unfused_pairs": [_layer_json(layer) for layer in engine.lonely_pairs],
         "conversions": [_layer_json(layer) for layer in engine.conversions],
+        "layers": [asdict(layer) | {"precision": precision_of(layer)} for layer in engine.layers],
         "corrections": [asdict(gain) for gain in engine.corrections],
         "notes": list(engine.notes),
     }

@@ -9,6 +9,7 @@ from qdqspec.errors import ConfigError
 from qdqspec.files import write_whole
 from qdqspec.registry import names, resolve
 from qdqspec.report.formats.base import ReportFormat
+from qdqspec.report.github import NAME, append_summary, is_github
 from qdqspec.report.record import json_text, record_from_json, record_to_json
 from qdqspec.types import RunRecord
 
@@ -20,7 +21,12 @@ def format_named(name: str) -> ReportFormat:
 
 
 def format_for(path: Path) -> ReportFormat:
-    """The format with the path's suffix. Raises `ConfigError` with the known ones."""
+    """The format with the path's suffix. Raises `ConfigError` with the known ones.
+
+    ``github`` without a suffix is Markdown for the summary of a job of GitHub Actions.
+    """
+    if is_github(path):
+        return format_named("markdown")
     known: dict[str, ReportFormat] = {}
     for name in names("format"):
         report_format = format_named(name)
@@ -29,7 +35,9 @@ def format_for(path: Path) -> ReportFormat:
         return known[path.suffix.lower()]
     suffix = f"the suffix '{path.suffix}'" if path.suffix else "no suffix"
     raise ConfigError(
-        f"no report format is known by {suffix}", where=path, cure=f"known: {', '.join(sorted(known))}"
+        f"no report format is known by {suffix}",
+        where=path,
+        cure=f"known: {', '.join(sorted(known))}, and the word {NAME}",
     )
 
 
@@ -52,7 +60,10 @@ def write_reports(record: RunRecord, paths: Iterable[Path]) -> None:
     """Write several reports; an unknown suffix is rejected before anything is written."""
     rendered = [(path, render(record, path)) for path in paths]
     for path, content in rendered:
-        _write(path, content)
+        if is_github(path):
+            append_summary(content)
+        else:
+            _write(path, content)
 
 
 def write_json(record: RunRecord, path: Path) -> None:

@@ -52,6 +52,7 @@ TALKS_TO_CHILDREN = {
 WRITES_IN_PLACE = {
     "backends/onnxruntime_web/install.py": "npm reads both files; the next run of the command writes them again",
     "files.py": "it is what makes writing whole",
+    "report/github.py": "it appends to the summary of a job, which other steps write to",
     "graph/save.py": "into a hidden folder that files.py gave it",
     "graph/weights.py": "it only grows, in a folder that files.py or temporary.py gave",
     "measurement/environment.py": "in a folder that temporary.py gave",

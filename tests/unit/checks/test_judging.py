@@ -190,6 +190,19 @@ def test_a_percentile_lies_between_its_neighbours(values: list[float], percent: 
     assert percentile((1.0, 2.0), 75) == 1.75
 
 
+@pytest.mark.parametrize(
+    ("kind", "near", "far"),
+    [("speedup", {"min": 1.9}, {"min": 50}), ("latency", {"max_ms": 4.5}, {"max_ms": 0.1})],
+)
+def test_advice_depends_on_the_gap(kind, near, far):
+    """More candidates do not make a model fifty times faster."""
+    small, large = judge(kind, FASTER, **near), judge(kind, FASTER, **far)
+    assert (small.outcome, large.outcome) == ("fail", "fail")
+    assert "raise tune.trials" in small.advice
+    assert "tune.trials" not in large.advice
+    assert "faster still" in large.advice
+
+
 # ---- speedup ------------------------------------------------------------------------------------
 
 

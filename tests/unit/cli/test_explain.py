@@ -83,6 +83,9 @@ def test_as_json(verb):
     assert [len(engines[name]["unfused_pairs"]) for name in QUARTET] == [0, 10, 3, 1]
     assert [engines[name]["integer_kernels"] for name in QUARTET] == [0, 21, 21, 22]
     assert engines["qat"]["end_to_end_ms"] == 0.882568
+    for engine in found["engines"]:
+        assert sum(layer["milliseconds"] for layer in engine["layers"]) == pytest.approx(engine["sum_ms"])
+        assert {layer["precision"] for layer in engine["layers"]}
     comparison = found["comparisons"][0]
     assert comparison["decided_by"] == "end to end"
     assert comparison["renamed"]["Conv_34"] == "Conv_5", "exports number their nodes anew"

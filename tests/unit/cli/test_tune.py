@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import onnx
 import other_fake
 import pytest
 
@@ -63,6 +64,23 @@ def test_a_real_model_is_tuned_into_the_folder_named(verb, models, tmp_path):
         path.name for path in (tmp_path / "out").iterdir()
     }
     assert (models / "digits_resnet.onnx").read_bytes() == before
+
+
+def test_the_tuned_model_is_copied_to_a_file(verb, models, tmp_path):
+    words = ("--backend", "fake", "--trials", "2", "--no-cache")
+    result = verb("tune", models / "digits_resnet.onnx", "-o", "new/x.onnx", *words)
+    assert result.code == 0, result.err
+    written = tmp_path / "reports" / "digits_resnet" / "default" / "tuned.onnx"
+    assert onnx.load(tmp_path / "new" / "x.onnx") == onnx.load(written)
+    assert f"Tuned model: {tmp_path / 'new' / 'x.onnx'}" in result.err
+
+
+def test_a_file_for_several_models_or_the_input_is_refused(verb, fake, tmp_path):
+    result = verb("tune", "a.qdq.yaml", "-o", "x.onnx")
+    assert result.code == 2
+    assert "a file holds one tuned model, and this makes several" in result.err
+    (tmp_path / "m.onnx").touch()
+    assert "inputs are not written to" in verb("tune", "m.onnx", "-o", "m.onnx").err
 
 
 def test_a_spec_is_judged_case_by_case(verb, fake, tmp_path):

@@ -28,7 +28,7 @@ def test_the_suffix_chooses_the_format(tmp_path: Path) -> None:
 def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as caught:
         write_reports(sample_run(), [tmp_path / "a.md", tmp_path / name])
-    assert caught.value.cure == "known: .csv, .html, .json, .md"
+    assert caught.value.cure == "known: .csv, .html, .json, .md, and the word github"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,74 @@
+"""The workflow of docs/how-to/ci.md is valid, and its commands run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "ci.md").read_text(encoding="utf-8")
+SPEC = """\
+qdqspec: 1
+model: net.onnx
+tune: {trials: 1}
+checks: [{kind: speedup, min: 1.01}, {kind: speedup, min: 40}]
+"""
+
+
+def workflow():
+    (text,) = re.findall(r"<!-- workflow -->\n```yaml\n(.*?)```", PAGE, re.DOTALL)
+    return yaml.safe_load(text)
+
+
+def commands():
+    return [step["run"] for step in workflow()["jobs"]["gate"]["steps"] if "run" in step]
+
+
+def test_the_workflow_has_the_shape_of_one():
+    found = workflow()
+    assert found[True] == ["push", "pull_request"]  # YAML 1.1 reads the key `on` so, and GitHub knows it
+    steps = found["jobs"]["gate"]["steps"]
+    assert all(("uses" in step) != ("run" in step) for step in steps)
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
+    names = {step["id"] for step in steps if "id" in step}
+    assert set(re.findall(r"steps\.(\w+)\.", str(found))) <= names
+    (cache,) = (step for step in steps if "cache@" in step.get("uses", ""))
+    assert cache["with"]["path"] == ".qdqspec/cache"
+
+
+def test_the_commands_run(pytester, models, monkeypatch, tmp_path):
+    specs = pytester.mkdir("specs")
+    (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
+    (specs / "net.qdq.yaml").write_text(SPEC)
+    for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("QDQSPEC_BACKEND", "fake")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    install, key, gate = commands()
+    assert install == "pip install qdqspec"  # the package is not published; it is installed here
+    subprocess.run(key, shell=True, check=True, timeout=120, cwd=pytester.path)
+    assert re.fullmatch(r"key=[0-9a-f]{16}\n", (tmp_path / "GITHUB_OUTPUT").read_text())
+    _, *words = shlex.split(gate)
+    run = pytester.runpytest_subprocess(*words)
+    run.assert_outcomes(passed=1, failed=1)
+    run.stdout.fnmatch_lines(
+        ["::error file=specs/net.qdq.yaml,line=4,title=net%3A%3Adefault%3A%3Aspeedup-2::*"]
+    )
+    assert "# Quantized models" in (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
+    assert (pytester.path / "run.json").is_file()
+
+
+@pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if line.startswith("pytest ")])
+def test_the_shorter_commands_are_accepted(pytester, models, line):
+    specs = pytester.mkdir("specs")
+    (specs / "net.onnx").write_bytes((models / "digits_resnet.onnx").read_bytes())
+    (specs / "net.qdq.yaml").write_text(SPEC)
+    _, *words = shlex.split(line.partition("#")[0])
+    run = pytester.runpytest_subprocess(*words, "--qdq-backend=fake", "--collect-only", "-q")
+    assert run.ret in (0, 5)  # 5: everything is deselected
