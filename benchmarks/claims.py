@@ -4,13 +4,13 @@
     python benchmarks/claims.py RESULTS --models ../models --only squeezenet10 --super-resolution
 
 A *claim* is `qdqspec.measure(model, other)`: the measurement that confirms a search. *Other* is the tuned model that
-`benchmarks/real.py --results RESULTS` left, else the model of `quantize_static`: how a claim is measured does not
-depend on which it is. Beside the claim `benchmarks/independent.py` times the same files with plain
-`InferenceSession.run`, fresh sessions, in two ways: *in a row*, five runs of one model at a time, and *alternating*,
-single runs of the models in turn, so that each finds the caches as another left them. Both once with nothing planted,
-and once beside processes that copy memory all the time, one for every other core. Bars: the median of the deviations
-within 3 %, and 95 of 100 independent figures inside the claimed intervals. An independent figure has noise of its own,
-which counts against the claim here.
+`benchmarks/real.py --results RESULTS` left, with the reference beside it, else the model of `quantize_static`: how a
+claim is measured does not depend on which it is. Beside the claim `benchmarks/independent.py` times the same files
+with plain `InferenceSession.run`, fresh sessions, in two ways: *in a row*, five runs of one model at a time, and
+*alternating*, single runs of the models in turn, so that each finds the caches as another left them. Both once with
+nothing planted, and once beside processes that copy memory all the time, one for every other core. Bars: the median
+of the deviations within 3 %, and 95 of 100 independent figures inside the claimed intervals. An independent figure
+has noise of its own, which counts against the claim here.
 
 With nothing planted the tuned model is timed beside that of `quantize_static` too. *Slower than static* is yes where
 the interval of their ratio lies above 1 while that model has an SQNR of 20 dB, the default limit of a search, or more.
@@ -164,11 +164,12 @@ def _row(model: RealModel, load: str, results: Path) -> Row:
         tuned = next(iter(sorted((results / model.name).glob("**/tuned.onnx"))), None)
         if tuned is None and why:
             return Row(model=model.name, load=load, failed=why)
-        files = {"float": model.path, "other": tuned or static}
+        reference = next(iter(sorted((results / model.name).glob("**/reference.onnx"))), model.path)
+        files = {"float": reference, "other": tuned or static}
         if tuned and not why and load == "none":
             files["static"] = static
         with planted(load):
-            claimed = _claim(model, files["other"], Path(scratch))
+            claimed = _claim(model, reference, files["other"], Path(scratch))
             feed, measured, over = model.feeds()[0], {}, None
             for way, (rounds, visit) in WAYS.items():
                 timing = time_models(files, feed, rounds=rounds, visit=visit)
@@ -186,10 +187,10 @@ def _row(model: RealModel, load: str, results: Path) -> Row:
         )
 
 
-def _claim(model: RealModel, other: Path, scratch: Path) -> Interval:
+def _claim(model: RealModel, reference: Path, other: Path, scratch: Path) -> Interval:
     data = {} if model.calibration is None else {"calibration": model.calibration}
     found = qdqspec.measure(
-        model.path, other, output=scratch / "reports", cache_dir=scratch / "cache", **data
+        reference, other, output=scratch / "reports", cache_dir=scratch / "cache", **data
     ).speedup
     return Interval(median=found.median, low=found.low, high=found.high)
 
