@@ -110,6 +110,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int | pytest.ExitC
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the checks of a case on one worker."""
+    from qdqspec.plugin.schedule import case_scheduling
+
+    return case_scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """Note what a worker of pytest-xdist collected: the controller collects nothing."""
     summary.note_collected(node.config, ids)

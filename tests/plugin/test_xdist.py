@@ -10,6 +10,7 @@ import pytest
 from qdqspec.cases import load_cases
 from qdqspec.config import Settings
 from qdqspec.plugin.distribute import merge_records
+from qdqspec.plugin.schedule import chooses_runtimes, unit_of
 from qdqspec.types import CheckSpec
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")
@@ -18,6 +19,43 @@ pytest.importorskip("xdist", reason="pytest-xdist is not installed")
 def test_loadscope_keeps_a_case_on_one_worker(project):
     project.run_apart("-n", "2", "--dist", "loadscope", "specs").assert_outcomes(passed=4)
     assert all(len(pids) == 1 for pids in project.processes().values())
+
+
+ONE_CHECK = "qdqspec: 1\nmodel: models/squeezenet.onnx\nchecks: [{kind: parity, min_sqnr_db: 25}]\n"
+RUNTIMES = "qdqspec: 1\nmodel: net.onnx\nmatrix: {backend: [fake, onnxruntime]}\nchecks: [{kind: size, max_ratio: 9}]\n"
+
+
+def test_workers_without_dist_keep_a_case_on_one_worker(project):
+    """A spec with one check comes first, so that halves of the list of checks would divide a case."""
+    project.spec("0.qdq.yaml", ONE_CHECK)
+    project.pytester.makepyfile("def test_other(): pass")
+    project.run_apart("-n", "2").assert_outcomes(passed=6)
+    assert all(len(pids) == 1 for pids in project.processes().values())
+
+
+def test_tests_without_specs_keep_the_scheduler_of_xdist(project):
+    project.pytester.makepyfile("def test_it(): pass")
+    result = project.run_apart("-n", "2", "-v", "test_tests_without_specs_keep_the_scheduler_of_xdist.py")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["scheduling tests via LoadScheduling"])
+
+
+def test_a_spec_that_chooses_runtimes_is_one_unit(tmp_path):
+    (tmp_path / "several.qdq.yaml").write_text(RUNTIMES)
+    (tmp_path / "one.qdq.yaml").write_text(ONE_CHECK)
+    (tmp_path / "broken.qdq.yaml").write_text("qdqspec: {")
+
+    def chooses(spec: str) -> bool:
+        return chooses_runtimes(tmp_path / spec, Settings(root=tmp_path))
+
+    assert [chooses(f"{name}.qdq.yaml") for name in ("several", "one", "broken")] == [True, False, False]
+    units = {
+        "several.qdq.yaml::fake::size": "several.qdq.yaml",
+        "one.qdq.yaml::default::parity": "one.qdq.yaml::default",
+        "test_a.py::Test::test_b[x::y]": "test_a.py::Test::test_b[x::y]",
+        "broken.qdq.yaml": "broken.qdq.yaml",
+    }
+    assert {nodeid: unit_of(nodeid, chooses) for nodeid in units} == units
 
 
 def test_every_case_is_a_group_for_loadgroup(project):

@@ -133,7 +133,10 @@ CODES = {
     "config": 0,
     "config --mode sleep": 2,
 }
-ELSEWHERE = {"worker", "upgrade-check"}  # a worker runs until it is stopped; a second runtime has tests of its own
+ELSEWHERE = {
+    "worker",
+    "upgrade-check",
+}  # a worker runs until it is stopped; a second runtime has tests of its own
 
 
 @pytest.mark.parametrize("words", CODES)
