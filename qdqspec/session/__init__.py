@@ -32,6 +32,7 @@ from qdqspec.config import Settings
 from qdqspec.config.declared import check_option
 from qdqspec.errors import BackendUnavailableError, ConfigError, QdqspecError
 from qdqspec.graph.model import Model, load_model
+from qdqspec.measurement.isolate import Isolated
 from qdqspec.measurement.lock import DeviceLock, log_wait
 from qdqspec.measurement.store import Store
 from qdqspec.parity.scores import joined_metrics
@@ -100,7 +101,6 @@ class Session:
         self.loaders = dict(loaders or {})
         self._files = GivenFiles()
         self.backends = Backends(self.settings)
-        self.backend = self.backends.default.backend
         self._runtimes: tuple[RuntimeComparison, ...] = ()
         self._common: tuple[CommonPlacement, ...] = ()
         self._store = Store(self.settings.cache_dir)
@@ -112,6 +112,11 @@ class Session:
         self._needs: dict[_Key, set[EvidenceKind]] = {}  # kinds of evidence requested for a case
         self._skipped: dict[_Key, CaseRecord] = {}
         self._started = (datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
+
+    @property
+    def backend(self) -> Isolated:
+        """The backend of the run, with each engine in a process of its own."""
+        return self.backends.default.backend
 
     def availability(self, case: Case) -> Availability:
         """Whether the backend is usable here and has one of the case's number formats; if not, why not."""

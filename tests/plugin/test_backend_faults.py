@@ -13,18 +13,6 @@ model: net.onnx
 tune: {trials: 5}
 checks: [{kind: size, max_ratio: 2}, {kind: parity, min_sqnr_db: 1}]
 """
-# A build that hangs is waited for ten minutes; here for some seconds.
-IMPATIENT = """\
-import pytest
-from qdqspec.measurement.isolate import Isolated
-from qdqspec.session import Session
-
-
-@pytest.fixture(scope="session")
-def qdq_session(qdq_session):
-    qdq_session.backend = Isolated("fake", build_timeout=2.0, call_timeout=4.0)
-    return qdq_session
-"""
 SAID = {
     "crash": "*net.onnx: the engine's process was killed by SIGSEGV during 'time'; its last words:",
     "oom": "*net.onnx: the backend ran out of memory*",
@@ -40,12 +28,11 @@ def project(pytester, models, monkeypatch):
     (pytester.path / "pyproject.toml").write_text('[tool.qdqspec]\nbackend = "fake"\n')
     shutil.copy(models / "digits_resnet.onnx", pytester.path / "net.onnx")
     (pytester.path / "net.qdq.yaml").write_text(SPEC)
-    (pytester.path / "conftest.py").write_text(IMPATIENT)
     return pytester
 
 
 def run(project, *words):
-    options = [f"--qdq-backend-option=fake.{word}" for word in words]
+    options = ["--qdq-build-limit=2s", *(f"--qdq-backend-option=fake.{word}" for word in words)]
     result = project.runpytest_inprocess(".", "--qdq-json=record.json", *options)
     record = project.path / "record.json"
     return result, json.loads(record.read_text()) if record.exists() else None
