@@ -32,6 +32,7 @@ SOURCES = (
     *(ROOT / "qdqspec" / "backends" / "tensorrt" / f"{name}.py" for name in (
         "api", "build", "cache", "device", "log", "options", "profiles", "run",
     )),
+    ROOT / "qdqspec" / "backends" / "tensorrt" / "gpu_day" / "parts.py",
 )  # fmt: skip
 Surface = dict[str, Any]
 
