@@ -72,7 +72,7 @@ def open_session(tmp_path: Path) -> Iterator[Open]:
     def open_it(**settings) -> Session:
         session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
         quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-        session._options = BuildOptions(extra=quiet)
+        session.backends.default.options = BuildOptions(extra=quiet)
         sessions.append(session)
         return session
 

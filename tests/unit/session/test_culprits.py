@@ -157,7 +157,7 @@ def test_culprits_are_looked_for_where_a_check_of_parity_fails_and_only_there(
     session: Session, case: Case
 ) -> None:
     quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-    session._options = BuildOptions(extra=quiet)
+    session.backends.default.options = BuildOptions(extra=quiet)
     asked = replace(case, tune=replace(case.tune, trials=3))
     loose, strict = (
         replace(

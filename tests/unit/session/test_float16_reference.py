@@ -37,7 +37,9 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
     opened = Session(backend="fake", root=tmp_path)
-    opened._options = BuildOptions(extra={"fake.run_noise": "0.005", "fake.build_noise": "0.002"})
+    opened.backends.default.options = BuildOptions(
+        extra={"fake.run_noise": "0.005", "fake.build_noise": "0.002"}
+    )
     yield opened
     opened.close()
 
@@ -73,7 +75,7 @@ def test_it_is_left_out_where_the_backend_has_no_such_kernels(session: Session, 
 def test_it_is_timed_unasked_where_the_backend_computes_in_float16(
     session: Session, model: Path, monkeypatch: pytest.MonkeyPatch, asked: bool | None, timed: bool
 ) -> None:
-    able = replace(session.backend.capabilities(session._options), computes_in_half=True)
+    able = replace(session.backend.capabilities(session.backends.default.options), computes_in_half=True)
     monkeypatch.setattr(session.backend, "capabilities", lambda *_: able)
     evidence = session.evidence(case_of(model, **({} if asked is None else {"float16": asked})), EVIDENCE)
     assert evidence.latency is not None

@@ -25,7 +25,7 @@ TEXT = """<ir_version: 8, opset_import: ["": 17]> chain (float[1,8,12,12] x) => 
 def session(tmp_path: Path) -> Iterator[Session]:
     opened = Session(backend="fake", root=tmp_path)
     quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-    opened._options = BuildOptions(extra=quiet)
+    opened.backends.default.options = BuildOptions(extra=quiet)
     yield opened
     opened.close()
 
@@ -89,7 +89,9 @@ def test_a_format_that_the_gpu_has_not_is_said_with_the_reason(
     session: Session, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {"nvfp4": "nvfp4 needs compute capability 10.0 (Blackwell), and this GPU has 9.0"}
-    here = replace(session.backend.capabilities(session._options), formats=("int8", "fp8"), lacking=told)
+    here = replace(
+        session.backend.capabilities(session.backends.default.options), formats=("int8", "fp8"), lacking=told
+    )
     monkeypatch.setattr(session.backend, "capabilities", lambda _: here)
     found = session.availability(replace(case, quantize=QuantizeRules(format="nvfp4")))
     assert found.why == f"fake has no nvfp4 on this device; {told['nvfp4']}"

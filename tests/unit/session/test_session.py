@@ -82,7 +82,7 @@ def open_session(tmp_path: Path) -> Iterator[Open]:
     def open_it(words: dict[str, str] | None = None, **settings) -> Session:
         session = Session(**{"backend": "fake", "root": tmp_path / "root", **settings})
         quiet = {"fake.run_noise": "0.005", "fake.wall_noise": "0.01", "fake.build_noise": "0.002"}
-        session._options = BuildOptions(extra={**quiet, **(words or {})})
+        session.backends.default.options = BuildOptions(extra={**quiet, **(words or {})})
         sessions.append(session)
         return session
 
@@ -901,7 +901,7 @@ def warnings_at(open_session: Open, case: Case, sqnr_db: float) -> str:
     with closing(open_session()) as session:
         work = session.work(case)
         output = TensorParity(name="y", sqnr_db=sqnr_db, cosine=0.9, max_abs=1.0, max_steps=9.0)
-        work.parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
+        work._parity = ParityEvidence(outputs=(output,), samples=9, data="evaluation")
         return " ".join(work.warnings)
 
 

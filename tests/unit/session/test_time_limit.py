@@ -16,11 +16,11 @@ def test_what_is_left_shrinks_and_never_goes_below_nothing(
     started = session._started[1]
     for now, left in ((0.0, 100.0), (40.0, 60.0), (500.0, 0.0)):
         monkeypatch.setattr("qdqspec.session.time.monotonic", lambda now=now: started + now)
-        assert session._workbench().seconds_left() == pytest.approx(left)
+        assert session._seconds_left() == pytest.approx(left)
     session.close()
 
 
 def test_without_a_limit_nothing_is_counted(tmp_path: Path) -> None:
     session = Session(root=tmp_path, backend="fake")
-    assert session._workbench().seconds_left() is None
+    assert session._seconds_left() is None
     session.close()
