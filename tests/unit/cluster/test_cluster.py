@@ -124,7 +124,10 @@ def test_an_unknown_device_is_an_error_that_names_what_is_there(settings, proces
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(signal.SIGKILL, marks=rare, id="killed"), pytest.param(signal.SIGSTOP, id="frozen")],
+    [
+        pytest.param(signal.SIGKILL, marks=rare, id="killed"),
+        pytest.param(signal.SIGSTOP, marks=rare, id="frozen"),
+    ],
 )
 def test_work_of_a_lost_worker_is_done_elsewhere(settings, case, fault):
     notes = []
