@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import re
 import tarfile
 from collections.abc import Callable, Mapping
@@ -173,6 +174,13 @@ FAULTS = sorted(
 )
 
 
+rare = pytest.mark.skipif(
+    "GPU_DAY_FAULTS" not in os.environ,
+    reason="takes a minute; GPU_DAY_FAULTS=1 pytest tests/unit/backends/test_gpu_day.py runs it",
+)
+
+
+@rare
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_ends_in_an_archive(
     machine: Callable[[str], None], fail: Callable[[str], None], fault: str, tmp_path: Path
@@ -229,6 +237,7 @@ def test_a_gpu_that_another_process_holds(
     assert "cudaErrorDevicesUnavailable" in part["why"]
 
 
+@rare
 @pytest.mark.parametrize("fault", ["crash", "garbage", "no-summary", "silent"])
 def test_trtexec_fails(
     machine: Callable[[str], None], fault: str, install_trtexec: Any, tmp_path: Path
