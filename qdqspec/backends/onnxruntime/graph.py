@@ -10,9 +10,7 @@ import numpy as np
 import onnx
 from onnx import external_data_helper
 
-from qdqspec.backends._source import read_source
-
-__all__ = ["graph_hash", "read_graph", "read_source"]
+__all__ = ["graph_hash", "read_graph"]
 
 
 def read_graph(path: Path) -> onnx.GraphProto:

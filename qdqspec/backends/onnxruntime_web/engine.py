@@ -12,8 +12,9 @@ import onnx
 from onnx import external_data_helper
 
 from qdqspec.backends import _cpu
+from qdqspec.backends._source import read_source
 from qdqspec.backends.base import PLAIN, Array, Availability, BuildOptions, Capabilities
-from qdqspec.backends.onnxruntime.graph import graph_hash, read_source
+from qdqspec.backends.onnxruntime.graph import graph_hash
 from qdqspec.backends.onnxruntime.layers import map_kernels
 from qdqspec.backends.onnxruntime.profile import layer_times, parse_profile
 from qdqspec.backends.onnxruntime_web.install import (
