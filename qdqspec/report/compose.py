@@ -75,6 +75,7 @@ def part_from_case(record: CaseRecord) -> CasePart:
         figures=found.figures,
         size_bytes=found.size_bytes,
         ops=_ops(found),
+        graph=found.graph,
         checks=tuple(_check(result, redact) for result in record.results),
         warnings=tuple(redact.text(warning) for warning in found.warnings),
         provenance=_provenance(found),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from qdqspec.report.fit import MAX_ROWS
 from qdqspec.report.status import limit_text
-from qdqspec.report.tables import columns_of, provenance_text
+from qdqspec.report.tables import provenance_text, shown_columns
 from qdqspec.types import (
     AccuracyBound,
     BlockError,
@@ -81,7 +81,7 @@ def run_line(record: RunRecord) -> str:
 def summary(record: RunRecord) -> Table:
     """One row per case, as in `tables.summary_table`."""
     cases = record.cases[:MAX_ROWS]
-    columns = [column for column in columns_of(cases) if any(column.cell(case) for case in cases)]
+    columns = shown_columns(cases)
     rows = [tuple(column.cell(case) for column in columns) for case in cases]
     if len(record.cases) > MAX_ROWS:
         more = f"and {len(record.cases) - MAX_ROWS} more"

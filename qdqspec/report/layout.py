@@ -24,6 +24,7 @@ from qdqspec.types import (
     CorrectionGain,
     DeviceKey,
     FrontPoint,
+    GraphPart,
     Interval,
     Outcome,
     ProfileLatency,
@@ -187,7 +188,8 @@ class CheckPart(Part):
 
 
 class CasePart(Part):
-    """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type.
+    """``result.json``. Parts that were not measured are null. ``ops`` lists all nodes by op type, ``graph`` the
+    model folded into a few parts with their times and errors.
 
     ``regression`` is the result for each entry of the committed baseline. ``reason`` explains ``status``.
     """
@@ -222,6 +224,7 @@ class CasePart(Part):
     figures: Mapping[str, Mapping[str, float]] = {}
     size_bytes: Mapping[str, int]
     ops: Mapping[str, tuple[str, ...]]
+    graph: tuple[GraphPart, ...] = ()
     checks: tuple[CheckPart, ...]
     warnings: tuple[str, ...]
     provenance: Provenance

@@ -41,6 +41,7 @@ def case_from_part(part: CasePart) -> CaseRecord:
         figures=part.figures,
         size_bytes=part.size_bytes,
         node_ops={node: op_type for op_type, nodes in part.ops.items() for node in nodes},
+        graph=part.graph,
         warnings=part.warnings,
         skipped=part.reason if part.status == "skipped" else "",
     )

@@ -80,25 +80,33 @@ def convergence(steps: Sequence[Step]) -> str:
     ratios = [step.ratio for step in steps if step.ratio is not None]
     top = min(max([1.1, *ratios]) * 1.05, 2.0)
     bottom = max(0.0, min([0.9, *ratios]) - 0.08)
-    height, left, right = 190, 46, 16
+    height, left, right = 214, 46, 16
     last = max([1, *(step.number for step in steps)])
 
     def place(step: Step) -> tuple[float, float]:
         shown = top if step.ratio is None else min(step.ratio, top)
         x = left + (WIDTH - left - right) * (step.number / last)
-        return x, 10 + (height - 44) * (top - shown) / (top - bottom)
+        return x, _level(shown, bottom, top, height)
 
-    parts = [_levels(bottom, top, left, height)]
+    parts = [words(8, 12, "time over the reference's", "tick"), _levels(bottom, top, left, height)]
+    for number in whole_ticks(last):
+        x = left + (WIDTH - left - right) * (number / last)
+        parts.append(f'<line class="grid" x1="{px(x)}" x2="{px(x)}" y1="{height - 38}" y2="{height - 34}"/>')
+        parts.append(words(x, height - 20, str(number), "tick middle"))
     parts.append(_best_line([(place(step), step.style == "kept") for step in steps], WIDTH - right))
     parts += [_mark(step, *place(step)) for step in steps]
     parts.append(words((left + WIDTH - right) / 2, height - 4, "candidate", "tick middle"))
     return frame(height, "Search: time of each candidate over the reference's", parts)
 
 
+def _level(ratio: float, bottom: float, top: float, height: int) -> float:
+    return 24 + (height - 62) * (top - ratio) / (top - bottom)
+
+
 def _levels(bottom: float, top: float, left: int, height: int) -> str:
     parts = []
     for level in ticks(bottom, top):
-        y = 10 + (height - 44) * (top - level) / (top - bottom)
+        y = _level(level, bottom, top, height)
         style = "grid one" if math.isclose(level, 1) else "grid"
         parts.append(f'<line class="{style}" x1="{left}" x2="{WIDTH - 16}" y1="{px(y)}" y2="{px(y)}"/>')
         parts.append(words(left - 8, y + 4, f"{level:g}", "tick end"))
@@ -135,6 +143,11 @@ def ticks(low: float, high: float) -> list[float]:
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(step * index, 12) for index in range(first, last + 1)]
+
+
+def whole_ticks(last: int) -> list[int]:
+    """Round whole numbers from 0 to ``last``."""
+    return sorted({int(tick) for tick in ticks(0, last) if tick == int(tick)})
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

@@ -9,12 +9,12 @@ from html import escape
 
 from qdqspec.report.svg import WIDTH, frame, px, ticks, words
 
-_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 230, 58, 16, 18, 40
+_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 240, 58, 16, 28, 40
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A candidate: its time over the reference's with bounds, its SQNR in dB (finite).
+    """A candidate: its time over the reference's with bounds, and its accuracy: SQNR in dB, or a task metric.
 
     ``style`` is a CSS class: ``kept`` for the selected one, ``front`` for others on the front, ``dropped``
     for the rest.
@@ -23,7 +23,7 @@ class Spot:
     ratio: float
     low: float
     high: float
-    sqnr_db: float
+    level: float
     style: str
     title: str
 
@@ -39,40 +39,43 @@ class _Plane:
 
     @classmethod
     def around(cls, spots: Sequence[Spot]) -> _Plane:
-        levels = [spot.sqnr_db for spot in spots]
+        levels = [spot.level for spot in spots]
         low, high = min(spot.ratio for spot in spots), max([1.0, *(spot.ratio for spot in spots)])
-        wide, tall = (high - low) * 0.08 or 0.05, (max(levels) - min(levels)) * 0.12 or 1.0
+        wide, tall = (
+            (high - low) * 0.08 or 0.05,
+            (max(levels) - min(levels)) * 0.12 or 0.05 * abs(levels[0]) or 1.0,
+        )
         return cls(max(0.0, low - wide), high + wide, min(levels) - tall, max(levels) + tall)
 
     def x(self, ratio: float) -> float:
         share = (min(max(ratio, self.left), self.right) - self.left) / (self.right - self.left)
         return _LEFT + (WIDTH - _LEFT - _RIGHT) * share
 
-    def y(self, sqnr_db: float) -> float:
-        return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (self.top - sqnr_db) / (self.top - self.bottom)
+    def y(self, level: float) -> float:
+        return _TOP + (_HEIGHT - _BOTTOM - _TOP) * (self.top - level) / (self.top - self.bottom)
 
 
-def front(spots: Sequence[Spot]) -> str:
-    """Each candidate by time and accuracy; a line joins the front. Better is left and up."""
+def front(spots: Sequence[Spot], accuracy: str) -> str:
+    """Each candidate by time and ``accuracy``; a line joins the front. Better is left and up."""
     plane = _Plane.around(spots)
-    ahead = sorted((s for s in spots if s.style != "dropped"), key=lambda s: (s.ratio, -s.sqnr_db))
-    parts = [*_grid(plane), _line(ahead, plane)]
+    ahead = sorted((s for s in spots if s.style != "dropped"), key=lambda s: (s.ratio, -s.level))
+    parts = [*_grid(plane, accuracy), _line(ahead, plane)]
     parts += [_spot(spot, plane) for spot in (*(s for s in spots if s.style == "dropped"), *ahead)]
-    said = ", ".join(f"{spot.ratio:.3f} at {spot.sqnr_db:.1f} dB" for spot in ahead)
-    return frame(_HEIGHT, f"Time over the reference's against SQNR, the front: {said}", parts)
+    said = ", ".join(f"{spot.ratio:.3f} at {spot.level:.4g}" for spot in ahead)
+    return frame(_HEIGHT, f"Time over the reference's against {accuracy}, the front: {said}", parts)
 
 
-def _grid(plane: _Plane) -> list[str]:
+def _grid(plane: _Plane, accuracy: str) -> list[str]:
     parts = []
     for level in ticks(plane.bottom, plane.top):
         parts += _level(plane.y(level), f"{level:g}")
     for tick in ticks(plane.left, plane.right):
         x, style = plane.x(tick), "grid one" if math.isclose(tick, 1) else "grid"
-        parts.append(f'<line class="{style}" x1="{px(x)}" x2="{px(x)}" y1="6" y2="{_HEIGHT - _BOTTOM}"/>')
+        parts.append(f'<line class="{style}" x1="{px(x)}" x2="{px(x)}" y1="20" y2="{_HEIGHT - _BOTTOM}"/>')
         parts.append(words(x, _HEIGHT - _BOTTOM + 16, f"{tick:g}", "tick middle"))
     middle = (_LEFT + WIDTH - _RIGHT) / 2
     parts.append(words(middle, _HEIGHT - 6, "time over the reference's", "tick middle"))
-    parts.append(words(_LEFT - 8, _HEIGHT - _BOTTOM + 16, "dB", "tick end"))
+    parts.append(words(8, 12, accuracy, "tick"))
     return parts
 
 
@@ -85,14 +88,14 @@ def _line(ahead: Sequence[Spot], plane: _Plane) -> str:
     """A stepped line: nothing was found between two points of the front."""
     points: list[str] = []
     for spot in ahead:
-        x, y = px(plane.x(spot.ratio)), px(plane.y(spot.sqnr_db))
+        x, y = px(plane.x(spot.ratio)), px(plane.y(spot.level))
         points += [f"{x},{points[-1].partition(',')[2]}"] if points else []
         points.append(f"{x},{y}")
     return f'<polyline class="best" points="{" ".join(points)}"/>' if len(ahead) > 1 else ""
 
 
 def _spot(spot: Spot, plane: _Plane) -> str:
-    x, y = plane.x(spot.ratio), px(plane.y(spot.sqnr_db))
+    x, y = plane.x(spot.ratio), px(plane.y(spot.level))
     bar = ""
     if spot.low < spot.high and spot.style != "dropped":
         low, high = px(plane.x(spot.low)), px(plane.x(spot.high))

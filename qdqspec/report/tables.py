@@ -35,11 +35,7 @@ def summary_table(record: RunRecord, *, width: int | None = None) -> str:
     """
     if not record.cases:
         return "No case was run."
-    columns = [
-        column for column in columns_of(record.cases) if any(column.cell(case) for case in record.cases)
-    ]
-    if len({case.evidence.target for case in record.cases}) == 1:
-        columns = [column for column in columns if column.cell is not backend_text]
+    columns = shown_columns(record.cases)
     table = grid(record.cases, columns)
     while width is not None and _wide(table) > width and any(column.rank for column in columns):
         columns.remove(max(columns, key=lambda column: column.rank))
@@ -84,6 +80,13 @@ def _footer(record: RunRecord) -> str:
 
 def _wide(text: str) -> int:
     return max(len(line) for line in text.splitlines())
+
+
+def shown_columns(cases: Sequence[CaseRecord]) -> list[Column]:
+    """The columns with a value in some case; that of the backend only if cases differ in it."""
+    columns = [column for column in columns_of(cases) if any(column.cell(case) for case in cases)]
+    several = len({case.evidence.target for case in cases}) > 1
+    return [column for column in columns if several or column.cell is not backend_text]
 
 
 def columns_of(cases: Sequence[CaseRecord]) -> tuple[Column, ...]:

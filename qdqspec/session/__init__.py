@@ -415,7 +415,7 @@ class Session:
         for judged in self._judged_checks.get(key, {}).values():
             needs |= needs_of(judged) if judged.id not in raised else set()
         try:
-            return self._evidence(key, frozenset(needs))
+            return replace(self._evidence(key, frozenset(needs)), graph=work.graph)
         except QdqspecError:
             if not raised:
                 raise

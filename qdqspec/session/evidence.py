@@ -17,8 +17,11 @@ from qdqspec.measurement.race import MIXED_LAUNCHES
 from qdqspec.measurement.store import Store
 from qdqspec.parity.scores import accuracy_evidence
 from qdqspec.placement.survival import check_survival
+from qdqspec.regions.folding import fold_graph
+from qdqspec.regions.search import find_regions
 from qdqspec.session.case import CaseSetup
 from qdqspec.session.culprits import culprits_of
+from qdqspec.session.files import profiles_of
 from qdqspec.session.gate import Gate, Gatekeeper, conditions_of, damaged_baselines
 from qdqspec.session.parity import BothModels, compare_models
 from qdqspec.session.pipeline import Finder
@@ -33,6 +36,7 @@ from qdqspec.types import (
     DeviceKey,
     Evidence,
     Finding,
+    GraphPart,
     LatencyEvidence,
     LintTarget,
     Optimizer,
@@ -245,6 +249,22 @@ class CaseWork:
             "reference": _size(require_path(self.setup.given), self.setup.given),
             "tuned": _size(self.finder.tuned_path),
         }
+
+    @cached_property
+    def graph(self) -> tuple[GraphPart, ...]:
+        """The model in a few parts with their times and errors, for reports."""
+        prepared, search = self.setup.prepared, self.search
+        follows_kernels = self.setup.case.regions.by == "fusion"  # these may need a build
+        regions = find_regions(prepared.model) if follows_kernels else prepared.regions
+        layers = profiles_of(search.trials, search.winner)
+        return fold_graph(
+            prepared.model,
+            regions,
+            reference=layers["reference"],
+            tuned=() if search.unchanged else layers.get("tuned", ()),
+            pairs=self.finder.pairs,
+            errors=search.errors,
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from qdqspec.placement.scheme import write_scheme
 from qdqspec.search.select import reaches
 from qdqspec.session.cached import FRONT, FRONT_TABLE, MODEL, PATTERNS, RAW_MODEL, SCHEME, CachedSearch
 from qdqspec.session.prepare import Prepared
-from qdqspec.types import Interval, Placement, SearchResult, Trial
+from qdqspec.types import Interval, LayerTime, Placement, SearchResult, Trial
 
 JOURNAL, REFERENCE, LAYERS = "trials.jsonl", "reference.onnx", "layers.csv"
 LOGS = "logs"  # a folder, one file a build
@@ -223,14 +223,20 @@ def _copy(given: Model, path: Path) -> None:
     save_model(given.proto, path, inputs=[own], base=own.parent)
 
 
+def profiles_of(trials: tuple[Trial, ...], winner: Placement) -> dict[str, tuple[LayerTime, ...]]:
+    """The kernels of the reference and, if it was built whole, of the selected model, in their first build."""
+    found = {"reference": trials[0].layers}
+    shipped = next((t for t in trials if t.placement.digest == winner.digest and not t.subgraph), None)
+    return found if shipped is None else found | {"tuned": shipped.layers}
+
+
 def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
     """Kernel times of the reference and of the selected model, as profiled in their first build."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["model", "kernel", "op_type", "milliseconds", "nodes", "tensors", "boundary", "integer"])
-    shipped = [t for t in trials if t.placement.digest == winner.digest and not t.subgraph][:1]
-    for role, trial in (("reference", trials[0]), *(("tuned", trial) for trial in shipped)):
-        for layer in trial.layers:
+    for role, layers in profiles_of(trials, winner).items():
+        for layer in layers:
             names = [" ".join(layer.nodes), " ".join(layer.tensors)]
             flags = [str(layer.boundary).lower(), str(layer.integer).lower()]
             table.writerow([role, layer.name, layer.op_type, f"{layer.milliseconds:.6f}", *names, *flags])

@@ -174,6 +174,24 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPart:
+    """Nodes of the model that reports draw as one box: those of a kernel, or of a region with several.
+
+    ``ops`` counts its nodes by operator, ``formats`` those that compute in a number format; all others compute in
+    floating point. Milliseconds are of its kernels in one profile, ``None`` without one. ``sqnr_db`` is the error of
+    its blocks with all others in floating point, if it was measured. ``inputs`` are the positions of parts it reads.
+    """
+
+    name: str  # of its first node that does the main work, else of its first
+    ops: Mapping[str, int]
+    formats: Mapping[str, int] = field(default_factory=dict)
+    reference_ms: float | None = None
+    tuned_ms: float | None = None
+    sqnr_db: float | None = None
+    inputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """All evidence of a case that its checks judge. Parts that were not requested are ``None``.
 
@@ -198,6 +216,7 @@ class Evidence:
     lint: Mapping[LintTarget, tuple[Finding, ...]] = field(default_factory=dict)
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of `FigureRequest`, by its key
     node_ops: Mapping[str, str] = field(default_factory=dict)  # op type of every node, without Q/DQ
+    graph: tuple[GraphPart, ...] = ()  # the model in a few parts, for reports
     output: Path | None = None  # the folder of this case's files
     warnings: tuple[str, ...] = ()
     skipped: str = ""

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from itertools import zip_longest
 
 from qdqspec.report import facts
-from qdqspec.report.charts import baseline_chart, errors_chart, front_chart, latency_chart, search_chart
+from qdqspec.report.charts import (
+    baseline_chart,
+    errors_chart,
+    front_chart,
+    latency_chart,
+    layers_chart,
+    search_chart,
+)
 from qdqspec.report.fit import MAX_ROWS, Block, Page, fitted
 from qdqspec.report.history import baseline_tables
 from qdqspec.report.names import distinct_names
 from qdqspec.report.runtimes import tables_of
 from qdqspec.report.style import PAGE
+from qdqspec.report.svg_graph import INSTALL, model_graph, style_of
 from qdqspec.report.tables import provenance_text
 from qdqspec.types import CaseRecord, Evidence, RunRecord
 from qdqspec.units import count_text, plain, ratio_text
@@ -45,6 +53,17 @@ _ERRORS_NOTE = (
     "Share of the error at the output, or before a final Softmax or the like, of each block quantized alone in its "
     "worst way. Blocks at the top are the first to keep in floating point."
 )
+_LAYERS_NOTE = (
+    "Milliseconds of one profile in the first build, with the conversions between formats; profiles add overhead, so "
+    "that their sum is not the latency. Upper bar: the reference, lower bar: the selected model."
+)
+_GRAPH_NOTE = (
+    "From the inputs at the top to the outputs. The coloured part of a box is the share of its nodes in that format. "
+    "Below: milliseconds in the reference and in the selected model, with a bar for the reference's; and its share of "
+    "the error of all blocks, each quantized alone. Point at a box for more."
+)
+_SYMBOLS = {"FAIL": "\u2717", "WARN": "!", "inconclusive": "?", "pass": "\u2713"}
+_MOST_FAILURES = 50
 _BASELINE_NOTE = (
     "Time over the reference's with its 95 % interval. Dashed: the baseline that this run is compared with."
 )
@@ -62,6 +81,7 @@ class HtmlFormat:
             head=[
                 Block(_HEAD),
                 Block(f'<p class="lead">{_e(facts.run_line(record))}</p>'),
+                *_failures(record),
                 _summary(record),
                 *_runtimes(record),
             ],
@@ -81,16 +101,20 @@ def _more(cases: int) -> str:
     return f'<p class="note">{text}</p>'
 
 
-def _table(table: facts.Table, style: str = "", *, anchors: Sequence[str] = ()) -> str:
-    """The table; ``anchors`` are the link targets of the rows' first cells."""
+def _table(
+    table: facts.Table, style: str = "", *, anchors: Sequence[str] = (), failed: Collection[int] = ()
+) -> str:
+    """The table; ``anchors`` are the link targets of the rows' first cells, ``failed`` the rows marked as such."""
     kinds = [' class="number"' if i in table.numbers else "" for i in range(len(table.headers))]
     heads = "".join(f"<th{kind}>{_e(head)}</th>" for kind, head in zip(kinds, table.headers, strict=True))
     # On a narrow screen the cells of a wide table are stacked, each with its head; a long table scrolls.
     stacks = _is_wide(table) and len(table.rows) <= _STACKED
     names = [f' data-head="{_e(head)}"' if stacks else "" for head in table.headers]
     rows = []
-    for row, anchor in zip_longest(table.rows, anchors):
+    for number, (row, anchor) in enumerate(zip_longest(table.rows, anchors)):
         cells = [_e(text) for text in row]
+        if number in failed:
+            cells[-1] = f'<span class="FAIL">{_SYMBOLS["FAIL"]} {cells[-1]}</span>'
         if anchor:
             cells[0] = f'<a href="#{anchor}">{cells[0]}</a>'
         marked = zip(kinds, names, cells, strict=True)
@@ -112,7 +136,38 @@ def _summary(record: RunRecord) -> Block:
     if not record.cases:
         return Block('<p class="card">No case was run.</p>')
     anchors = [f"case-{index}" for index in range(min(len(record.cases), MAX_ROWS))]
-    return Block(f'<div class="card">{_table(facts.summary(record), "summary", anchors=anchors)}</div>')
+    failed = [
+        index
+        for index, case in enumerate(record.cases[:MAX_ROWS])
+        if any(word == "FAIL" for word, *_ in facts.check_rows(case))
+    ]
+    return Block(
+        f'<div class="card">{_table(facts.summary(record), "summary", anchors=anchors, failed=failed)}</div>'
+    )
+
+
+def _failures(record: RunRecord) -> list[Block]:
+    """All failed checks, before everything else."""
+    rows = []
+    for index, (case, name) in enumerate(zip(record.cases, distinct_names(record.cases), strict=True)):
+        for word, check, headline in facts.check_rows(case):
+            if word == "FAIL":
+                link = f'<a href="#case-{index}">{_e(name)}</a>'
+                rows.append(
+                    f"<tr><td>{_badge(word)}</td><td>{link}: {_e(check)}</td><td>{_e(headline)}</td></tr>"
+                )
+    if not rows:
+        return []
+    more = len(rows) - _MOST_FAILURES
+    left = f'<p class="note">and {count_text(more, "more failed check")}</p>' if more > 0 else ""
+    body = "\n".join(rows[:_MOST_FAILURES])
+    title = f"<h2>{count_text(len(rows), 'failed check')}</h2>"
+    table = f'<table class="checks"><tbody>\n{body}\n</tbody></table>'
+    return [Block(f'<div class="card failures">{title}{table}{left}</div>')]
+
+
+def _badge(word: str) -> str:
+    return f'<span class="badge {word}">{_SYMBOLS[word]} {word}</span>'
 
 
 def _runtimes(record: RunRecord) -> list[Block]:
@@ -133,7 +188,9 @@ def _case_blocks(case: CaseRecord, name: str, index: int) -> list[Block]:
         Block(_checks(case)),
         Block('<div class="charts">'),
         *_charts(found),
-        Block('</div>\n<div class="tables">'),
+        Block("</div>"),
+        *_graph(found),
+        Block('<div class="tables">'),
         *_tables(found),
         Block("</div>"),
         *_details(case),
@@ -162,12 +219,13 @@ def _gain(case: CaseRecord) -> str:
 
 
 def _checks(case: CaseRecord) -> str:
-    rows = facts.check_rows(case)
+    order = list(_SYMBOLS)
+    rows = sorted(facts.check_rows(case), key=lambda row: order.index(row[0]))
     if not rows:
         return ""
     advice = dict(facts.advice_rows(case))
     body = "\n".join(
-        f'<tr><td><span class="badge {word}">{word}</span></td><td>{_e(name)}</td><td>{_e(headline)}'
+        f"<tr><td>{_badge(word)}</td><td>{_e(name)}</td><td>{_e(headline)}"
         + (f'<div class="advice">{_e(advice[name])}</div>' if name in advice else "")
         + "</td></tr>"
         for word, name, headline in rows
@@ -189,10 +247,31 @@ def _charts(found: Evidence) -> list[Block]:
         )
     if found.search is not None and (chart := errors_chart(found.search)):
         made.append(_figure("Error by block", "one quantized at a time", chart, _ERRORS_NOTE))
+    if chart := layers_chart(found.graph):
+        made.append(_figure("Time by layer", "one profile", chart, _LAYERS_NOTE))
     for name, seen in found.regression.items():
         if chart := baseline_chart(seen):
             made.append(_figure("Baseline", name, chart, _BASELINE_NOTE))
     return made
+
+
+def _graph(found: Evidence) -> list[Block]:
+    """The drawing of the model with its legend; without the library that lays it out, how to get it."""
+    if not found.graph:
+        return []
+    drawing = model_graph(found.graph)
+    if drawing is None:
+        return [Block(f'<p class="note">The drawing of the model is left out. It needs: {_e(INSTALL)}</p>')]
+    nodes = sum(sum(part.ops.values()) for part in found.graph)
+    folded = f"{count_text(nodes, 'node')} in {count_text(len(found.graph), 'part')}"
+    styles = style_of(found.graph) | {"floating point": "float"}
+    legend = "".join(f'<span><i class="{style}"></i>{_e(name)}</span>' for name, style in styles.items())
+    body = f'<p class="legend">{legend}</p>\n<div class="graph" tabindex="0">{drawing}</div>'
+    caption = f"<figcaption>{_GRAPH_NOTE}</figcaption>"
+    drawn = f'<figure class="drawn"><h3>Model <small>{folded}</small></h3>\n{body}\n{caption}</figure>'
+    return [
+        Block(drawn, '<p class="note">The drawing of the model is left out: the page would be too long.</p>')
+    ]
 
 
 def _figure(title: str, small: str, chart: str, caption: str) -> Block:

@@ -64,6 +64,12 @@ def test_a_real_model_is_tuned_into_the_folder_named(verb, models, tmp_path):
         path.name for path in (tmp_path / "out").iterdir()
     }
     assert (models / "digits_resnet.onnx").read_bytes() == before
+    nodes = sum(
+        op != "Constant"
+        for op in (node.op_type for node in onnx.load(models / "digits_resnet.onnx").graph.node)
+    )
+    assert sum(sum(part["ops"].values()) for part in case["graph"]) == nodes
+    assert sum(part["reference_ms"] for part in case["graph"]) > 0
 
 
 def test_the_tuned_model_is_copied_to_a_file(verb, models, tmp_path):

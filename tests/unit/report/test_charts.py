@@ -26,14 +26,22 @@ def drawn(text: str, label: str) -> str:
 
 
 def test_the_front_is_drawn_with_what_is_selected_and_what_lies_behind() -> None:
-    search = cached_case().evidence.search
-    assert search is not None
-    svg = drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against SQNR")
+    found = cached_case().evidence.search
+    assert found is not None
+    search = replace(found, accuracy=None)
+    svg = drawn(front_chart(search), "Time over the reference&#x27;s against SQNR, dB")
     assert svg.count('class="mark kept"') == 1
     assert svg.count('class="mark front"') == len(search.front) - 2, "the reference is left out"
     assert svg.count('class="mark dropped"') == sum(trial.sqnr_db is not None for trial in search.trials)
     assert "exact" not in svg
     assert "9 pairs: 0.64 of reference, 28.2 dB, selected" in svg
+
+
+def test_the_front_shows_the_metric_that_was_asked_for() -> None:
+    svg = drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against top1")
+    assert svg.count('class="mark front"') == 3, "the reference has a metric"
+    assert ">top1</text>" in svg
+    assert "9 pairs: 0.64 of reference, top1 98.1 %, selected" in svg
 
 
 def test_better_is_left_and_up() -> None:
@@ -42,7 +50,7 @@ def test_better_is_left_and_up() -> None:
         return [(float(x), float(y)) for x, y in found]
 
     places = place(
-        drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against SQNR")
+        drawn(html.report_format.render(sample_run()), "Time over the reference&#x27;s against top1")
     )
     assert places == sorted(places), "faster ones further left"
     heights = [y for _, y in places]
@@ -65,7 +73,7 @@ def test_any_front_stays_in_its_picture(points: list[tuple[float, float]]) -> No
         )
         for number, (ratio, sqnr_db) in enumerate(points)
     )
-    assert_inside(front_chart(replace(search, front=front, trials=())))
+    assert_inside(front_chart(replace(search, front=front, trials=(), accuracy=None)))
 
 
 def assert_inside(svg: str) -> None:

@@ -130,7 +130,9 @@ def test_a_page_is_whole_and_runs_and_loads_nothing(run) -> None:
 def test_a_page_shows_charts_and_links_to_each_case() -> None:
     text = html.report_format.render(sample_run())
     assert text.count("<svg ") == 9
-    assert re.findall(r'href="#(case-\d+)"', text) == re.findall(r'id="(case-\d+)"', text)
+    first, *links = re.findall(r'href="#(case-\d+)"', text)
+    assert first == "case-0", "of the failed check"
+    assert links == re.findall(r'id="(case-\d+)"', text)
 
 
 def test_names_reach_the_reader_unchanged_but_for_controls() -> None:

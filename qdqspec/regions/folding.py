@@ -1,0 +1,196 @@
+"""Folds a model into a few parts that a report draws: kernels, and regions of a model with many of them. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+
+from qdqspec.graph.model import Model
+from qdqspec.graph.ops import ANCHORS
+from qdqspec.types import EXACT_DB, BlockError, GraphPart, LayerTime, PlacedPair, Region
+
+MOST_PARTS = 60
+_Layers = Sequence[LayerTime]
+_Nodes = tuple[int, ...]  # nodes of one part, by their position in the model
+
+
+def fold_graph(
+    model: Model,
+    regions: Sequence[Region],
+    *,
+    reference: _Layers = (),
+    tuned: _Layers = (),
+    pairs: Iterable[PlacedPair] = (),
+    errors: Iterable[BlockError] = (),
+    most: int = MOST_PARTS,
+) -> tuple[GraphPart, ...]:
+    """At most ``most`` parts that hold all nodes, in the order of the model.
+
+    The nodes of one kernel, of either profile, stay together. The region with the most nodes is opened first, until
+    there are ``most`` parts; of a region with more parts than that, neighbouring ones are joined.
+    """
+    at = {
+        node.name: i
+        for i, node in enumerate(model.nodes)
+        if not node.is_marker and node.op_type != "Constant"
+    }
+    groups = sorted(
+        sorted(group) for group in _cut(_tree(regions, at, _bundles(at, (*reference, *tuned))), most)
+    )
+    home = {i: part for part, group in enumerate(groups) for i in group}
+    parts = {name: home[i] for name, i in at.items() if i in home}
+    reads: list[set[int]] = [set() for _ in groups]
+    for i, part in home.items():
+        makers = (model.producer.get(tensor) for tensor in model.nodes[i].inputs)
+        reads[part] |= {parts[maker.name] for maker in makers if maker is not None and maker.name in parts}
+    formats = _formats(pairs, tuned)
+    before, after = (_times(model, layers, parts) for layers in (reference, tuned))
+    noise = _noise(errors, parts)
+    return tuple(
+        GraphPart(
+            name=min((model.nodes[i] for i in group), key=lambda node: node.op_type not in ANCHORS).name,
+            ops=dict(Counter(model.nodes[i].op_type for i in group)),
+            formats=dict(Counter(formats[name] for i in group if (name := model.nodes[i].name) in formats)),
+            reference_ms=before.get(part, 0.0) if reference else None,
+            tuned_ms=after.get(part, 0.0) if tuned else None,
+            sqnr_db=min(-10 * math.log10(noise[part]), EXACT_DB) if noise.get(part) else None,
+            inputs=tuple(sorted(reads[part] - {part})),
+        )
+        for part, group in enumerate(groups)
+    )
+
+
+def _bundles(at: Mapping[str, int], layers: Iterable[LayerTime]) -> dict[int, _Nodes]:
+    """By their first node, the nodes that share a kernel, directly or through another kernel."""
+    parent = {i: i for i in at.values()}
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for layer in layers:
+        roots = sorted({root(at[name]) for name in layer.nodes if name in at})
+        if not layer.boundary:
+            parent.update(dict.fromkeys(roots[1:], roots[0]))
+    found: dict[int, list[int]] = {}
+    for i in parent:
+        found.setdefault(root(i), []).append(i)
+    return {first: tuple(nodes) for first, nodes in found.items()}
+
+
+class _Branch:
+    """Nodes that are one part, or are opened into several."""
+
+    def __init__(self, children: Sequence[_Branch | _Nodes]) -> None:
+        self.children: list[_Branch | _Nodes] = [
+            child for child in children if not isinstance(child, _Branch) or child.children
+        ]
+
+    def nodes(self) -> Iterator[int]:
+        for child in self.children:
+            yield from child.nodes() if isinstance(child, _Branch) else child
+
+
+def _tree(regions: Sequence[Region], at: Mapping[str, int], bundles: Mapping[int, _Nodes]) -> _Branch:
+    """The regions, each leaf with the kernels whose first node it holds; nodes of no region are at the top."""
+    placed: set[int] = set()
+    branches: dict[str, _Branch] = {}
+    for region in reversed(regions):  # children before parents
+        if region.children:
+            branches[region.id] = _Branch(
+                [branches.pop(name) for name in region.children if name in branches]
+            )
+            continue
+        own = [
+            first for name in region.nodes if (first := at.get(name, -1)) in bundles and first not in placed
+        ]
+        placed.update(own)
+        branches[region.id] = _Branch([bundles[first] for first in own])
+    rest = [nodes for first, nodes in bundles.items() if first not in placed]
+    return _Branch([*reversed(branches.values()), *rest])
+
+
+def _cut(root: _Branch, most: int) -> list[list[int]]:
+    tie = count()
+    done: list[list[int]] = []
+    pending: list[tuple[int, int, _Branch]] = []
+
+    def add(child: _Branch | _Nodes) -> None:
+        nodes = list(child.nodes()) if isinstance(child, _Branch) else list(child)
+        if isinstance(child, _Branch) and len(child.children) > 0 and len(nodes) > 1:
+            heapq.heappush(pending, (-len(nodes), next(tie), child))
+        elif nodes:
+            done.append(nodes)
+
+    add(root)
+    while pending:
+        size, _, branch = heapq.heappop(pending)
+        free = most - len(done) - len(pending)  # parts that this one may become
+        children = branch.children
+        if len(children) > free:
+            share = max(1, free * size // (size + sum(other for other, *_ in pending)))
+            done += _joined([list(c.nodes()) if isinstance(c, _Branch) else list(c) for c in children], share)
+            continue
+        for child in children:
+            add(child)
+    return done
+
+
+def _joined(groups: Sequence[list[int]], most: int) -> list[list[int]]:
+    """At most ``most`` runs of neighbours, about equal in nodes."""
+    ordered = sorted(groups, key=min)
+    goal = sum(map(len, ordered)) / max(most, 1)
+    runs: list[list[int]] = [[]]
+    taken = 0
+    for group in ordered:
+        if runs[-1] and taken >= goal * len(runs) and len(runs) < most:
+            runs.append([])
+        runs[-1] += group
+        taken += len(group)
+    return runs
+
+
+def _formats(pairs: Iterable[PlacedPair], tuned: _Layers) -> dict[str, str]:
+    """The format in which nodes compute: that of the activations they read, or else of their weights."""
+    found: dict[str, str] = {}
+    for pair in sorted(pairs, key=lambda pair: pair.site.weight):
+        for end in pair.site.consumers:
+            if not end.is_output:
+                found.setdefault(end.node, pair.site.format)
+    for layer in tuned:  # an activation function in an integer kernel has no pair of its own
+        if layer.integer and (known := [found[name] for name in layer.nodes if name in found]):
+            for name in layer.nodes:
+                found.setdefault(name, known[0])
+    return found
+
+
+def _times(model: Model, layers: _Layers, parts: Mapping[str, int]) -> dict[int, float]:
+    """Milliseconds of each part. A conversion counts for the part that makes its tensor, or else reads it."""
+    spent: dict[int, float] = {}
+    for layer in layers:
+        names = [*layer.nodes]
+        for tensor in layer.tensors:
+            maker = model.producer.get(tensor)
+            names += [maker.name] if maker is not None else []
+            names += [end.node for end in model.consumers.get(tensor, ())]
+        part = next((parts[name] for name in names if name in parts), None)
+        if part is not None:
+            spent[part] = spent.get(part, 0.0) + layer.milliseconds
+    return spent
+
+
+def _noise(errors: Iterable[BlockError], parts: Mapping[str, int]) -> dict[int, float]:
+    """The error's power of each part over the signal's: of its blocks, each quantized in its worst way, added up."""
+    worst: dict[str, float] = {}
+    for error in errors:
+        worst[error.block] = min(error.sqnr_db, worst.get(error.block, math.inf))
+    found: dict[int, float] = {}
+    for block, sqnr_db in worst.items():
+        if block in parts:
+            found[parts[block]] = found.get(parts[block], 0.0) + 10 ** (-sqnr_db / 10)
+    return found

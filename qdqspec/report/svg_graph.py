@@ -1,0 +1,150 @@
+"""The model as a layered drawing in inline SVG: a box for each part, coloured by format, with its time and error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from qdqspec.report.svg import px, words
+from qdqspec.types import GraphPart
+from qdqspec.units import count_text, db_text, ms_text, plain, share_text
+
+INSTALL = "pip install 'qdqspec[report]'"
+STYLES = 4  # of number formats: further ones look like the last
+_WIDTH, _HEIGHT, _ROW, _COLUMN, _MARGIN = 184, 42, 64, 204, 12  # pixels
+_LONGEST = 27  # characters of a first line
+_LEAST_ERROR = 0.01  # share of the error from which a box shows it
+_UNBOUNDED = 1e6  # the library would otherwise scale the drawing down
+
+Point = tuple[float, float]
+
+
+def model_graph(parts: Sequence[GraphPart]) -> str | None:
+    """The drawing, with a width and height of its own; ``None`` without the library of the extra ``report``."""
+    try:
+        from graph_layout import SugiyamaLayout
+    except ImportError:
+        return None
+    edges = [(maker, reader) for reader, part in enumerate(parts) for maker in part.inputs if maker != reader]
+    layout = SugiyamaLayout(
+        nodes=[{} for _ in parts],
+        links=[{"source": maker, "target": reader} for maker, reader in edges],
+        size=(_UNBOUNDED, _UNBOUNDED),
+        layer_separation=_ROW,
+        node_separation=_COLUMN,
+    )
+    layout.run(center_graph=False)  # it would move the boxes without the bends of edges
+    places = [(float(node.x), float(node.y)) for node in layout.nodes]
+    bends = {edge: [(float(x), float(y)) for x, y in points] for edge, points in layout.edge_bends.items()}
+    every = [*places, *(point for points in bends.values() for point in points)]
+    left, top = (min(point[axis] for point in every) for axis in (0, 1))
+    right, bottom = (max(point[axis] for point in every) for axis in (0, 1))
+    more = (_MARGIN + _WIDTH / 2 - left, _MARGIN + _HEIGHT / 2 - top)
+    width, height = (
+        math.ceil(2 * _MARGIN + span) for span in (right - left + _WIDTH, bottom - top + _HEIGHT)
+    )
+
+    def moved(point: Point) -> Point:
+        return point[0] + more[0], point[1] + more[1]
+
+    styles, shares = style_of(parts), _error_shares(parts)
+    longest = max((part.reference_ms or 0.0 for part in parts), default=0.0)
+    drawn = [
+        _edge(moved(places[a]), [moved(p) for p in _between(bends, a, b)], moved(places[b])) for a, b in edges
+    ]
+    drawn += [
+        _box(part, moved(place), styles, share, longest)
+        for part, place, share in zip(parts, places, shares, strict=True)
+    ]
+    label = f"The model in {count_text(len(parts), 'part')}, from its inputs at the top to its outputs"
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(label)}">{"".join(drawn)}</svg>'
+    )
+
+
+def style_of(parts: Sequence[GraphPart]) -> dict[str, str]:
+    """The CSS class of each number format of the model, the most frequent one first."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, count in part.formats.items():
+            found[name] = found.get(name, 0) + count
+    ordered = sorted(found, key=lambda name: (-found[name], name))
+    return {name: f"f{min(number, STYLES - 1)}" for number, name in enumerate(ordered)}
+
+
+def part_text(part: GraphPart) -> str:
+    """``Conv + Relu``, or ``12 nodes: 4 Conv, 4 Relu, 4 Add``."""
+    nodes = sum(part.ops.values())
+    if nodes <= 3:
+        return " + ".join(plain(op) for op, times in part.ops.items() for _ in range(times))
+    often = sorted(part.ops.items(), key=lambda item: -item[1])
+    return f"{nodes} nodes: {', '.join(f'{times} {plain(op)}' for op, times in often)}"
+
+
+def _error_shares(parts: Sequence[GraphPart]) -> list[float | None]:
+    """The share of each part in the error of all."""
+    powers = [None if part.sqnr_db is None else 10 ** (-part.sqnr_db / 10) for part in parts]
+    whole = math.fsum(power for power in powers if power is not None) or 1.0
+    return [None if power is None else power / whole for power in powers]
+
+
+def _between(bends: Mapping[tuple[int, int], list[Point]], maker: int, reader: int) -> list[Point]:
+    """The bends of an edge; the library turns edges of a cycle around."""
+    return bends.get((maker, reader)) or bends.get((reader, maker), [])[::-1]
+
+
+def _edge(start: Point, between: Sequence[Point], end: Point) -> str:
+    down = 1 if end[1] >= start[1] else -1
+    points = [(start[0], start[1] + down * _HEIGHT / 2), *between, (end[0], end[1] - down * _HEIGHT / 2)]
+    x, y = points[0]
+    path = [f"M{px(x)} {px(y)}"]
+    for to_x, to_y in points[1:]:
+        middle = px((y + to_y) / 2)
+        path.append(f"C{px(x)} {middle} {px(to_x)} {middle} {px(to_x)} {px(to_y)}")
+        x, y = to_x, to_y
+    return f'<path class="edge" d="{"".join(path)}"/>'
+
+
+def _box(
+    part: GraphPart, place: Point, styles: Mapping[str, str], share: float | None, longest: float
+) -> str:
+    x, y = place[0] - _WIDTH / 2, place[1] - _HEIGHT / 2
+    nodes = sum(part.ops.values())
+    parts = [f"<title>{escape(_title(part, share))}</title>", _rect("node", x, y, _WIDTH, _HEIGHT)]
+    done = 0.0
+    for name, count in part.formats.items():  # as wide as its share of the nodes
+        width = _WIDTH * count / nodes
+        parts.append(_rect(styles[name], x + done, y, width, _HEIGHT))
+        done += width
+    if longest and part.reference_ms:
+        parts.append(_rect("spent", x, y + _HEIGHT - 4, _WIDTH * part.reference_ms / longest, 4))
+    first = part_text(part)
+    parts.append(
+        words(x + 8, y + 17, first if len(first) <= _LONGEST else f"{first[: _LONGEST - 3]}...", "op")
+    )
+    times = [ms for ms in (part.reference_ms, part.tuned_ms) if ms is not None]
+    if times:
+        parts.append(words(x + 8, y + 32, f"{' > '.join(map(ms_text, times))} ms", "tick"))
+    if share is not None and share >= _LEAST_ERROR:
+        parts.append(words(x + _WIDTH - 8, y + 32, f"error {share_text(share)}", "tick end"))
+    return f"<g>{''.join(parts)}</g>"
+
+
+def _title(part: GraphPart, share: float | None) -> str:
+    lines = [f"{plain(part.name, 80)}: {part_text(part)}"]
+    if part.reference_ms is not None:
+        tuned = "" if part.tuned_ms is None else f", tuned {ms_text(part.tuned_ms)} ms"
+        lines.append(f"reference {ms_text(part.reference_ms)} ms{tuned}")
+    formats = [f"{count_text(count, 'node')} in {plain(name)}" for name, count in part.formats.items()]
+    lines += [", ".join(formats)] if formats else []
+    if share is not None and part.sqnr_db is not None:
+        lines.append(
+            f"quantized alone {db_text(part.sqnr_db)} dB, {share_text(share)} of the error of all blocks"
+        )
+    return "\n".join(lines)
+
+
+def _rect(style: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="{style}" x="{px(x)}" y="{px(y)}" width="{px(width)}" height="{px(height)}"/>'

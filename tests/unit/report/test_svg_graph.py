@@ -1,0 +1,140 @@
+"""The drawing of a model: well-formed, within its frame, small, and with any names."""
+
+from __future__ import annotations
+
+import re
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qdqspec.report.charts import layers_chart
+from qdqspec.report.formats import html
+from qdqspec.report.svg_graph import model_graph, style_of
+from qdqspec.testing.records import faster_case, sample_run
+from qdqspec.types import GraphPart, RunRecord
+
+NAMES = st.text(max_size=12) | st.sampled_from(
+    ["</svg><script>", "a&b", '"quoted"', "\x00\x1b[31m", "/model/conv_1", "\u202e"]
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[GraphPart, ...]:
+    """Parts of an acyclic graph, and now and then a cycle, with odd names, operators and formats."""
+    count = draw(st.integers(1, 12))
+    parts = []
+    for at in range(count):
+        ops = draw(st.dictionaries(NAMES, st.integers(1, 9), min_size=1, max_size=3))
+        nodes = sum(ops.values())
+        formats = draw(st.dictionaries(NAMES, st.integers(1, 3), max_size=2))
+        while sum(formats.values()) > nodes:
+            formats.popitem()
+        ms = st.none() | st.floats(0, 100)
+        makers = draw(st.sets(st.integers(0, count - 1), max_size=3)) - {at}
+        parts.append(
+            GraphPart(
+                name=draw(NAMES),
+                ops=ops,
+                formats=formats,
+                reference_ms=draw(ms),
+                tuned_ms=draw(ms),
+                sqnr_db=draw(st.none() | st.floats(-20, 200)),
+                inputs=tuple(sorted(makers)),
+            )
+        )
+    return tuple(parts)
+
+
+def drawn_run(parts: tuple[GraphPart, ...], cases: int = 1) -> RunRecord:
+    case = faster_case()
+    found = replace(case, evidence=replace(case.evidence, graph=parts))
+    return replace(sample_run(), cases=(found,) * cases)
+
+
+def chain(count: int) -> tuple[GraphPart, ...]:
+    return tuple(
+        GraphPart(
+            name=f"/layer{at}/Conv",
+            ops={"Conv": 4, "Relu": 3},
+            formats={"uint8": 4, "int4": 1},
+            reference_ms=1.0 + at,
+            tuned_ms=0.5,
+            sqnr_db=30.0 + at,
+            inputs=tuple(range(max(0, at - 3), at)),
+        )
+        for at in range(count)
+    )
+
+
+@given(graphs())
+def test_a_drawing_is_well_formed_and_within_its_frame_whatever_the_names(
+    parts: tuple[GraphPart, ...],
+) -> None:
+    pytest.importorskip("graph_layout")
+    svg = model_graph(parts)
+    assert svg is not None
+    root = ET.fromstring(svg)
+    width, height = (float(root.attrib[name]) for name in ("width", "height"))
+    boxes = [rect for rect in root.iter("rect") if rect.attrib["class"] == "node"]
+    assert len(boxes) == len(parts)
+    for rect in root.iter("rect"):
+        x, y, wide, tall = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert x >= 0
+        assert y >= 0
+        assert x + wide <= width + 0.2
+        assert y + tall <= height + 0.2
+    corners = [(float(box.attrib["x"]), float(box.attrib["y"])) for box in boxes]
+    assert len(set(corners)) == len(parts), "no box covers another"
+    assert len(list(root.iter("path"))) == sum(len(part.inputs) for part in parts)
+    if chart := layers_chart(parts):
+        ET.fromstring(chart)
+
+
+@settings(max_examples=10)
+@given(graphs())
+def test_a_page_with_any_graph_has_only_our_elements(parts: tuple[GraphPart, ...]) -> None:
+    page = html.report_format.render(drawn_run(parts))
+    assert not re.search(r"<(script|img|iframe|link)\b", page)
+    for svg in re.findall(r"<svg .*?</svg>", page, flags=re.S):
+        ET.fromstring(svg)
+
+
+def test_a_page_shows_the_drawing_with_a_legend_and_the_times_side_by_side() -> None:
+    pytest.importorskip("graph_layout")
+    page = html.report_format.render(drawn_run(chain(6)))
+    assert "42 nodes in 6 parts" in page
+    assert style_of(chain(6)) == {"uint8": "f0", "int4": "f1"}
+    assert '<i class="f0"></i>uint8' in page
+    assert "6.00 &gt; 0.500 ms" in page
+    assert "error 27.5 %" in page
+    assert 'aria-label="Milliseconds by part of the model' in page
+
+
+def test_sixty_parts_are_small_and_many_cases_fit_a_page() -> None:
+    svg = model_graph(chain(60))
+    assert svg is None or len(svg) < 80_000
+    page = html.report_format.render(drawn_run(chain(60), cases=40))
+    assert len(page.encode()) <= html.LIMIT_BYTES
+    assert page.count("<h2>squeezenet") == 40
+
+
+def test_without_the_library_the_page_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "graph_layout", None)
+    page = html.report_format.render(drawn_run(chain(3)))
+    assert "pip install &#x27;qdqspec[report]&#x27;" in page
+    assert 'aria-label="Milliseconds by part of the model' in page, "charts need no library"
+
+
+def test_failed_checks_come_first_with_a_symbol() -> None:
+    page = html.report_format.render(sample_run())
+    failed = page.index("1 failed check</h2>")
+    assert failed < page.index("<th>case</th>")
+    assert page.index('class="badge FAIL">\u2717 FAIL</span>') < page.index("<th>case</th>")
+    own = page[page.index('id="case-0"') :]
+    assert own.index("\u2717 FAIL") < own.index("\u2713 pass")
+    clean = replace(sample_run(), cases=sample_run().cases[1:])
+    assert "failed check" not in html.report_format.render(clean)
