@@ -87,6 +87,12 @@ WORDS = (
         "margins, ranges, rounding, bits, bias.",
         read=_corrections,
     ),
+    Word(
+        name="dq_dtype",
+        metavar="float32|float16|bfloat16",
+        help="What DequantizeLinear gives where the model does not state the type, as after operators of plugins; "
+        "without it such tensors are not quantized.",
+    ),
     Word(name="strategy", metavar="NAME", help="Search strategy (default: attribution)."),
     Word(name="preset", metavar="quick|default|extensive", help="Size of the search."),
     Word(name="trials", metavar="N", help="At most so many builds.", read=number),
@@ -95,6 +101,12 @@ WORDS = (
         metavar="N",
         help="At most so many builds for each region, with --strategy region.",
         read=number,
+    ),
+    Word(
+        name="region_models",
+        metavar="true|false",
+        help="Whether strategy region writes the best model of each region to regions/ (default: false).",
+        read=_switch,
     ),
     Word(
         name="validate_groups",

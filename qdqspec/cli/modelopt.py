@@ -19,7 +19,7 @@ WORDS = {
     "--state_file": "no option: a search resumes from trials.jsonl in its output folder",
     "--node_filter_list": "--include GLOB for each pattern, or --include-file FILE",
     "--quant_type": "--quant int8 (or fp8)",
-    "--default_dq_dtype": "a model in that type: DequantizeLinear gives the model's float type",
+    "--default_dq_dtype": "--dq-dtype float16 (or float32, bfloat16), for tensors whose type the model does not state",
     "--use_trtexec": "--backend trtexec (tensorrt is the Python API)",
     "--timing_cache": "--backend-option tensorrt.timing-cache=FILE (or trtexec.timing-cache)",
     "--warmup_runs": "--backend-option tensorrt.warmup-ms=N: a GPU is warmed up by time",

@@ -36,6 +36,8 @@ class Declaration:
     `qdqspec.backends.base.Exported`.
     ``bundle`` runs small models and writes an archive of all that was recorded,
     ``(path, options, *, say)``: its summary, with ``answers["runs"]``.
+    ``replay`` gives the shell command that builds and times a file of a model with a tool of the runtime,
+    ``(model, file, options)``.
     ``float16`` converts a model, ``(model, path, *, keep_io)``: an ``onnx.ModelProto``.
     ``as_defined`` are the options of a build that computes each operator as ONNX defines it and fuses nothing, and
     ``optimized`` those of one with all optimizations; the default backend has both.
@@ -50,6 +52,7 @@ class Declaration:
     placement_rules: Mapping[str, Hook] = field(default_factory=dict)
     exported: Hook = ""
     bundle: Hook = ""
+    replay: Hook = ""
     float16: Hook = ""
     as_defined: Mapping[str, str] = field(default_factory=dict)
     optimized: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Finds graph outputs whose declared shape differs from the computed one.
+"""Declarations of tensors: graph outputs whose shape differs from the computed one, types that a model lacks.
 
 ONNX Runtime's ``session.run`` accepts such a model with a warning in its log; a run with preallocated
 outputs, as for timing, fails with "Invalid rank for output".
@@ -12,6 +12,13 @@ import onnx
 
 from qdqspec.graph.model import Model, without_weights
 from qdqspec.graph.protos import copy_model
+from qdqspec.graph.unify import assumed
+
+REAL_TYPES = {
+    "float32": onnx.TensorProto.FLOAT,
+    "float16": onnx.TensorProto.FLOAT16,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+}
 
 
 def unconfirmed_outputs(model: Model) -> tuple[str, ...]:
@@ -53,6 +60,30 @@ def redeclared(proto: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> o
             if same_rank and before.dim[number].dim_value in (0, size):
                 dim.CopyFrom(before.dim[number])
     return copied
+
+
+def with_types(model: Model, dtype: str) -> Model:
+    """The model, or one that declares ``dtype`` for the tensors of the main graph whose type is unknown.
+
+    These are results of operators of other domains, as of plugins, and what ONNX's operators make of them. A
+    tensor that an operator would not accept in this type stays unknown. ``dtype`` is a key of `REAL_TYPES`.
+    """
+    elem_type = REAL_TYPES[dtype]
+    known = {name: found.elem_type for name, found in model.types.items() if found.elem_type}
+    main = {name for node in model.nodes if not node.scope for name in (*node.inputs, *node.outputs)}
+    names = [
+        name
+        for name in assumed([node.proto for node in model.nodes], model.opset, known, elem_type)
+        if name in main
+    ]
+    if not names:
+        return model
+    copied = copy_model(model.proto)
+    old = {info.name: info for info in (*copied.graph.value_info, *copied.graph.output)}
+    for name in names:
+        info = old[name] if name in old else copied.graph.value_info.add(name=name)
+        info.type.tensor_type.elem_type = elem_type
+    return Model(copied, path=model.path, sha256=model.sha256)
 
 
 def _declared(output: onnx.ValueInfoProto) -> tuple[int | None, ...] | None:

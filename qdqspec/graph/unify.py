@@ -14,13 +14,43 @@ from functools import lru_cache
 import onnx
 from onnx import defs
 
-_Formal = tuple[
-    tuple[str, bool], ...
-]  # type variable of each parameter, and whether it applies to all further ones
+# Of each parameter: its type variable, whether it applies to all further ones, and the types it allows.
+_Formal = tuple[tuple[str, bool, frozenset[str]], ...]
 
 
 def unified(nodes: Sequence[onnx.NodeProto], opset: int, known: Mapping[str, int]) -> dict[str, int]:
     """Element types of tensors not in ``known`` that must equal known ones. Contradictions are skipped."""
+    leaders = _leaders(nodes, opset)
+    types: dict[str, set[int]] = {}
+    for name in known.keys() & leaders.keys():
+        types.setdefault(leaders[name], set()).add(known[name])
+    found: dict[str, int] = {}
+    for name, leader in leaders.items():
+        told = types.get(leader, set())
+        if name not in known and len(told) == 1:
+            (found[name],) = told
+    return found
+
+
+def assumed(
+    nodes: Sequence[onnx.NodeProto], opset: int, known: Mapping[str, int], elem_type: int
+) -> tuple[str, ...]:
+    """The tensors of ONNX's operators with no type in ``known`` that may all be of ``elem_type``.
+
+    Tensors of one type are omitted together if an operator that reads or makes one does not allow the type.
+    """
+    leaders = _leaders(nodes, opset)
+    wanted = f"tensor({onnx.TensorProto.DataType.Name(elem_type).lower()})"
+    refused = {leaders[name] for name in known.keys() & leaders.keys()}
+    for node in nodes:
+        for name, _, allowed in _tensors(node, opset):
+            if wanted not in allowed:
+                refused.add(leaders[name])
+    return tuple(name for name, leader in leaders.items() if leader not in refused)
+
+
+def _leaders(nodes: Sequence[onnx.NodeProto], opset: int) -> dict[str, str]:
+    """For each tensor of ONNX's operators one of those that have its type."""
     leader: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -30,42 +60,26 @@ def unified(nodes: Sequence[onnx.NodeProto], opset: int, known: Mapping[str, int
         return name
 
     for node in nodes:
-        for group in _alike(node, opset):
-            for other in group[1:]:
-                leader[root(other)] = root(group[0])
-    types: dict[str, set[int]] = {}
-    for name, elem_type in known.items():
-        if name in leader:
-            types.setdefault(root(name), set()).add(elem_type)
-    found: dict[str, int] = {}
-    for name in [name for name in leader if name not in known]:
-        told = types.get(root(name), set())
-        if len(told) == 1:
-            (found[name],) = told
-    return found
+        first: dict[str, str] = {}
+        for name, variable, _ in _tensors(node, opset):
+            root(name)
+            if variable:
+                leader[root(name)] = root(first.setdefault(variable, name))
+    return {name: root(name) for name in tuple(leader)}
 
 
-def _alike(node: onnx.NodeProto, opset: int) -> Iterator[list[str]]:
-    """The tensors of a node by type variable; none for an operator that is not ONNX's own."""
-    if node.domain not in ("", "ai.onnx"):
-        return
-    formal = _schema(node.op_type, opset)
+def _tensors(node: onnx.NodeProto, opset: int) -> Iterator[tuple[str, str, frozenset[str]]]:
+    """The tensors of one of ONNX's operators, each with its type variable and the types allowed."""
+    formal = _schema(node.op_type, opset) if node.domain in ("", "ai.onnx") else None
     if formal is None:
         return
-    groups: dict[str, list[str]] = {}
     for names, parameters in ((node.input, formal[0]), (node.output, formal[1])):
         for index, name in enumerate(names):
-            variable = _variable(parameters, index)
-            if name and variable:
-                groups.setdefault(variable, []).append(name)
-    yield from groups.values()
-
-
-def _variable(parameters: _Formal, index: int) -> str:
-    """The type variable of a parameter; empty if there is none, as for a list of tensors of different types."""
-    if index < len(parameters):
-        return parameters[index][0]
-    return parameters[-1][0] if parameters and parameters[-1][1] else ""
+            if not name or not parameters:
+                continue
+            variable, is_last, allowed = parameters[min(index, len(parameters) - 1)]
+            if index < len(parameters) or is_last:
+                yield name, variable, allowed
 
 
 @lru_cache(maxsize=512)
@@ -74,13 +88,22 @@ def _schema(op_type: str, opset: int) -> tuple[_Formal, _Formal] | None:
         schema = defs.get_schema(op_type, opset)
     except defs.SchemaError:
         return None
-    variables = {constraint.type_param_str for constraint in schema.type_constraints}
+    variables = {
+        constraint.type_param_str: frozenset(constraint.allowed_type_strs)
+        for constraint in schema.type_constraints
+    }
     return _formal(schema.inputs, variables), _formal(schema.outputs, variables)
 
 
-def _formal(parameters: Sequence[defs.OpSchema.FormalParameter], variables: set[str]) -> _Formal:
+def _formal(
+    parameters: Sequence[defs.OpSchema.FormalParameter], variables: Mapping[str, frozenset[str]]
+) -> _Formal:
     variadic = defs.OpSchema.FormalParameterOption.Variadic
     return tuple(
-        (p.type_str if p.type_str in variables and p.is_homogeneous else "", p.option == variadic)
+        (
+            p.type_str if p.type_str in variables and p.is_homogeneous else "",
+            p.option == variadic,
+            variables.get(p.type_str, frozenset({p.type_str})),
+        )
         for p in parameters
     )

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from qdqspec.errors import ConfigError, PlacementError, StateError
+from qdqspec.graph.declared import with_types
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model
 from qdqspec.graph.save import write_text
@@ -45,11 +46,13 @@ class SchemeFile:
     """Content of a scheme file: the backend it was made for, and the sites with their numbers.
 
     ``positions`` are those of the nodes that read the sites, if the file has them: see `match.positions`.
+    ``dq_dtype`` is the type of tensors whose type the model does not state.
     """
 
     backend: str
     pairs: tuple[PlacedPair, ...]
     positions: Mapping[str, str] = field(default_factory=dict)
+    dq_dtype: str | None = None
 
     @cached_property
     def placement(self) -> Placement:
@@ -63,12 +66,14 @@ def write_scheme(
     pairs: Sequence[PlacedPair],
     backend: str,
     positions: Mapping[str, str] | None = None,
+    *,
+    dq_dtype: str | None = None,
 ) -> None:
     """Write a placement and the numbers of its sites atomically. One line per site.
 
-    With ``positions`` of nodes, the sites can be matched in models with other names of tensors and nodes.
-    Raises `PlacementError` if ``pairs`` are not those of the placement, `OutputError` if the file cannot be
-    written.
+    With ``positions`` of nodes, the sites can be matched in models with other names of tensors and nodes;
+    ``dq_dtype`` was assumed for tensors without a type. Raises `PlacementError` if ``pairs`` are not those of
+    the placement, `OutputError` if the file cannot be written.
     """
     if {pair.site for pair in pairs} != placement.sites:
         raise PlacementError("the numbers given are not those of the placement", where=path)
@@ -79,7 +84,7 @@ def write_scheme(
         "backend": backend,
         "digest": placement.digest,
         "sum": _sum(backend, records),
-    }
+    } | ({} if dq_dtype is None else {"dq_dtype": dq_dtype})
     sites = ",\n  ".join(map(json.dumps, records))
     write_text(path, f'{json.dumps(head)[:-1]}, "sites": [\n  {sites}\n]}}\n')
 
@@ -106,7 +111,8 @@ def apply_scheme(model: Model, scheme: Path | Mapping[str, object]) -> Inserted:
     raised. A damaged scheme raises `StateError`.
     """
     known = read_scheme(scheme) if isinstance(scheme, Path) else _checked(scheme, "the scheme")
-    prepared, notes = prepared_for(model, known.pairs, known.positions)
+    typed = model if known.dq_dtype is None else with_types(model, known.dq_dtype)
+    prepared, notes = prepared_for(typed, known.pairs, known.positions)
     fitted = fit_pairs(prepared, known.pairs, known.positions)
     if known.pairs and not fitted.pairs:
         first, reason = next(iter(fitted.reasons.items()))
@@ -380,6 +386,9 @@ class _File(BaseModel):
     sites: list[_Site]
     digest: str | None = None  # of the placement; after an edit by hand it must be deleted
     sum: str | None = None  # of everything including numbers; ignored without a digest
+    dq_dtype: Literal["float32", "float16", "bfloat16"] | None = (
+        None  # of tensors without a type in the model
+    )
 
 
 def _checked(content: object, where: Path | str) -> SchemeFile:
@@ -397,6 +406,7 @@ def _checked(content: object, where: Path | str) -> SchemeFile:
         backend=file.backend,
         pairs=tuple(site.pair() for site in file.sites),
         positions={end.node: end.position for end in ends if end.position is not None},
+        dq_dtype=file.dq_dtype,
     )
     if file.digest is not None and file.digest != known.placement.digest:
         raise StateError(

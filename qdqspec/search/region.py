@@ -139,6 +139,28 @@ class RegionSearch(Stepwise):
         return labels[int(self._random.integers(len(labels)))]
 
 
+def best_by_pattern(
+    space: SchemeSpace, trials: Sequence[Trial], min_sqnr_db: float | None, min_accuracy: float | None
+) -> dict[str, Trial]:
+    """The best candidate for each pattern: the last that won a race, else the fastest that is accurate enough.
+
+    Each candidate of a pattern differs in this pattern alone from the winner before it.
+    """
+    pattern = {name: tied.pattern for tied in tied_classes(space) for name in tied.units}
+    best: dict[str, Trial] = {}
+    held: Labels = {}
+    for trial in trials:
+        labels = dict(trial.placement.labels)
+        fits = trial.ok and reaches(trial, min_sqnr_db, min_accuracy)
+        if trial.phase == "region" and trial.ratio is not None and fits:
+            changed = next(pattern[name] for name, _ in labels.items() ^ held.items())
+            known = best.get(changed)
+            if known is None or trial.incumbent or (not known.incumbent and trial.ratio < (known.ratio or 0)):
+                best[changed] = trial
+        held = labels if trial.incumbent else held
+    return best
+
+
 def _proposal(
     space: SchemeSpace, labels: Mapping[str, Label], phase: str, *, profile: bool = False
 ) -> Proposal:

@@ -28,10 +28,8 @@ from qdqspec.types import (
 
 STATE_VERSION = 9  # raised when the meaning of an entry changes, which invalidates older entries
 MODEL, RAW_MODEL, SCHEME, PATTERNS = "tuned.onnx", "tuned_raw.onnx", "scheme.json", "patterns.yaml"
-FRONT, FRONT_TABLE = (
-    "front",
-    "front.csv",
-)  # a folder, for a search with two objectives, and the table in it
+# Folders of models with the table in each: of a search with two objectives, and of strategy `region` on request.
+FRONT, REGIONS = "front", "regions"
 _CONCLUDED = "search.json"
 _FILES = (MODEL, f"{MODEL}.data", RAW_MODEL, f"{RAW_MODEL}.data", SCHEME, PATTERNS, "layers.csv")
 
@@ -106,10 +104,16 @@ def keep(
         for name in _FILES:
             if (files / name).is_file():
                 shutil.copyfile(files / name, folder / name)
-        if result.front:
-            shutil.copytree(files / FRONT, folder / FRONT)
+        for name in (FRONT, REGIONS):
+            if table_of(files / name).is_file():
+                shutil.copytree(files / name, folder / name)
 
     return CachedSearch(result=result, folder=store.put(key, fill), raw_winner=raw_winner)
+
+
+def table_of(folder: Path) -> Path:
+    """The table of a folder of models."""
+    return folder / f"{folder.name}.csv"
 
 
 def recall(store: Store, key: str) -> CachedSearch | None:

@@ -23,8 +23,9 @@ from qdqspec.placement.cache import gather
 from qdqspec.placement.cache_file import write_cache
 from qdqspec.placement.insert import Inserter
 from qdqspec.placement.scheme import write_scheme
+from qdqspec.search.region import best_by_pattern
 from qdqspec.search.select import reaches
-from qdqspec.session.cached import FRONT, FRONT_TABLE, MODEL, PATTERNS, RAW_MODEL, SCHEME, CachedSearch
+from qdqspec.session.cached import FRONT, MODEL, PATTERNS, RAW_MODEL, REGIONS, SCHEME, CachedSearch, table_of
 from qdqspec.session.prepare import Prepared
 from qdqspec.types import Interval, LayerTime, Placement, SearchResult, Trial
 
@@ -139,10 +140,12 @@ def write_results(
         _copy(prepared.given, stage / REFERENCE)
         write_placement(prepared, result.winner, stage / MODEL)
         write_placement(prepared, raw_winner, stage / RAW_MODEL)
-        write_scheme(stage / SCHEME, result.winner, prepared.numbers.placed(result.winner), backend)
+        write_placed(prepared, result.winner, stage / SCHEME, backend)
         write_text(stage / LAYERS, _layers(result.trials, result.winner))
         if result.front:
             _write_front(prepared, result, stage / FRONT)
+        if prepared.case.tune.region_models:
+            _write_regions(prepared, result, stage / REGIONS)
 
 
 def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None:
@@ -157,7 +160,29 @@ def _write_front(prepared: Prepared, result: SearchResult, folder: Path) -> None
         accuracy = "" if point.accuracy is None else f"{point.accuracy:.6g}"
         cells = (name, point.placement, str(point.pairs), *(f"{value:.4f}" for value in figures), accuracy)
         rows.append(",".join(cells))
-    write_text(folder / FRONT_TABLE, "\n".join(rows) + "\n")
+    write_text(table_of(folder), "\n".join(rows) + "\n")
+
+
+def _write_regions(prepared: Prepared, result: SearchResult, folder: Path) -> None:
+    """Write the best model of each pattern in the order of the search, its command for replay, and a table."""
+    make_folder(folder)
+    least = None if result.accuracy is None else result.accuracy.least
+    best = best_by_pattern(prepared.space, result.trials, prepared.case.tune.limits.min_sqnr_db, least)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["file", "digest", "pairs", "won", "ratio", "sqnr_db", "pattern", "instances"])
+    for number, (pattern, trial) in enumerate(best.items(), 1):
+        name = f"{number}.onnx"
+        write_placement(prepared, trial.placement, folder / name)
+        known = [region for region in prepared.regions if region.pattern == pattern]
+        figures = [f"{trial.ratio:.4f}", "" if trial.sqnr_db is None else f"{trial.sqnr_db:.4f}"]
+        won = str(trial.incumbent).lower()
+        row = [name, trial.placement.digest, str(trial.placement.pairs), won, *figures]
+        table.writerow([*row, known[0].pattern_text if known else pattern, str(len(known) or 1)])
+        command = prepared.replay_command(name)
+        if command:
+            write_text(folder / f"{number}.sh", f'cd "$(dirname "$0")" && {command}\n')
+    write_text(table_of(folder), text.getvalue())
 
 
 def write_patterns(
@@ -190,14 +215,21 @@ def take_results(kept: CachedSearch, given: Model, folder: Path) -> None:
             wanted = file.name.startswith("tuned") or file.name in (SCHEME, PATTERNS, LAYERS, JOURNAL)
             if wanted and not (file.name == JOURNAL and (folder / JOURNAL).exists()):
                 shutil.copyfile(file, stage / file.name)
-        if kept.result.front:
-            shutil.copytree(kept.folder / FRONT, stage / FRONT)
+        for name in (FRONT, REGIONS):
+            if table_of(kept.folder / name).is_file():
+                shutil.copytree(kept.folder / name, stage / name)
 
 
 def make_folder(folder: Path) -> None:
     """Create the folder if it is missing; raises `OutputError` on failure."""
     with explained("the folder", folder, "choose another output folder"):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_placed(prepared: Prepared, placement: Placement, path: Path, backend: str) -> None:
+    """Write the scheme of a placement, with its numbers."""
+    dq_dtype = prepared.case.quantize.dq_dtype
+    write_scheme(path, placement, prepared.numbers.placed(placement), backend, dq_dtype=dq_dtype)
 
 
 def write_placement(prepared: Prepared, placement: Placement, path: Path) -> None:
@@ -245,7 +277,7 @@ def _layers(trials: tuple[Trial, ...], winner: Placement) -> str:
 
 _CURE = "choose another output folder"
 _DATA = ".data"  # suffix of the file that holds a model's weights
-_FRONT_MODEL = re.compile(r"[0-9]+\.onnx")
+_NUMBERED_MODEL = re.compile(r"[0-9]+\.onnx")
 
 
 @contextmanager
@@ -275,7 +307,8 @@ def _move_out(stage: Path, folder: Path, given: Model) -> None:
     files = [path.relative_to(stage) for path in sorted(stage.rglob("*")) if path.is_file()]
     refuse_own(folder, files, given)
     (folder / RESULT).unlink(missing_ok=True)
-    _forget_front(folder, given)
+    for table in (FRONT, REGIONS):
+        _forget_models(folder / table, given)
     for name in files:
         _forget_weights(folder / name)
     for name in sorted(files, key=lambda name: name.suffix != _DATA):
@@ -283,16 +316,16 @@ def _move_out(stage: Path, folder: Path, given: Model) -> None:
         (stage / name).replace(folder / name)
 
 
-def _forget_front(folder: Path, given: Model) -> None:
-    """Remove the front of an earlier search, which may be longer than the new one. Its table lists its files."""
-    table = folder / FRONT / FRONT_TABLE
+def _forget_models(folder: Path, given: Model) -> None:
+    """Remove the models of an earlier search, which may be more than those of the new one. The table lists them."""
+    table = table_of(folder)
     if not table.is_file():
         return
     lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
     names = {line.partition(",")[0] for line in lines}
-    models = [table.with_name(name) for name in names if _FRONT_MODEL.fullmatch(name)]
+    models = [table.with_name(name) for name in names if _NUMBERED_MODEL.fullmatch(name)]
     own = {path.resolve() for path in given.user_files}
-    for file in (*models, *map(_weights_of, models), table):
+    for file in (*models, *map(_weights_of, models), *(model.with_suffix(".sh") for model in models), table):
         if file.resolve() not in own:
             file.unlink(missing_ok=True)
     with suppress(OSError):  # the folder also holds files of the user

@@ -10,9 +10,11 @@ from itertools import islice
 from typing import get_args
 
 from qdqspec.backends.base import Array, Backend, BuildOptions, Capabilities
+from qdqspec.config import hooks
 from qdqspec.corrections.find import Found
 from qdqspec.errors import BackendError, PatternError
 from qdqspec.graph.cautions import cautions
+from qdqspec.graph.declared import with_types
 from qdqspec.graph.fold import fold_weights
 from qdqspec.graph.model import Model, require_path
 from qdqspec.graph.observe import observe
@@ -60,8 +62,9 @@ class Prepared:
                 f"input '{name}' is fixed to {value}: the tuned model has no such input; it is timed against the model "
                 "specialized to that value, and its outputs are compared with those of the file given"
             )
-        folded = fold_weights(given)
-        self.model = folded.model
+        self.model = fold_weights(given).model
+        if case.quantize.dq_dtype is not None:
+            self.model = with_types(self.model, case.quantize.dq_dtype)
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -77,6 +80,11 @@ class Prepared:
     def regions(self) -> tuple[Region, ...]:
         """The regions of the model, by the rules of the case."""
         return find_regions(self.model, self.case.regions, groups=self.fused)
+
+    def replay_command(self, file: str) -> str:
+        """The shell command that builds and times a candidate with a tool of the runtime; empty if it has none."""
+        hook = hooks.declaration_of(self._backend.name).replay
+        return hooks.load(hook)(self.given, file, self._options) if hook else ""
 
     @property
     def backend_name(self) -> str:

@@ -24,7 +24,6 @@ from qdqspec.graph.save import write_text
 from qdqspec.measurement.bench import Built
 from qdqspec.measurement.journal import Journal
 from qdqspec.measurement.lock import RunLock
-from qdqspec.placement.scheme import write_scheme
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.plain_json import read_json
 from qdqspec.registry import names
@@ -32,7 +31,7 @@ from qdqspec.rehearsal import RehearsedEngine
 from qdqspec.search.base import Proposal, SearchSetup, Strategy
 from qdqspec.search.loop import Search
 from qdqspec.session.case import CaseSetup
-from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placement
+from qdqspec.session.files import JOURNAL, BuildLogs, make_folder, write_placed, write_placement
 from qdqspec.session.prepare import Prepared
 from qdqspec.session.rehearsing import Rehearser
 from qdqspec.session.tuning import MakeStrategy, Tuned, named
@@ -172,7 +171,7 @@ class Study:
         chosen = placement or (best.placement if best else Placement(sites=frozenset()))
         make_folder(target.parent)
         if target.suffix == ".json":
-            write_scheme(target, chosen, self._prepared.numbers.placed(chosen), self._target)
+            write_placed(self._prepared, chosen, target, self._target)
         else:
             write_placement(self._prepared, chosen, target)
         return target

@@ -23,11 +23,10 @@ from qdqspec.graph.model import require_path
 from qdqspec.measurement.bench import FLOOR_EPS
 from qdqspec.measurement.together import Together, ratios_between
 from qdqspec.placement.project import labels_of
-from qdqspec.placement.scheme import write_scheme
 from qdqspec.search.select import reaches
 from qdqspec.session.compared_runtimes import TimedFile, all_locked, common_clock, time_across
 from qdqspec.session.evidence import CaseWork
-from qdqspec.session.files import make_folder, write_placement
+from qdqspec.session.files import make_folder, write_placed, write_placement
 from qdqspec.session.parity import compare_models
 from qdqspec.session.timing import BUILDS, ROUNDS
 from qdqspec.session.tuning import clock_for
@@ -305,5 +304,4 @@ def _write(candidate: _Candidate, output: Path) -> None:
     prepared = candidate.origin.setup.prepared
     make_folder(output)
     write_placement(prepared, candidate.placement, output / "tuned.onnx")
-    placed = prepared.numbers.placed(candidate.placement)
-    write_scheme(output / "scheme.json", candidate.placement, placed, candidate.origin.setup.target)
+    write_placed(prepared, candidate.placement, output / "scheme.json", candidate.origin.setup.target)

@@ -52,6 +52,7 @@ class Asked(TypedDict, total=False):
     activations: str
     outputs: bool | Literal["auto"]
     corrections: Literal["auto", "none"] | Sequence[str]
+    dq_dtype: Literal["float32", "float16", "bfloat16"]
     calibration: GivenData
     scales: PathLike
     evaluation: GivenData
@@ -69,6 +70,7 @@ class Asked(TypedDict, total=False):
     preset: Literal["quick", "default", "extensive"]
     trials: int
     trials_per_region: int
+    region_models: bool
     validate_groups: bool
     minutes: float
     objective: Literal["latency", "pareto"]
@@ -111,7 +113,7 @@ _PLACES = {
     "batch": ("batch",),
     "quant": ("quantize", "format"),
     "calibrate": ("quantize", "calibration"),
-    **{word: ("quantize", word) for word in ("weights", "activations", "outputs", "corrections")},
+    **{word: ("quantize", word) for word in ("weights", "activations", "outputs", "corrections", "dq_dtype")},
     **{word: ("inputs", word) for word in ("calibration", "scales", "evaluation", "shapes", "values")},
     **{word: ("patterns", word) for word in ("allow", "deny")},
     **{word: ("patterns", "nodes", word) for word in ("include", "exclude")},
@@ -123,7 +125,7 @@ _PLACES = {
     **{
         word: ("tune", word)
         for word in (
-            "strategy", "preset", "trials", "trials_per_region", "validate_groups",
+            "strategy", "preset", "trials", "trials_per_region", "region_models", "validate_groups",
             "minutes", "objective", "min_sqnr_db", "accuracy", "min_gain", "clock",
             "float16", "start_from",
         )

@@ -17,7 +17,7 @@ from qdqspec.spec.fields import Count, Fraction, Listed, Positive, Reason, Secti
 from qdqspec.spec.formats import Formats
 from qdqspec.spec.kinds import Strategy, Target
 from qdqspec.spec.place import NamesFile, SpecPath
-from qdqspec.spec.vocabulary import Activations, Correction, Granularity, LabelKind, Method, Preset
+from qdqspec.spec.vocabulary import Activations, Correction, Granularity, LabelKind, Method, Preset, RealType
 from qdqspec.types import AccuracyRules, PatternRules, QuantizeRules, RegionRules, SkipRules, TuneRules
 from qdqspec.units import refuse_more_than_all
 
@@ -140,6 +140,11 @@ class QuantizeSection(Section):
         default="keep",
         description="Whether scales of Q/DQ models in tune.start_from are kept; they may come from training.",
     )
+    dq_dtype: RealType | None = Field(
+        default=None,
+        description="What DequantizeLinear gives where the model does not state the type, as after operators of "
+        "plugins; not given: such tensors are not quantized.",
+    )
 
     def rules(self) -> QuantizeRules:
         """The section as a frozen record."""
@@ -152,6 +157,7 @@ class QuantizeSection(Section):
             corrections=self.corrections,
             labels=self.labels,
             scales=self.scales,
+            dq_dtype=self.dq_dtype,
         )
 
 
@@ -230,6 +236,10 @@ class TuneSection(Section):
     trials_per_region: Count | None = Field(
         default=None, description="Builds for each region at most, with strategy region."
     )
+    region_models: bool = Field(
+        default=False,
+        description="Whether strategy region writes the best model of each region to regions/.",
+    )
     validate_groups: bool = Field(
         default=True,
         description="Whether strategy subgraph measures each step on the whole model, or adds all groups that won "
@@ -267,11 +277,12 @@ class TuneSection(Section):
         """Keys of one strategy are errors with another."""
         wrong = {
             "trials_per_region": self.trials_per_region is not None and self.strategy != "region",
+            "region_models": self.region_models and self.strategy != "region",
             "validate_groups": not self.validate_groups and self.strategy != "subgraph",
         }
         for key, is_wrong in wrong.items():
             if is_wrong:
-                context = {"key": key, "strategy": "region" if key == "trials_per_region" else "subgraph"}
+                context = {"key": key, "strategy": "subgraph" if key == "validate_groups" else "region"}
                 raise PydanticCustomError("tune", "'{key}' belongs to 'strategy: {strategy}'", context)
         return self
 
@@ -282,6 +293,7 @@ class TuneSection(Section):
             preset=self.preset,
             trials=self.trials,
             trials_per_region=self.trials_per_region,
+            region_models=self.region_models,
             validate_groups=self.validate_groups,
             minutes=self.minutes,
             objective=self.objective,

@@ -19,6 +19,7 @@ Method: TypeAlias = Literal["max", "percentile", "entropy", "mse", "mean"]
 Correction: TypeAlias = Literal["ranges", "margins", "bits", "bias", "rounding"]
 LabelKind: TypeAlias = Literal["in+out", "in-only", "dynamic"]
 Granularity: TypeAlias = Literal["per-channel", "per-tensor"]
+RealType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 Preset: TypeAlias = Literal["quick", "default", "extensive"]
 
 # The order of an id's parts, independent of the order in the file: a reordered matrix keeps its baselines.

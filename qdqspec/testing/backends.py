@@ -338,7 +338,13 @@ class BackendContract:
 
     def test_hooks_exist(self, declared: hooks.Declaration) -> None:
         """Each hook is a function that can be imported."""
-        single = (declared.kernel_origins, declared.exported, declared.bundle, declared.float16)
+        single = (
+            declared.kernel_origins,
+            declared.exported,
+            declared.bundle,
+            declared.replay,
+            declared.float16,
+        )
         tables = (*declared.optimizers.values(), *declared.placement_rules.values())
         for hook in (*tables, *filter(None, single)):
             assert callable(hooks.load(hook))

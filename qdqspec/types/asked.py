@@ -139,6 +139,9 @@ class QuantizeRules:
     `CORRECTIONS` that may be applied; ``auto`` is all of them, ``none`` is none.
 
     ``labels`` are the kinds of labels that operators may have beside ``fp``; without any, all that the backend has.
+
+    ``dq_dtype`` is the type that DequantizeLinear gives tensors whose type the model does not state, as after
+    operators of plugins; without it these are not quantized.
     """
 
     format: str = "int8"
@@ -149,6 +152,7 @@ class QuantizeRules:
     corrections: Literal["auto", "none"] | tuple[str, ...] = "auto"
     labels: tuple[Kind, ...] = ()
     scales: Literal["keep", "recalibrate"] = "keep"
+    dq_dtype: Literal["float32", "float16", "bfloat16"] | None = None
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -219,6 +223,7 @@ class TuneRules:
     preset: Literal["quick", "default", "extensive"] = "default"
     trials: int | None = None
     trials_per_region: int | None = None  # of strategy `region`
+    region_models: bool = False  # of strategy `region`: the best model of each region is written
     validate_groups: bool = True  # by strategy `subgraph`, each step on the whole model
     minutes: float | None = None
     objective: Literal["latency", "pareto"] = "latency"

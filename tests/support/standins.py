@@ -213,7 +213,12 @@ BEHAVIOURS = (
         f"{_OPTIONS}; {_SAMPLES}",
     ),
     _of("trtexec", "profiles_of", "shapes stand directly behind each --profile", _OPTIONS),
-    _of("trtexec", "build", "takes 1 for a dynamic dimension without a shape, and says so", _SAMPLES),
+    _of(
+        "trtexec",
+        "build",
+        "takes 1 for a dynamic dimension without a shape, and says so; times the engine in the same call",
+        _SAMPLES,
+    ),
     _of("trtexec", "layer_entry", "layer information of either major version", _SAMPLES),
     _of(
         "trtexec",

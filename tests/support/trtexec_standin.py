@@ -136,11 +136,14 @@ def build(options, _stage):
             [entry["Name"], layer.milliseconds] for entry, layer in zip(layers, cost.layers, strict=True)
         ],
     }
-    Path(options["--saveEngine"]).write_text(json.dumps(plan))
+    if "--saveEngine" in options:
+        Path(options["--saveEngine"]).write_text(json.dumps(plan))
     if "--exportLayerInfo" in options:
         ends = {"Bindings": list(model.inputs)} if MAJOR < 11 else {"I/O Tensors": []}
         Path(options["--exportLayerInfo"]).write_text(json.dumps({"Layers": layers, **ends}))
     print("[07/07/2026-02:10:54] [I] Created engine with size: 12.5744 MiB")
+    if "--skipInference" not in options:
+        replay([cost.milliseconds])
 
 
 def layer_entry(layer):

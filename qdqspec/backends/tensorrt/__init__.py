@@ -20,6 +20,7 @@ declaration = Declaration(
     lint_rules=f"{__name__}.lint",
     exported=f"{__name__}.exported:read_exported",
     bundle="qdqspec.backends.tensorrt.gpu_day.archive:write_bundle",
+    replay="qdqspec.backends.trtexec.engine:replay_command",
 )  # fmt: skip
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend", "TensorRt", "TensorRtEngine", "graph_hash")

@@ -11,6 +11,6 @@ if TYPE_CHECKING:
     from qdqspec.backends.trtexec.engine import TrtexecEngine as TrtexecEngine
     from qdqspec.backends.trtexec.engine import options_from as options_from
 
-declaration = Declaration(targets=("trtexec",))
+declaration = Declaration(targets=("trtexec",), replay=f"{__name__}.engine:replay_command")
 
 __getattr__ = attributes_of(f"{__name__}.engine", "backend", "Trtexec", "TrtexecEngine", "options_from")

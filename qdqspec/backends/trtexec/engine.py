@@ -15,6 +15,7 @@ the first three on the command line only:
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
@@ -30,7 +31,14 @@ from qdqspec.backends.tensorrt.cache import seal, set_aside_damaged
 from qdqspec.backends.tensorrt.layer_json import read_times
 from qdqspec.backends.tensorrt.layers import parse_layers
 from qdqspec.backends.tensorrt.plugins import trtexec_option
-from qdqspec.backends.trtexec.files import check_feeds, fed_shapes, read_outputs, shape_words, write_inputs
+from qdqspec.backends.trtexec.files import (
+    MEASURING,
+    check_feeds,
+    fed_shapes,
+    read_outputs,
+    shape_words,
+    write_inputs,
+)
 from qdqspec.backends.trtexec.log import Report
 from qdqspec.backends.trtexec.process import (
     CALL_SECONDS,
@@ -45,8 +53,6 @@ from qdqspec.graph.model import Model, load_model
 from qdqspec.types import DeviceKey, LayerTime, Samples
 
 _OLDEST = 10  # major: earlier ones have no strongly typed networks
-# Accepted by 10 and 11 and the same in both; in 11 they are the defaults.
-_MEASURING = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")
 _STRONG = "--stronglyTyped"
 # With one of these, which exist in 10 only, TensorRT chooses the types.
 _WEAK = frozenset({"--fp16", "--bf16", "--int8", "--fp8", "--int4", "--best"})
@@ -210,7 +216,7 @@ class TrtexecEngine:
         times = self._folder / "times.json"
         times.unlink(missing_ok=True)
         words = [f"--iterations={runs}", "--duration=0", f"--warmUp={self._words.warmup_ms}"]
-        report = self._call([*words, *self._bound(profile)], [*_MEASURING, f"--exportTimes={times}"])
+        report = self._call([*words, *self._bound(profile)], [*MEASURING, f"--exportTimes={times}"])
         notes = tuple(dict.fromkeys((*self._notes, *report.notes)))
         if times.is_file():
             found = read_times(self._text(times))[-runs:]
@@ -233,7 +239,7 @@ class TrtexecEngine:
             return ()
         times.unlink(missing_ok=True)
         words = [f"--iterations={max(runs, _PROFILED_RUNS)}", "--duration=0", "--warmUp=200"]
-        wanted = ["--dumpProfile", f"--exportProfile={times}", *_MEASURING]
+        wanted = ["--dumpProfile", f"--exportProfile={times}", *MEASURING]
         report = self._call([*words, *bound], wanted)
         told = self._text(times) if times.is_file() else [_entry(row) for row in report.profile]
         return parse_layers(self._text(graph), told, model=self._model) if told else ()
@@ -304,6 +310,22 @@ class TrtexecEngine:
     def _check_open(self) -> None:
         if not self._open:
             raise BackendError("the engine is closed", where=self._model.where, cure="build it again")
+
+
+def replay_command(model: Model, file: str, options: BuildOptions) -> str:
+    """The command that builds and times ``file``, a candidate of ``model``, with the plugins and arguments of a run."""
+    text = options.extra.get("trtexec.plugins") or options.extra.get("tensorrt.plugins", "")
+    own = options_from({name: value for name, value in options.extra.items() if name == "trtexec.args"}).args
+    words = [
+        f"--onnx={file}",
+        *shape_words(model, options.profiles),
+        *map(trtexec_option, LIBRARIES.read(text)),
+    ]
+    words += [f"{_DEVICE}{options.device}"] if options.device else []
+    words += [] if _WEAK.intersection(own) else [_STRONG]
+    given = {word.partition("=")[0] for word in own}
+    words = [word for word in (*words, *MEASURING) if word.partition("=")[0] not in given]
+    return shlex.join(["trtexec", *words, *own])
 
 
 def _entry(row: tuple[str, float]) -> dict[str, object]:

@@ -16,6 +16,9 @@ from qdqspec.errors import BackendError
 from qdqspec.graph.model import Model
 from qdqspec.types import ShapeProfile
 
+# Accepted by TensorRT 10 and 11 and the same in both; in 11 they are the defaults.
+MEASURING = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")
+
 _BARE_NUMBER = re.compile(r"(?<![\w\"])(-?)(nan|inf)(?:inity)?(?![\w\"])", re.IGNORECASE)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import subprocess
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +102,29 @@ def test_without_layer_information_regions_follow_structure(install_trtexec, cas
         nodes = {node for region in session.regions(case) for node in region.nodes}
         assert nodes == {"conv0", "relu0", "conv1"}
         assert "regions follow structure instead" in " ".join(session.work(case).warnings)
+
+
+@pytest.mark.usefixtures("trtexec_here")
+@pytest.mark.parametrize("version", ["10.16", "11.1"])
+def test_the_best_model_of_each_region_is_replayed_by_trtexec(install_trtexec, case, settings, version):
+    tool = install_trtexec(version)
+    rules = TuneRules(trials=5, strategy="region", region_models=True, min_sqnr_db="none")
+    asked = replace(
+        case, tune=rules, regions=RegionRules(by="manual", manual=(("conv0", "relu0"), ("conv1",)))
+    )
+    with closing(Session(replace(settings, trtexec_args="--maxAuxStreams=0"))) as session:
+        session.search(asked)
+    folder = settings.root / "out" / "regions"
+    rows = list(csv.DictReader((folder / "regions.csv").read_text().splitlines()))
+    assert [row["file"] for row in rows] == [f"{number}.onnx" for number in range(1, len(rows) + 1)]
+    assert rows
+    for number, row in enumerate(rows, 1):
+        pairs = [n for n in onnx.load(folder / row["file"]).graph.node if n.op_type == "DequantizeLinear"]
+        assert bool(pairs) == (int(row["pairs"]) > 0)
+        done = subprocess.run(
+            ["sh", folder / f"{number}.sh"], cwd="/", capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+        words = tool.calls()[-1]
+        assert words[0] == f"--onnx={number}.onnx"
+        assert {"--useCudaGraph", "--stronglyTyped", "--maxAuxStreams=0"} <= {*words}

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from qdqspec.backends.onnxruntime import backend
+from qdqspec.graph.declared import with_types
 from qdqspec.graph.model import Model, load_model
-from qdqspec.graph.unify import unified
+from qdqspec.graph.unify import assumed, unified
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.testing.graphs import onnx_models
 
@@ -90,3 +91,40 @@ def test_behind_an_unknown_operator_there_is_something_to_quantize():
     )
     (unit,) = SchemeSpace(found, backend().capabilities()).units
     assert unit.nodes == ("c",)
+
+
+def test_a_type_is_assumed_where_every_operator_allows_it() -> None:
+    found = model(
+        "{ [a] b = mine.Unknown(x)  [c] d = Relu(b)  [e] s = mine.Shape(d)  [f] t = Identity(s)  "
+        "[g] r = Reshape(d, t)  [h] y = mine.Last(r) }"
+    )
+    nodes = [node.proto for node in found.nodes]
+    known = {name: kind.elem_type for name, kind in found.types.items() if kind.elem_type}
+    taken = assumed(nodes, found.opset, known, TensorProto.FLOAT16)
+    assert set(taken) == {"b", "d", "r"}, "s and t are a shape, which is int64"
+
+
+def test_bfloat16_is_assumed_where_the_opset_has_it() -> None:
+    nodes = [onnx.helper.make_node("Conv", ["a", "w"], ["b"])]
+    assert set(assumed(nodes, 21, {}, TensorProto.FLOAT16)) == {"a", "w", "b"}
+    assert assumed(nodes, 21, {}, TensorProto.BFLOAT16) == ()
+    assert set(assumed(nodes, 22, {}, TensorProto.BFLOAT16)) == {"a", "w", "b"}
+
+
+@given(onnx_models(), st.integers())
+def test_what_is_known_is_never_assumed(proto: onnx.ModelProto, seed: int) -> None:
+    found = Model(proto)
+    lots = random.Random(seed)
+    shown = {name: kind.elem_type for name, kind in found.types.items() if lots.random() < 0.5}
+    nodes = [node.proto for node in found.nodes]
+    told = unified(nodes, found.opset, shown)
+    taken = assumed(nodes, found.opset, shown, TensorProto.FLOAT16)
+    assert not {*taken} & (shown.keys() | told.keys())
+
+
+def test_an_assumed_type_is_declared() -> None:
+    found = model("{ [a] b = mine.Unknown(x)  [c] d = Relu(b)  [e] y = mine.Last(d) }")
+    typed = with_types(found, "float16")
+    assert [typed.elem_type(name) for name in "xbd"] == [F, TensorProto.FLOAT16, TensorProto.FLOAT16]
+    assert found.elem_type("d") is None, "the model given is unchanged"
+    assert with_types(typed, "float32") is typed, "everything is known"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qdqspec.placement.space import SchemeSpace
 from qdqspec.search._classes import tied_classes
-from qdqspec.search.region import SCHEMES, RegionSearch
+from qdqspec.search.region import SCHEMES, RegionSearch, best_by_pattern
 from qdqspec.types import Placement, Trial
 
 
@@ -155,3 +157,35 @@ def test_a_budget_for_each_region(space_of, drive) -> None:
                 counts[pattern] = counts.get(pattern, 0) + 1
         assert max(counts.values()) == each
         assert len(counts) >= len(patterns) - 1, "no region takes the builds of others"
+
+
+def test_the_best_of_a_pattern_is_its_last_winner_else_its_fastest(space_of) -> None:
+    space = space_of()
+    first, *rest = tied_classes(space)
+    second = next(tied for tied in rest if tied.pattern != first.pattern)
+    one = dict.fromkeys(first.units, first.labels[-1])
+    both = one | dict.fromkeys(second.units, second.labels[-1])
+    trials = [
+        Trial(number=number, phase=phase, placement=space.resolve(labels), ratio=ratio, incumbent=won)
+        for number, (phase, labels, ratio, won) in enumerate(
+            [
+                ("pure", {}, 1.0, True),
+                ("region", one, 0.9, False),
+                ("region", one, 0.8, False),
+                ("region", one, 0.95, False),
+                ("region", one, 0.85, True),  # of a race, which a single ratio does not overrule
+                ("region", both, 0.7, False),
+                ("region", both, 0.6, False),
+            ]
+        )
+    ]
+    numbers = [
+        [t.number for t in best_by_pattern(space, trials[:end], None, None).values()] for end in (4, 5, 7)
+    ]
+    assert numbers == [[2], [4], [4, 6]]
+
+
+def test_a_candidate_that_is_not_accurate_enough_is_no_best_of_its_pattern(space_of, drive) -> None:
+    space = space_of()
+    trials = [replace(t, sqnr_db=5.0) for t in drive(RegionSearch, space, by_pairs, trials=20)]
+    assert not best_by_pattern(space, trials, 20.0, None)

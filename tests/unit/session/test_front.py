@@ -1,7 +1,8 @@
-"""The folder ``front/`` of a search with two objectives holds the models of that very search."""
+"""The folders ``front/`` (two objectives) and ``regions/`` (strategy `region`) hold the models of that very search."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,3 +89,26 @@ def test_a_front_with_the_model_in_it_keeps_that(open_session: Open, case: Case)
     again = replace(case, model=model, tune=TuneRules(trials=2))
     open_session(output=session.output(case), layout="").search(again)
     assert set(contents(session.output(case))) == {"2.onnx"}
+
+
+def test_the_best_model_of_each_region_is_written_on_request(
+    open_session: Open, case: Case, tmp_path: Path
+) -> None:
+    rules = TuneRules(trials=8, strategy="region", min_sqnr_db="none")
+    session = open_session()
+    session.search(replace(case, tune=rules))
+    assert not (session.output(case) / "regions").exists()
+    asked = replace(case, tune=replace(rules, region_models=True))
+    open_session().search(asked)
+    folder = session.output(case) / "regions"
+    rows = list(csv.DictReader((folder / "regions.csv").read_text().splitlines()))
+    assert {path.name for path in folder.iterdir()} == {"regions.csv", *(row["file"] for row in rows)}
+    assert [row["pattern"] for row in rows] == list(dict.fromkeys(row["pattern"] for row in rows))
+    again = open_session(output=tmp_path / "elsewhere")
+    assert again.search(asked).provenance.source == "cached"
+    kept = again.output(case) / "regions"
+    assert {p.name: p.read_bytes() for p in kept.iterdir()} == {
+        p.name: p.read_bytes() for p in folder.iterdir()
+    }
+    open_session().search(case)
+    assert not folder.exists(), "of an earlier search"

@@ -30,6 +30,7 @@ from qdqspec.backends.tensorrt.engine import TensorRt, TensorRtEngine
 from qdqspec.backends.tensorrt.gpu_day import models
 from qdqspec.backends.tensorrt.gpu_day.refused import REFUSED
 from qdqspec.backends.tensorrt.layer_json import read_times
+from qdqspec.backends.trtexec.files import MEASURING
 from qdqspec.backends.trtexec.process import require_tool
 from qdqspec.errors import BackendUnavailableError, ConfigError
 from qdqspec.graph.model import Model
@@ -50,7 +51,6 @@ LARGE_MIB = 2200  # weights of the large model
 _WARMUP = 20
 _CLOSE = 0.03  # largest difference between the medians of the Python API and of trtexec
 _ASK_SECONDS = 60.0
-_MEASURING = ("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun")
 _MANY_REFUSED_SECONDS = 60.0
 
 
@@ -286,7 +286,7 @@ def _by_trtexec(day: Day) -> Facts:
     stem = day.folder / f"trtexec{'.'.join(map(str, tool.version or ()))}-three-layers"
     path = _saved(models.three_layers(), day.folder / "three-layers.onnx")
     wanted = [
-        *_MEASURING, "--stronglyTyped", "--verbose", "--profilingVerbosity=detailed", "--dumpProfile",
+        *MEASURING, "--stronglyTyped", "--verbose", "--profilingVerbosity=detailed", "--dumpProfile",
         f"--exportLayerInfo={stem}.graph.json",
     ]  # fmt: skip
     folder = day.scratch
@@ -295,7 +295,7 @@ def _by_trtexec(day: Day) -> Facts:
     tool.run(words, model=path, seconds=_ASK_SECONDS * 4, wanted=wanted)
     words = [f"--loadEngine={plan}", f"--iterations={RUNS}", "--duration=0", *_device(day)]
     exports = [
-        *_MEASURING,
+        *MEASURING,
         "--dumpProfile",
         f"--exportTimes={stem}.times.json",
         f"--exportProfile={stem}.profile.json",
@@ -328,7 +328,7 @@ def _cross_check(day: Day) -> Facts:
             words,
             model=path,
             seconds=_ASK_SECONDS,
-            wanted=[*_MEASURING, f"--exportTimes={stem}.times.json"],
+            wanted=[*MEASURING, f"--exportTimes={stem}.times.json"],
         )
         after = statistics.median(engine.time(RUNS, _WARMUP).wall_ms)
     ours = statistics.fmean((before, after))
